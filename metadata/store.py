@@ -1,0 +1,166 @@
+"""`MetadataStore`: the small protocol that all metadata goes through, with ZooKeeper's semantics.
+
+Two implementations pass one conformance suite: `metadata.zookeeper.ZooKeeperStore` (kazoo) and
+`metadata.memory.MemoryStore` (tests and simulation). No kazoo type leaves this package.
+
+Versions are ZooKeeper's: a new znode has data version 0, each set adds one; -1 matches any version. Watches fire once.
+Every error is one of `metadata.errors`; it says whether the request may have been applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+ANY_VERSION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What the store knows of a znode besides its data. Times are milliseconds since the epoch."""
+
+    version: int
+    cversion: int
+    czxid: int
+    mzxid: int
+    ctime_ms: int
+    mtime_ms: int
+    ephemeral_owner: int
+    data_length: int
+    num_children: int
+
+
+class EventKind(Enum):
+    """What a watch saw; SESSION means that the watch is void because the session ended."""
+
+    CREATED = "created"
+    DELETED = "deleted"
+    CHANGED = "changed"
+    CHILDREN = "children"
+    SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    kind: EventKind
+    path: str
+
+
+class SessionState(Enum):
+    """CONNECTED: usable. SUSPENDED: connection lost, session may live. EXPIRED: ephemerals gone, a new session follows
+    by itself. CLOSED: by our own `close`."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    EXPIRED = "expired"
+    CLOSED = "closed"
+
+
+Watcher: TypeAlias = Callable[[WatchEvent], None]
+SessionListener: TypeAlias = Callable[[SessionState], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """In a multi: create `path`. A sequential node gets ten digits appended to its name."""
+
+    path: str
+    data: bytes = b""
+    ephemeral: bool = False
+    sequential: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetData:
+    """In a multi: set data if the version matches."""
+
+    path: str
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """In a multi: delete if the version matches."""
+
+    path: str
+    version: int = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """In a multi: do nothing, but fail the whole unless the version matches."""
+
+    path: str
+    version: int
+
+
+Op: TypeAlias = Create | SetData | Delete | Check
+OpResult: TypeAlias = str | Stat | None
+
+
+class MetadataStore(Protocol):
+    """A session with the metadata store. All coroutines run on, and all callbacks are made from, one event loop."""
+
+    @property
+    def session_id(self) -> int:
+        """The current session's id (0 before the first connection); it changes after an expiry."""
+        ...
+
+    @property
+    def state(self) -> SessionState: ...
+
+    def on_session(self, listener: SessionListener) -> Callable[[], None]:
+        """Call `listener` at each change of state; returns a function that unsubscribes it."""
+        ...
+
+    async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
+        """Data and stat. The watch fires once, on change or deletion. Raises NoNodeError (no watch is left then)."""
+        ...
+
+    async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
+        """Stat or None. The watch fires once, on creation, change or deletion, and is left in both cases."""
+        ...
+
+    async def children(self, path: str, watch: Watcher | None = None) -> tuple[list[str], Stat]:
+        """Child names, sorted, and the parent's stat. Raises NoNodeError."""
+        ...
+
+    async def create(
+        self,
+        path: str,
+        data: bytes = b"",
+        *,
+        ephemeral: bool = False,
+        sequential: bool = False,
+        make_parents: bool = False,
+    ) -> str:
+        """Create a znode, return its actual path. Raises NodeExistsError; NoNodeError where the parent is missing and
+        `make_parents` (persistent, empty) is off."""
+        ...
+
+    async def put(self, path: str, data: bytes, version: int) -> Stat:
+        """Set data if `version` matches (-1: any). Raises BadVersionError, NoNodeError."""
+        ...
+
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        """Delete. Raises BadVersionError, NoNodeError, NotEmptyError."""
+        ...
+
+    async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
+        """Apply all or none: a path for each Create, a Stat for each SetData, None for others.
+
+        Raises the failing operation's own error, with the attribute `op_index` set to its place in `ops`; or an
+        OutcomeUnknownError.
+        """
+        ...
+
+    async def sync(self, path: str) -> None:
+        """Make later reads see everything that was committed before this call."""
+        ...
+
+    async def close(self) -> None:
+        """End the session: its ephemeral nodes go at once. Idempotent."""
+        ...
