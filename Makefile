@@ -1,0 +1,53 @@
+# Every target does its own set-up: a virtual environment in .venv with the project in it. `make help` lists them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PYTHONWARNINGS :=
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types contracts unit bench notebooks torture clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP) ## create .venv and install the project with everything for development
+
+$(STAMP): setup.cfg setup.py pyproject.toml .ci/check-machine
+	@sh .ci/check-machine "$(PYTHON)"
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP) ## the main job: a year of flights through a replicated log, with faults, every figure checked
+	$(BIN)/dlspark demo
+
+test: lint types contracts unit ## all checks: lint, types, import contracts, tests (starts every server it needs)
+
+lint: $(STAMP) ## ruff: style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy --strict
+	$(BIN)/mypy
+
+contracts: $(STAMP) ## import contracts between the floors
+	$(BIN)/lint-imports
+
+unit: $(STAMP) ## the tests alone (ARGS="..." is passed on to pytest)
+	$(PYTEST) $(ARGS)
+
+notebooks: $(STAMP) ## execute the notebooks and keep their output
+	$(BIN)/python -m notebooks.execute
+
+torture: $(STAMP) ## the long seeded rounds of faults
+	$(PYTEST) -m torture --rounds 50 $(ARGS)
+
+bench: $(STAMP) ## one table of speed ratios, measured in one run
+	$(BIN)/python -m benchmarks
+
+clean: ## remove what was built
+	rm -rf $(VENV) build dist *.egg-info demo-output

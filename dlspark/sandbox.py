@@ -1,0 +1,370 @@
+"""The embedded scale: a real ZooKeeper and storage nodes as local processes, kept in one directory.
+
+`Sandbox` owns the processes it started and ends them with itself: on `stop`, at interpreter exit, and (on Linux) even
+when its own process is killed. Ports are chosen once and kept in `sandbox.json`, because a storage node's identity is
+its address: starting the same directory again finds the same logs under the same URI.
+
+Fault model: a node or ZooKeeper may be killed at any time (`kill_node`, `kill_zookeeper` do it on purpose) and started
+again on its own directory. Nothing here holds data: what was acknowledged is in the nodes' journals.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from metadata.embedded import EmbeddedZooKeeper
+from metadata.errors import CallerError, NotAppliedError
+
+NAMESPACE_PATH = "/distributedlog"
+LEDGERS_PATH = "/ledgers"
+DEFAULT_NODES = 4
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+_STATE_FILE = "sandbox.json"
+_LOG_TAIL_BYTES = 2_000
+_PR_SET_PDEATHSIG = 1
+# Below the range from which systems hand out ports for outgoing connections: a node that is down for a while must
+# find its port free again, and a client that dials it meanwhile must not end up connected to itself.
+_PORTS = range(20_000, 32_000)
+
+
+class SandboxError(NotAppliedError):
+    """A process of the sandbox did not start; what was started has been stopped again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxState:
+    """What `sandbox.json` keeps: the ports for ever, the supervising process for as long as it runs."""
+
+    zookeeper_port: int
+    node_ports: tuple[int, ...]
+    pid: int | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"distributedlog://127.0.0.1:{self.zookeeper_port}{NAMESPACE_PATH}"
+
+    @classmethod
+    def load(cls, directory: Path) -> SandboxState | None:
+        """The state kept in `directory`, or None where there is none. Raises CallerError on a damaged file."""
+        path = directory / _STATE_FILE
+        if not path.exists():
+            return None
+        try:
+            raw = json.loads(path.read_text())
+            ports = tuple(int(port) for port in raw["node_ports"])
+            pid = None if raw["pid"] is None else int(raw["pid"])
+            return cls(int(raw["zookeeper_port"]), ports, pid)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CallerError(
+                f"{path} is not a sandbox's state file: {error!r}",
+                advice="Name another directory, or restore the file; the logs beside it are untouched",
+            ) from error
+
+    def save(self, directory: Path) -> None:
+        path = directory / _STATE_FILE
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        scratch.replace(path)
+
+    def running(self) -> bool:
+        """Whether the process that owns the sandbox is alive (and is not this one's recycled number)."""
+        if self.pid is None:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return not _is_zombie(self.pid)
+
+
+class Sandbox:
+    """ZooKeeper and `nodes` storage nodes under `directory`.
+
+    Three replicas need three nodes; the fourth is the spare that lets a node be lost without stopping a writer.
+    `port` is ZooKeeper's (0: a free one, kept from then on). Usable as a context manager.
+    """
+
+    def __init__(self, directory: str | Path, *, nodes: int = DEFAULT_NODES, port: int = 0) -> None:
+        if nodes < 1:
+            raise CallerError(f"a sandbox needs at least one storage node, not {nodes}")
+        self.directory = Path(directory).absolute()
+        self._nodes_wanted = nodes
+        self._port_wanted = port
+        self._zookeeper: EmbeddedZooKeeper | None = None
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._state: SandboxState | None = None
+
+    def __enter__(self) -> Sandbox:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def state(self) -> SandboxState:
+        if self._state is None:
+            raise CallerError("the sandbox is not running", advice="Call start() first")
+        return self._state
+
+    @property
+    def uri(self) -> str:
+        """The namespace's URI: `distributedlog://127.0.0.1:<port>/distributedlog`."""
+        return self.state.uri
+
+    @property
+    def zookeeper_address(self) -> str:
+        return f"127.0.0.1:{self.state.zookeeper_port}"
+
+    @property
+    def node_ids(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self.state.node_ports]
+
+    @property
+    def node_count(self) -> int:
+        return len(self.state.node_ports)
+
+    def node_pid(self, index: int) -> int | None:
+        """The process of a node, or None where it does not run."""
+        process = self._processes.get(index)
+        return process.pid if process is not None and process.poll() is None else None
+
+    def node_directory(self, index: int) -> Path:
+        return self.directory / f"node-{index}"
+
+    def start(self) -> None:
+        """Start everything and wait until it serves. Raises SandboxError; then nothing is left running."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._state = self._claim()
+        self._state.save(self.directory)
+        atexit.register(self.stop)
+        try:
+            self.start_zookeeper()
+            self._initialise_metadata()
+            for index in range(self.node_count):
+                self._spawn(index)
+            for index in range(self.node_count):
+                self._await_ready(index)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End all processes, nodes first so that they can leave ZooKeeper in order. Idempotent."""
+        atexit.unregister(self.stop)
+        running = [process for process in self._processes.values() if process.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in running:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+        if self._zookeeper is not None:
+            self._zookeeper.stop()
+            self._zookeeper = None
+        if self._state is not None:
+            SandboxState(self._state.zookeeper_port, self._state.node_ports).save(self.directory)
+            self._state = None
+
+    def kill_node(self, index: int) -> None:
+        """SIGKILL one storage node."""
+        process = self._processes[index]
+        process.kill()
+        process.wait()
+
+    def pause_node(self, index: int) -> None:
+        """SIGSTOP one storage node; `resume_node` lets it go on."""
+        self._processes[index].send_signal(signal.SIGSTOP)
+
+    def resume_node(self, index: int) -> None:
+        self._processes[index].send_signal(signal.SIGCONT)
+
+    def start_node(self, index: int) -> None:
+        """Start a killed node again on its own directory and wait until it serves."""
+        self._spawn(index)
+        self._await_ready(index)
+
+    def kill_zookeeper(self) -> None:
+        """SIGKILL ZooKeeper; its data stay on disk."""
+        if self._zookeeper is not None:
+            self._zookeeper.kill()
+            self._zookeeper = None
+
+    def start_zookeeper(self) -> None:
+        if self._zookeeper is None:
+            zookeeper = EmbeddedZooKeeper(self.directory / "zookeeper", port=self.state.zookeeper_port)
+            zookeeper.start()
+            self._zookeeper = zookeeper
+
+    def _claim(self) -> SandboxState:
+        """The state to run with: the directory's own, or a new one with free ports."""
+        kept = SandboxState.load(self.directory)
+        if kept is not None and kept.running():
+            raise CallerError(
+                f"a sandbox is already running in {self.directory} (process {kept.pid}, {kept.uri})",
+                advice="Use its URI, or stop it first: dlspark sandbox stop",
+            )
+        ports = list(kept.node_ports) if kept is not None else []
+        zookeeper_port = kept.zookeeper_port if kept is not None else self._port_wanted
+        if kept is not None and self._port_wanted not in (0, kept.zookeeper_port):
+            raise CallerError(
+                f"the sandbox in {self.directory} keeps port {kept.zookeeper_port}, not {self._port_wanted}",
+                advice="Leave the port out, or name another directory",
+            )
+        missing = max(0, self._nodes_wanted - len(ports)) + (1 if zookeeper_port == 0 else 0)
+        free = _free_ports(missing, avoid={*ports, zookeeper_port})
+        if zookeeper_port == 0:
+            zookeeper_port = free.pop()
+        return SandboxState(zookeeper_port, tuple(ports + free), os.getpid())
+
+    def _initialise_metadata(self) -> None:
+        from dlspark.core.runtime import Runtime
+
+        Runtime.shared().run(_initialise(self.zookeeper_address))
+
+    def _spawn(self, index: int) -> None:
+        directory = self.node_directory(index)
+        directory.mkdir(exist_ok=True)
+        conf = directory / "bookie.conf"
+        conf.write_text(_bookie_conf(directory, self.state.node_ports[index], self.zookeeper_address))
+        with self._log_file(index).open("ab") as log:
+            self._processes[index] = subprocess.Popen(
+                [sys.executable, "-m", "storage_node.bookie", "--conf", str(conf)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                env=_child_environment(),
+            )
+
+    def _await_ready(self, index: int) -> None:
+        """Wait for the line that a node prints once it serves."""
+        process = self._processes[index]
+        output = process.stdout
+        if output is None or not _first_line(output, START_TIMEOUT_S):
+            process.kill()
+            process.wait()
+            raise SandboxError(
+                f"storage node {index} did not start (exit status {process.returncode}); its log ends with:\n"
+                f"{self._log_tail(index)}",
+                node=self.node_ids[index],
+            )
+        output.close()
+
+    def _log_file(self, index: int) -> Path:
+        return self.node_directory(index) / "bookie.log"
+
+    def _log_tail(self, index: int) -> str:
+        data = self._log_file(index).read_bytes()
+        return data[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
+
+async def _initialise(servers: str) -> None:
+    """Format the BookKeeper tree and bind the namespace; both are left alone where they exist."""
+    from metadata.ledgers import LedgerStore
+    from metadata.namespaces import Binding, NamespaceStore, NotBoundError
+    from metadata.zookeeper import ZooKeeperStore
+
+    store = await ZooKeeperStore.connect(servers)
+    try:
+        await LedgerStore(store, LEDGERS_PATH).format()
+        namespace = NamespaceStore(store, NAMESPACE_PATH)
+        with contextlib.suppress(NotBoundError):
+            await namespace.resolve()
+            return
+        await namespace.bind(Binding.for_cluster(servers, LEDGERS_PATH))
+    finally:
+        await store.close()
+
+
+def _bookie_conf(directory: Path, port: int, zookeeper: str) -> str:
+    settings = {
+        "bookiePort": port,
+        "listeningAddress": "127.0.0.1",
+        "advertisedAddress": "127.0.0.1",
+        "journalDirectories": directory / "journal",
+        "ledgerDirectories": directory / "ledgers",
+        "zkServers": zookeeper,
+        "zkLedgersRootPath": LEDGERS_PATH,
+    }
+    return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+def _child_environment() -> dict[str, str]:
+    """The environment in which a child finds the same packages as this process, installed or not."""
+    paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+def _first_line(stream: IO[bytes], timeout_s: float) -> bytes:
+    """The first line a child prints, or empty if it ends or the time runs out."""
+    import select
+
+    deadline = time.monotonic() + timeout_s
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+        chunk = os.read(stream.fileno(), 4096) if ready else b""
+        if not chunk:
+            return b""
+        line += chunk
+    return line
+
+
+def _end_with_parent() -> None:
+    """Runs in the child between fork and exec: ask the kernel for SIGTERM when the parent dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_ports(count: int, avoid: set[int]) -> list[int]:
+    """`count` ports that are free now; all are held open until the last is chosen, so that they differ."""
+    with contextlib.ExitStack() as held:
+        return list(_bound_ports(count, avoid, held))
+
+
+def _bound_ports(count: int, avoid: set[int], held: contextlib.ExitStack) -> Iterator[int]:
+    candidates = [port for port in _PORTS if port not in avoid]
+    random.shuffle(candidates)
+    while count > 0:
+        if not candidates:
+            raise SandboxError(f"no free port between {_PORTS.start} and {_PORTS.stop - 1}")
+        probe = held.enter_context(socket.socket())
+        with contextlib.suppress(OSError):
+            port = candidates.pop()
+            probe.bind(("127.0.0.1", port))
+            count -= 1
+            yield port
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return bool(fields) and fields[0] == "Z"

@@ -1,0 +1,29 @@
+"""Options and fixtures that every test directory shares."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rounds",
+        type=int,
+        default=None,
+        help="seeded rounds of each fault test (default: what fits into the ordinary test command)",
+    )
+    parser.addoption("--seed", type=int, default=None, help="replay one seed of a seeded fault test")
+
+
+@pytest.fixture(scope="session")
+def rounds(request: pytest.FixtureRequest) -> int | None:
+    """The number given by --rounds, or None: each test has a default of its own."""
+    value: int | None = request.config.getoption("--rounds")
+    return value
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int | None:
+    """The seed given by --seed, or None: every round has a seed of its own."""
+    value: int | None = request.config.getoption("--seed")
+    return value
