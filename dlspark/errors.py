@@ -1,0 +1,236 @@
+"""Every error a user of dlspark can meet, with the status code that Apache DistributedLog gives it.
+
+The first level says whether the thing happened; the leaves say what it was:
+
+    DistributedLogError                        (500)
+    ├── CallerError                            the request itself is wrong; nothing was done
+    │   ├── SettingsError                      a setting is unknown, ill-typed or contradicts another
+    │   ├── InvalidRecordError                 a record that cannot be written (null payload, wrong type)
+    │   │   └── RecordTooLongError             413: over MAX_LOGRECORD_SIZE
+    │   ├── TransactionIdOutOfOrderError       513: below the log's highest, negative, or the reserved maximum
+    │   ├── EndOfStreamError                   512: the log is sealed: nothing follows, nothing can be written
+    │   ├── AlreadyClosedError                 502: the writer, reader, log or namespace was closed by its user
+    │   └── UnsupportedFeatureError            501: bytes or settings of a feature that this version does not have
+    ├── NotAppliedError                        definitely not applied; state is as before
+    │   ├── LogEmptyError                      509: a first or last record was asked of a log without records
+    │   ├── WriteError                         514: the writer failed earlier; this record was not sent
+    │   │   ├── WriteCancelledError            516: buffered behind a failed write; this record was not sent
+    │   │   └── WriterDeposedError             504: another owner took the log; this record was not sent
+    │   ├── OverCapacityError                  517: too many unacknowledged records or bytes
+    │   ├── StreamNotReadyError                518: a segment is being started and `failFastOnStreamNotReady` is on
+    │   ├── SegmentStateError                  603: segment metadata contradicts itself or what this writer knows
+    │   ├── ReadError                          1001: a read failed; the reader must be opened again
+    │   │   ├── AlreadyTruncatedError          511: the position lies in what was truncated or deleted
+    │   │   ├── SegmentNotFoundError           525: a segment's data is gone though the log still lists it
+    │   │   ├── PositionGapError               603: a record is missing between two delivered ones
+    │   │   ├── ReadCancelledError             1002: the reader was closed under this read
+    │   │   └── IdleReaderError                500: nothing arrived for `readerIdleErrorThresholdMillis`
+    │   └── CorruptDataError                   500: bytes read back are not what was written
+    │       └── InvalidEntryError              520: an entry's envelope or records cannot be decoded
+    ├── OutcomeUnknownError                    may or may not have been applied: look before retrying
+    │   └── TransmitError                      507: the entry was sent; the next owner may find it or not
+    └── InvariantViolation                     600: a bug in dlspark
+
+`status_code(error)` gives the code of any error, those of the lower floors included.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from metadata.errors import (
+    BadVersionError,
+    CallerError,
+    ConnectionLossError,
+    CorruptDataError,
+    DistributedLogError,
+    InvariantViolation,
+    MetadataUnavailableError,
+    NotAppliedError,
+    OutcomeUnknownError,
+    SessionExpiredError,
+)
+
+
+class SettingsError(CallerError):
+    """A setting is unknown, ill-typed or contradicts another; nothing was opened."""
+
+
+class InvalidRecordError(CallerError):
+    """A record that cannot be written; nothing of its batch was."""
+
+
+class RecordTooLongError(InvalidRecordError):
+    """A record over MAX_LOGRECORD_SIZE; nothing of its batch was written."""
+
+    code: ClassVar[int] = 413
+
+
+class TransactionIdOutOfOrderError(CallerError):
+    """The transaction id is below the log's highest, negative, or the reserved maximum; nothing was written."""
+
+    code: ClassVar[int] = 513
+
+
+class EndOfStreamError(CallerError):
+    """The log is sealed: a reader has delivered everything, a writer can write nothing."""
+
+    code: ClassVar[int] = 512
+
+
+class AlreadyClosedError(CallerError):
+    """The object was closed by its user before this call."""
+
+    code: ClassVar[int] = 502
+
+
+class UnsupportedFeatureError(CallerError):
+    """A feature of the format that this version does not have."""
+
+    code: ClassVar[int] = 501
+
+
+class LogEmptyError(NotAppliedError):
+    """The log has no records."""
+
+    code: ClassVar[int] = 509
+
+
+class WriteError(NotAppliedError):
+    """The writer failed earlier (see `__cause__`); this record was not sent."""
+
+    code: ClassVar[int] = 514
+
+
+class WriteCancelledError(WriteError):
+    """Buffered behind a write that failed; this record was not sent."""
+
+    code: ClassVar[int] = 516
+
+
+class WriterDeposedError(WriteError):
+    """Another owner took the log; this record was not sent and this writer can write no more."""
+
+    code: ClassVar[int] = 504
+
+
+class OverCapacityError(NotAppliedError):
+    """Too many records or bytes wait for acknowledgement; this one was not taken."""
+
+    code: ClassVar[int] = 517
+
+
+class StreamNotReadyError(NotAppliedError):
+    """A segment is being started and `failFastOnStreamNotReady` is on; this record was not taken."""
+
+    code: ClassVar[int] = 518
+
+
+class SegmentStateError(NotAppliedError):
+    """Segment metadata contradicts itself or what this writer knows; nothing was changed."""
+
+    code: ClassVar[int] = 603
+
+
+class ReadError(NotAppliedError):
+    """A read failed. The reader stays failed: open another at the position after the last record delivered."""
+
+    code: ClassVar[int] = 1001
+
+
+class AlreadyTruncatedError(ReadError):
+    """The position lies in a part of the log that was truncated or deleted."""
+
+    code: ClassVar[int] = 511
+
+
+class SegmentNotFoundError(ReadError):
+    """The log lists a segment whose data is gone."""
+
+    code: ClassVar[int] = 525
+
+
+class PositionGapError(ReadError):
+    """A record is missing between two delivered ones (I4)."""
+
+    code: ClassVar[int] = 603
+
+
+class ReadCancelledError(ReadError):
+    """The reader was closed while this read waited."""
+
+    code: ClassVar[int] = 1002
+
+
+class IdleReaderError(ReadError):
+    """Nothing arrived for `readerIdleErrorThresholdMillis`."""
+
+    code: ClassVar[int] = 500
+
+
+class InvalidEntryError(CorruptDataError):
+    """An entry's envelope or records cannot be decoded."""
+
+    code: ClassVar[int] = 520
+
+
+class TransmitError(OutcomeUnknownError):
+    """The entry was sent and not acknowledged: recovery by the next owner may keep it or drop it."""
+
+    code: ClassVar[int] = 507
+
+
+_DEFAULT_CODE = 500
+_CODES_OF_LOWER_FLOORS: dict[type[BaseException], int] = {
+    InvariantViolation: 600,
+    BadVersionError: 505,
+    ConnectionLossError: 505,
+    SessionExpiredError: 505,
+    MetadataUnavailableError: 505,
+}
+
+
+def status_code(error: BaseException) -> int:
+    """The upstream status code of `error` (500 where upstream has none of its own)."""
+    for kind in type(error).__mro__:
+        code = vars(kind).get("code", _CODES_OF_LOWER_FLOORS.get(kind))
+        if isinstance(code, int):
+            return code
+    return _DEFAULT_CODE
+
+
+__all__ = [
+    "AlreadyClosedError",
+    "AlreadyTruncatedError",
+    "BadVersionError",
+    "CallerError",
+    "ConnectionLossError",
+    "CorruptDataError",
+    "DistributedLogError",
+    "EndOfStreamError",
+    "IdleReaderError",
+    "InvalidEntryError",
+    "InvalidRecordError",
+    "InvariantViolation",
+    "LogEmptyError",
+    "MetadataUnavailableError",
+    "NotAppliedError",
+    "OutcomeUnknownError",
+    "OverCapacityError",
+    "PositionGapError",
+    "ReadCancelledError",
+    "ReadError",
+    "RecordTooLongError",
+    "SegmentNotFoundError",
+    "SegmentStateError",
+    "SessionExpiredError",
+    "SettingsError",
+    "StreamNotReadyError",
+    "TransactionIdOutOfOrderError",
+    "TransmitError",
+    "UnsupportedFeatureError",
+    "WriteCancelledError",
+    "WriteError",
+    "WriterDeposedError",
+    "status_code",
+]
