@@ -41,7 +41,7 @@ unit: $(STAMP) ## the tests alone (ARGS="..." is passed on to pytest)
 	$(PYTEST) $(ARGS)
 
 notebooks: $(STAMP) ## execute the notebooks and keep their output
-	$(BIN)/python -m notebooks.execute
+	$(BIN)/python notebooks/execute.py
 
 torture: $(STAMP) ## the long seeded rounds of faults
 	$(PYTEST) -m torture --rounds 50 $(ARGS)

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import IO
 
 from metadata.embedded import EmbeddedZooKeeper
+
 from metadata.errors import CallerError, NotAppliedError
 
 NAMESPACE_PATH = "/distributedlog"

@@ -1,0 +1,25 @@
+"""What the commands share: the namespace's URI, and how results are printed."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from dlspark.errors import CallerError
+
+UriOption = Annotated[
+    str | None, typer.Option("--uri", help="Namespace URI, distributedlog://host:port/path. [env: DLSPARK_URI]")
+]
+
+
+def namespace_uri(uri: str | None) -> str:
+    """The URI given by option or environment. Raises CallerError where there is none."""
+    found = uri or os.environ.get("DLSPARK_URI")
+    if not found:
+        raise CallerError(
+            "no namespace was named",
+            advice="Give --uri distributedlog://host:port/path or set DLSPARK_URI (dlspark sandbox status prints it)",
+        )
+    return found

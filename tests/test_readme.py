@@ -1,0 +1,72 @@
+"""The README's commands are run as they stand, one after the other, in one shell."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SETUP = ("make setup\n", "source .venv/bin/activate\n")
+SCRATCH = Path("/tmp/dlspark-tour")
+
+pytestmark = [pytest.mark.processes, pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def tour_blocks() -> Iterator[tuple[str, str]]:
+    """(language, text) of each fenced block of the five-minute tour."""
+    text = (ROOT / "README.md").read_text()
+    tour = text.partition("## The five-minute tour")[2].partition("\n## ")[0]
+    for match in re.finditer(r"^```(shell|python)\n(.*?)^```$", tour, re.M | re.S):
+        yield match[1], match[2]
+
+
+def as_script() -> str:
+    """The tour as one bash script; each Python block is a program of its own."""
+    parts = ["set -euxo pipefail\n"]
+    for number, (language, text) in enumerate(tour_blocks()):
+        parts.append(text if language == "shell" else f"python - <<'BLOCK_{number}'\n{text}BLOCK_{number}\n")
+    script = "".join(parts)
+    for line in SETUP:
+        assert line in script, f"the tour no longer says {line.strip()!r}"
+        # Under `make test` the set-up has just been done by make itself; anywhere else this interpreter stands in.
+        script = script.replace(line, "")
+    return script
+
+
+def test_every_command_of_the_tour_works(tmp_path: Path) -> None:
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in ("DLSPARK_URI", "PYSPARK_PYTHON")},
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    try:
+        done = subprocess.run(
+            ["bash", "-c", as_script()], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
+        )
+    finally:
+        subprocess.run(["dlspark", "sandbox", "stop"], env=environment, capture_output=True, check=False)
+        shutil.rmtree(SCRATCH, ignore_errors=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
+    for line in ("first", "second", "third", "b'fourth'", "stopped"):
+        assert line in done.stdout
+
+
+def test_both_commands_of_the_readme_are_make_targets() -> None:
+    text = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^    make (\w+)", text, re.M):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    assert re.findall(r"^    make (\w+)", text, re.M) == ["demo", "test"]
+
+
+def test_every_document_that_the_readme_names_exists() -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text()):
+        assert (ROOT / link).exists(), link

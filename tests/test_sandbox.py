@@ -1,0 +1,98 @@
+"""The sandbox as processes: it starts, survives losses, keeps its logs and ports, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dlspark.core.sync import Namespace
+from dlspark.errors import CallerError
+from dlspark.sandbox import Sandbox, SandboxError, SandboxState
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    with Sandbox(tmp_path / "sandbox") as running:
+        yield running
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """Processes whose command line names the directory."""
+    return [p for p in psutil.process_iter(["cmdline"]) if any(str(directory) in a for a in p.info["cmdline"] or [])]
+
+
+def test_data_and_uri_survive_a_restart(tmp_path: Path) -> None:
+    with Sandbox(tmp_path / "sandbox", nodes=3) as first:
+        uri = first.uri
+        with Namespace.open(uri) as namespace:
+            namespace.create_log("kept")
+            with namespace.open_log("kept") as log, log.open_writer() as writer:
+                writer.write(7, b"still here").result(30)
+    with Sandbox(tmp_path / "sandbox", nodes=3) as second:
+        assert second.uri == uri
+        with Namespace.open(uri) as namespace, namespace.open_log("kept") as log, log.open_reader() as reader:
+            assert [record.payload for record in reader.read_bulk(1)] == [b"still here"]
+    assert processes_of(tmp_path) == []
+
+
+def test_a_killed_node_comes_back_on_its_own_directory(sandbox: Sandbox) -> None:
+    before = sandbox.node_pid(1)
+    sandbox.kill_node(1)
+    assert sandbox.node_pid(1) is None
+    sandbox.start_node(1)
+    assert sandbox.node_pid(1) not in (None, before)
+
+
+def test_a_second_sandbox_in_one_directory_is_refused(sandbox: Sandbox) -> None:
+    with pytest.raises(CallerError, match="already running"):
+        Sandbox(sandbox.directory).start()
+
+
+def test_a_damaged_state_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sandbox.json").write_text("{ not json")
+    with pytest.raises(CallerError, match="not a sandbox's state file"):
+        Sandbox(tmp_path).start()
+
+
+def test_a_node_that_cannot_start_stops_the_whole_and_shows_its_log(tmp_path: Path) -> None:
+    with Sandbox(tmp_path, nodes=1):
+        pass
+    (tmp_path / "node-0" / "ledgers" / "current" / "VERSION").write_text('5\nbookieHost: "elsewhere:1"\n')
+    with pytest.raises(SandboxError, match="storage node 0 did not start"):
+        Sandbox(tmp_path, nodes=1).start()
+    assert processes_of(tmp_path) == []
+
+
+def test_nothing_survives_the_death_of_the_owner(tmp_path: Path) -> None:
+    program = f"""
+from dlspark.sandbox import Sandbox
+Sandbox({str(tmp_path)!r}, nodes=1).start()
+print("up", flush=True)
+input()
+"""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ}
+    )
+    assert owner.stdout is not None
+    assert owner.stdin is not None
+    assert owner.stdout.readline() == b"up\n"
+    owner.kill()
+    owner.wait()
+    owner.stdin.close()
+    owner.stdout.close()
+    deadline = time.monotonic() + 30
+    while processes_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_of(tmp_path) == []
+    state = SandboxState.load(tmp_path)
+    assert state is not None
+    assert not state.running()
