@@ -1,0 +1,84 @@
+"""The data source that Spark sees as format `distributedlog`: it hands each kind of query to the module that does it.
+
+Spark imports this class in several short-lived worker processes, so everything heavier than the registry of options is
+imported only when it is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, ClassVar
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from dlspark.spark.connection import CONF_KEY, resolve_uri
+from dlspark.spark.options import Options, Scope
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = (
+    "log string, segment bigint, entry bigint, slot bigint, sequence_id bigint, transaction_id bigint, "
+    "timestamp timestamp, value binary"
+)
+
+# Set only in the worker that plans with filters; a reader that has pushFilters fails anywhere else
+# (DATA_SOURCE_PUSHDOWN_DISABLED), so this decides which reader Spark gets.
+_PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class DistributedLogDataSource(DataSource):
+    """Format `distributedlog`: batch and streaming, reading and writing."""
+
+    session_uri: ClassVar[str | None] = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "distributedlog"
+
+    def schema(self) -> str:
+        Options(dict(self.options), Scope.ANY)
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from dlspark.spark import source
+
+        return source.batch_reader(self._settled(Scope.SOURCE_BATCH), schema, filters=_PUSHDOWN_MODULE in sys.modules)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from dlspark.spark import stream
+
+        return stream.stream_reader(self._settled(Scope.SOURCE_STREAM), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from dlspark.spark import sink
+
+        return sink.batch_writer(self._settled(Scope.SINK_BATCH), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from dlspark.spark import sink
+
+        return sink.stream_writer(self._settled(Scope.SINK_STREAM), schema, overwrite)
+
+    def _settled(self, scope: Scope) -> Options:
+        """The checked options, with the namespace's URI settled: the one place where conf and environment are asked."""
+        options = Options(dict(self.options), scope)
+        return options.with_uri(resolve_uri(options, self.session_uri))
+
+
+def register(spark: SparkSession) -> None:
+    """Hand the session's `spark.distributedlog.uri` on to the data source; needed only if it was set after the start.
+
+    Spark's workers cannot see a conf that a running session (or a Spark Connect client) sets; a data source that
+    is registered by hand can carry it. Call it again after changing the conf. Without the conf it registers the plain
+    source, which does no harm.
+    """
+    uri = spark.conf.get(CONF_KEY, None)
+    spark.dataSource.register(type("DefaultSource", (DistributedLogDataSource,), {"session_uri": uri}))
