@@ -18,6 +18,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   │   └── WriterDeposedError             504: another owner took the log; this record was not sent
     │   ├── OverCapacityError                  517: too many unacknowledged records or bytes
     │   ├── StreamNotReadyError                518: a segment is being started and `failFastOnStreamNotReady` is on
+    │   ├── SegmentFullError                   514: the segment has no position left; a new segment takes the record
     │   ├── SegmentStateError                  603: segment metadata contradicts itself or what this writer knows
     │   ├── ReadError                          1001: a read failed; the reader must be opened again
     │   │   ├── AlreadyTruncatedError          511: the position lies in what was truncated or deleted
@@ -126,6 +127,12 @@ class StreamNotReadyError(NotAppliedError):
     code: ClassVar[int] = 518
 
 
+class SegmentFullError(NotAppliedError):
+    """The segment has no position left (2^31 - 1 user records); nothing was encoded, a new segment takes the record."""
+
+    code: ClassVar[int] = 514
+
+
 class SegmentStateError(NotAppliedError):
     """Segment metadata contradicts itself or what this writer knows; nothing was changed."""
 
@@ -221,6 +228,7 @@ __all__ = [
     "ReadCancelledError",
     "ReadError",
     "RecordTooLongError",
+    "SegmentFullError",
     "SegmentNotFoundError",
     "SegmentStateError",
     "SessionExpiredError",

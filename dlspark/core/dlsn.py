@@ -1,0 +1,114 @@
+"""DLSN: the position of a record in a log (log format, section 2).
+
+A DLSN is the triple (log segment sequence number, entry id, slot id), ordered like a tuple. People and offsets see it
+as text, `3:1200:0`; znodes and the proxy protocol carry one of two binary forms, or that form in base64:
+
+    version  bytes                                          length
+    1        01, i64 lssn, i64 entry id, i64 slot id            25
+    0        00, the same three i64, 175 zero bytes            200   (upstream sized it in bits by mistake)
+
+Integers are big-endian and signed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from struct import Struct
+from typing import ClassVar, NamedTuple
+
+from metadata.errors import CallerError
+
+_BODY = Struct(">qqq")
+_TEXT = re.compile(r"(-?[0-9]{1,19}):(-?[0-9]{1,19}):(-?[0-9]{1,19})")
+_LENGTH_OF_VERSION = {0: 200, 1: 25}
+_MIN_I64, _MAX_I64 = -(1 << 63), (1 << 63) - 1
+_ADVICE = "A DLSN is written segment:entry:slot, for example 3:1200:0"
+
+
+class _Fields(NamedTuple):
+    lssn: int
+    entry_id: int
+    slot_id: int
+
+
+class DLSN(_Fields):
+    """A position in a log: segment, entry in it, record in that. Compares and hashes like the tuple it is."""
+
+    __slots__ = ()
+
+    INITIAL: ClassVar[DLSN]
+    """The earliest position of a log."""
+    NON_INCLUSIVE_LOWER_BOUND: ClassVar[DLSN]
+    """Below every real record."""
+    INVALID: ClassVar[DLSN]
+    """No position: what a non-durable write returns."""
+
+    def __str__(self) -> str:
+        return f"{self.lssn}:{self.entry_id}:{self.slot_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> DLSN:
+        """The DLSN written as `segment:entry:slot`. Raises CallerError."""
+        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise CallerError(f"{text!r} is not a DLSN", advice=_ADVICE)
+        lssn, entry_id, slot_id = (int(part) for part in found.groups())
+        return cls(lssn, entry_id, slot_id)._checked()
+
+    def to_bytes(self, version: int = 1) -> bytes:
+        """The binary form of `version` 1 or 0. Raises CallerError where a part does not fit in an i64."""
+        length = _LENGTH_OF_VERSION.get(version)
+        if length is None:
+            raise CallerError(f"there is no DLSN form of version {version}", advice="Use version 1")
+        body = bytes([version]) + _BODY.pack(*self._checked())
+        return body.ljust(length, b"\0")
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> DLSN:
+        """The DLSN of either binary form; as upstream, the length must be exactly the version's."""
+        view = memoryview(data)
+        length = _LENGTH_OF_VERSION.get(view[0]) if len(view) else None
+        if length != len(view):
+            first = f"first byte {view[0]}" if len(view) else "empty"
+            raise CallerError(f"{len(view)} bytes ({first}) are not a serialised DLSN", advice=_ADVICE)
+        return cls(*_BODY.unpack_from(view, 1))
+
+    def to_base64(self, version: int = 1) -> str:
+        """The binary form in standard base64, with padding."""
+        return base64.b64encode(self.to_bytes(version)).decode("ascii")
+
+    @classmethod
+    def from_base64(cls, text: str) -> DLSN:
+        """The DLSN of `to_base64`. Raises CallerError."""
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise CallerError(f"{text!r} is not a DLSN in base64: {error}", advice=_ADVICE) from error
+        return cls.from_bytes(data)
+
+    @property
+    def next(self) -> DLSN:
+        """The next slot of the same entry: as an exclusive end or a next-to-read position, "just after this"."""
+        return DLSN(self.lssn, self.entry_id, self.slot_id + 1)
+
+    @property
+    def next_entry(self) -> DLSN:
+        """The first slot of the next entry."""
+        return DLSN(self.lssn, self.entry_id + 1, 0)
+
+    @property
+    def next_segment(self) -> DLSN:
+        """The first position of the next segment."""
+        return DLSN(self.lssn + 1, 0, 0)
+
+    def _checked(self) -> DLSN:
+        if not all(_MIN_I64 <= part <= _MAX_I64 for part in self):
+            raise CallerError(f"a part of the DLSN {self} does not fit in 64 bits", advice=_ADVICE)
+        return self
+
+
+DLSN.INITIAL = DLSN(1, 0, 0)
+DLSN.NON_INCLUSIVE_LOWER_BOUND = DLSN(1, 0, -1)
+DLSN.INVALID = DLSN(0, -1, -1)
