@@ -1,0 +1,190 @@
+"""The edges that are injected into the storage node and its client: clock, network, disk.
+
+Everything above them is deterministic given their answers; a simulator implements the same protocols. Elapsed time is
+the running loop's (`loop.time`, `call_later`, `wait_for`); only wall-clock time comes from `Clock`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from storage_node.protocol.frames import Buffer
+
+__all__ = [
+    "Buffer",
+    "Clock",
+    "Disk",
+    "DiskFile",
+    "FrameHandler",
+    "Link",
+    "Listener",
+    "Network",
+    "SystemClock",
+]
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Wall-clock time."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class Link(Protocol):
+    """One framed connection, from either side."""
+
+    @property
+    def peer(self) -> str:
+        """Who is at the other end, for people: `host:port`."""
+        ...
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes given to `send` that the network has not taken yet."""
+        ...
+
+    def send(self, *buffers: Buffer) -> None:
+        """Queue one or several whole frames, length prefixes included, in any number of pieces.
+
+        The buffers must not be changed afterwards. Nothing is refused: the caller bounds `queued_bytes`. On a closed
+        link the bytes are dropped (`link_closed` tells).
+        """
+        ...
+
+    async def drain(self) -> None:
+        """Wait until `queued_bytes` is below the low-water mark. Raises ConnectionClosedError if the link is closed."""
+        ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def close(self) -> None:
+        """Close now; idempotent. `link_closed` follows exactly once, from the loop."""
+        ...
+
+
+class FrameHandler(Protocol):
+    """What a connection delivers to. Calls come from the loop, never from inside `send` or `close`."""
+
+    def frame_received(self, frame: memoryview) -> None:
+        """A frame's body without its length; the view stays valid and unchanged as long as anyone holds it.
+
+        Raising an exception closes the link with it.
+        """
+        ...
+
+    def batch_done(self) -> None:
+        """All frames of one read were delivered; what is sent until the return of this call leaves together."""
+        ...
+
+    def link_closed(self, error: Exception | None) -> None:
+        """The last call: None after the peer's orderly end or our own `close`."""
+        ...
+
+
+class Listener(Protocol):
+    @property
+    def port(self) -> int: ...
+
+    async def close(self) -> None:
+        """Stop accepting. Accepted links live on."""
+        ...
+
+
+class Network(Protocol):
+    async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:
+        """Raises BookieUnreachableError (NotAppliedError)."""
+        ...
+
+    async def listen(self, host: str, port: int, accept: Callable[[Link], FrameHandler]) -> Listener:
+        """Listen; port 0 takes a free one. `accept` gives each new link its handler."""
+        ...
+
+
+class DiskFile(Protocol):
+    """An open file. A direct file takes writes whose offsets, lengths and buffer addresses are multiples of 4096."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def direct(self) -> bool:
+        """True where writes bypass the page cache."""
+        ...
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write all of the buffers one after the other at `offset`. Blocking. Raises OSError."""
+        ...
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file. Blocking. Raises OSError."""
+        ...
+
+    def size(self) -> int: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync_data(self) -> None:
+        """fdatasync: what was written before is durable on return. Blocking. Raises OSError; never retry."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """The files of a bookie. All calls block; the long ones (`write_at`, `sync_data`, `read_at`) go through `run`."""
+
+    def make_directory(self, path: str) -> None:
+        """Create it and its parents, durably; existing is fine."""
+        ...
+
+    def list_directory(self, path: str) -> list[str]:
+        """Names, sorted; empty for a directory that does not exist."""
+        ...
+
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> DiskFile:
+        """Open for reading and writing. `direct` is a wish: see `DiskFile.direct`. Raises OSError."""
+        ...
+
+    def read_file(self, path: str) -> bytes | None:
+        """The whole file, None if there is none."""
+        ...
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Replace the file atomically and durably (temporary file, sync, rename, sync of the directory)."""
+        ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def remove(self, path: str) -> None:
+        """Delete a file; a missing one is fine."""
+        ...
+
+    def sync_directory(self, path: str) -> None:
+        """Make creations, renames and removals in it durable."""
+        ...
+
+    def lock(self, path: str) -> DiskFile:
+        """Take an exclusive lock that ends with the file's close or the process. Raises BlockingIOError if taken."""
+        ...
+
+    def usage(self, path: str) -> tuple[int, int, int]:
+        """(device id, total bytes, free bytes) of the file system that holds `path`."""
+        ...
+
+    async def run(self, pool: str, call: Callable[[], T]) -> T:
+        """Run one long blocking call off the loop, in the named pool (`journal`, `entries`, `reads`)."""
+        ...

@@ -1,0 +1,186 @@
+"""Errors of the storage node, its protocol and its client; the root of the tree is `metadata.errors`.
+
+    DistributedLogError
+    ├── CallerError
+    │   ├── EntryTooLargeError           the entry does not fit in a frame; nothing was sent
+    │   ├── BookieConfigurationError     a bookie's configuration is wrong; it did not start
+    │   └── CookieMismatchError          a bookie's disks, id and metadata do not belong together; it did not start
+    ├── NotAppliedError
+    │   ├── BookieUnreachableError       no connection could be made; nothing was sent
+    │   ├── NotEnoughBookiesError        fewer usable bookies than the ensemble needs
+    │   ├── LedgerClosedError            the ledger (or this handle) is closed; the add was not sent
+    │   ├── LedgerRecoveryError          recovery could not finish; the ledger is as it was
+    │   ├── ProtocolError                the peer's bytes break the wire protocol; they were not acted upon
+    │   ├── NoSuchLedgerError        *   this bookie has never heard of the ledger
+    │   ├── NoSuchEntryError         *   this bookie does not have the entry
+    │   ├── BadRequestError          *   the bookie could not make sense of the request
+    │   ├── UnauthorizedAccessError  *   the ledger has another password
+    │   ├── ProtocolVersionError     *   the bookie does not speak this protocol version
+    │   ├── ReadOnlyError            *   the bookie takes no adds at present
+    │   ├── TooManyRequestsError     *   the bookie sheds load
+    │   ├── LedgerStateUnknownError  *   the bookie may have lost data of this ledger and will not say "not here"
+    │   └── CorruptDataError
+    │       ├── DigestError              an entry fails its digest, or is another entry than the one asked for
+    │       └── JournalCorruptError      a bookie's journal is damaged where it had been acknowledged; it did not start
+    └── OutcomeUnknownError
+        ├── LedgerFencedError        *   another client fenced the ledger; entries under way: its recovery decides
+        ├── BookieIOError            *   the bookie's disk failed
+        ├── RequestTimeoutError          no answer in time
+        ├── ConnectionClosedError        the connection was lost with requests under way
+        ├── QuorumWriteError             an entry did not reach its ack quorum
+        └── BookieFailedError            this bookie has stopped: its journal can no longer be trusted to write
+
+Leaves marked * are answers of one bookie (`BookieError`) and carry the wire's `status`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from metadata.errors import (
+    CallerError,
+    CorruptDataError,
+    DistributedLogError,
+    NotAppliedError,
+    OutcomeUnknownError,
+)
+
+
+class EntryTooLargeError(CallerError):
+    """The entry does not fit in a frame; nothing was sent."""
+
+
+class BookieConfigurationError(CallerError):
+    """A bookie's configuration is wrong; it did not start."""
+
+
+class CookieMismatchError(CallerError):
+    """A bookie's directories, id and metadata do not belong together; it did not start and touched nothing."""
+
+
+class BookieUnreachableError(NotAppliedError):
+    """No connection to the bookie could be made; nothing was sent."""
+
+
+class NotEnoughBookiesError(NotAppliedError):
+    """Fewer usable bookies than the ensemble needs."""
+
+
+class LedgerClosedError(NotAppliedError):
+    """The ledger, or this handle of it, is closed; the add was not sent."""
+
+
+class LedgerRecoveryError(NotAppliedError):
+    """Recovery could not finish; the ledger is as it was and recovery may be tried again."""
+
+
+class ProtocolError(NotAppliedError):
+    """The peer's bytes break the wire protocol; they were not acted upon."""
+
+
+class DigestError(CorruptDataError):
+    """An entry fails its digest, or is another entry than the one asked for (I12)."""
+
+
+class JournalCorruptError(CorruptDataError):
+    """A bookie's journal is damaged where it had been acknowledged; the bookie did not start."""
+
+
+class RequestTimeoutError(OutcomeUnknownError):
+    """No answer came in time."""
+
+
+class ConnectionClosedError(OutcomeUnknownError):
+    """The connection was lost with requests under way."""
+
+
+class QuorumWriteError(OutcomeUnknownError):
+    """An entry did not reach its ack quorum; some bookies may hold it."""
+
+
+class BookieFailedError(OutcomeUnknownError):
+    """The bookie has stopped: a write or sync of its journal failed, and that is never retried."""
+
+
+class BookieError(DistributedLogError):
+    """One bookie's answer other than EOK; `status` is the number on the wire."""
+
+    status: ClassVar[int]
+
+
+class NoSuchLedgerError(BookieError, NotAppliedError):
+    """This bookie has never heard of the ledger (ENOLEDGER)."""
+
+    status = 402
+
+
+class NoSuchEntryError(BookieError, NotAppliedError):
+    """This bookie does not have the entry (ENOENTRY)."""
+
+    status = 403
+
+
+class BadRequestError(BookieError, NotAppliedError):
+    """The bookie could not make sense of the request (EBADREQ)."""
+
+    status = 404
+
+
+class BookieIOError(BookieError, OutcomeUnknownError):
+    """The bookie's disk failed (EIO); an add may or may not have been stored there."""
+
+    status = 501
+
+
+class UnauthorizedAccessError(BookieError, NotAppliedError):
+    """The ledger has another password (EUA)."""
+
+    status = 502
+
+
+class ProtocolVersionError(BookieError, NotAppliedError):
+    """The bookie does not speak this protocol version (EBADVERSION)."""
+
+    status = 503
+
+
+class LedgerFencedError(BookieError, OutcomeUnknownError):
+    """Another client fenced the ledger (EFENCED); whether entries under way are in it, its recovery decides (I5)."""
+
+    status = 504
+
+
+class ReadOnlyError(BookieError, NotAppliedError):
+    """The bookie takes no adds at present (EREADONLY)."""
+
+    status = 505
+
+
+class TooManyRequestsError(BookieError, NotAppliedError):
+    """The bookie sheds load (ETOOMANYREQUESTS)."""
+
+    status = 506
+
+
+class LedgerStateUnknownError(BookieError, NotAppliedError):
+    """The bookie may have lost data of this ledger and will not say "not here" (EUNKNOWNLEDGERSTATE, I11)."""
+
+    status = 507
+
+
+ERROR_OF_STATUS: dict[int, type[BookieError]] = {
+    kind.status: kind
+    for kind in (
+        NoSuchLedgerError,
+        NoSuchEntryError,
+        BadRequestError,
+        BookieIOError,
+        UnauthorizedAccessError,
+        ProtocolVersionError,
+        LedgerFencedError,
+        ReadOnlyError,
+        TooManyRequestsError,
+        LedgerStateUnknownError,
+    )
+}
+"""The error that stands for each status other than EOK."""

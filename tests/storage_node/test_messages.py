@@ -1,0 +1,477 @@
+"""The version 3 codec: the wire specification's vectors, and equality with the protobuf runtime."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metadata.ledger_metadata import DigestType
+from storage_node.errors import ProtocolError
+from storage_node.protocol import messages as m
+from storage_node.protocol import schema, wire
+from storage_node.protocol.digests import EntryDigest, master_key
+from storage_node.protocol.messages import Operation, Status
+
+KEY = master_key(b"secret")
+CRC32_ENTRY = EntryDigest(DigestType.CRC32, b"").package(12345, 7, 6, 128, b"hello-bookkeeper") + b"hello-bookkeeper"
+CRC32C_ENTRY = EntryDigest(DigestType.CRC32C, b"").package(12345, 7, 6, 128, b"hello-bookkeeper") + b"hello-bookkeeper"
+
+
+def joined(parts: tuple[bytes, bytes], body: bytes) -> bytes:
+    return parts[0] + body + parts[1]
+
+
+VECTORS: dict[str, tuple[str, bytes]] = {
+    "ADD pw secret CRC32": (
+        """000000600a06080310021801aa065508b96010071a14e793cbc379107648537183605cd361d3bb789a39223800000000
+        0000303900000000000000070000000000000006000000000000008000000000b9bb6b9a68656c6c6f2d626f6f6b6b65
+        65706572""",
+        joined(m.encode_add_request(1, 12345, 7, KEY, 56), CRC32_ENTRY),
+    ),
+    "ADD recovery prio100": (
+        """000000650a080803100218022064aa065808b96010071a14e793cbc379107648537183605cd361d3bb789a3922380000
+        00000000303900000000000000070000000000000006000000000000008000000000b9bb6b9a68656c6c6f2d626f6f6b
+        6b6565706572a00601""",
+        joined(m.encode_add_request(2, 12345, 7, KEY, 56, recovery=True, priority=100), CRC32_ENTRY),
+    ),
+    "ADD deferred sync CRC32C pw empty": (
+        """0000005e0a06080310021803aa065308b96010071a14850bf1071c5e3d8c24235676f8816ae0cbe2f14f223400000000
+        0000303900000000000000070000000000000006000000000000008011c9ba0f68656c6c6f2d626f6f6b6b6565706572
+        2801""",
+        joined(m.encode_add_request(3, 12345, 7, master_key(b""), 52, deferred_sync=True), CRC32C_ENTRY),
+    ),
+    "READ entry7": ("000000100a06080310011804a2060508b9601007", m.encode_read_request(4, 12345, 7)),
+    "READ LAC fence": (
+        """000000320a06080310011805a2062708b96010ffffffffffffffffff011a14e793cbc379107648537183605cd361d3bb
+        789a39a00601""",
+        m.encode_read_request(5, 12345, -1, master_key=KEY, fence=True),
+    ),
+    "long poll prevLAC=6 timeout=1000": (
+        "000000210a06080310011806a2061608b96010ffffffffffffffffff01200628e807a00602",
+        m.encode_read_request(6, 12345, -1, previous_lac=6, timeout_ms=1000, piggyback=True),
+    ),
+    "READ_LAC": ("0000000e0a06080310071807c2060308b960", m.encode_read_lac_request(7, 12345)),
+    "WRITE_LAC CRC32": (
+        """000000400a06080310061808ba063508b96010061a14e793cbc379107648537183605cd361d3bb789a39221800000000
+        00003039000000000000000600000000efb91ad1""",
+        m.encode_write_lac_request(8, 12345, 6, KEY, EntryDigest(DigestType.CRC32, b"").package_lac(12345, 6)),
+    ),
+    "FORCE": ("0000000e0a060803100a1809da060308b960", m.encode_force_ledger_request(9, 12345)),
+    "GET_BOOKIE_INFO": ("0000000d0a0608031008180aca06020803", m.encode_bookie_info_request(10)),
+    "GET_LIST": ("0000000e0a060803100b180be2060308b960", m.encode_list_entries_request(11, 12345)),
+    "START_TLS": ("0000000b0a0608031009180cd20600", m.encode_start_tls_request(12)),
+    "AUTH": (
+        "000000210a0608031005180db206160a124175746844697361626c6564506c7567696e1200",
+        m.encode_auth_request(13, "AuthDisabledPlugin"),
+    ),
+    "ADD resp EOK": (
+        "000000140a060803100218011000aa0607080010b9601807",
+        m.encode_add_response(1, Status.EOK, 12345, 7),
+    ),
+    "ADD resp EFENCED": (
+        "000000160a0608031002180110f803aa060808f80310b9601807",
+        m.encode_add_response(1, Status.EFENCED, 12345, 7),
+    ),
+    "READ resp EOK maxLAC 6": (
+        """0000004c0a060803100118041000a2063f080010b9601807223400000000000030390000000000000007000000000000
+        0006000000000000008011c9ba0f68656c6c6f2d626f6f6b6b65657065722806""",
+        joined(m.encode_read_response(4, Status.EOK, 12345, 7, 52, max_lac=6), CRC32C_ENTRY),
+    ),
+    "READ resp ENOENTRY": (
+        "000000160a06080310011804109303a2060808930310b9601808",
+        m.encode_read_response(4, Status.ENOENTRY, 12345, 8)[0],
+    ),
+    "long-poll timeout resp": (
+        "0000001f0a060803100118061000a20612080010b96018ffffffffffffffffff012806",
+        m.encode_read_response(6, Status.EOK, 12345, -1, max_lac=6)[0],
+    ),
+}
+DECODED: dict[str, object] = {
+    "ADD pw secret CRC32": m.AddRequest(1, 12345, 7, KEY, memoryview(CRC32_ENTRY)),
+    "ADD recovery prio100": m.AddRequest(2, 12345, 7, KEY, memoryview(CRC32_ENTRY), recovery=True, priority=100),
+    "ADD deferred sync CRC32C pw empty": m.AddRequest(
+        3, 12345, 7, master_key(b""), memoryview(CRC32C_ENTRY), deferred_sync=True
+    ),
+    "READ entry7": m.ReadRequest(4, 12345, 7),
+    "READ LAC fence": m.ReadRequest(5, 12345, -1, master_key=KEY, fence=True),
+    "long poll prevLAC=6 timeout=1000": m.ReadRequest(6, 12345, -1, previous_lac=6, timeout_ms=1000, piggyback=True),
+    "READ_LAC": m.ReadLacRequest(7, 12345),
+    "WRITE_LAC CRC32": m.WriteLacRequest(
+        8, 12345, 6, KEY, memoryview(EntryDigest(DigestType.CRC32, b"").package_lac(12345, 6))
+    ),
+    "FORCE": m.ForceLedgerRequest(9, 12345),
+    "GET_BOOKIE_INFO": m.BookieInfoRequest(10, 3),
+    "GET_LIST": m.ListEntriesRequest(11, 12345),
+    "START_TLS": m.StartTlsRequest(12),
+    "AUTH": m.AuthRequest(13, "AuthDisabledPlugin", b""),
+    "ADD resp EOK": m.AddResponse(1, Status.EOK, 12345, 7),
+    "ADD resp EFENCED": m.AddResponse(1, Status.EFENCED, 12345, 7),
+    "READ resp EOK maxLAC 6": m.ReadResponse(4, Status.EOK, 12345, 7, memoryview(CRC32C_ENTRY), 6),
+    "READ resp ENOENTRY": m.ReadResponse(4, Status.ENOENTRY, 12345, 8),
+    "long-poll timeout resp": m.ReadResponse(6, Status.EOK, 12345, -1, None, 6),
+}
+
+
+def body_of(frame: bytes) -> memoryview:
+    return memoryview(frame)[4:]
+
+
+def decode(name: str, frame: memoryview) -> object:
+    return m.decode_response(frame) if "resp" in name else m.decode_request(frame)
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_the_vectors_of_section_11_5_encode(name: str) -> None:
+    text, frame = VECTORS[name]
+    assert frame.hex() == re.sub(r"\s", "", text)
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_the_vectors_of_section_11_5_decode(name: str) -> None:
+    frame = bytes.fromhex(re.sub(r"\s", "", VECTORS[name][0]))
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    assert decode(name, body_of(frame)) == DECODED[name]
+
+
+# ------------------------------------------------------------------------------- equality with the protobuf runtime
+
+KINDS = {
+    wire.Kind.INT64: descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
+    wire.Kind.UINT64: descriptor_pb2.FieldDescriptorProto.TYPE_UINT64,
+    wire.Kind.INT32: descriptor_pb2.FieldDescriptorProto.TYPE_INT32,
+    wire.Kind.UINT32: descriptor_pb2.FieldDescriptorProto.TYPE_UINT32,
+    wire.Kind.ENUM: descriptor_pb2.FieldDescriptorProto.TYPE_ENUM,
+    wire.Kind.BYTES: descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
+    wire.Kind.STRING: descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
+    wire.Kind.MESSAGE: descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE,
+}
+
+
+def _describe(message: wire.Message, file: Any, names: set[str]) -> None:
+    if message.name in names:
+        return
+    names.add(message.name)
+    out = file.message_type.add(name=f"M_{message.name}")
+    for number, known in message.fields.items():
+        label = 2 if known.required else 3 if known.repeated else 1
+        field = out.field.add(name=known.name, number=number, label=label, type=KINDS[known.kind])
+        if known.message is not None:
+            field.type_name = f"M_{known.message.name}"
+            _describe(known.message, file, names)
+        if known.kind is wire.Kind.ENUM:
+            enum = f"E_{message.name}_{known.name}"
+            field.type_name = enum
+            values = file.enum_type.add(name=enum)
+            for value in sorted(known.values):
+                values.value.add(name=f"{enum}_{value}", number=value)
+
+
+def _runtime() -> tuple[Any, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="bookkeeper_v3.proto", syntax="proto2")
+    names: set[str] = set()
+    _describe(schema.REQUEST, file, names)
+    _describe(schema.RESPONSE, file, names)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return (
+        message_factory.GetMessageClass(pool.FindMessageTypeByName("M_Request")),
+        message_factory.GetMessageClass(pool.FindMessageTypeByName("M_Response")),
+    )
+
+
+PbRequest, PbResponse = _runtime()
+int64s = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 300)
+txn_ids = st.integers(0, 2**64 - 1) | st.integers(0, 300)
+blobs = st.binary(max_size=300)
+maybe = lambda s: st.none() | s  # noqa: E731
+
+
+def filled(message: wire.Message) -> st.SearchStrategy[dict[str, Any]]:
+    """Values for every required and some optional fields of a message."""
+
+    def value(known: wire.Field) -> st.SearchStrategy[Any]:
+        if known.message is not None:
+            inner = filled(known.message)
+            return st.lists(inner, max_size=2) if known.repeated else inner
+        if known.kind is wire.Kind.ENUM:
+            return st.sampled_from(sorted(known.values))
+        return {
+            wire.Kind.INT64: int64s,
+            wire.Kind.UINT64: txn_ids,
+            wire.Kind.INT32: st.integers(-(2**31), 2**31 - 1),
+            wire.Kind.UINT32: st.integers(0, 2**32 - 1),
+            wire.Kind.BYTES: blobs,
+            wire.Kind.STRING: st.text(max_size=10),
+        }[known.kind]
+
+    return st.fixed_dictionaries(
+        {f.name: value(f) for f in message.fields.values() if f.required},
+        optional={f.name: value(f) for f in message.fields.values() if not f.required},
+    )
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    """What a runtime's message holds, in the shape of `wire.decode`."""
+    out: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        if field.name == "requestContext":
+            continue
+        if field.type == field.TYPE_MESSAGE:
+            out[field.name] = as_dict(value)
+        else:
+            out[field.name] = value.encode() if isinstance(value, str) else value
+    return out
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        out[name] = (
+            plain(value) if isinstance(value, dict) else bytes(value) if isinstance(value, memoryview) else value
+        )
+    return out
+
+
+@given(filled(schema.REQUEST))
+def test_requests_decode_as_the_protobuf_runtime_decodes_them(values: dict[str, Any]) -> None:
+    data = PbRequest(**values).SerializeToString()
+    assert plain(wire.decode(schema.REQUEST, memoryview(data))) == as_dict(PbRequest.FromString(data))
+
+
+@given(filled(schema.RESPONSE))
+def test_responses_decode_as_the_protobuf_runtime_decodes_them(values: dict[str, Any]) -> None:
+    data = PbResponse(**values).SerializeToString()
+    assert plain(wire.decode(schema.RESPONSE, memoryview(data))) == as_dict(PbResponse.FromString(data))
+
+
+@st.composite
+def frames_of_fields(draw: st.DrawFn) -> bytes:
+    """Bytes that look like messages: known and unknown fields in any order, cut or spoiled now and then."""
+    header = draw(st.sampled_from([b"\x0a\x06\x08\x03\x10\x02\x18\x01", b"\x0a\x06\x08\x03\x10\x01\x18\x01", b""]))
+    numbers = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 100, 101, 104, 107, 200, 536870911])
+
+    def field() -> bytes:
+        number, kind = draw(numbers), draw(st.sampled_from([0, 0, 2, 2, 2, 1, 5, 3]))
+        tag = wire.varint(number << 3 | kind)
+        if kind == 0:
+            return tag + wire.varint(draw(int64s))
+        if kind == 2:
+            inner = draw(st.binary(max_size=12)) if draw(st.booleans()) else b"\x08\x05\x10\x07\x1a\x00\x22\x00"
+            return tag + wire.varint(len(inner)) + inner
+        if kind == 3:
+            return tag + b"\x08\x01" + wire.varint(number << 3 | 4)
+        return tag + bytes(8 if kind == 1 else 4)
+
+    data = header + b"".join(field() for _ in range(draw(st.integers(0, 5))))
+    if draw(st.integers(0, 4)) == 0 and data:
+        at = draw(st.integers(0, len(data) - 1))
+        data = data[:at] + bytes([draw(st.integers(0, 255))]) + data[at + 1 :]
+    return data[: draw(st.integers(0, len(data)))] if draw(st.integers(0, 4)) == 0 else data
+
+
+@settings(max_examples=400)
+@given(frames_of_fields() | st.binary(max_size=80))
+def test_any_bytes_are_accepted_exactly_when_the_protobuf_runtime_accepts_them(data: bytes) -> None:
+    expected: dict[str, Any] | None
+    found: dict[str, Any] | None
+    for kind, table in ((PbRequest, schema.REQUEST), (PbResponse, schema.RESPONSE)):
+        try:
+            message = kind.FromString(data)
+            expected = as_dict(message) if message.IsInitialized() else None
+        except (DecodeError, UnicodeDecodeError):
+            expected = None
+        try:
+            found = plain(wire.decode(table, memoryview(data)))
+        except ProtocolError:
+            found = None
+        if expected is not None or found is not None:
+            assert found == expected
+
+
+@settings(max_examples=400)
+@given(frames_of_fields() | st.binary(max_size=120))
+def test_arbitrary_bytes_raise_nothing_but_protocol_errors(data: bytes) -> None:
+    for decode_any in (m.decode_request, m.decode_response):
+        try:
+            decode_any(memoryview(data))
+        except ProtocolError:
+            pass
+
+
+@given(st.sampled_from(sorted(VECTORS)), st.data())
+def test_spoiled_and_cut_vectors_raise_nothing_but_protocol_errors(name: str, data: st.DataObject) -> None:
+    frame = bytearray(VECTORS[name][1][4:])
+    at = data.draw(st.integers(0, len(frame) - 1))
+    frame[at] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.integers(0, len(frame)))
+    for piece in (frame, frame[:cut]):
+        try:
+            decode(name, memoryview(bytes(piece)))
+        except ProtocolError:
+            pass
+
+
+@given(txn_ids, int64s, int64s, st.binary(max_size=40), blobs, st.booleans(), st.booleans(), st.integers(0, 200))
+def test_adds_equal_the_runtimes_bytes_and_survive_a_round_trip(
+    txn: int, ledger: int, entry: int, key: bytes, body: bytes, recovery: bool, deferred: bool, priority: int
+) -> None:
+    parts = m.encode_add_request(
+        txn, ledger, entry, key, len(body), recovery=recovery, deferred_sync=deferred, priority=priority
+    )
+    frame = joined(parts, body)
+    header: dict[str, Any] = {"version": 3, "operation": 2, "txnId": txn}
+    add: dict[str, Any] = {"ledgerId": ledger, "entryId": entry, "masterKey": key, "body": body}
+    if priority:
+        header["priority"] = priority
+    if deferred:
+        add["writeFlags"] = 1
+    if recovery:
+        add["flag"] = 1
+    assert frame[4:] == PbRequest(header=header, addRequest=add).SerializeToString()
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    expected = m.AddRequest(txn, ledger, entry, key, memoryview(body), recovery, deferred, priority)
+    assert m.decode_request(body_of(frame)) == expected
+
+
+@given(txn_ids, int64s, int64s, maybe(blobs), maybe(int64s), maybe(int64s), st.sampled_from(list(Status)))
+def test_read_responses_equal_the_runtimes_bytes_and_survive_a_round_trip(
+    txn: int, ledger: int, entry: int, body: bytes | None, lac: int | None, stamp: int | None, status: Status
+) -> None:
+    length = None if body is None else len(body)
+    parts = m.encode_read_response(txn, status, ledger, entry, length, max_lac=lac, lac_update_timestamp_ms=stamp)
+    frame = joined(parts, body or b"")
+    read: dict[str, Any] = {"status": int(status), "ledgerId": ledger, "entryId": entry}
+    for name, value in (("body", body), ("maxLAC", lac), ("lacUpdateTimestamp", stamp)):
+        if value is not None:
+            read[name] = value
+    header = {"version": 3, "operation": 1, "txnId": txn}
+    assert frame[4:] == PbResponse(header=header, status=int(status), readResponse=read).SerializeToString()
+    view = None if body is None else memoryview(body)
+    assert m.decode_response(body_of(frame)) == m.ReadResponse(txn, status, ledger, entry, view, lac, stamp)
+
+
+@given(txn_ids, int64s, int64s, st.sampled_from(list(Status)))
+def test_add_responses_equal_the_runtimes_bytes_and_survive_a_round_trip(
+    txn: int, ledger: int, entry: int, status: Status
+) -> None:
+    frame = m.encode_add_response(txn, status, ledger, entry)
+    header = {"version": 3, "operation": 2, "txnId": txn}
+    add = {"status": int(status), "ledgerId": ledger, "entryId": entry}
+    assert frame[4:] == PbResponse(header=header, status=int(status), addResponse=add).SerializeToString()
+    assert m.decode_response(body_of(frame)) == m.AddResponse(txn, status, ledger, entry)
+
+
+@given(txn_ids, int64s, maybe(blobs), maybe(blobs), maybe(int64s), maybe(int64s), st.sampled_from(list(Status)))
+def test_the_other_responses_survive_a_round_trip(
+    txn: int, ledger: int, one: bytes | None, two: bytes | None, n: int | None, k: int | None, status: Status
+) -> None:
+    view = lambda b: None if b is None else memoryview(b)  # noqa: E731
+    pairs: list[tuple[bytes, object]] = [
+        (
+            m.encode_read_lac_response(txn, status, ledger, one, two),
+            m.ReadLacResponse(txn, status, ledger, view(one), view(two)),
+        ),
+        (m.encode_write_lac_response(txn, status, ledger), m.WriteLacResponse(txn, status, ledger)),
+        (m.encode_force_ledger_response(txn, status, ledger), m.ForceLedgerResponse(txn, status, ledger)),
+        (m.encode_bookie_info_response(txn, status, n, k), m.BookieInfoResponse(txn, status, n, k)),
+        (
+            m.encode_list_entries_response(txn, status, ledger, one),
+            m.ListEntriesResponse(txn, status, ledger, view(one)),
+        ),
+        (m.encode_auth_response(txn, status, "x", one or b""), m.AuthResponse(txn, status, "x", one or b"")),
+        (m.encode_error_response(txn, Operation.ADD, status), m.ErrorResponse(Operation.ADD, txn, status)),
+    ]
+    for frame, expected in pairs:
+        assert m.decode_response(body_of(frame)) == expected
+
+
+@given(filled(schema.ADD_REQUEST), st.randoms(use_true_random=False), blobs)
+def test_fields_in_any_order_with_unknown_ones_between_mean_the_same(
+    values: dict[str, Any], rng: Any, junk: bytes
+) -> None:
+    def pieces(message: wire.Message, given_values: dict[str, Any]) -> list[bytes]:
+        out = []
+        for number, known in message.fields.items():
+            if known.name not in given_values:
+                continue
+            value = given_values[known.name]
+            if isinstance(value, bytes):
+                out.append(wire.varint(number << 3 | 2) + wire.varint(len(value)) + value)
+            else:
+                out.append(wire.varint(number << 3) + wire.varint(value))
+        out.append(wire.varint(77 << 3 | 2) + wire.varint(len(junk)) + junk)
+        rng.shuffle(out)
+        return out
+
+    add = b"".join(pieces(schema.ADD_REQUEST, values))
+    header = b"".join(pieces(schema.HEADER, {"version": 3, "operation": 2, "txnId": 9}))
+    parts = [
+        wire.varint(101 << 3 | 2) + wire.varint(len(add)) + add,
+        b"\x0a" + wire.varint(len(header)) + header,
+        wire.varint(99 << 3 | 2) + wire.varint(len(junk)) + junk,
+    ]
+    rng.shuffle(parts)
+    found = m.decode_request(memoryview(b"".join(parts)))
+    assert found == m.AddRequest(
+        9,
+        values["ledgerId"],
+        values["entryId"],
+        values["masterKey"],
+        memoryview(values["body"]),
+        "flag" in values,
+        bool(values.get("writeFlags", 0) & 1),
+    )
+
+
+# ------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("operation", [3, 4, 12])
+def test_operations_without_a_message_are_bad_requests(operation: int) -> None:
+    frame = memoryview(b"\x0a\x06\x08\x03\x10" + bytes([operation]) + b"\x18\x05")
+    assert m.decode_request(frame) == m.UnsupportedRequest(Operation(operation), 5, Status.EBADREQ)
+
+
+def test_an_operation_whose_message_is_missing_is_a_bad_request() -> None:
+    frame = memoryview(b"\x0a\x06\x08\x03\x10\x02\x18\x05")
+    assert m.decode_request(frame) == m.UnsupportedRequest(Operation.ADD, 5, Status.EBADREQ)
+
+
+def test_another_protocol_version_is_named_as_such() -> None:
+    frame = bytearray(VECTORS["READ entry7"][1][4:])
+    frame[3] = 2
+    assert m.decode_request(memoryview(frame)) == m.UnsupportedRequest(Operation.READ, 4, Status.EBADVERSION)
+
+
+def test_an_unknown_operation_number_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="operation"):
+        m.decode_request(memoryview(b"\x0a\x06\x08\x03\x10\x63\x18\x05"))
+
+
+def test_an_outer_error_wins_over_the_inner_status() -> None:
+    ok = bytes.fromhex("0a060803100218011000aa0607080010b9601807")
+    outer = ok.replace(b"\x10\x00\xaa", b"\x10\xf5\x03\xaa")
+    inner = ok.replace(b"\x07\x08\x00", b"\x08\x08\xf8\x03")
+    outer_status = m.decode_response(memoryview(outer)).status
+    inner_status = m.decode_response(memoryview(inner)).status
+    assert (outer_status, inner_status) == (Status.EIO, Status.EFENCED)
+
+
+def test_a_decoded_body_is_a_view_of_the_frame() -> None:
+    frame = bytearray(VECTORS["ADD pw secret CRC32"][1])
+    request = m.decode_request(memoryview(frame)[4:])
+    assert isinstance(request, m.AddRequest)
+    frame[-1] ^= 1
+    assert request.body[-1] == frame[-1]
+
+
+def test_varints_that_never_end_and_groups_that_nest_without_end_are_refused() -> None:
+    for data in (b"\xff" * 40, b"\x0b" * 200, b"\x0a\x06\x08\x03\x10\x02\x18\x01\xaa\x06\xff\xff\xff\xff\x7f"):
+        with pytest.raises(ProtocolError):
+            m.decode_request(memoryview(data))
