@@ -1,0 +1,96 @@
+"""Settings: upstream's keys, typed values, and an error for whatever would not be honoured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import javaproperties
+import pytest
+
+from dlspark.core.settings import NOT_YET_HONOURED, Settings, describe_settings
+from dlspark.errors import CallerError, SettingsError
+
+CONF = Path(__file__).parents[2] / "conf" / "distributedlog.conf"
+
+
+def test_the_shipped_configuration_file_lists_every_setting_with_its_default():
+    with CONF.open("rb") as file:
+        written = javaproperties.load(file)
+    assert list(written) == [info.key for info in describe_settings()]
+    assert Settings.from_properties(CONF) == Settings()
+
+
+def test_the_shipped_configuration_file_explains_every_setting():
+    text = " ".join(line.lstrip("# ") for line in CONF.read_text().splitlines() if line.startswith("#"))
+    missing = [info.key for info in describe_settings() if info.meaning not in text]
+    assert missing == []
+
+
+def test_texts_are_parsed_by_the_type_of_the_setting():
+    settings = Settings.from_mapping(
+        {"writerOutputBufferSize": " 0 ", "enableImmediateFlush": "True", "compressionType": "LZ4", "digestPw": "s p"}
+    )
+    assert settings.output_buffer_bytes == 0
+    assert settings.immediate_flush is True
+    assert settings.compression == "lz4"
+    assert settings.password == b"s p"
+
+
+def test_an_old_key_is_an_alias():
+    assert Settings.from_mapping({"ensemble-size": "5"}).ensemble_size == 5
+    with pytest.raises(SettingsError, match="twice"):
+        Settings.from_mapping({"ensemble-size": 5, "bkcEnsembleSize": 5})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("writerOutputBuferSize", 0, "Did you mean writerOutputBufferSize"),
+        ("BKCENSEMBLESIZE", 3, "Did you mean bkcEnsembleSize"),
+        ("colour", "blue", "conf/distributedlog.conf lists"),
+        ("logSegmentRetentionHours", 1, "has no effect here"),
+        ("bkcEnsembleSize", "three", "whole number"),
+        ("bkcEnsembleSize", True, "whole number"),
+        ("bkcEnsembleSize", 0, "outside 1"),
+        ("enableImmediateFlush", "maybe", "true or false"),
+        ("enableImmediateFlush", 1, "true or false"),
+        ("compressionType", "zstd", "none, lz4"),
+        ("digestPw", 5, "text"),
+        ("logSegmentRollingMinutes", 2**31, "outside"),
+        ("bkcReadTimeoutSeconds", 1, "shorter than readLACLongPollTimeout"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_advice(key, value, message):
+    base = Settings(long_poll_ms=2000)
+    with pytest.raises(CallerError, match=message):
+        base.with_values({key: value})
+
+
+def test_the_environment_overrides_the_file(tmp_path):
+    file = tmp_path / "dl.conf"
+    file.write_text("bkcEnsembleSize=4\nwriterOutputBufferSize=10\n")
+    environment = {"DLSPARK_CONF": str(file), "DLSPARK_SET_writerOutputBufferSize": "20", "HOME": "/nowhere"}
+    settings = Settings.from_environment(environment)
+    assert (settings.ensemble_size, settings.output_buffer_bytes) == (4, 20)
+    assert Settings.from_environment({}) == Settings()
+
+
+def test_a_missing_file_is_an_error_that_names_the_variable(tmp_path):
+    with pytest.raises(SettingsError, match="DLSPARK_CONF"):
+        Settings.from_environment({"DLSPARK_CONF": str(tmp_path / "none.conf")})
+
+
+def test_quorums_are_capped_at_each_other_as_upstream():
+    assert Settings(ensemble_size=2).quorums == (2, 2, 2)
+    assert Settings(ensemble_size=5, write_quorum=1).quorums == (5, 1, 1)
+
+
+def test_one_log_may_override_its_own_settings_but_not_those_of_the_namespace():
+    assert Settings().for_log({"logSegmentRollingMinutes": 5}).rolling_minutes == 5
+    with pytest.raises(SettingsError, match="whole namespace"):
+        Settings().for_log({"zkSessionTimeoutSeconds": 5})
+
+
+def test_a_setting_is_either_supported_or_listed_as_not_honoured():
+    assert not NOT_YET_HONOURED & {info.key for info in describe_settings()}
+    assert Settings.from_mapping(Settings().as_mapping()) == Settings()
