@@ -1,0 +1,402 @@
+"""`TcpNetwork`: framed TCP connections on sockets of our own, driven by the running loop's readiness callbacks.
+
+Own sockets because bodies must not be joined or copied on the way: a read goes straight into a shared chunk
+(`protocol.frames`), a write is one `sendmsg` over the pieces as they are. Works on asyncio's and on uvloop's loop.
+
+Fault model: a peer may stall, vanish, or send anything. A length that cannot be, or a handler's exception, closes that
+link alone, with the error in `link_closed` and a line in the log; everybody else is served on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from storage_node.edge import Buffer, FrameHandler, Link, Listener
+from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
+from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
+
+logger = logging.getLogger(__name__)
+
+LOW_WATER_BYTES = 1024 * 1024
+"""`drain` returns once no more than this is queued."""
+
+SEND_BYTES = 4 * 1024 * 1024
+"""About what one `sendmsg` is offered."""
+
+SEND_BUFFERS = 1000
+"""Below the kernel's limit of 1024 pieces a call."""
+
+JOIN_BELOW_BYTES = 2048
+"""Pieces smaller than this on average are joined: one copy is cheaper than many pieces."""
+
+BACKLOG = 1024
+ACCEPT_PAUSE_S = 1.0
+_OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class TcpLink:
+    """One connection. Created by `TcpNetwork` only."""
+
+    __slots__ = (
+        "_closed",
+        "_drainers",
+        "_flush_scheduled",
+        "_frames",
+        "_handler",
+        "_in_batch",
+        "_loop",
+        "_network",
+        "_out",
+        "_paused",
+        "_queued",
+        "_sock",
+        "_writing",
+        "peer",
+    )
+
+    def __init__(self, network: TcpNetwork, loop: asyncio.AbstractEventLoop, sock: socket.socket, peer: str) -> None:
+        self.peer = peer
+        self._network = network
+        self._loop = loop
+        self._sock = sock
+        self._frames = FrameBuffer(network.pool, max_frame=network.max_frame)
+        self._handler: FrameHandler | None = None
+        self._out: deque[Buffer] = deque()
+        self._queued = 0
+        self._drainers: list[asyncio.Future[None]] = []
+        self._in_batch = False
+        self._flush_scheduled = False
+        self._writing = False
+        self._paused = False
+        self._closed = False
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued
+
+    def start(self, handler: FrameHandler) -> None:
+        """Begin to deliver to `handler`."""
+        self._handler = handler
+        if not self._closed and not self._paused:
+            self._loop.add_reader(self._sock.fileno(), self._readable)
+
+    # ------------------------------------------------------------------------------------ sending
+
+    def send(self, *buffers: Buffer) -> None:
+        """Queue whole frames in pieces; they leave together at the end of this turn of the loop."""
+        if self._closed:
+            return
+        for buffer in buffers:
+            size = len(buffer)
+            if size:
+                self._out.append(buffer)
+                self._queued += size
+        if not (self._in_batch or self._writing or self._flush_scheduled):
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush_soon)
+
+    async def drain(self) -> None:
+        """Wait until at most LOW_WATER_BYTES are queued. Raises ConnectionClosedError if the link is or gets closed."""
+        if self._closed:
+            raise ConnectionClosedError("the connection is closed", node=self.peer)
+        if self._queued <= LOW_WATER_BYTES:
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._drainers.append(waiter)
+        await waiter
+
+    def _flush_soon(self) -> None:
+        self._flush_scheduled = False
+        if not self._writing:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send until nothing is left or the socket takes no more."""
+        while self._out and not self._closed:
+            try:
+                sent = self._sock.sendmsg(self._pieces())
+            except (BlockingIOError, InterruptedError):
+                self._wait_writable()
+                return
+            except OSError as error:
+                self._shut(error)
+                return
+            self._consume(sent)
+        if self._writing and not self._closed:
+            self._writing = False
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _wait_writable(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._sock.fileno(), self._flush)
+
+    def _pieces(self) -> list[Buffer]:
+        """The front of the queue, joined where pieces are small."""
+        out = self._out
+        pieces: list[Buffer] = []
+        total = 0
+        for piece in out:
+            pieces.append(piece)
+            total += len(piece)
+            if total >= SEND_BYTES or len(pieces) == SEND_BUFFERS:
+                break
+        if len(pieces) > 1 and total < len(pieces) * JOIN_BELOW_BYTES:
+            joined = b"".join(pieces)
+            for _ in pieces:
+                out.popleft()
+            out.appendleft(joined)
+            return [joined]
+        return pieces
+
+    def _consume(self, sent: int) -> None:
+        self._queued -= sent
+        out = self._out
+        while sent:
+            size = len(out[0])
+            if sent < size:
+                out[0] = memoryview(out[0])[sent:]
+                break
+            out.popleft()
+            sent -= size
+        if self._drainers and self._queued <= LOW_WATER_BYTES:
+            waiters, self._drainers = self._drainers, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    # ------------------------------------------------------------------------------------ receiving
+
+    def pause_reading(self) -> None:
+        """Leave further bytes to the kernel; frames already read are still delivered."""
+        if not self._paused and not self._closed:
+            self._paused = True
+            if self._handler is not None:
+                self._loop.remove_reader(self._sock.fileno())
+
+    def resume_reading(self) -> None:
+        if self._paused and not self._closed:
+            self._paused = False
+            if self._handler is not None:
+                self._loop.add_reader(self._sock.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        try:
+            received = self._sock.recv_into(self._frames.writable())
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._shut(error)
+            return
+        if received == 0:
+            self._shut(None)
+            return
+        try:
+            self._deliver(received)
+        except Exception as error:  # the boundary: one peer's bytes must not stop the loop
+            if not isinstance(error, ProtocolError):
+                logger.exception("closing the connection to %s", self.peer)
+            else:
+                logger.warning("closing the connection to %s: %s", self.peer, error)
+            self._shut(error)
+            return
+        if self._out and not self._writing:
+            self._flush()
+
+    def _deliver(self, received: int) -> None:
+        handler = self._handler
+        if handler is None:
+            return
+        self._in_batch = True
+        try:
+            for frame in self._frames.advance(received):
+                if self._closed:
+                    return
+                handler.frame_received(frame)
+            frame = None  # type: ignore[assignment]  # the last view would keep the chunk from being rewound
+            if not self._closed:
+                handler.batch_done()
+                self._frames.rewind()
+        finally:
+            self._in_batch = False
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close now; what the socket takes at once of the queue still leaves."""
+        if not self._closed and self._out and not self._writing:
+            self._flush()
+        self._shut(None)
+
+    def _shut(self, error: Exception | None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        descriptor = self._sock.fileno()
+        self._loop.remove_reader(descriptor)
+        self._loop.remove_writer(descriptor)
+        self._sock.close()
+        self._out.clear()
+        self._queued = 0
+        waiters, self._drainers = self._drainers, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(ConnectionClosedError("the connection was closed", node=self.peer))
+        self._network.forget(self)
+        self._loop.call_soon(self._finish, error)
+
+    def _finish(self, error: Exception | None) -> None:
+        self._frames.close()
+        if self._handler is not None:
+            self._handler.link_closed(error)
+
+
+class TcpListener:
+    """A listening socket. Created by `TcpNetwork.listen` only."""
+
+    def __init__(
+        self,
+        network: TcpNetwork,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        accept: Callable[[Link], FrameHandler],
+    ) -> None:
+        self._network = network
+        self._loop = loop
+        self._sock = sock
+        self._accept = accept
+        self._closed = False
+        self._resume: asyncio.TimerHandle | None = None
+        self.port: int = sock.getsockname()[1]
+        loop.add_reader(sock.fileno(), self._acceptable)
+
+    def _acceptable(self) -> None:
+        for _ in range(BACKLOG):
+            try:
+                sock, address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._refused(error)
+                return
+            link = self._network.adopt(self._loop, sock, f"{address[0]}:{address[1]}")
+            try:
+                handler = self._accept(link)
+            except Exception:  # the boundary: a refused connection must not stop the listener
+                logger.exception("refusing the connection from %s", link.peer)
+                link.close()
+                continue
+            link.start(handler)
+
+    def _refused(self, error: OSError) -> None:
+        """Out of descriptors or memory: leave the rest in the backlog for a while."""
+        logger.error("cannot accept connections on port %d: %s", self.port, error)
+        if error.errno in _OUT_OF_DESCRIPTORS:
+            self._loop.remove_reader(self._sock.fileno())
+            self._resume = self._loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        self._resume = None
+        if not self._closed:
+            self._loop.add_reader(self._sock.fileno(), self._acceptable)
+
+    async def close(self) -> None:
+        """Stop accepting; accepted links live on. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._resume is not None:
+            self._resume.cancel()
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+
+
+class TcpNetwork:
+    """The real network. One object may serve any number of connections and listeners of one loop."""
+
+    def __init__(self, *, max_frame: int = MAX_FRAME_BYTES, pool: ChunkPool | None = None) -> None:
+        self.max_frame = max_frame
+        self.pool = pool or ChunkPool()
+        self._links: set[TcpLink] = set()
+
+    async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:
+        """Connect within `timeout_ms`. Raises BookieUnreachableError; nothing was sent then."""
+        try:
+            return await asyncio.wait_for(self._connect(host, port, handler), timeout_ms / 1000)
+        except (OSError, asyncio.TimeoutError) as error:
+            reason = str(error) or f"no answer within {timeout_ms} ms"
+            raise BookieUnreachableError(
+                f"cannot connect to {host}:{port}: {reason}",
+                advice="Check that the storage node runs and that its advertised address is reachable from here",
+                node=f"{host}:{port}",
+            ) from error
+
+    async def listen(self, host: str, port: int, accept: Callable[[Link], FrameHandler]) -> Listener:
+        """Listen on `host` ("" for all interfaces). Raises OSError, for example where the port is taken."""
+        loop = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            sock.listen(BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+        return TcpListener(self, loop, sock, accept)
+
+    def links(self) -> list[TcpLink]:
+        """The open connections."""
+        return list(self._links)
+
+    def adopt(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, peer: str) -> TcpLink:
+        """Make a link of a connected socket."""
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        link = TcpLink(self, loop, sock, peer)
+        self._links.add(link)
+        return link
+
+    def forget(self, link: TcpLink) -> None:
+        self._links.discard(link)
+
+    async def _connect(self, host: str, port: int, handler: FrameHandler) -> TcpLink:
+        loop = asyncio.get_running_loop()
+        last: OSError | None = None
+        for family, address in await _resolve(loop, host, port):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                await loop.sock_connect(sock, address)
+                link = self.adopt(loop, sock, f"{host}:{port}")
+            except OSError as error:
+                sock.close()
+                last = error
+                continue
+            except BaseException:
+                sock.close()
+                raise
+            link.start(handler)
+            return link
+        raise last or OSError(f"{host} has no address")
+
+
+async def _resolve(
+    loop: asyncio.AbstractEventLoop, host: str, port: int
+) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
+    """The addresses of a host; a literal address takes no thread."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except OSError:
+            continue
+        return [(family, (host, port))]
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, (str(address[0]), int(address[1]))) for family, _, _, _, address in found]
