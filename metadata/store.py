@@ -3,8 +3,11 @@
 Two implementations pass one conformance suite: `metadata.zookeeper.ZooKeeperStore` (kazoo) and
 `metadata.memory.MemoryStore` (tests and simulation). No kazoo type leaves this package.
 
-Versions are ZooKeeper's: a new znode has data version 0, each set adds one; -1 matches any version. Watches fire once.
-Every error is one of `metadata.errors`; it says whether the request may have been applied.
+Versions are ZooKeeper's: a new znode has data version 0, each set adds one; -1 matches any version. Watches fire once;
+the same callable left twice on one path is one watch. An event is heard before any answer that shows its cause.
+Every error is one of `metadata.errors`; it says whether the request may have been applied. A request made while the
+session is not CONNECTED fails at once (MetadataUnavailableError): it is not kept for later. Nothing is repeated here,
+see `metadata.retry`.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ class Stat:
 
 
 class EventKind(Enum):
-    """What a watch saw; SESSION means that the watch is void because the session ended."""
+    """What a watch saw. SESSION means that the watch is void, because the session ended or the connection was lost and
+    came back: changes may have passed unseen, look again."""
 
     CREATED = "created"
     DELETED = "deleted"

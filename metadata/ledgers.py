@@ -1,0 +1,401 @@
+"""`LedgerStore`: BookKeeper's ledger tree: the layout, ledger ids, and each ledger's metadata under compare-and-set.
+
+    <root>/LAYOUT                              which path formula and id generator this cluster uses
+    <root>/INSTANCEID                          a random UUID, part of every bookie's cookie
+    <root>/idgen/ID-, <root>/idgen-long/HOB-   transient sequential znodes that ids are made from
+    <root>/00/0001/L2345                       metadata of ledger 12345 (layout `hierarchical`)
+    <root>/000/0000/0021/4748/L3647            ... of an id from 2147483647 on
+
+Lost answers. `create` is decided by the creator token: a random number in the new metadata tells our own znode from
+another's. `write` is decided by reading back: our bytes one version on are our write, other bytes there are somebody
+else's; the expected version means that it was not applied, and it is sent again. Only a znode that has moved further
+leaves the outcome unknown. `delete` and `format` may simply be run again, as may `generate_id` (an id is lost, its
+znode goes with the session).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+from metadata.errors import (
+    BadVersionError,
+    CallerError,
+    CorruptDataError,
+    InvariantViolation,
+    MetadataUnavailableError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OutcomeUnknownError,
+    check,
+)
+from metadata.ledger_metadata import LedgerMetadata
+from metadata.paths import check_path, join, parent_of
+from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
+from metadata.store import Create, MetadataStore, Watcher
+
+T = TypeVar("T")
+
+DEFAULT_ROOT: Final = "/ledgers"
+FIRST_LONG_ID: Final = 2_147_483_647
+MAX_LEDGER_ID: Final = 2**63 - 1
+_LAYOUT_FORMAT: Final = 2
+_KEPT_HOBS: Final = 3
+_SUFFIX: Final = re.compile(r"-?\d{10}$")
+_HOB: Final = re.compile(r"HOB-(\d{10})")
+_LEAF: Final = re.compile(r"L(\d{4})")
+_FLAT_LEAF: Final = re.compile(r"L(\d{10,19})")
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned(Generic[T]):
+    """A value and the data version of the znode that it was read from or written to."""
+
+    value: T
+    version: int
+
+
+class LedgerLayout(Enum):
+    """The cluster's layout, by the simple name of the Java factory class in LAYOUT."""
+
+    HIERARCHICAL = "HierarchicalLedgerManagerFactory"
+    LONG_HIERARCHICAL = "LongHierarchicalLedgerManagerFactory"
+    LEGACY_HIERARCHICAL = "LegacyHierarchicalLedgerManagerFactory"
+    FLAT = "FlatLedgerManagerFactory"
+
+    def encode(self) -> bytes:
+        return f"{_LAYOUT_FORMAT}\norg.apache.bookkeeper.meta.{self.value}:1".encode("ascii")
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> LedgerLayout:
+        """Read LAYOUT: format 2 names a class, format 1 the manager's type. Raises CorruptDataError."""
+        lines = data.decode("utf-8", "replace").rstrip("\n").split("\n")
+        manager, _, version = lines[1].rpartition(":") if len(lines) == 2 else ("", "", "")
+        known = {layout.value: layout for layout in cls} if lines[0] == str(_LAYOUT_FORMAT) else _LAYOUTS_OF_FORMAT_1
+        layout = known.get(manager.rpartition(".")[2])
+        if layout is None or version != "1":
+            raise CorruptDataError(
+                f"unknown ledger layout {lines!r}",
+                path=path,
+                advice="It must be one of the layouts that BookKeeper writes, e.g. HierarchicalLedgerManagerFactory:1",
+            )
+        return layout
+
+    def path(self, root: str, ledger_id: int) -> str:
+        """The znode of a ledger."""
+        if not 0 <= ledger_id <= MAX_LEDGER_ID:
+            raise CallerError(f"ledger id {ledger_id} is not in 0..{MAX_LEDGER_ID}", ledger_id=ledger_id)
+        if self is LedgerLayout.FLAT:
+            return join(root, f"L{ledger_id:010d}")
+        if ledger_id >= FIRST_LONG_ID and self is LedgerLayout.LEGACY_HIERARCHICAL:
+            raise CallerError("the legacy layout ends at ledger id 2147483646", ledger_id=ledger_id)
+        if ledger_id >= FIRST_LONG_ID or self is LedgerLayout.LONG_HIERARCHICAL:
+            digits = f"{ledger_id:019d}"
+            return join(root, digits[:3], digits[3:7], digits[7:11], digits[11:15], f"L{digits[15:]}")
+        digits = f"{ledger_id:010d}"
+        return join(root, digits[:2], digits[2:6], f"L{digits[6:]}")
+
+
+_LAYOUTS_OF_FORMAT_1: Final = {"flat": LedgerLayout.FLAT, "hierarchical": LedgerLayout.LEGACY_HIERARCHICAL}
+
+
+class LedgerStore:
+    """The ledgers of one cluster, below `root`. `rng` makes creator tokens and the instance id."""
+
+    def __init__(self, store: MetadataStore, root: str = DEFAULT_ROOT, *, rng: random.Random | None = None) -> None:
+        check_path(root)
+        self._store = store
+        self._root = root
+        self._rng = rng if rng is not None else random.SystemRandom()
+        self._layout: LedgerLayout | None = None
+        self._long_ids = False
+
+    @property
+    def store(self) -> MetadataStore:
+        return self._store
+
+    @property
+    def root(self) -> str:
+        return self._root
+
+    def path(self, ledger_id: int) -> str:
+        """A ledger's znode, by the cluster's layout; the default one before LAYOUT was read."""
+        return (self._layout or LedgerLayout.HIERARCHICAL).path(self._root, ledger_id)
+
+    # ---- cluster ----------------------------------------------------------------------------------------------------
+
+    async def format(self) -> None:
+        """Initialise the cluster's tree; one that exists is verified and completed, never replaced.
+
+        Raises CorruptDataError for a LAYOUT that is none. Safe to repeat, also after an unknown outcome.
+        """
+        await repeat(self._store, self._format)
+
+    async def _format(self) -> None:
+        available = join(self._root, "available")
+        nodes = [Create(self._root), Create(available), Create(join(available, "readonly"))]
+        if await self._store.exists(join(self._root, "LAYOUT")) is None:
+            # An initialised cluster without INSTANCEID keeps none: its bookies' cookies do not have it either.
+            instance = uuid.UUID(int=self._rng.getrandbits(128), version=4)
+            nodes.append(Create(join(self._root, "INSTANCEID"), str(instance).encode("ascii")))
+        for _ in range(MAX_REPEATS):
+            missing = [node for node in nodes if await self._store.exists(node.path) is None]
+            if missing and missing[0].path == self._root:
+                await self._make_ancestors()
+            try:
+                await self._store.multi(missing)
+                break
+            except NodeExistsError:
+                continue  # somebody else is at it: see what is left
+        try:
+            await self._store.create(join(self._root, "LAYOUT"), LedgerLayout.HIERARCHICAL.encode())
+        except NodeExistsError:
+            pass
+        await self.layout()
+
+    async def _make_ancestors(self) -> None:
+        parent = parent_of(self._root)
+        if parent != "/" and await self._store.exists(parent) is None:
+            try:
+                await self._store.create(parent, make_parents=True)
+            except NodeExistsError:
+                pass
+
+    async def layout(self) -> LedgerLayout:
+        """The cluster's layout, read once. Raises CallerError where the cluster was never initialised."""
+        if self._layout is None:
+            path = join(self._root, "LAYOUT")
+            try:
+                data, _ = await repeat(self._store, lambda: self._store.get(path))
+            except NoNodeError as error:
+                raise CallerError(
+                    "no BookKeeper cluster is initialised here",
+                    path=self._root,
+                    advice="Check the ledgers path, or initialise the cluster (LedgerStore.format)",
+                ) from error
+            self._layout = LedgerLayout.decode(data, path)
+        return self._layout
+
+    # ---- ids --------------------------------------------------------------------------------------------------------
+
+    async def generate_id(self) -> int:
+        """A ledger id that nobody had before."""
+        layout = await self.layout()
+        if layout in (LedgerLayout.FLAT, LedgerLayout.LEGACY_HIERARCHICAL):
+            prefix = join(self._root, "ID-" if layout is LedgerLayout.FLAT else "idgen/ID-")
+            number = await self._next_suffix(prefix)
+            if number is None:
+                raise CallerError(f"the ids of layout {layout.value} are used up", path=self._root)
+            return number
+        if not self._long_ids:
+            self._long_ids = await repeat(self._store, lambda: self._store.exists(self._idgen_long)) is not None
+        if not self._long_ids:
+            number = await self._next_suffix(join(self._root, "idgen", "ID-"))
+            if number is not None:
+                return number
+            await repeat(self._store, lambda: self._make(self._idgen_long))
+            self._long_ids = True
+        return await self._generate_long_id()
+
+    @property
+    def _idgen_long(self) -> str:
+        return join(self._root, "idgen-long")
+
+    async def _generate_long_id(self) -> int:
+        """High order bits from the newest HOB znode, the low 31 from the sequence below it."""
+        for _ in range(MAX_REPEATS):
+            names, _ = await repeat(self._store, lambda: self._store.children(self._idgen_long))
+            hobs = sorted(int(match[1]) for match in map(_HOB.fullmatch, names) if match)
+            high = hobs[-1] if hobs else 1
+            low = await self._next_suffix(join(self._idgen_long, f"HOB-{high:010d}", "ID-"))
+            await self._drop_old_hobs(hobs)
+            if low is not None:
+                return high << 32 | low
+            following = join(self._idgen_long, f"HOB-{high + 1:010d}")
+            await repeat(self._store, lambda path=following: self._make(path))  # type: ignore[misc]
+        raise InvariantViolation("every new HOB znode overflowed at once", path=self._idgen_long)
+
+    async def _next_suffix(self, prefix: str) -> int | None:
+        """The number that a new ephemeral sequential znode gets; None when the 31 bits are used up."""
+        created = await repeat(
+            self._store, lambda: self._store.create(prefix, ephemeral=True, sequential=True, make_parents=True)
+        )
+        suffix = _SUFFIX.search(created)
+        if suffix is None:
+            raise InvariantViolation("a sequential znode has no number", path=created)
+        try:
+            await self._store.delete(created)
+        except (NoNodeError, MetadataUnavailableError, OutcomeUnknownError):
+            pass  # it is ephemeral: it goes with the session at the latest
+        number = int(suffix[0])
+        return number if 0 <= number < FIRST_LONG_ID else None
+
+    async def _drop_old_hobs(self, hobs: list[int]) -> None:
+        for high in hobs[:-_KEPT_HOBS]:
+            try:
+                await self._store.delete(join(self._idgen_long, f"HOB-{high:010d}"), 0)
+            except (NoNodeError, NotEmptyError, BadVersionError, MetadataUnavailableError, OutcomeUnknownError):
+                pass  # best effort: somebody else does it, or the next id
+
+    async def _make(self, path: str) -> None:
+        try:
+            await self._store.create(path, make_parents=True)
+        except NodeExistsError:
+            pass
+
+    # ---- metadata ---------------------------------------------------------------------------------------------------
+
+    async def create(self, ledger_id: int, metadata: LedgerMetadata) -> Versioned[LedgerMetadata]:
+        """Store the metadata of a new ledger; its creator token is drawn here unless given.
+
+        Raises NodeExistsError when the id is taken. A lost answer is resolved by the token.
+        """
+        check(metadata.format_version == 3, "new ledgers are written in format 3: it carries the creator token")
+        await self.layout()
+        if metadata.creator_token is None:
+            metadata = replace(metadata, creator_token=self._rng.getrandbits(63))
+        path, data = self.path(ledger_id), metadata.encode()
+        return await repeat(self._store, lambda: self._create(ledger_id, path, metadata, data))
+
+    async def _create(
+        self, ledger_id: int, path: str, metadata: LedgerMetadata, data: bytes
+    ) -> Versioned[LedgerMetadata]:
+        try:
+            await self._store.create(path, data, make_parents=True)
+        except NodeExistsError as error:
+            found = await self._found(ledger_id, path)
+            if found is None or found.value.creator_token != metadata.creator_token:
+                raise NodeExistsError("the ledger id is taken", ledger_id=ledger_id, path=path) from error
+            return found
+        return Versioned(metadata, 0)
+
+    async def _found(self, ledger_id: int, path: str) -> Versioned[LedgerMetadata] | None:
+        try:
+            return await self._read(ledger_id, path, None)
+        except NoNodeError:
+            return None
+
+    async def read(self, ledger_id: int, watch: Watcher | None = None) -> Versioned[LedgerMetadata]:
+        """A ledger's metadata and version. Raises NoNodeError when there is no such ledger, CorruptDataError."""
+        await self.layout()
+        path = self.path(ledger_id)
+        return await repeat(self._store, lambda: self._read(ledger_id, path, watch))
+
+    async def _read(self, ledger_id: int, path: str, watch: Watcher | None) -> Versioned[LedgerMetadata]:
+        try:
+            data, stat = await self._store.get(path, watch)
+        except NoNodeError as error:
+            raise NoNodeError("no such ledger", ledger_id=ledger_id, path=path) from error
+        return Versioned(LedgerMetadata.decode(data, path), stat.version)
+
+    async def write(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> Versioned[LedgerMetadata]:
+        """Replace a ledger's metadata if it still has `version`: the compare-and-set of all ledger state changes.
+
+        Raises BadVersionError when somebody was first (read again and decide anew), NoNodeError, or OutcomeUnknownError
+        when the answer was lost and the znode has moved on further than one version.
+        """
+        check(version >= 0, f"ledger metadata is only ever set with the version read, not {version}")  # spec trap 42
+        await self.layout()
+        path, data = self.path(ledger_id), metadata.encode()
+        lost: OutcomeUnknownError | None = None
+        for _ in range(MAX_REPEATS):
+            try:
+                return Versioned(metadata, (await self._store.put(path, data, version)).version)
+            except MetadataUnavailableError:
+                if not await reconnected(self._store, REPEAT_TIMEOUT_MS):
+                    raise
+                continue
+            except OutcomeUnknownError as error:
+                lost = error
+            except (BadVersionError, NoNodeError) as error:
+                if lost is None:
+                    raise _at(error, ledger_id) from error
+            found, found_version = await self._reread(path, lost)
+            if found_version == version + 1 and found == data:
+                return Versioned(metadata, found_version)
+            if found_version == version + 1:
+                raise BadVersionError("somebody else's update was first", ledger_id=ledger_id, path=path) from lost
+            if found_version != version:
+                raise lost
+        raise lost or MetadataUnavailableError("the session kept being lost", ledger_id=ledger_id, path=path)
+
+    async def _reread(self, path: str, lost: OutcomeUnknownError) -> tuple[bytes, int]:
+        """Data and version after a lost answer, as committed now."""
+
+        async def look() -> tuple[bytes, int]:
+            await self._store.sync(path)
+            data, stat = await self._store.get(path)
+            return data, stat.version
+
+        try:
+            return await repeat(self._store, look)
+        except NoNodeError as error:
+            raise lost from error
+
+    async def delete(self, ledger_id: int) -> None:
+        """Delete a ledger's metadata; a missing ledger is a success. Parents left empty go too."""
+        await self.layout()
+        path = self.path(ledger_id)
+        await repeat(self._store, lambda: self._delete(path))
+
+    async def _delete(self, path: str) -> None:
+        try:
+            await self._store.delete(path)
+        except NoNodeError:
+            pass
+        parent = parent_of(path)
+        while parent != self._root:
+            try:
+                await self._store.delete(parent)
+            except NoNodeError:
+                pass
+            except NotEmptyError:
+                return
+            parent = parent_of(parent)
+
+    # ---- scan -------------------------------------------------------------------------------------------------------
+
+    async def ids(self) -> AsyncIterator[int]:
+        """Every ledger id, ascending. What is created or deleted meanwhile may or may not show; any failure to list is
+        raised, so an id that does not come was not there (I13)."""
+        layout = await self.layout()
+        if layout is LedgerLayout.FLAT:
+            names = await self._children(self._root)
+            for number in sorted(int(match[1]) for match in map(_FLAT_LEAF.fullmatch, names) if match):
+                yield number
+            return
+        tops = await self._children(self._root)
+        for width, levels in ((2, 1), (3, 3)):
+            for top in tops:
+                if re.fullmatch(rf"\d{{{width}}}", top):
+                    async for number in self._ids_below(join(self._root, top), top, levels):
+                        yield number
+
+    async def _ids_below(self, path: str, digits: str, levels: int) -> AsyncIterator[int]:
+        """Ids whose decimal form begins with `digits`; `levels` of inner znodes are still below `path`."""
+        for name in await self._children(path):
+            if levels:
+                if re.fullmatch(r"\d{4}", name):
+                    async for number in self._ids_below(join(path, name), digits + name, levels - 1):
+                        yield number
+                continue
+            match = _LEAF.fullmatch(name)
+            if match:
+                yield int(digits + match[1])
+
+    async def _children(self, path: str) -> list[str]:
+        try:
+            return (await repeat(self._store, lambda: self._store.children(path)))[0]
+        except NoNodeError:
+            return []  # pruned since its parent was listed (spec trap 41)
+
+
+def _at(error: BadVersionError | NoNodeError, ledger_id: int) -> BadVersionError | NoNodeError:
+    """The same error with the ledger as its place."""
+    return type(error)(error.message, ledger_id=ledger_id, path=error.path)
