@@ -1,0 +1,475 @@
+"""Entries into columns: the fast way from what storage nodes return to Arrow, without Python work for each record.
+
+Theory of operation. Records are a chain: where one starts is known only from the one before. So the starts are
+*guessed* in bulk and the whole chain is then *proved* at once, on arrays: the first record starts at 0, each record's
+start plus header plus length is the next one's start, the last one ends at the end, and every entry begins at a start.
+By induction there is only one such chain, so a wrong guess cannot go unnoticed; it only costs the time to guess again:
+
+1. equal lengths: the starts are multiples of the first record's size (a strided view, no gather at all);
+2. short records of different lengths: wherever the eight bytes that are zero in the header of an ordinary user record
+   (flags 0, position and length below their highest bytes, transaction id below 2^48) are zero, a record may start;
+3. otherwise one record after the other, in a loop of a few bytecodes.
+
+If the chain is broken, the plain decoder finds the place and words the error. Small entries are joined into runs of
+`RUN_BYTES` that fit in a core's cache, so that a call on arrays is paid for by many records. Runs that hold record sets
+take the plain decoder.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as struct_error
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.plain_entries import decode_content, entry_content
+from dlspark.core.record_sets import record_set_count
+from dlspark.core.records import (
+    FLAG_CONTROL,
+    FLAG_END_OF_STREAM,
+    FLAG_RECORD_SET,
+    FLAGS_MASK,
+    HEADER,
+    HEADER_BYTES,
+    KNOWN_FLAGS,
+    MAX_POSITION,
+    POSITION_MASK,
+    POSITION_SHIFT,
+)
+from dlspark.errors import CallerError, InvalidEntryError
+from metadata.errors import InvariantViolation
+from storage_node.protocol.frames import Buffer
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+RUN_BYTES = 256 * 1024
+"""Small entries are decoded together up to this many bytes."""
+
+MAX_BATCH_BYTES = 2**31 - 1
+"""Most record bytes of one batch: Arrow's binary arrays have 32-bit offsets."""
+
+_HEADER = np.dtype([("word", ">i8"), ("txid", ">i8"), ("length", ">u4")])
+_LENGTH = Struct(">I")
+_OPAQUE_HEADER = np.dtype("V20")
+"""A header as one opaque item: gathering these and then looking inside is thrice as fast as gathering the fields."""
+
+_SAMPLE_RECORDS = 16
+_SEARCH_BELOW_BYTES = 256
+"""Mean record size below which searching for headers beats walking from one to the next."""
+
+_USER_FLAGS_HIDE = FLAG_CONTROL | FLAG_END_OF_STREAM
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBatch:
+    """User records of one segment as columns of equal length, in log order."""
+
+    lssn: int
+    entry_id: IntArray
+    slot_id: IntArray
+    txid: IntArray
+    position: IntArray
+    sequence_id: IntArray
+    flags: IntArray
+    payload: pa.BinaryArray
+    end_of_stream: DLSN | None
+    """Where the end-of-stream record was, if it was among the entries."""
+
+    def __len__(self) -> int:
+        return len(self.txid)
+
+
+@dataclass(frozen=True, slots=True)
+class EntrySummary:
+    """What a search needs to know about an entry."""
+
+    record_count: int
+    """Slots: logical records, control records and members of record sets included."""
+    user_count: int
+    """Of those, how many are user records."""
+    first_txid: int | None
+    """Of the first user record, None where the entry has none."""
+    last_txid: int | None
+    first_position: int
+    """Of the first user record; where there is none, the position the entry's records carry (0 without records)."""
+    last_position: int
+    end_of_stream: bool
+
+
+def decode_entries(
+    entries: Sequence[tuple[int, memoryview]],
+    *,
+    lssn: int,
+    start_sequence_id: int,
+    enveloped: bool = True,
+    include_control: bool = False,
+) -> DecodedBatch:
+    """The user records of `entries`, (entry id, ledger entry payload) pairs of one segment in ascending order.
+
+    Args:
+        start_sequence_id: of the segment.
+        enveloped: whether the segment's metadata version is 4 or above.
+        include_control: return control records too, told by `flags`. The end of stream is never a row.
+
+    The result shares no memory with `entries`. Raises InvalidEntryError carrying the DLSN, and nothing is returned
+    then (I12); CallerError for more than 2 GiB at once. Batches of 1 to 8 MB are fastest.
+    """
+    contents = [(e, entry_content(payload, enveloped, DLSN(lssn, e, 0))) for e, payload in entries]
+    batch = _Batch(lssn, start_sequence_id, include_control, sum(len(content) for _, content in contents))
+    for run in _runs(contents, include_control):
+        batch.add(run)
+    return batch.finish()
+
+
+def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | None = None) -> EntrySummary:
+    """Count an entry's records and give its first and last ids and positions, without copying payloads.
+
+    Raises InvalidEntryError carrying `place`.
+    """
+    place = place or DLSN.INVALID
+    content = entry_content(payload, enveloped, place)
+    if not len(content):
+        return EntrySummary(0, 0, None, None, 0, 0, False)
+    run = _Run([place.entry_id], [content])
+    chain = _chain(run)
+    if chain is None:
+        raise _diagnosis(run, place.lssn)
+    flags = chain.words & FLAGS_MASK
+    counts = np.ones(len(flags), np.int64)
+    for i in np.flatnonzero(flags & FLAG_RECORD_SET):
+        start = int(chain.starts[i]) + HEADER_BYTES
+        counts[i] = record_set_count(content[start : start + int(chain.lengths[i])], place)
+    positions = chain.words >> POSITION_SHIFT & POSITION_MASK
+    last = positions + counts - 1
+    if last.max() > MAX_POSITION:
+        raise _diagnosis(run, place.lssn)
+    user = np.flatnonzero((flags & _USER_FLAGS_HIDE) == 0)
+    seen = user if len(user) else np.arange(len(flags))
+    return EntrySummary(
+        record_count=int(counts.sum()),
+        user_count=int(counts[user].sum()),
+        first_txid=int(chain.txids[user[0]]) if len(user) else None,
+        last_txid=int(chain.txids[user[-1]]) if len(user) else None,
+        first_position=int(positions[seen[0]]),
+        last_position=int(last[seen[-1]]),
+        end_of_stream=bool((flags & FLAG_END_OF_STREAM).any()),
+    )
+
+
+class _Run:
+    """Consecutive entries decoded together."""
+
+    __slots__ = ("contents", "data", "ends", "entry_ids")
+
+    def __init__(self, entry_ids: list[int], contents: list[memoryview]) -> None:
+        self.entry_ids = entry_ids
+        self.contents = contents
+        self.data: Buffer = contents[0] if len(contents) == 1 else b"".join(contents)
+        self.ends: IntArray = np.cumsum(np.fromiter(map(len, contents), np.int64, len(contents)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """The proved record headers of a run; `stride` is the distance of records of equal length, else 0."""
+
+    starts: IntArray
+    words: IntArray
+    txids: IntArray
+    lengths: IntArray
+    stride: int
+
+
+def _runs(contents: list[tuple[int, memoryview]], include_control: bool) -> Iterator[_Run]:
+    entry_ids: list[int] = []
+    pieces: list[memoryview] = []
+    size = 0
+    for entry_id, content in contents:
+        if not len(content) or (not include_control and _is_one_control_record(content)):
+            continue
+        if pieces and size + len(content) > RUN_BYTES:
+            yield _Run(entry_ids, pieces)
+            entry_ids, pieces, size = [], [], 0
+        entry_ids.append(entry_id)
+        pieces.append(content)
+        size += len(content)
+    if pieces:
+        yield _Run(entry_ids, pieces)
+
+
+def _is_one_control_record(content: memoryview) -> bool:
+    """A well-formed control record alone in its entry: the usual case, told without decoding."""
+    if len(content) < HEADER_BYTES:
+        return False
+    word, _, length = HEADER.unpack_from(content)
+    in_range = (word >> POSITION_SHIFT & POSITION_MASK) <= MAX_POSITION
+    return bool(in_range and word & KNOWN_FLAGS == FLAG_CONTROL and HEADER_BYTES + length == len(content))
+
+
+def _chain(run: _Run) -> _Chain | None:
+    """The record headers of the run, proved; None where its bytes are not a chain of records."""
+    size = len(run.data)
+    if size < HEADER_BYTES:
+        return None
+    chain = _equal_lengths(run) or _walked(run, _search(run.data)) or _walked(run, _walk(run.data))
+    if chain is None or (chain.words >> POSITION_SHIFT & POSITION_MASK).max() > MAX_POSITION:
+        return None
+    return chain
+
+
+def _equal_lengths(run: _Run) -> _Chain | None:
+    size = len(run.data)
+    stride = HEADER_BYTES + HEADER.unpack_from(run.data)[2]
+    count, rest = divmod(size, stride)
+    if rest or (len(run.ends) > 1 and (run.ends % stride).any()):
+        return None
+    lengths = np.ndarray((count,), ">u4", run.data, 16, (stride,))
+    if (lengths != stride - HEADER_BYTES).any():
+        return None
+    headers = np.ndarray((count,), _OPAQUE_HEADER, run.data, 0, (stride,)).copy().view(_HEADER)
+    return _Chain(
+        np.arange(0, size, stride),
+        headers["word"].astype(np.int64),
+        headers["txid"].astype(np.int64),
+        np.full(count, stride - HEADER_BYTES, np.int64),
+        stride,
+    )
+
+
+def _walked(run: _Run, starts: IntArray | None) -> _Chain | None:
+    """The chain that begins its records at `starts`, or None where these are not the run's records."""
+    size = len(run.data)
+    if starts is None or not len(starts) or starts[-1] > size - HEADER_BYTES:
+        return None
+    headers = np.ndarray((size - HEADER_BYTES + 1,), _OPAQUE_HEADER, run.data, 0, (1,))[starts].view(_HEADER)
+    lengths = headers["length"].astype(np.int64)
+    following = starts + HEADER_BYTES
+    following += lengths
+    if starts[0] != 0 or following[-1] != size or not np.array_equal(following[:-1], starts[1:]):
+        return None
+    if len(run.ends) > 1 and not np.array_equal(following[np.searchsorted(following, run.ends)], run.ends):
+        return None
+    return _Chain(starts, headers["word"].astype(np.int64), headers["txid"].astype(np.int64), lengths, 0)
+
+
+def _walk(data: Buffer) -> IntArray | None:
+    """Record starts, each found from the one before; None where the last header is cut off."""
+    starts: list[int] = []
+    append = starts.append
+    unpack_length = _LENGTH.unpack_from
+    start, size = 0, len(data)
+    try:
+        while start < size:
+            append(start)
+            # Unsigned: a negative length must lead past the end, never backwards.
+            start += unpack_length(data, start + 16)[0] + 20
+    except struct_error:
+        return None
+    return np.fromiter(starts, np.int64, len(starts))
+
+
+class _Scratch(threading.local):
+    """Two arrays a thread, for `_search`: fresh memory would cost more than the search itself."""
+
+    zero: BoolArray = np.empty(0, np.bool_)
+    both: BoolArray = np.empty(0, np.bool_)
+
+    def sized(self, size: int) -> tuple[BoolArray, BoolArray]:
+        if len(self.zero) < size:
+            self.zero, self.both = np.empty(size, np.bool_), np.empty(size, np.bool_)
+        return self.zero[:size], self.both[:size]
+
+
+_scratch = _Scratch()
+
+
+def _search(data: Buffer) -> IntArray | None:
+    """Where headers of ordinary user records may start; None where walking is faster."""
+    size = len(data)
+    sample = start = 0
+    while sample < _SAMPLE_RECORDS and start <= size - HEADER_BYTES:
+        start += HEADER_BYTES + _LENGTH.unpack_from(data, start + 16)[0]
+        sample += 1
+    if start > sample * _SEARCH_BELOW_BYTES or sample < _SAMPLE_RECORDS:
+        return None
+    zero, both = _scratch.sized(size)
+    np.equal(np.frombuffer(data, np.uint8), 0, out=zero)
+    np.bitwise_and(zero[:-1], zero[1:], out=both[:-1])
+    last = size - HEADER_BYTES + 1
+    found = zero[:last]
+    # Bytes 0-1 and 6-9 (ends of the metadata word, head of the transaction id) and 16-17 (head of the length).
+    np.bitwise_and(both[:last], both[6 : 6 + last], out=found)
+    np.bitwise_and(found, both[8 : 8 + last], out=found)
+    np.bitwise_and(found, both[16 : 16 + last], out=found)
+    if np.count_nonzero(found) > size // HEADER_BYTES:
+        return None
+    return np.flatnonzero(found)
+
+
+class _Batch:
+    """Collects the columns of decoded runs; payloads go straight to their place in one buffer."""
+
+    def __init__(self, lssn: int, start_sequence_id: int, include_control: bool, capacity: int) -> None:
+        if capacity > MAX_BATCH_BYTES:
+            raise CallerError(
+                f"{capacity} bytes of records are more than one batch of {MAX_BATCH_BYTES}",
+                advice="Decode fewer entries at a time",
+            )
+        self._lssn = lssn
+        self._start_sequence_id = start_sequence_id
+        self._hidden = FLAG_END_OF_STREAM if include_control else FLAG_END_OF_STREAM | FLAG_CONTROL
+        self._buffer = pa.allocate_buffer(capacity, resizable=True)
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._buffer, np.uint8)
+        self._used = 0
+        self._end_of_stream: DLSN | None = None
+        self._columns: tuple[list[IntArray], ...] = ([], [], [], [], [], [])
+
+    def add(self, run: _Run) -> None:
+        """Decode one run. Raises InvalidEntryError."""
+        chain = _chain(run)
+        if chain is None:
+            raise _diagnosis(run, self._lssn)
+        flags = chain.words & FLAGS_MASK
+        # Most runs are ordinary user records only; flags this version does not know are ignored.
+        known = int(np.bitwise_or.reduce(flags)) & KNOWN_FLAGS
+        if known & FLAG_RECORD_SET:
+            self._add_plain(run)
+            return
+        entry_ids, slots = _places(run, chain)
+        positions = chain.words >> POSITION_SHIFT & POSITION_MASK
+        columns = (entry_ids, slots, chain.txids, positions, flags, chain.lengths)
+        if known & FLAG_END_OF_STREAM:
+            at = int(np.flatnonzero(flags & FLAG_END_OF_STREAM)[0])
+            self._ends_at(DLSN(self._lssn, int(entry_ids[at]), int(slots[at])))
+        if known & self._hidden:
+            keep = (flags & self._hidden) == 0
+            self._append(tuple(column[keep] for column in columns))
+            self._take(_payloads(run.data, chain).filter(pa.array(keep)))
+        elif chain.stride:
+            self._append(columns)
+            self._take_strided(run.data, len(flags), chain.stride)
+        else:
+            self._append(columns)
+            self._take(_payloads(run.data, chain))
+
+    def finish(self) -> DecodedBatch:
+        """Everything added, as one batch."""
+        entry_id, slot_id, txid, position, flags, lengths = (_joined(column) for column in self._columns)
+        offsets = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        self._bytes = np.empty(0, np.uint8)
+        data = self._buffer.slice(0, self._used)
+        return DecodedBatch(
+            lssn=self._lssn,
+            entry_id=entry_id,
+            slot_id=slot_id,
+            txid=txid,
+            position=position,
+            # Wraps in 64 bits where the segment's start is unassigned, as upstream's arithmetic does.
+            sequence_id=position + (np.array(self._start_sequence_id, np.int64).reshape(1) - 1),
+            flags=flags,
+            payload=pa.BinaryArray.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), data], 0),
+            end_of_stream=self._end_of_stream,
+        )
+
+    def _add_plain(self, run: _Run) -> None:
+        for entry_id, content in zip(run.entry_ids, run.contents, strict=True):
+            records = decode_content(content, self._lssn, entry_id, self._start_sequence_id)
+            for record in records:
+                if record.is_end_of_stream:
+                    self._ends_at(record.dlsn)
+            shown = [record for record in records if not record.flags & self._hidden]
+            rows = [(r.dlsn.entry_id, r.dlsn.slot_id, r.txid, r.position, r.flags, len(r.payload)) for r in shown]
+            table = np.array(rows, np.int64).reshape(len(rows), len(self._columns))
+            self._append(tuple(table[:, i] for i in range(len(self._columns))))
+            self._take(pa.array([record.payload for record in shown], pa.binary()))
+
+    def _append(self, columns: tuple[IntArray, ...]) -> None:
+        for store, column in zip(self._columns, columns, strict=True):
+            store.append(column)
+
+    def _ends_at(self, dlsn: DLSN) -> None:
+        self._end_of_stream = self._end_of_stream or dlsn
+
+    def _take(self, payloads: pa.BinaryArray) -> None:
+        """Copy an array's payloads behind those taken so far."""
+        first, last = _span(payloads)
+        self._room_for(last - first)[:] = np.frombuffer(payloads.buffers()[2] or b"", np.uint8)[first:last]
+
+    def _take_strided(self, data: Buffer, count: int, stride: int) -> None:
+        """Copy the payloads of `count` records of equal length, without gathering them."""
+        length = stride - HEADER_BYTES
+        records = np.frombuffer(data, np.uint8).reshape(count, stride)
+        self._room_for(count * length).reshape(count, length)[:] = records[:, HEADER_BYTES:]
+
+    def _room_for(self, size: int) -> npt.NDArray[np.uint8]:
+        """The next `size` bytes of the buffer; record sets may expand beyond what was reserved."""
+        end = self._used + size
+        if end > len(self._bytes):
+            if end > MAX_BATCH_BYTES:
+                raise CallerError(
+                    f"record sets expand to more than one batch of {MAX_BATCH_BYTES} bytes",
+                    advice="Decode fewer entries at a time",
+                )
+            self._bytes = np.empty(0, np.uint8)
+            self._buffer.resize(min(max(end, 2 * self._buffer.size), MAX_BATCH_BYTES))
+            self._bytes = np.frombuffer(self._buffer, np.uint8)
+        room = self._bytes[self._used : end]
+        self._used = end
+        return room
+
+
+def _places(run: _Run, chain: _Chain) -> tuple[IntArray, IntArray]:
+    """Entry id and slot of each record."""
+    count = len(chain.starts)
+    if len(run.entry_ids) == 1:
+        return np.full(count, run.entry_ids[0], np.int64), np.arange(count)
+    firsts = np.searchsorted(chain.starts, run.ends[:-1])
+    firsts = np.concatenate((np.zeros(1, np.int64), firsts))
+    counts = np.diff(firsts, append=count)
+    entry_ids = np.repeat(np.array(run.entry_ids, np.int64), counts)
+    return entry_ids, np.arange(count) - np.repeat(firsts, counts)
+
+
+def _payloads(data: Buffer, chain: _Chain) -> pa.BinaryArray:
+    """The payloads gathered: records as one Arrow array over `data`, whose headers are then sliced off in C++."""
+    offsets = np.empty(len(chain.starts) + 1, np.int32)
+    offsets[:-1] = chain.starts
+    offsets[-1] = len(data)
+    records = pa.BinaryArray.from_buffers(
+        pa.binary(), len(chain.starts), [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0
+    )
+    # The stop is explicit because pyarrow 26 fails without one ("Negative buffer resize").
+    return pc.binary_slice(records, HEADER_BYTES, MAX_BATCH_BYTES)
+
+
+def _span(payloads: pa.BinaryArray) -> tuple[int, int]:
+    """The first and last byte of the payloads in the array's data buffer."""
+    if not len(payloads):
+        return 0, 0
+    offsets = np.frombuffer(payloads.buffers()[1], np.int32)
+    return int(offsets[payloads.offset]), int(offsets[payloads.offset + len(payloads)])
+
+
+def _joined(columns: list[IntArray]) -> IntArray:
+    if len(columns) == 1:
+        return columns[0]
+    return np.concatenate(columns) if columns else np.empty(0, np.int64)
+
+
+def _diagnosis(run: _Run, lssn: int) -> InvalidEntryError:
+    """The error for a run that is not a chain of records, worded by the plain decoder."""
+    for entry_id, content in zip(run.entry_ids, run.contents, strict=True):
+        try:
+            decode_content(content, lssn, entry_id, 0)
+        except InvalidEntryError as error:
+            return error
+    raise InvariantViolation("a run was refused that the plain decoder accepts", entry_id=run.entry_ids[0])

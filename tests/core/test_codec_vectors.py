@@ -1,0 +1,205 @@
+"""Records, entries and record sets against the byte vectors of the log format, section 12.2."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.entries import (
+    Compression,
+    EntryBuilder,
+    decode_entries,
+    decode_entry,
+    decode_record_set,
+    encode_record_set,
+    entry_summary,
+)
+from dlspark.core.records import (
+    CONTROL_PAYLOAD,
+    END_OF_STREAM_PAYLOAD,
+    FLAG_CONTROL,
+    FLAG_END_OF_STREAM,
+    FLAG_RECORD_SET,
+    KEEPALIVE_PAYLOAD,
+    MAX_TXID,
+    LogRecord,
+    encode_record,
+)
+
+U1 = "000000000001000000000000000003e90000000568656c6c6f"
+U2 = "000000000002000000000000000003ea00000006776f726c6421"
+RECORDS = [
+    (U1, 1001, b"hello", 1, 0),
+    (U2, 1002, b"world!", 2, 0),
+    ("000000000002000100000000000003ea00000007636f6e74726f6c", 1002, CONTROL_PAYLOAD, 2, FLAG_CONTROL),
+    ("000000000002000100000000000003ea000000096b656570616c697665", 1002, KEEPALIVE_PAYLOAD, 2, FLAG_CONTROL),
+    (
+        "00000000000200027fffffffffffffff0000000b656e644f6653747265616d",
+        MAX_TXID,
+        END_OF_STREAM_PAYLOAD,
+        2,
+        FLAG_END_OF_STREAM,
+    ),
+    ("00007fffffff0000000000000000000700000000", 7, b"", 2147483647, 0),
+]
+ENTRY_17 = "01000000000000003300000033" + U1 + U2
+ENTRY_18 = "01000000000000001b0000001b000000000002000100000000000003ea00000007636f6e74726f6c"
+ENTRY_19 = "01000000000000001f0000001f00000000000200027fffffffffffffff0000000b656e644f6653747265616d"
+LZ4_BY_JAVA = (
+    "0100000001000000a8000000341000010010010500000200ef03e9000000406162636465666768080025004a0021000206005f00000003ea"
+    "54002c506465666768"
+)
+LZ4_BY_LIBLZ4 = (
+    "0100000001000000a8000000341000010011010600ff0200000003e9000000406162636465666768080025014b00110206005f00000003ea"
+    "54002c506465666768"
+)
+RECORD_SET = "00001000000000030000001500000015000000027231000000037232320000000472333333"
+RECORD_SET_RECORD = "000000000001000400000000000007d000000025" + RECORD_SET
+ENTRY_20 = "01000000000000005100000051" + RECORD_SET_RECORD + "000000000004000000000000000007d1000000047461696c"
+LZ4_RECORD_SET = "00001001000000030000008d0000001acf0000004061626364656667680800250f44003150000000017a"
+ENTRY_21 = (
+    "01000000010000003e0000003e10000100300100040700f023000007d00000002a00001001000000030000008d0000001acf000000406162"
+    "6364656667680800250f44003150000000017a"
+)
+
+
+def decoded(entry: str, entry_id: int, *, enveloped: bool = True, expand: bool = True) -> list[LogRecord]:
+    return decode_entry(
+        memoryview(bytes.fromhex(entry)),
+        lssn=3,
+        entry_id=entry_id,
+        start_sequence_id=100,
+        enveloped=enveloped,
+        expand_record_sets=expand,
+    )
+
+
+def built(
+    *records: tuple[int, bytes, int, int], compression: Compression = Compression.NONE, enveloped: bool = True
+) -> str:
+    builder = EntryBuilder(compression, enveloped=enveloped)
+    for txid, payload, position, flags in records:
+        builder.add(txid, payload, position, flags)
+    return b"".join(builder.finish().buffers).hex()
+
+
+@pytest.mark.parametrize(("data", "txid", "payload", "position", "flags"), RECORDS)
+def test_vectors_12_2_records(data: str, txid: int, payload: bytes, position: int, flags: int) -> None:
+    assert encode_record(txid, payload, position, flags).hex() == data
+    [record] = decoded(data, 0, enveloped=False)
+    assert (record.txid, record.payload, record.position, record.flags) == (txid, payload, position, flags)
+
+
+def test_vector_12_2_entry_17_two_user_records_without_compression() -> None:
+    assert built((1001, b"hello", 1, 0), (1002, b"world!", 2, 0)) == ENTRY_17
+    assert decoded(ENTRY_17, 17) == [
+        LogRecord(1001, b"hello", DLSN(3, 17, 0), 1, 0, 100),
+        LogRecord(1002, b"world!", DLSN(3, 17, 1), 2, 0, 101),
+    ]
+
+
+def test_vector_12_2_entry_17_of_a_segment_of_version_3_has_no_envelope() -> None:
+    assert built((1001, b"hello", 1, 0), (1002, b"world!", 2, 0), enveloped=False) == U1 + U2
+    assert decoded(U1 + U2, 17, enveloped=False) == decoded(ENTRY_17, 17)
+
+
+def test_vector_12_2_entry_18_a_control_record() -> None:
+    assert built((1002, CONTROL_PAYLOAD, 2, FLAG_CONTROL)) == ENTRY_18
+    assert decoded(ENTRY_18, 18) == [LogRecord(1002, b"control", DLSN(3, 18, 0), 2, FLAG_CONTROL, 101)]
+    assert len(columns(ENTRY_18, 18)) == 0
+
+
+def test_vector_12_2_entry_19_the_end_of_stream_is_neither_user_nor_control_record() -> None:
+    assert built((MAX_TXID, END_OF_STREAM_PAYLOAD, 2, FLAG_END_OF_STREAM)) == ENTRY_19
+    [record] = decoded(ENTRY_19, 19)
+    assert record == LogRecord(MAX_TXID, b"endOfStream", DLSN(3, 19, 0), 2, FLAG_END_OF_STREAM, 101)
+    assert (record.is_control, record.is_end_of_stream, record.is_user) == (False, True, False)
+    batch = decode_entries([(19, memoryview(bytes.fromhex(ENTRY_19)))], lssn=3, start_sequence_id=100)
+    assert len(batch) == 0
+    assert batch.end_of_stream == DLSN(3, 19, 0)
+
+
+@pytest.mark.parametrize("entry", [LZ4_BY_JAVA, LZ4_BY_LIBLZ4], ids=["by Java", "by liblz4"])
+def test_vectors_12_2_lz4_entries_of_two_compressors_hold_the_same_records(entry: str) -> None:
+    records = decoded(entry, 4)
+    assert [(r.txid, r.position, r.payload) for r in records] == [
+        (1001, 1, b"abcdefgh" * 8),
+        (1002, 2, b"abcdefgh" * 8),
+    ]
+    assert columns(entry, 4) == [(4, 0, 1001, 1, 100, b"abcdefgh" * 8), (4, 1, 1002, 2, 101, b"abcdefgh" * 8)]
+
+
+def test_vector_12_2_lz4_entry_written_here_is_liblz4s() -> None:
+    ours = built((1001, b"abcdefgh" * 8, 1, 0), (1002, b"abcdefgh" * 8, 2, 0), compression=Compression.LZ4)
+    assert decoded(ours, 4) == decoded(LZ4_BY_LIBLZ4, 4)
+    assert ours[:18] == LZ4_BY_LIBLZ4[:18]
+
+
+def test_vector_12_2_record_set_without_compression() -> None:
+    payload = encode_record_set([b"r1", b"r22", b"r333"])
+    assert payload.hex() == RECORD_SET
+    assert encode_record(2000, payload, 1, FLAG_RECORD_SET).hex() == RECORD_SET_RECORD
+    assert [bytes(member) for member in decode_record_set(memoryview(payload))] == [b"r1", b"r22", b"r333"]
+
+
+def test_vector_12_2_entry_20_record_set_expanded() -> None:
+    assert built((2000, bytes.fromhex(RECORD_SET), 1, FLAG_RECORD_SET), (2001, b"tail", 4, 0)) == ENTRY_20
+    expected = [
+        (20, 0, 2000, 1, 100, b"r1"),
+        (20, 1, 2000, 2, 101, b"r22"),
+        (20, 2, 2000, 3, 102, b"r333"),
+        (20, 3, 2001, 4, 103, b"tail"),
+    ]
+    records = decoded(ENTRY_20, 20)
+    assert [(20, r.dlsn.slot_id, r.txid, r.position, r.sequence_id, r.payload) for r in records] == expected
+    assert [r.last_position for r in records] == [1, 2, 3, 4]
+    assert columns(ENTRY_20, 20) == expected
+
+
+def test_vector_12_2_entry_20_record_set_whole() -> None:
+    records = decoded(ENTRY_20, 20, expand=False)
+    rows = [(r.dlsn.slot_id, r.txid, r.position, r.last_position, r.sequence_id, len(r.payload)) for r in records]
+    assert rows == [(0, 2000, 1, 3, 100, 37), (3, 2001, 4, 4, 103, 4)]
+    assert records[0].is_record_set
+
+
+def test_vector_12_2_lz4_record_set_alone_and_in_lz4_entry_21() -> None:
+    members = [b"abcdefgh" * 8, b"abcdefgh" * 8, b"z"]
+    assert [bytes(m) for m in decode_record_set(memoryview(bytes.fromhex(LZ4_RECORD_SET)))] == members
+    ours = encode_record_set(members, Compression.LZ4)
+    assert [bytes(m) for m in decode_record_set(memoryview(ours))] == members
+    assert columns(ENTRY_21, 21) == [(21, i, 2000, 1 + i, 100 + i, member) for i, member in enumerate(members)]
+
+
+def test_entries_of_all_kinds_decode_together_in_order() -> None:
+    entries = [(17, ENTRY_17), (18, ENTRY_18), (20, ENTRY_20), (21, ENTRY_21), (22, ENTRY_18), (23, ENTRY_19)]
+    batch = decode_entries(
+        [(e, memoryview(bytes.fromhex(text))) for e, text in entries],
+        lssn=3,
+        start_sequence_id=100,
+        include_control=True,
+    )
+    assert list(batch.entry_id) == [17, 17, 18, 20, 20, 20, 20, 21, 21, 21, 22]
+    assert list(batch.slot_id) == [0, 1, 0, 0, 1, 2, 3, 0, 1, 2, 0]
+    assert list(batch.flags) == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]
+    assert batch.end_of_stream == DLSN(3, 23, 0)
+    batch.payload.validate(full=True)
+
+
+def test_the_summary_counts_slots_and_tells_user_records_apart() -> None:
+    summary = entry_summary(memoryview(bytes.fromhex(ENTRY_20)))
+    assert (summary.record_count, summary.user_count) == (4, 4)
+    assert (summary.first_txid, summary.last_txid, summary.first_position, summary.last_position) == (2000, 2001, 1, 4)
+    control = entry_summary(memoryview(bytes.fromhex(ENTRY_18)))
+    assert (control.record_count, control.user_count, control.first_txid, control.last_position) == (1, 0, None, 2)
+    assert entry_summary(memoryview(bytes.fromhex(ENTRY_19))).end_of_stream
+
+
+def columns(entry: str, entry_id: int) -> list[tuple[int, int, int, int, int, bytes]]:
+    batch = decode_entries([(entry_id, memoryview(bytes.fromhex(entry)))], lssn=3, start_sequence_id=100)
+    batch.payload.validate(full=True)
+    numbers = zip(batch.entry_id, batch.slot_id, batch.txid, batch.position, batch.sequence_id, strict=True)
+    return [
+        (int(e), int(s), int(t), int(p), int(q), payload)
+        for (e, s, t, p, q), payload in zip(numbers, batch.payload.to_pylist(), strict=True)
+    ]
