@@ -6,12 +6,15 @@ Maven absent or out of reach of its repository. Everything else that goes wrong 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
+import socket
 import subprocess
 import threading
 import zlib
@@ -147,6 +150,10 @@ class JavaTool:
             log = self.log.read_text()[-2000:]
             raise TimeoutError(f"{do} was not answered; the Java log ends with: {log}") from None
 
+    async def ask(self, do: str, **arguments: object) -> Any:
+        """Like `call`, for a test whose own event loop must go on meanwhile."""
+        return await asyncio.wait_for(asyncio.wrap_future(self.submit(do, **arguments)), ANSWER_TIMEOUT_S)
+
     def kill(self) -> None:
         """SIGKILL: nothing is closed, sessions stay until they expire."""
         self._process.kill()
@@ -187,6 +194,18 @@ class JavaTool:
             left, self._waiting = self._waiting, {}
         for future in left.values():
             future.set_exception(ConnectionError(f"the Java process ended; see {self.log}"))
+
+
+def free_port() -> int:
+    """A port below the range of outgoing connections, so that a server that is down for a while keeps it."""
+    for port in random.sample(range(20_000, 32_000), 200):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port found in 200 tries")
 
 
 def make_payload(seed: int, index: int, size: int) -> bytes:

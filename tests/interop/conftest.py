@@ -1,0 +1,123 @@
+"""Clusters that the interoperability tests share: our sandbox, real Java bookies, and both in one ensemble.
+
+Everything is started once a session and stopped at its end. One JVM of each version under test is client, log library
+and host of its own bookies at the same time: two cores do not carry more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from clusters import NEWEST, Cluster, JavaBookies, JavaProcesses, our_bookie, sandbox_cluster
+from java_tool import JavaTool
+
+from dlspark.sandbox import Sandbox
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.interop)
+            item.add_marker(pytest.mark.processes)
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaProcesses]:
+    started = JavaProcesses(tmp_path_factory.mktemp("java"))
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+@pytest.fixture
+def version() -> str:
+    """The version of the Java software; the tests that matter most are parametrised over all."""
+    return NEWEST
+
+
+@pytest.fixture
+def java(processes: JavaProcesses, sandbox: Sandbox, version: str) -> JavaTool:
+    """The JVM of this version (started after the sandbox, so that it ends before it)."""
+    return processes.get(version)
+
+
+@pytest.fixture
+def victim(processes: JavaProcesses, sandbox: Sandbox, version: str) -> Iterator[JavaTool]:
+    """A JVM of this test alone, to be killed."""
+    tool = processes.spawn(version, "victims.log")
+    try:
+        yield tool
+    finally:
+        tool.stop()
+
+
+@pytest.fixture(scope="session")
+def sandbox(processes: JavaProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    processes.get(NEWEST)  # no sandbox is started where the Java software is out of reach
+    with Sandbox(tmp_path_factory.mktemp("sandbox"), nodes=4) as running:
+        yield running
+        processes.stop()
+
+
+@pytest.fixture
+def ours(sandbox: Sandbox) -> Cluster:
+    """Four storage nodes of ours, all alive."""
+    cluster = sandbox_cluster(sandbox)
+    cluster.restore()
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def bookies_of(
+    processes: JavaProcesses, sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], JavaBookies]:
+    started: dict[str, JavaBookies] = {}
+    directory = tmp_path_factory.mktemp("java-bookies")
+
+    def get(version: str) -> JavaBookies:
+        if version not in started:
+            tool, root = processes.get(version), f"/java-{version}"
+            count = 4 if version == NEWEST else 3
+            started[version] = JavaBookies(tool, sandbox.zookeeper_address, root, directory / version, count)
+        return started[version]
+
+    return get
+
+
+@pytest.fixture
+def theirs(bookies_of: Callable[[str], JavaBookies], version: str) -> Cluster:
+    """Real bookies, all alive."""
+    bookies = bookies_of(version)
+    bookies.start_all()
+    return bookies.cluster
+
+
+@pytest.fixture(params=["our nodes", "Java bookies"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """A test that takes this runs on both kinds of storage node."""
+    found: Cluster = request.getfixturevalue("ours" if request.param == "our nodes" else "theirs")
+    return found
+
+
+@pytest.fixture
+def mixed(processes: JavaProcesses, sandbox: Sandbox, tmp_path: Path) -> Iterator[Cluster]:
+    """Two real bookies and two storage nodes of ours under one root."""
+    root, zk = "/mixed", sandbox.zookeeper_address
+    with ExitStack() as stack:
+        java = JavaBookies(processes.get(NEWEST), zk, root, tmp_path / "java", 2)
+        stack.callback(java.stop_all)
+        own = [stack.enter_context(our_bookie(zk, root, tmp_path / f"own-{index}")) for index in range(2)]
+        nodes = {bookie.id: bookie for bookie in own}
+
+        def lose(bookie: str) -> None:
+            if bookie in nodes:
+                nodes[bookie].kill()
+            else:
+                java.stop(bookie)
+
+        yield Cluster(zk, root, (*java.cluster.bookies, *nodes), lose, java.start_all)

@@ -1,0 +1,443 @@
+"""Ledgers between the Java BookKeeper client and ours, on storage nodes of ours and on real bookies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from clusters import Cluster, both_versions
+from java_tool import JavaError, JavaTool, described, make_payload
+
+from metadata.errors import NoNodeError
+from metadata.ledger_metadata import DigestType, LedgerState
+from storage_node.client import LedgerClient, LedgerReader, LedgerWriter
+from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
+
+SIZES = (0, 1, 100, 70_000)
+NEAR_LIMIT_BYTES = 5 * 1024 * 1024 - 1024
+FENCED = -101
+UNAUTHORIZED = -102
+NO_SUCH_LEDGER = -7
+NO_SUCH_LEDGER_IN_METADATA = -25
+
+
+def payloads(sizes: tuple[int, ...]) -> list[bytes]:
+    return [make_payload(0, index, size) for index, size in enumerate(sizes)]
+
+
+async def java_creates(ask: Any, **options: object) -> dict[str, Any]:
+    created: dict[str, Any] = await ask("ledger.create", **options)
+    return created
+
+
+async def java_adds(ask: Any, ledger: dict[str, Any], sizes: tuple[int, ...], first: int = 0) -> dict[str, Any]:
+    """One add a size, in order; the answer tells which were acknowledged."""
+    answer: dict[str, Any] = {}
+    for index, size in enumerate(sizes, first):
+        answer = await ask("ledger.write", handle=ledger["handle"], first=index, count=1, size=size)
+    return answer
+
+
+async def java_reads(ask: Any, ledger_id: int, *, recover: bool = True, **options: object) -> list[dict[str, Any]]:
+    opened = await ask("ledger.open", ledger=ledger_id, recover=recover, **options)
+    entries: list[dict[str, Any]] = await ask("ledger.read", handle=opened["handle"])
+    await ask("ledger.close", handle=opened["handle"])
+    return entries
+
+
+def as_java_tells(contents: list[bytes]) -> list[dict[str, Any]]:
+    """What the Java side must read if the ledger holds exactly these payloads."""
+    lengths = [sum(len(payload) for payload in contents[: index + 1]) for index in range(len(contents))]
+    return [{"entry": index, "length": lengths[index], **described(payload)} for index, payload in enumerate(contents)]
+
+
+async def we_add(writer: LedgerWriter, sizes: tuple[int, ...], first: int = 0) -> list[int]:
+    adds = [writer.add(make_payload(0, index, size)) for index, size in enumerate(sizes, first)]
+    return list(await asyncio.gather(*adds))
+
+
+async def we_read(client: LedgerClient, ledger_id: int, *, recover: bool = True, password: bytes = b"") -> list[bytes]:
+    reader = await client.open(ledger_id, password=password, recover=recover)
+    try:
+        return await contents_of(reader)
+    finally:
+        await reader.close()
+
+
+async def contents_of(reader: LedgerReader) -> list[bytes]:
+    if reader.last_add_confirmed < 0:
+        return []
+    entries = await reader.read(0, reader.last_add_confirmed)
+    assert [entry.entry_id for entry in entries] == list(range(reader.last_add_confirmed + 1))
+    return [bytes(entry.payload) for entry in entries]
+
+
+@both_versions
+@pytest.mark.parametrize("digest", ["CRC32", "CRC32C", "MAC", "DUMMY"])
+async def test_a_ledger_written_by_java_is_read_by_java_and_by_us(
+    java: JavaTool, cluster: Cluster, digest: str
+) -> None:
+    ask = cluster.on(java)
+    ledger = await java_creates(ask, digest=digest, password="secret", custom={"application": "interop"})
+    await java_adds(ask, ledger, SIZES)
+    await ask("ledger.close", handle=ledger["handle"])
+    assert await java_reads(ask, ledger["ledger"], digest=digest, password="secret") == as_java_tells(payloads(SIZES))
+    async with cluster.client() as client:
+        reader = await client.open(ledger["ledger"], password=b"secret", recover=False)
+        assert reader.closed
+        assert reader.length == sum(SIZES)
+        assert reader.metadata.custom == {"application": b"interop"}
+        assert await contents_of(reader) == payloads(SIZES)
+        await reader.close()
+
+
+@both_versions
+@pytest.mark.parametrize("digest", list(DigestType), ids=lambda digest: digest.name)
+async def test_a_ledger_written_by_us_is_read_by_both(java: JavaTool, cluster: Cluster, digest: DigestType) -> None:
+    ask = cluster.on(java)
+    async with cluster.client() as client:
+        writer = await client.create(digest_type=digest, password=b"secret", custom={"application": b"interop"})
+        assert await we_add(writer, SIZES) == list(range(len(SIZES)))
+        await writer.close()
+        assert await we_read(client, writer.ledger_id, password=b"secret") == payloads(SIZES)
+    java_name = "MAC" if digest is DigestType.HMAC else digest.name
+    entries = await java_reads(ask, writer.ledger_id, digest=java_name, password="secret")
+    assert entries == as_java_tells(payloads(SIZES))
+    metadata = await ask("ledger.metadata", ledger=writer.ledger_id)
+    assert metadata["state"] == "CLOSED"
+    assert (metadata["last_entry"], metadata["length"]) == (len(SIZES) - 1, sum(SIZES))
+    assert metadata["custom"] == {"application": "interop"}
+    assert metadata["digest"] == java_name
+
+
+async def test_entries_near_the_frame_limit_pass_both_ways(java: JavaTool, cluster: Cluster) -> None:
+    ask, sizes = cluster.on(java), (NEAR_LIMIT_BYTES, 3, NEAR_LIMIT_BYTES)
+    ledger = await java_creates(ask)
+    await java_adds(ask, ledger, sizes)
+    await ask("ledger.close", handle=ledger["handle"])
+    async with cluster.client() as client:
+        assert await we_read(client, ledger["ledger"]) == payloads(sizes)
+        writer = await client.create()
+        await we_add(writer, sizes)
+        await writer.close()
+    assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads(sizes))
+
+
+async def test_entries_striped_over_four_nodes_pass_both_ways(java: JavaTool, cluster: Cluster) -> None:
+    ask, sizes = cluster.on(java), tuple(range(20, 60))
+    ledger = await java_creates(ask, ensemble=4, write_quorum=3, ack_quorum=2)
+    await java_adds(ask, ledger, sizes)
+    await ask("ledger.close", handle=ledger["handle"])
+    async with cluster.client() as client:
+        assert await we_read(client, ledger["ledger"]) == payloads(sizes)
+        writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)
+        await we_add(writer, sizes)
+        await writer.close()
+    assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads(sizes))
+
+
+@both_versions
+async def test_java_recovers_a_ledger_while_our_writer_has_adds_under_way(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    async with cluster.client() as client:
+        writer = await client.create()
+        adds = [writer.add(make_payload(0, index, 2000)) for index in range(50)]
+        await adds[10]
+        recovery = asyncio.ensure_future(ask("ledger.open", ledger=writer.ledger_id, recover=True))
+        while not recovery.done():
+            if writer.last_add_pushed < 5000:
+                adds.append(writer.add(make_payload(0, len(adds), 2000)))
+            await asyncio.sleep(0.001)
+        late = writer.add(make_payload(0, len(adds), 2000)) if not writer_failed(adds) else None
+        results = await asyncio.gather(*adds, return_exceptions=True)
+        if late is not None:
+            with pytest.raises(LedgerFencedError):
+                await late
+        opened = await recovery
+        acknowledged = [result for result in results if isinstance(result, int)]
+        refused = [result for result in results if not isinstance(result, int)]
+        assert acknowledged == list(range(len(acknowledged)))
+        assert all(isinstance(error, LedgerFencedError) for error in refused), refused
+        assert opened["lac"] >= acknowledged[-1]
+        assert opened["length"] == 2000 * (opened["lac"] + 1)
+        assert await we_read(client, writer.ledger_id) == payloads((2000,) * (opened["lac"] + 1))
+    assert len(await java_reads(ask, writer.ledger_id)) == opened["lac"] + 1
+    metadata = await ask("ledger.metadata", ledger=writer.ledger_id)
+    assert (metadata["state"], metadata["last_entry"]) == ("CLOSED", opened["lac"])
+
+
+def writer_failed(adds: list[asyncio.Future[int]]) -> bool:
+    return any(add.done() and add.exception() is not None for add in adds)
+
+
+@both_versions
+async def test_we_recover_a_ledger_while_the_java_writer_has_adds_under_way(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    ledger = await java_creates(ask)
+    await ask("ledger.write", handle=ledger["handle"], first=0, count=20, size=2000)
+    await ask("ledger.write", handle=ledger["handle"], first=20, count=3000, size=2000, wait=False)
+    async with cluster.client() as client:
+        reader = await client.open(ledger["ledger"], recover=True)
+        ended = await ask("ledger.write", handle=ledger["handle"], first=3020, count=1, size=2000)
+        assert ended["acknowledged"] == list(range(len(ended["acknowledged"])))
+        assert len(ended["acknowledged"]) >= 20
+        assert set(ended["failed"]) == {FENCED}
+        assert reader.metadata.state is LedgerState.CLOSED
+        assert reader.last_add_confirmed >= ended["acknowledged"][-1]
+        assert await contents_of(reader) == payloads((2000,) * (reader.last_add_confirmed + 1))
+        await reader.close()
+
+
+async def test_a_ledger_of_a_killed_java_writer_is_recovered_by_us(victim: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(victim)
+    ledger = await java_creates(ask)
+    answer = await ask("ledger.write", handle=ledger["handle"], count=25, size=300)
+    await ask("ledger.write", handle=ledger["handle"], first=25, count=2000, size=300, wait=False)
+    victim.kill()
+    async with cluster.client() as client:
+        recovered = await we_read(client, ledger["ledger"])
+        assert len(recovered) > answer["acknowledged"][-1]
+        assert recovered == payloads((300,) * len(recovered))
+        assert await we_read(client, ledger["ledger"]) == recovered
+
+
+async def test_two_recoveries_at_once_agree_on_the_end(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    async with cluster.client() as client:
+        writer = await client.create()
+        adds = [writer.add(make_payload(0, index, 500)) for index in range(200)]
+        await adds[50]
+        first, second, third = await asyncio.gather(
+            ask("ledger.open", ledger=writer.ledger_id, recover=True),
+            client.open(writer.ledger_id, recover=True),
+            ask("ledger.open", ledger=writer.ledger_id, recover=True),
+        )
+        results = await asyncio.gather(*adds, return_exceptions=True)
+        acknowledged = [result for result in results if isinstance(result, int)]
+        assert first["lac"] == second.last_add_confirmed == third["lac"] >= acknowledged[-1]
+        assert first["length"] == second.length == third["length"]
+        await second.close()
+
+
+async def test_recovery_succeeds_with_one_node_down(java: JavaTool, cluster: Cluster) -> None:
+    ask, sizes = cluster.on(java), (100,) * 10
+    async with cluster.client() as client:
+        by_java, by_us = await client.create(), await client.create()
+        for writer in (by_java, by_us):
+            await we_add(writer, sizes)
+        shared = set(by_java.metadata.last_ensemble.bookies) & set(by_us.metadata.last_ensemble.bookies)
+        await asyncio.to_thread(cluster.lose, min(shared))
+        opened = await ask("ledger.open", ledger=by_java.ledger_id, recover=True)
+        assert (opened["lac"], opened["length"]) == (9, 1000)
+        assert await we_read(client, by_us.ledger_id) == payloads(sizes)
+        assert await java_reads(ask, by_us.ledger_id) == as_java_tells(payloads(sizes))
+        assert await we_read(client, by_java.ledger_id) == payloads(sizes)
+
+
+async def test_recovery_with_two_nodes_down_fails_and_closes_nothing_short(java: JavaTool, cluster: Cluster) -> None:
+    ask, sizes = cluster.on(java), (100,) * 10
+    async with cluster.client() as client:
+        writer = await client.create()
+        await we_add(writer, sizes)
+        for bookie in writer.metadata.last_ensemble.bookies[:2]:
+            await asyncio.to_thread(cluster.lose, bookie)
+        with pytest.raises(JavaError):
+            await ask("ledger.open", ledger=writer.ledger_id, recover=True)
+        with pytest.raises(LedgerRecoveryError):
+            await client.open(writer.ledger_id, recover=True)
+        assert (await ask("ledger.metadata", ledger=writer.ledger_id))["state"] == "IN_RECOVERY"
+        await asyncio.to_thread(cluster.restore)
+        assert await we_read(client, writer.ledger_id) == payloads(sizes)
+        assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads(sizes))
+
+
+async def test_java_survives_the_loss_of_a_node_in_mid_stream(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    ledger = await java_creates(ask)
+    await java_adds(ask, ledger, (50,) * 10)
+    before = await ask("ledger.metadata", ledger=ledger["ledger"])
+    lost = before["ensembles"]["0"][1]
+    await ask("ledger.write", handle=ledger["handle"], first=10, count=500, size=50, wait=False)
+    await asyncio.to_thread(cluster.lose, lost)
+    answer = await ask("ledger.write", handle=ledger["handle"], first=510, count=10, size=50)
+    assert answer["acknowledged"] == list(range(520))
+    await ask("ledger.close", handle=ledger["handle"])
+    ensembles = (await ask("ledger.metadata", ledger=ledger["ledger"]))["ensembles"]
+    assert len(ensembles) == 2
+    assert lost not in max(ensembles.items(), key=lambda item: int(item[0]))[1]
+    async with cluster.client() as client:
+        assert await we_read(client, ledger["ledger"]) == payloads((50,) * 520)
+    assert await java_reads(ask, ledger["ledger"]) == as_java_tells(payloads((50,) * 520))
+
+
+async def test_we_survive_the_loss_of_a_node_in_mid_stream(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    async with cluster.client() as client:
+        writer = await client.create()
+        await we_add(writer, (50,) * 10)
+        lost = writer.metadata.last_ensemble.bookies[1]
+        adds = [writer.add(make_payload(0, index, 50)) for index in range(10, 510)]
+        await asyncio.to_thread(cluster.lose, lost)
+        adds += [writer.add(make_payload(0, index, 50)) for index in range(510, 520)]
+        assert list(await asyncio.gather(*adds)) == list(range(10, 520))
+        metadata = await writer.close()
+        assert len(metadata.ensembles) == 2
+        assert lost not in metadata.last_ensemble.bookies
+        assert await we_read(client, writer.ledger_id) == payloads((50,) * 520)
+    assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads((50,) * 520))
+
+
+async def test_we_follow_the_tail_of_a_java_writer(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    ledger = await java_creates(ask)
+    async with cluster.client() as client:
+        reader = await client.open(ledger["ledger"], recover=False)
+        assert reader.last_add_confirmed == -1
+        assert await reader.poll(0, 200) is None
+        waiting = asyncio.ensure_future(reader.poll(0, 30_000))
+        await java_adds(ask, ledger, (10, 20))
+        entry = await waiting
+        assert entry is not None
+        assert bytes(entry.payload) == make_payload(0, 0, 10)
+        assert reader.last_add_confirmed >= 0
+        waiting = asyncio.ensure_future(reader.poll(2, 30_000))
+        await java_adds(ask, ledger, (30,), first=2)
+        await ask("ledger.close", handle=ledger["handle"])
+        entry = await waiting
+        if entry is None:  # woken by the closing rather than by an entry
+            assert reader.closed
+            entry = (await reader.read(2, 2))[0]
+        assert bytes(entry.payload) == make_payload(0, 2, 30)
+        await reader.close()
+
+
+async def test_java_follows_the_tail_of_our_writer(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    async with cluster.client() as client:
+        writer = await client.create()
+        opened = await ask("ledger.open", ledger=writer.ledger_id, recover=False)
+        waiting = asyncio.ensure_future(ask("ledger.poll", handle=opened["handle"], entry=0, timeout_ms=4000))
+        for index in range(3):  # one by one: each add carries the LAC of those before
+            await writer.add(make_payload(0, index, 40))
+        found = await waiting
+        assert found["lac"] >= 0
+        assert {key: found[key] for key in ("entry", "size", "crc32", "payload")} == {
+            "entry": 0,
+            **described(make_payload(0, 0, 40)),
+        }
+        assert await ask("ledger.lac", handle=opened["handle"]) == 1
+        await writer.close()
+    assert len(await java_reads(ask, writer.ledger_id, recover=False)) == 3
+
+
+async def test_an_explicit_lac_written_by_java_shows_the_last_entry_to_both(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    ledger = await java_creates(ask, settings={"explicitLacInterval": 50})
+    await java_adds(ask, ledger, (10, 20, 30))
+    opened = await ask("ledger.open", ledger=ledger["ledger"], recover=False)
+    async with cluster.client() as client:
+        reader = await client.open(ledger["ledger"], recover=False)
+
+        async def both_see_it() -> None:
+            while await reader.read_last_confirmed() < 2:
+                await reader.poll(reader.last_add_confirmed + 1, 200)
+            while await ask("ledger.lac", handle=opened["handle"], explicit=True) < 2:  # noqa: ASYNC110 (a question)
+                await asyncio.sleep(0.02)
+
+        await asyncio.wait_for(both_see_it(), 20)
+        assert await contents_of(reader) == payloads((10, 20, 30))
+        await reader.close()
+    await ask("ledger.close", handle=ledger["handle"])
+
+
+async def test_java_forces_a_ledger_whose_adds_are_acknowledged_before_their_sync(
+    java: JavaTool, cluster: Cluster
+) -> None:
+    ask = cluster.on(java)
+    ledger = await ask("ledger.create_deferred")
+    answer = await ask("ledger.write_deferred", handle=ledger["handle"], count=5, size=10)
+    assert answer == {"before": -1, "after": 4}
+    async with cluster.client() as client:
+        assert await we_read(client, ledger["ledger"]) == payloads((10,) * 5)
+
+
+async def test_an_empty_ledger_closes_and_recovers_alike(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    async with cluster.client() as client:
+        closed, left = await client.create(), await client.create()
+        assert (await closed.close()).last_entry == -1
+        for writer in (closed, left):
+            opened = await ask("ledger.open", ledger=writer.ledger_id, recover=True)
+            assert (opened["lac"], opened["length"], opened["closed"]) == (-1, 0, True)
+        java_left = await java_creates(ask)
+        assert await we_read(client, java_left["ledger"]) == []
+        with pytest.raises(LedgerFencedError):
+            await left.add(b"too late")
+
+
+async def test_a_fence_survives_the_restart_of_every_node(java: JavaTool, ours: Cluster) -> None:
+    ask = ours.on(java)
+    ledger = await java_creates(ask)
+    async with ours.client() as client:
+        reader = await client.open(ledger["ledger"], recover=True)
+        await reader.close()
+    for bookie in ours.bookies:
+        await asyncio.to_thread(ours.lose, bookie)
+    await asyncio.to_thread(ours.restore)
+    late = await ask("ledger.write", handle=ledger["handle"], count=1, size=10)
+    assert (late["acknowledged"], late["failed"]) == ([], [FENCED])
+
+
+async def test_a_wrong_password_is_refused_by_both(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    ledger = await java_creates(ask, password="right")
+    await java_adds(ask, ledger, (10,))
+    await ask("ledger.close", handle=ledger["handle"])
+    async with cluster.client() as client:
+        with pytest.raises(UnauthorizedAccessError):
+            await client.open(ledger["ledger"], password=b"wrong", recover=False)
+        writer = await client.create(password=b"right")
+        await we_add(writer, (10,))
+        await writer.close()
+    with pytest.raises(JavaError) as refused:
+        await ask("ledger.open", ledger=writer.ledger_id, password="wrong", recover=False)
+    assert refused.value.code == UNAUTHORIZED
+
+
+async def test_ledgers_are_listed_and_deleted_by_both(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    async with cluster.client() as client:
+        writer = await client.create()
+        await writer.close()
+        ledger = await java_creates(ask)
+        await ask("ledger.close", handle=ledger["handle"])
+        assert {writer.ledger_id, ledger["ledger"]} <= set(await ask("ledger.ids"))
+        await client.delete(ledger["ledger"])
+        await ask("ledger.delete", ledger=writer.ledger_id)
+        assert not {writer.ledger_id, ledger["ledger"]} & set(await ask("ledger.ids"))
+        with pytest.raises(NoNodeError):
+            await client.open(writer.ledger_id, recover=False)
+    with pytest.raises(JavaError) as missing:
+        await ask("ledger.open", ledger=ledger["ledger"], recover=False)
+    assert missing.value.code in (NO_SUCH_LEDGER, NO_SUCH_LEDGER_IN_METADATA)
+
+
+@both_versions
+async def test_our_nodes_tell_java_their_disk_space(java: JavaTool, ours: Cluster) -> None:
+    sizes = await ours.on(java)("ledger.info")
+    assert set(sizes) == set(ours.bookies)
+    assert all(0 < free <= total for free, total in sizes.values())
+
+
+async def test_a_ledger_over_real_bookies_and_nodes_of_ours_is_one_ledger(java: JavaTool, mixed: Cluster) -> None:
+    ask, sizes = mixed.on(java), (30,) * 40
+    async with mixed.client() as client:
+        writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)
+        assert set(writer.metadata.last_ensemble.bookies) == set(mixed.bookies)
+        await we_add(writer, sizes)
+        ledger = await java_creates(ask, ensemble=4, write_quorum=3, ack_quorum=2)
+        await java_adds(ask, ledger, sizes)
+        await asyncio.to_thread(mixed.lose, mixed.bookies[-1])
+        assert await we_read(client, ledger["ledger"]) == payloads(sizes)
+        assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads(sizes))
