@@ -41,13 +41,13 @@ def version() -> str:
 
 
 @pytest.fixture
-def java(processes: JavaProcesses, sandbox: Sandbox, version: str) -> JavaTool:
-    """The JVM of this version (started after the sandbox, so that it ends before it)."""
+def java(processes: JavaProcesses, zk: str, version: str) -> JavaTool:
+    """The JVM of this version (started after ZooKeeper, so that it ends before it)."""
     return processes.get(version)
 
 
 @pytest.fixture
-def victim(processes: JavaProcesses, sandbox: Sandbox, version: str) -> Iterator[JavaTool]:
+def victim(processes: JavaProcesses, zk: str, version: str) -> Iterator[JavaTool]:
     """A JVM of this test alone, to be killed."""
     tool = processes.spawn(version, "victims.log")
     try:
@@ -64,6 +64,12 @@ def sandbox(processes: JavaProcesses, tmp_path_factory: pytest.TempPathFactory) 
         processes.stop()
 
 
+@pytest.fixture(scope="session")
+def zk(sandbox: Sandbox) -> str:
+    """The one ZooKeeper under all clusters; each cluster has a root of its own in it."""
+    return sandbox.zookeeper_address
+
+
 @pytest.fixture
 def ours(sandbox: Sandbox) -> Cluster:
     """Four storage nodes of ours, all alive."""
@@ -74,7 +80,7 @@ def ours(sandbox: Sandbox) -> Cluster:
 
 @pytest.fixture(scope="session")
 def bookies_of(
-    processes: JavaProcesses, sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory
+    processes: JavaProcesses, zk: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], JavaBookies]:
     started: dict[str, JavaBookies] = {}
     directory = tmp_path_factory.mktemp("java-bookies")
@@ -83,7 +89,7 @@ def bookies_of(
         if version not in started:
             tool, root = processes.get(version), f"/java-{version}"
             count = 4 if version == NEWEST else 3
-            started[version] = JavaBookies(tool, sandbox.zookeeper_address, root, directory / version, count)
+            started[version] = JavaBookies(tool, zk, root, directory / version, count)
         return started[version]
 
     return get
@@ -105,9 +111,9 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 
 
 @pytest.fixture
-def mixed(processes: JavaProcesses, sandbox: Sandbox, tmp_path: Path) -> Iterator[Cluster]:
+def mixed(processes: JavaProcesses, zk: str, tmp_path: Path) -> Iterator[Cluster]:
     """Two real bookies and two storage nodes of ours under one root."""
-    root, zk = "/mixed", sandbox.zookeeper_address
+    root = "/mixed"
     with ExitStack() as stack:
         java = JavaBookies(processes.get(NEWEST), zk, root, tmp_path / "java", 2)
         stack.callback(java.stop_all)

@@ -1,4 +1,4 @@
-"""Logs between the Java DistributedLog core and ours: written by one; read, followed, recovered, continued by the other."""
+"""Logs between the Java DistributedLog core and ours: written by one; read, followed, recovered, continued by both."""
 
 from __future__ import annotations
 

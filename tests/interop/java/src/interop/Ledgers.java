@@ -244,7 +244,7 @@ final class Ledgers {
         answer.put("ensemble", metadata.getEnsembleSize());
         answer.put("write_quorum", metadata.getWriteQuorumSize());
         answer.put("ack_quorum", metadata.getAckQuorumSize());
-        answer.put("digest", metadata.getDigestType().toString());
+        answer.put("digest", metadata.hasPassword() ? metadata.getDigestType().toString() : null);
         answer.put("version", metadata.getMetadataFormatVersion());
         ObjectNode ensembles = answer.putObject("ensembles");
         metadata.getAllEnsembles().forEach((first, bookies) -> {
