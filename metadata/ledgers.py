@@ -47,7 +47,7 @@ FIRST_LONG_ID: Final = 2_147_483_647
 MAX_LEDGER_ID: Final = 2**63 - 1
 _LAYOUT_FORMAT: Final = 2
 _KEPT_HOBS: Final = 3
-_SUFFIX: Final = re.compile(r"-?\d{10}$")
+_SUFFIX: Final = re.compile(r"-?\d{10}")
 _HOB: Final = re.compile(r"HOB-(\d{10})")
 _LEAF: Final = re.compile(r"L(\d{4})")
 _FLAT_LEAF: Final = re.compile(r"L(\d{10,19})")
@@ -226,7 +226,8 @@ class LedgerStore:
         created = await repeat(
             self._store, lambda: self._store.create(prefix, ephemeral=True, sequential=True, make_parents=True)
         )
-        suffix = _SUFFIX.search(created)
+        # The prefix ends with a hyphen of its own: only what follows it is the number, negative after an overflow.
+        suffix = _SUFFIX.fullmatch(created.removeprefix(prefix))
         if suffix is None:
             raise InvariantViolation("a sequential znode has no number", path=created)
         try:
