@@ -20,14 +20,10 @@ from pyspark.sql.types import StructType
 
 from dlspark.spark.connection import CONF_KEY, resolve_uri
 from dlspark.spark.options import Options, Scope
+from dlspark.spark.schema import SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-SCHEMA = (
-    "log string, segment bigint, entry bigint, slot bigint, sequence_id bigint, transaction_id bigint, "
-    "timestamp timestamp, value binary"
-)
 
 # Set only in the worker that plans with filters; a reader that has pushFilters fails anywhere else
 # (DATA_SOURCE_PUSHDOWN_DISABLED), so this decides which reader Spark gets.
@@ -43,7 +39,7 @@ class DistributedLogDataSource(DataSource):
     def name(cls) -> str:
         return "distributedlog"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         Options(dict(self.options), Scope.ANY)
         return SCHEMA
 

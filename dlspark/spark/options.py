@@ -98,14 +98,14 @@ OPTIONS: tuple[Option, ...] = (
         Scope.SOURCE,
         "Where to begin: `earliest`, `latest`, or JSON with one position a log: "
         '`{"flights": "3:1200:0", "other": "earliest"}`. A stream uses it only when it has no checkpoint yet.',
-        default_words="batch `earliest`, streaming `latest`",
+        default="earliest",
     ),
     Option(
         "endingOffsets",
         Kind.TEXT,
         Scope.SOURCE_BATCH,
         "Where to stop, as `startingOffsets`; the position itself is not read.",
-        default_words="`latest`",
+        default="latest",
     ),
     Option(
         "startingTimestamp",

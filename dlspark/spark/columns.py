@@ -1,0 +1,92 @@
+"""The eight columns of the source, and how decoded entries become Arrow record batches of them.
+
+`timestamp` is the transaction id read as milliseconds since the epoch. An id outside the years 1970 to 9999 (they are
+free numbers, and the reserved maximum is one) has no timestamp: null, not an overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlspark.core.entries import DecodedBatch
+
+MAX_TIMESTAMP_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999: the end of Spark's timestamps (and of Python's)."""
+
+TARGET_BATCH_BYTES = 4 << 20
+"""Size of one record batch. Spark's transport is flat from 2 to 10 MB and slower beyond."""
+
+_FIXED_BYTES_PER_ROW = 7 * 8 + 8
+
+TYPES: dict[str, pa.DataType] = {
+    "log": pa.string(),
+    "segment": pa.int64(),
+    "entry": pa.int64(),
+    "slot": pa.int64(),
+    "sequence_id": pa.int64(),
+    "transaction_id": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "value": pa.binary(),
+}
+
+
+def record_batches(rows: DecodedBatch, log: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The columns `names` of `rows`, which are of `log`, in record batches of about TARGET_BATCH_BYTES."""
+    count = len(rows)
+    if count == 0:
+        return
+    batch = pa.RecordBatch.from_arrays(
+        [_column(name, rows, log) for name in names],
+        schema=pa.schema([pa.field(name, TYPES[name]) for name in names]),
+    )
+    per_row = _FIXED_BYTES_PER_ROW + rows.payload.nbytes // count
+    step = max(1, TARGET_BATCH_BYTES // per_row)
+    # Equal pieces: no small rest at the end.
+    pieces = -(-count // step)
+    for i in range(pieces):
+        start = count * i // pieces
+        yield batch.slice(start, count * (i + 1) // pieces - start)
+
+
+def select(rows: DecodedBatch, first: int, end: int) -> DecodedBatch:
+    """Rows `first` to `end` - 1, without copying."""
+    return replace(
+        rows,
+        entry_id=rows.entry_id[first:end],
+        slot_id=rows.slot_id[first:end],
+        txid=rows.txid[first:end],
+        position=rows.position[first:end],
+        sequence_id=rows.sequence_id[first:end],
+        flags=rows.flags[first:end],
+        payload=rows.payload.slice(first, end - first),
+    )
+
+
+def timestamps(txids: npt.NDArray[np.int64]) -> pa.Array:
+    """Transaction ids as timestamps of microseconds; null where there is none."""
+    none = (txids < 0) | (txids > MAX_TIMESTAMP_MS)
+    micros = np.where(none, 0, txids) * 1000
+    return pa.array(micros, type=pa.int64(), mask=none if none.any() else None).cast(TYPES["timestamp"])
+
+
+def _column(name: str, rows: DecodedBatch, log: str) -> pa.Array:
+    if name == "log":
+        return pa.repeat(pa.scalar(log, TYPES["log"]), len(rows))
+    if name == "segment":
+        return pa.repeat(pa.scalar(rows.lssn, TYPES["segment"]), len(rows))
+    if name == "timestamp":
+        return timestamps(rows.txid)
+    if name == "value":
+        return rows.payload if rows.payload.type.equals(TYPES["value"]) else rows.payload.cast(TYPES["value"])
+    source = {
+        "entry": rows.entry_id,
+        "slot": rows.slot_id,
+        "sequence_id": rows.sequence_id,
+        "transaction_id": rows.txid,
+    }[name]
+    return pa.array(source, type=pa.int64())

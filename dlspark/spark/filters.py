@@ -1,0 +1,123 @@
+"""Filters that Spark offers to push down, as bounds on logs, segments and transaction ids.
+
+Only what the bounds express exactly is kept from Spark; every other filter goes back and Spark evaluates it. The bounds
+choose segments and entries by position, which is exact because transaction ids never decrease in a log (writers check
+it). `timestamp` is the transaction id in milliseconds, so a bound on it is one on the id, within the years that have a
+timestamp at all: rows without one satisfy no comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from dlspark.spark.columns import MAX_TIMESTAMP_MS
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_NEVER_NULL = frozenset({"log", "segment", "entry", "slot", "sequence_id", "transaction_id", "value"})
+_RANGES = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Which rows: `logs` by name (None: any); segments and txids from `min_` to below `end_` (None: open)."""
+
+    logs: frozenset[str] | None = None
+    min_segment: int = 0
+    end_segment: int | None = None
+    min_txid: int = 0
+    end_txid: int | None = None
+
+    @property
+    def empty(self) -> bool:
+        """No row at all can satisfy these."""
+        return (
+            (self.logs is not None and not self.logs)
+            or (self.end_segment is not None and self.end_segment <= self.min_segment)
+            or (self.end_txid is not None and self.end_txid <= self.min_txid)
+        )
+
+    def admits(self, log: str) -> bool:
+        return self.logs is None or log in self.logs
+
+    def _logs(self, names: frozenset[str]) -> Bounds:
+        return replace(self, logs=names if self.logs is None else self.logs & names)
+
+    def _segments(self, low: int | None, end: int | None) -> Bounds:
+        return replace(self, min_segment=_higher(self.min_segment, low), end_segment=_lower(self.end_segment, end))
+
+    def _txids(self, low: int | None, end: int | None) -> Bounds:
+        return replace(self, min_txid=_higher(self.min_txid, low), end_txid=_lower(self.end_txid, end))
+
+
+def push(filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
+    """The bounds that `filters` (all must hold) put on rows, and the filters that Spark still has to evaluate."""
+    bounds, left = Bounds(), []
+    for candidate in filters:
+        narrowed = _narrow(bounds, candidate)
+        if narrowed is None:
+            left.append(candidate)
+        else:
+            bounds = narrowed
+    return bounds, left
+
+
+def _narrow(bounds: Bounds, candidate: Filter) -> Bounds | None:
+    """`bounds` with the filter in it, or None if it cannot be expressed exactly."""
+    if isinstance(candidate, IsNotNull):
+        return bounds if len(candidate.attribute) == 1 and candidate.attribute[0] in _NEVER_NULL else None
+    if isinstance(candidate, In):
+        names = candidate.value
+        if candidate.attribute == ("log",) and all(isinstance(name, str) for name in names):
+            return bounds._logs(frozenset(names))
+        return None
+    if not isinstance(candidate, _RANGES) or len(candidate.attribute) != 1:
+        return None
+    column, value = candidate.attribute[0], candidate.value
+    if column == "log" and isinstance(value, str) and isinstance(candidate, (EqualTo, EqualNullSafe)):
+        return bounds._logs(frozenset({value}))
+    if column in ("segment", "transaction_id") and isinstance(value, int) and not isinstance(value, bool):
+        low, end = _range(candidate, value, value)
+        return bounds._segments(low, end) if column == "segment" else bounds._txids(low, end)
+    if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
+        since = value - _EPOCH
+        micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+        low, end = _range(candidate, micros // 1000, -(-micros // 1000))
+        return bounds._txids(low, end)._txids(0, MAX_TIMESTAMP_MS + 1)
+    return None
+
+
+def _range(candidate: Filter, floor: int, ceiling: int) -> tuple[int | None, int | None]:
+    """From (included) and to (excluded) in whole numbers, for a value between `floor` and `ceiling`."""
+    if isinstance(candidate, GreaterThan):
+        return floor + 1, None
+    if isinstance(candidate, GreaterThanOrEqual):
+        return ceiling, None
+    if isinstance(candidate, LessThan):
+        return None, ceiling
+    if isinstance(candidate, LessThanOrEqual):
+        return None, floor + 1
+    return ceiling, floor + 1
+
+
+def _higher(one: int, other: int | None) -> int:
+    return one if other is None else max(one, other)
+
+
+def _lower(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

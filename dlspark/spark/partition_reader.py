@@ -1,0 +1,148 @@
+"""The task's side of the source: it fetches the entries of its spans from storage nodes and yields record batches.
+
+A task needs no ZooKeeper session: its partition carries ledger metadata and the nodes' addresses. One chunk of entries
+is fetched in the background while the one before it is decoded and handed to Spark, so two at most are in memory.
+
+Fault model: a storage node may be slow, down or answer with a damaged entry: `ReplicaReader` asks the next replica.
+What no replica can give fails the task with the entry's place; Spark may run the task again. What the task yields
+depends on its partition alone, so a second attempt yields the same rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from dlspark.core.entries import DecodedBatch, decode_entries
+from dlspark.core.runtime import Runtime
+from dlspark.errors import PositionGapError
+from dlspark.spark.columns import record_batches, select
+from dlspark.spark.planning import Partition, Span
+from storage_node.client import ReplicaReader
+from storage_node.protocol.digests import Entry
+
+CHUNK_BYTES = 4 << 20
+"""Entries are decoded together up to about this many stored bytes."""
+
+
+class LogPartition(InputPartition):
+    """What one task reads: some spans, in order."""
+
+    def __init__(self, spans: Partition) -> None:
+        super().__init__(None)
+        self.spans = spans
+
+    def __repr__(self) -> str:
+        ranges = ", ".join(
+            f"{s.log} {s.lssn}:{s.first_entry}:{s.first_slot} to {s.last_entry}:{s.end_slot or ''}" for s in self.spans
+        )
+        return f"LogPartition({ranges})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    span: Span
+    entries: list[Entry]
+
+
+def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The columns `names` of a partition's records as record batches. A partition without spans is an empty read."""
+    if not isinstance(partition, LogPartition) or not partition.spans:
+        return
+    runtime = Runtime("dlspark-read")
+    try:
+        fetcher = runtime.run(_Fetcher.start(partition.spans))
+        try:
+            while (chunk := runtime.run(fetcher.take())) is not None:
+                yield from record_batches(_decode(chunk), chunk.span.log, names)
+        finally:
+            # Also when Spark stops asking early (LIMIT, a killed task).
+            runtime.run(fetcher.stop())
+    finally:
+        runtime.close()
+
+
+class _Fetcher:
+    """Fetches one chunk ahead of what was taken. Lives on the event loop."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._reader = ReplicaReader()
+        self._chunks = _fetch(self._reader, spans)
+        self._next = asyncio.ensure_future(anext(self._chunks, None))
+
+    @classmethod
+    async def start(cls, spans: Sequence[Span]) -> _Fetcher:
+        return cls(spans)
+
+    async def take(self) -> _Chunk | None:
+        """The next chunk, or None at the end. Raises what fetching raised."""
+        chunk = await self._next
+        if chunk is not None:
+            self._next = asyncio.ensure_future(anext(self._chunks, None))
+        return chunk
+
+    async def stop(self) -> None:
+        self._next.cancel()
+        await asyncio.gather(self._next, return_exceptions=True)
+        await self._chunks.aclose()
+        await self._reader.close()
+
+
+async def _fetch(reader: ReplicaReader, spans: Sequence[Span]) -> AsyncGenerator[_Chunk, None]:
+    for span in spans:
+        entries: list[Entry] = []
+        size = 0
+        async for entry in reader.entries(span.ledger, span.first_entry, span.last_entry):
+            entries.append(entry)
+            size += len(entry.payload)
+            if size >= CHUNK_BYTES:
+                yield _Chunk(span, entries)
+                entries, size = [], 0
+        if entries:
+            yield _Chunk(span, entries)
+
+
+def _decode(chunk: _Chunk) -> DecodedBatch:
+    """The user records of a chunk that belong to the span: cut to its first and end slot, checked for gaps."""
+    span = chunk.span
+    rows = decode_entries(
+        [(entry.entry_id, entry.payload) for entry in chunk.entries],
+        lssn=span.lssn,
+        start_sequence_id=span.start_sequence_id,
+        enveloped=span.enveloped,
+    )
+    _check_no_gap(rows, span)
+    first, end = 0, len(rows)
+    if span.first_slot and chunk.entries[0].entry_id == span.first_entry:
+        below = (rows.entry_id == span.first_entry) & (rows.slot_id < span.first_slot)
+        first = int(np.count_nonzero(below))
+    if span.end_slot is not None and chunk.entries[-1].entry_id == span.last_entry:
+        above = (rows.entry_id == span.last_entry) & (rows.slot_id >= span.end_slot)
+        end -= int(np.count_nonzero(above))
+    return select(rows, first, end) if (first, end) != (0, len(rows)) else rows
+
+
+def _check_no_gap(rows: DecodedBatch, span: Span) -> None:
+    """Positions count user records one by one, so a jump means that a record is missing (I4).
+
+    Position 0 stands in logs whose writer does not count records; there is nothing to check then.
+    """
+    positions = rows.position
+    if len(positions) < 2 or positions[0] == 0:
+        return
+    steps = np.diff(positions)
+    if (steps != 1).any():
+        at = int(np.argmax(steps != 1))
+        raise PositionGapError(
+            f"After position {int(positions[at])} of segment {span.lssn} comes position {int(positions[at + 1])}",
+            advice="A record is missing or repeated; read the segment with `dlspark read` and report it",
+            log=span.log,
+            dlsn=f"{span.lssn}:{int(rows.entry_id[at + 1])}:{int(rows.slot_id[at + 1])}",
+            ledger_id=span.ledger.ledger_id,
+            entry_id=int(rows.entry_id[at + 1]),
+        )

@@ -1,0 +1,68 @@
+"""Batch reads: `spark.read.format("distributedlog")`. Planned completely before a task runs, read by tasks alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from dlspark.core.runtime import Runtime
+from dlspark.spark.errors import OptionError
+from dlspark.spark.filters import Bounds, push
+from dlspark.spark.options import Options
+from dlspark.spark.partition_reader import LogPartition, read_partition
+from dlspark.spark.schema import column_names
+from dlspark.spark.selection import SourceQuery
+
+
+def batch_reader(options: Options, schema: StructType, *, filters: bool) -> DataSourceReader:
+    """The reader of one batch query; with `filters`, one that takes filters (Spark refuses it where they are off)."""
+    query, names = SourceQuery.of(options), column_names(schema)
+    return FilteringBatchReader(query, names) if filters else BatchReader(query, names)
+
+
+class BatchReader(DataSourceReader):
+    """Plans on the driver, reads in tasks; pickled in between."""
+
+    def __init__(self, query: SourceQuery, names: Sequence[str]) -> None:
+        self._query = query
+        self._names = tuple(names)
+        self._bounds = Bounds()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        runtime = Runtime("dlspark-plan")
+        try:
+            return runtime.run(self._plan())
+        finally:
+            runtime.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._names)
+
+    async def _plan(self) -> list[InputPartition]:
+        from dlspark.spark.driver import SourceDriver  # not needed, and not loaded, where tasks run
+
+        driver = SourceDriver(self._query)
+        try:
+            await driver.open()
+            found = await driver.required_views()
+            if not found:
+                raise OptionError(
+                    f"No log matches subscribePattern {self._query.selection.pattern!r}; nothing was read",
+                    advice="The pattern must match whole names; `dlspark log list` shows them",
+                )
+            start = await driver.resolve(self._query.start)
+            end = await driver.resolve(self._query.end, ending=True)
+            return [LogPartition(spans) for spans in await driver.plan(start.offsets, end.offsets, self._bounds)]
+        finally:
+            await driver.close()
+
+
+class FilteringBatchReader(BatchReader):
+    """A reader that also takes filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._bounds, left = push(filters)
+        return left

@@ -1,0 +1,171 @@
+"""Streaming reads: `spark.readStream.format("distributedlog")`.
+
+Facts of Spark that shape this module (spec of the connector; each was measured):
+
+* One long-lived process a query run calls all methods but `read`. A second instance is made in a planner worker and
+  pickled to the tasks: so nothing is opened before `initialOffset`, `latestOffset` or `partitions` is called.
+* `stop()` of the query ends that process by SIGTERM, usually without calling `stop()` here. A handler turns the signal
+  into SystemExit, and then `stop()` runs and the ZooKeeper session ends at once (I16).
+* An idle query asks `latestOffset` every 10 ms. So when it asks again at once after it was told that there is nothing
+  new, the answer is held back until something is (long poll). A query with other, busy sources does not ask at once and
+  is never held up.
+* The start of the first batch is not in the checkpoint. If it came from "latest" it could be another one after a crash,
+  and records would be skipped; so the first batch is then empty, which puts its position into the checkpoint.
+* After a restart `partitions` may be called for a batch of the run before, with no other call first.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from dlspark.core.runtime import Runtime
+from dlspark.spark.offsets import Offsets, StoredOffset
+from dlspark.spark.options import Options
+from dlspark.spark.partition_reader import LogPartition, read_partition
+from dlspark.spark.schema import column_names
+from dlspark.spark.selection import SourceQuery
+from metadata.errors import check
+
+if TYPE_CHECKING:
+    from dlspark.spark.driver import SourceDriver
+
+LONG_POLL_S = 1.5
+"""How long an answer is held back for news; `stop()` interrupts it."""
+
+ASKED_AGAIN_S = 0.05
+"""Asking again within this time means that the query idles: a batch in between takes longer."""
+
+_T = TypeVar("_T")
+
+
+def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
+    """The reader of one streaming query."""
+    return StreamReader(SourceQuery.of(options), column_names(schema))
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The source of one streaming query. Only what the query is gets pickled; connections belong to one process."""
+
+    def __init__(self, query: SourceQuery, names: Sequence[str]) -> None:
+        self._query = query
+        self._names = tuple(names)
+        self._runtime: Runtime | None = None
+        self._driver: SourceDriver | None = None
+        self._target: Offsets | None = None
+        self._unsaved_start: Offsets | None = None
+        self._told_nothing_new: tuple[Offsets, float] | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (StreamReader, (self._query, self._names))
+
+    # ------------------------------------------------------------------ offsets
+
+    def initialOffset(self) -> StoredOffset:
+        resolved = self._run(self._opened().resolve(self._query.start))
+        if not resolved.settled:
+            self._unsaved_start = resolved.offsets
+        return resolved.offsets.stored()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._query.max_records_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
+        begin = Offsets.from_stored(start)
+        unsaved, self._unsaved_start = self._unsaved_start, None
+        if begin == unsaved:
+            return begin.stored()
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        driver = self._opened()
+        end = self._run(driver.end_of_batch(begin, most, self._target))
+        if end == begin and self._idles(begin):
+            self._run(driver.wait_for_news(LONG_POLL_S))
+            end = self._run(driver.end_of_batch(begin, most, self._target))
+        self._told_nothing_new = (begin, time.monotonic()) if end == begin else None
+        return end.stored()
+
+    def reportLatestOffset(self) -> StoredOffset | None:
+        newest = None if self._driver is None else self._driver.newest
+        return None if newest is None else newest.stored()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._run(self._opened().latest())
+
+    def _idles(self, begin: Offsets) -> bool:
+        """Whether Spark asks again right after it was told that nothing is new; AvailableNow ends then."""
+        told = self._told_nothing_new
+        return (
+            self._target is None
+            and told is not None
+            and told[0] == begin
+            and time.monotonic() - told[1] < ASKED_AGAIN_S
+        )
+
+    # ------------------------------------------------------------------ batches
+
+    def partitions(self, start: StoredOffset, end: StoredOffset) -> Sequence[InputPartition]:
+        begin, until = Offsets.from_stored(start), Offsets.from_stored(end)
+        if begin == until:
+            return []
+        return [LogPartition(spans) for spans in self._run(self._opened().plan(begin, until))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._names)
+
+    def commit(self, end: StoredOffset) -> None:
+        """Nothing to do: the position lives in Spark's checkpoint, and readers hold nothing in the log."""
+
+    # ------------------------------------------------------------------ life cycle
+
+    def stop(self) -> None:
+        driver, self._driver = self._driver, None
+        runtime, self._runtime = self._runtime, None
+        if runtime is None:
+            return
+        try:
+            if driver is not None:
+                runtime.run(driver.close())
+        finally:
+            runtime.close()
+
+    def _opened(self) -> SourceDriver:
+        if self._driver is None:
+            from dlspark.spark.driver import SourceDriver  # not needed, and not loaded, where tasks run
+
+            _exit_on_sigterm()
+            self._runtime = self._runtime or Runtime("dlspark-source")
+            driver = SourceDriver(self._query)
+            self._runtime.run(driver.open())
+            self._driver = driver
+        return self._driver
+
+    def _run(self, coroutine: Coroutine[object, object, _T]) -> _T:
+        runtime = self._runtime
+        check(runtime is not None, "the source was used before it was opened")
+        return runtime.run(coroutine)  # type: ignore[union-attr]
+
+
+def _exit_on_sigterm() -> None:
+    """Let SIGTERM end the process in order: SystemExit runs Spark's `finally: reader.stop()`."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(signum: int, frame: FrameType | None) -> None:
+    sys.exit(0)

@@ -1,0 +1,88 @@
+"""Decoded entries as record batches: exactly Spark's schema, timestamps without overflow, batches of a sane size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
+
+from dlspark.core.entries import Compression, DecodedBatch, decode_entries, encode_entries
+from dlspark.spark.columns import MAX_TIMESTAMP_MS, TARGET_BATCH_BYTES, TYPES, record_batches, select, timestamps
+from dlspark.spark.errors import SchemaError
+from dlspark.spark.schema import SCHEMA, column_names
+
+NAMES = list(TYPES)
+FIELDS = {field.name: field for field in SCHEMA.fields}
+
+
+def decoded(txids: list[int], payloads: list[bytes]) -> DecodedBatch:
+    ids = np.array(txids, dtype=np.int64)
+    values = pa.array(payloads, type=pa.binary())
+    entries = encode_entries(ids, values, first_position=1, compression=Compression.NONE)
+    bodies = [(n, memoryview(b"".join(bytes(part) for part in entry.buffers))) for n, entry in enumerate(entries)]
+    return decode_entries(bodies, lssn=7, start_sequence_id=100)
+
+
+def test_record_batches_have_exactly_the_schema_that_spark_expects() -> None:
+    expected = to_arrow_schema(SCHEMA, timezone="UTC")
+    (batch,) = record_batches(decoded([5, 6], [b"a", b"bc"]), "flights", NAMES)
+    assert batch.schema.equals(expected)
+    assert batch.to_pydict() == {
+        "log": ["flights"] * 2,
+        "segment": [7, 7],
+        "entry": [0, 0],
+        "slot": [0, 1],
+        "sequence_id": [100, 101],
+        "transaction_id": [5, 6],
+        "timestamp": [pa.scalar(5000, TYPES["timestamp"]).as_py(), pa.scalar(6000, TYPES["timestamp"]).as_py()],
+        "value": [b"a", b"bc"],
+    }
+
+
+def test_some_columns_in_another_order() -> None:
+    (batch,) = record_batches(decoded([5], [b"a"]), "flights", ["value", "entry"])
+    assert batch.to_pydict() == {"value": [b"a"], "entry": [0]}
+
+
+def test_ids_beyond_the_years_of_timestamps_have_none() -> None:
+    ids = np.array([0, MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1, 2**63 - 2, 2**63 - 1, -1], dtype=np.int64)
+    found = timestamps(ids)
+    assert found.type == TYPES["timestamp"]
+    assert found.is_null().to_pylist() == [False, False, True, True, True, True]
+    assert str(found[1].as_py()) == "9999-12-31 23:59:59.999000+00:00"
+
+
+@pytest.mark.parametrize("size", [1, 100, 1000, 100_000])
+def test_record_batches_are_of_a_few_megabytes_and_lose_nothing(size: int) -> None:
+    count = 12_000_000 // (size + 70)
+    payloads = [n.to_bytes(4, "big").ljust(size, b".")[:size] for n in range(count)]
+    rows = decoded(list(range(count)), payloads)
+    batches = list(record_batches(rows, "a", NAMES))
+    assert max(batch.nbytes for batch in batches) <= 2 * TARGET_BATCH_BYTES
+    assert len(batches) >= 2
+    assert min(batch.num_rows for batch in batches) > 0
+    together = pa.Table.from_batches(batches)
+    assert together["transaction_id"].to_pylist() == list(range(count))
+    assert together["value"].to_pylist() == payloads
+
+
+def test_no_rows_make_no_batch() -> None:
+    rows = decoded([1], [b"a"])
+    assert list(record_batches(select(rows, 0, 0), "a", NAMES)) == []
+
+
+def test_select_cuts_all_columns_alike() -> None:
+    rows = select(decoded(list(range(10)), [bytes([n]) for n in range(10)]), 3, 6)
+    (batch,) = record_batches(rows, "a", NAMES)
+    assert batch["transaction_id"].to_pylist() == [3, 4, 5]
+    assert batch["value"].to_pylist() == [b"\x03", b"\x04", b"\x05"]
+
+
+def test_a_schema_may_leave_columns_out_but_not_change_them() -> None:
+    assert column_names(StructType([FIELDS["value"], FIELDS["log"]])) == ("value", "log")
+    with pytest.raises(SchemaError, match="value string"):
+        column_names(StructType([StructField("value", StringType())]))
+    with pytest.raises(SchemaError, match="origin string"):
+        column_names(StructType([StructField("origin", StringType())]))

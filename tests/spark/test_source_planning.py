@@ -1,0 +1,176 @@
+"""Spans into partitions, limits into shares, filters into bounds: pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringStartsWith,
+)
+
+from dlspark.spark.columns import MAX_TIMESTAMP_MS
+from dlspark.spark.filters import Bounds, push
+from dlspark.spark.planning import Span, partitions, shares, split
+from metadata.ledger_metadata import Ensemble, LedgerMetadata
+from storage_node.client import LedgerLocation
+
+LEDGER = LedgerLocation(7, LedgerMetadata(3, 3, 2, (Ensemble(0, ("a", "b", "c")),)), {})
+
+
+def span(entries: int, entry_bytes: int = 1000, first: int = 0, log: str = "a", lssn: int = 1) -> Span:
+    return Span(log, lssn, LEDGER, first, 0, first + entries - 1, None, 0, True, entry_bytes)
+
+
+def covered(parts: list[Span]) -> list[tuple[str, int, int, int]]:
+    """Every (log, segment, entry, first slot) that is read, in order."""
+    return [
+        (part.log, part.lssn, entry, part.first_slot if entry == part.first_entry else 0)
+        for part in parts
+        for entry in range(part.first_entry, part.last_entry + 1)
+    ]
+
+
+def test_a_span_is_split_between_entries_and_keeps_its_ends() -> None:
+    whole = replace(span(10, first=5), first_slot=3, end_slot=2)
+    parts = split(whole, 3)
+    assert [(p.first_entry, p.last_entry) for p in parts] == [(5, 7), (8, 10), (11, 14)]
+    assert [p.first_slot for p in parts] == [3, 0, 0]
+    assert [p.end_slot for p in parts] == [None, None, 2]
+
+
+def test_a_span_of_one_entry_is_never_cut() -> None:
+    assert split(span(1), 8) == [span(1)]
+
+
+def test_small_segments_share_a_partition_and_large_ones_are_split() -> None:
+    small = [span(2, lssn=n) for n in range(1, 11)]
+    assert len(partitions(small, min_partitions=1, max_bytes=8000)) == 3
+    assert [len(p) for p in partitions([span(100)], min_partitions=1, max_bytes=25_000)] == [1, 1, 1, 1]
+
+
+def test_nothing_to_read_makes_no_partition() -> None:
+    assert partitions([], min_partitions=4, max_bytes=1000) == []
+
+
+def test_min_partitions_is_reached_as_far_as_there_are_entries() -> None:
+    assert len(partitions([span(3)], min_partitions=8, max_bytes=1 << 30)) == 3
+    uneven = [span(1, entry_bytes=1_000_000), span(9, entry_bytes=1, lssn=2)]
+    assert len(partitions(uneven, min_partitions=6, max_bytes=1 << 30)) == 6
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 5000), st.integers(0, 5)), max_size=12),
+    st.integers(1, 40),
+    st.integers(1, 100_000),
+)
+def test_partitions_cover_each_entry_once_in_order(
+    shapes: list[tuple[int, int, int]], min_partitions: int, max_bytes: int
+) -> None:
+    spans = [
+        replace(span(entries, size, first=3, lssn=n + 1), first_slot=slot)
+        for n, (entries, size, slot) in enumerate(shapes)
+    ]
+    planned = partitions(spans, min_partitions=min_partitions, max_bytes=max_bytes)
+    assert covered([part for group in planned for part in group]) == covered(spans)
+    assert all(planned)
+    total = sum(s.entries for s in spans)
+    assert len(planned) >= min(min_partitions, total)
+    assert all(len(group) == 1 or sum(part.bytes for part in group) <= max(max_bytes, 1) for group in planned)
+
+
+def test_shares_are_proportional_and_exact() -> None:
+    assert shares(100, {"a": 900, "b": 100}) == {"a": 90, "b": 10}
+    assert shares(5000, {"a": 3, "b": 4}) == {"a": 3, "b": 4}
+    assert shares(10, {"a": 1_000_000, "b": 1, "c": 0}) == {"a": 9, "b": 1}
+
+
+def test_more_logs_than_the_limit_take_turns() -> None:
+    waiting = {"a": 5, "b": 5, "c": 5}
+    assert [shares(1, waiting, turn) for turn in range(4)] == [{"a": 1}, {"b": 1}, {"c": 1}, {"a": 1}]
+    assert shares(2, waiting, 2) == {"c": 1, "a": 1}
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.integers(1, 10_000),
+    st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), st.integers(0, 10**12), max_size=20),
+    st.integers(0, 100),
+)
+def test_shares_sum_to_the_limit_and_starve_no_log(limit: int, available: dict[str, int], turn: int) -> None:
+    given_out = shares(limit, available, turn)
+    assert sum(given_out.values()) == min(limit, sum(available.values()))
+    assert all(1 <= count <= available[log] for log, count in given_out.items())
+    waiting = sum(1 for count in available.values() if count)
+    assert len(given_out) == min(waiting, limit)
+
+
+def test_ranges_of_transaction_ids_and_segments_are_pushed_exactly() -> None:
+    filters = [
+        GreaterThan(("transaction_id",), 10),
+        LessThanOrEqual(("transaction_id",), 20),
+        GreaterThanOrEqual(("segment",), 2),
+        LessThan(("segment",), 5),
+        IsNotNull(("transaction_id",)),
+    ]
+    assert push(filters) == (Bounds(None, 2, 5, 11, 21), [])
+
+
+def test_a_timestamp_between_two_milliseconds_is_rounded_towards_the_rows_that_satisfy_it() -> None:
+    moment = datetime(2013, 7, 1, tzinfo=timezone.utc) + timedelta(microseconds=1)
+    ms = 1372636800000
+    end = MAX_TIMESTAMP_MS + 1
+    for kind, low, high in [
+        (GreaterThan, ms + 1, end),
+        (GreaterThanOrEqual, ms + 1, end),
+        (LessThan, 0, ms + 1),
+        (LessThanOrEqual, 0, ms + 1),
+    ]:
+        bounds, left = push([kind(("timestamp",), moment)])
+        assert (bounds.min_txid, bounds.end_txid, left) == (low, high, []), kind
+    assert push([EqualTo(("timestamp",), moment)])[0].empty
+    exact, _ = push([EqualTo(("timestamp",), datetime(2013, 7, 1, tzinfo=timezone.utc))])
+    assert (exact.min_txid, exact.end_txid) == (ms, ms + 1)
+
+
+def test_logs_are_intersected() -> None:
+    bounds, left = push([In(("log",), ("a", "b")), EqualTo(("log",), "b")])
+    assert (bounds.logs, left) == (frozenset({"b"}), [])
+    assert bounds.admits("b")
+    assert not bounds.admits("a")
+    assert push([EqualTo(("log",), "a"), EqualTo(("log",), "b")])[0].empty
+
+
+@pytest.mark.parametrize(
+    "inexact",
+    [
+        Not(EqualTo(("transaction_id",), 5)),
+        In(("transaction_id",), (1, 2)),
+        IsNull(("transaction_id",)),
+        IsNotNull(("timestamp",)),
+        StringStartsWith(("log",), "a"),
+        EqualTo(("value",), b"x"),
+        EqualTo(("entry",), 5),
+        EqualTo(("log",), None),
+        GreaterThan(("log",), "a"),
+        GreaterThan(("timestamp",), datetime(2013, 7, 1)),
+    ],
+    ids=str,
+)
+def test_what_bounds_cannot_express_goes_back_to_spark(inexact: object) -> None:
+    bounds, left = push([inexact])  # type: ignore[list-item]
+    assert bounds == Bounds()
+    assert left[0] is inexact
