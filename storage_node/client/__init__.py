@@ -1,0 +1,16 @@
+"""The ledger client: pipelined writers, recovery, readers; over connections to bookies of the BookKeeper protocol."""
+
+from storage_node.client.client import LedgerClient
+from storage_node.client.reader import LedgerReader
+from storage_node.client.reading import LedgerLocation, ReplicaReader
+from storage_node.client.settings import ClientSettings
+from storage_node.client.writer import LedgerWriter
+
+__all__ = [
+    "ClientSettings",
+    "LedgerClient",
+    "LedgerLocation",
+    "LedgerReader",
+    "LedgerWriter",
+    "ReplicaReader",
+]

@@ -1,0 +1,186 @@
+"""`LedgerClient`: creates, opens, recovers and deletes ledgers of one BookKeeper cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+
+from metadata.bookies import BookieRegistry
+from metadata.errors import DistributedLogError, NodeExistsError
+from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata
+from metadata.ledgers import LedgerStore, Versioned
+from storage_node.client.connections import ConnectionPool
+from storage_node.client.pipeline import ClientContext
+from storage_node.client.placement import Placement, UniformPlacement
+from storage_node.client.reader import LedgerReader
+from storage_node.client.reading import LedgerLocation
+from storage_node.client.recovering import recover as run_recovery
+from storage_node.client.settings import ClientSettings
+from storage_node.client.writer import LedgerWriter
+from storage_node.edge import Network
+from storage_node.errors import LedgerClosedError, UnauthorizedAccessError
+from storage_node.protocol.striping import validate_quorums
+from storage_node.protocol.writing import WriterMachine
+from storage_node.transport import TcpNetwork
+
+MAX_ID_ATTEMPTS = 20
+"""How often a new id may turn out to be taken."""
+
+
+class LedgerClient:
+    """One client, on the event loop on which it is first used; it shares one connection per bookie among all ledgers.
+
+    Closing the client abandons its writers (a recovery will close their ledgers) and ends its readers; the metadata
+    store it was given stays open.
+    """
+
+    def __init__(
+        self,
+        ledgers: LedgerStore,
+        bookies: BookieRegistry,
+        *,
+        settings: ClientSettings | None = None,
+        network: Network | None = None,
+        rng: random.Random | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        self._ledgers = ledgers
+        self._bookies = bookies
+        self._settings = settings or ClientSettings()
+        self._network = network or TcpNetwork()
+        self._rng = rng or random.Random()
+        self._placement = placement
+        self._context: ClientContext | None = None
+        self._writers: set[LedgerWriter] = set()
+        self._readers: set[LedgerReader] = set()
+        self._closed = False
+
+    @property
+    def settings(self) -> ClientSettings:
+        return self._settings
+
+    async def create(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        digest_type: DigestType = DigestType.CRC32,
+        password: bytes = b"",
+        custom: Mapping[str, bytes] | None = None,
+        before_create: Callable[[int], Awaitable[None]] | None = None,
+    ) -> LedgerWriter:
+        """A new, empty, open ledger and its writer.
+
+        `before_create(ledger_id)` runs when the id is known and before anything of the ledger exists. Raises
+        CallerError, NotEnoughBookiesError, or the metadata store's errors.
+        """
+        context = self._use()
+        validate_quorums(ensemble_size, write_quorum, ack_quorum)
+        bookies = await context.placement.new_ensemble(ensemble_size)
+        metadata = LedgerMetadata(
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            ensembles=(Ensemble(0, bookies),),
+            digest_type=digest_type,
+            password=password,
+            custom=dict(custom or {}),
+        )
+        ledger_id, created = await self._create(metadata, before_create)
+        self._use()  # closed meanwhile: the ledger exists, empty; whoever listed it sweeps it
+        machine = WriterMachine(
+            ledger_id, created.value, created.version, delay_ensemble_change=self._settings.delay_ensemble_change
+        )
+        writer = LedgerWriter(context, machine, on_end=self._writers.discard)
+        self._writers.add(writer)
+        return writer
+
+    async def _create(
+        self, metadata: LedgerMetadata, before_create: Callable[[int], Awaitable[None]] | None
+    ) -> tuple[int, Versioned[LedgerMetadata]]:
+        attempt = 0
+        while True:
+            attempt += 1
+            ledger_id = await self._ledgers.generate_id()
+            if before_create is not None:
+                await before_create(ledger_id)
+            try:
+                return ledger_id, await self._ledgers.create(ledger_id, metadata)
+            except NodeExistsError:
+                if attempt == MAX_ID_ATTEMPTS:
+                    raise
+
+    async def open(self, ledger_id: int, *, password: bytes = b"", recover: bool) -> LedgerReader:
+        """A reader of a ledger. With `recover` its writer is fenced and the ledger closed first, if it is not yet.
+
+        Raises NoNodeError (no such ledger), UnauthorizedAccessError, LedgerRecoveryError, or what kept too many
+        bookies from answering.
+        """
+        context = self._use()
+        current = await self._ledgers.read(ledger_id)
+        stored = current.value.password
+        if stored is not None and stored != password:
+            raise UnauthorizedAccessError("the ledger has another password", ledger_id=ledger_id)
+        if recover and not current.value.is_closed:
+            closed = await run_recovery(context, ledger_id, current)
+            current = Versioned(closed, current.version)
+        reader = LedgerReader(context, ledger_id, current, locate=self._locate, on_end=self._readers.discard)
+        self._use()
+        self._readers.add(reader)
+        reader.watch()
+        try:
+            await reader.read_last_confirmed()
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
+
+    async def locate(self, ledger_id: int) -> LedgerLocation:
+        """Where a ledger is now, for readers that have no metadata store."""
+        self._use()
+        current = await self._ledgers.read(ledger_id)
+        return await self._locate(ledger_id, current.value)
+
+    async def _locate(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerLocation:
+        names = sorted({bookie for ensemble in metadata.ensembles for bookie in ensemble.bookies})
+        found = await asyncio.gather(*(self._resolve(name) for name in names), return_exceptions=True)
+        addresses: dict[str, tuple[str, int]] = {}
+        for name, address in zip(names, found, strict=True):
+            if isinstance(address, DistributedLogError):
+                continue  # a node that is away: the reader counts it as unreachable and asks the other replicas
+            if isinstance(address, BaseException):
+                raise address
+            addresses[name] = address
+        return LedgerLocation(ledger_id, metadata, addresses)
+
+    async def delete(self, ledger_id: int) -> None:
+        """Delete a ledger's metadata; one that does not exist is fine. Bookies collect its entries later."""
+        self._use()
+        await self._ledgers.delete(ledger_id)
+
+    async def close(self) -> None:
+        """End every writer, reader, connection and timer of this client. Idempotent."""
+        self._closed = True
+        for writer in list(self._writers):
+            await writer.abandon()
+        for reader in list(self._readers):
+            await reader.close()
+        if self._context is not None:
+            await self._context.pool.close()
+
+    # ------------------------------------------------------------------------------------ inside
+
+    def _use(self) -> ClientContext:
+        if self._closed:
+            raise LedgerClosedError("this client was closed")
+        if self._context is None:
+            pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop())
+            placement = self._placement or UniformPlacement(self._bookies, pool.health, self._settings, self._rng)
+            self._context = ClientContext(self._settings, pool, self._ledgers, placement)
+        return self._context
+
+    async def _resolve(self, bookie: str) -> tuple[str, int]:
+        address = await self._bookies.resolve(bookie)
+        return address.host, address.port

@@ -1,0 +1,293 @@
+"""Connections to bookies: one each, opened at the first request, reopened by the first request after a loss.
+
+A request is handed over synchronously and never waits here: while a connection is being opened its frames queue up.
+Every request ends exactly once: with the bookie's answer, with an error when the link is lost (unreachable where
+nothing was sent, unknown where it was under way), or when a sweep finds its time over. Late answers are dropped.
+
+Time limits are swept, all of a connection at once, by one `Sweeper` a client that runs only while somebody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
+
+from metadata.errors import DistributedLogError
+from storage_node.client.health import BookieHealth
+from storage_node.client.settings import ClientSettings
+from storage_node.edge import Buffer, Link, Network
+from storage_node.errors import (
+    ERROR_OF_STATUS,
+    BookieUnreachableError,
+    ConnectionClosedError,
+    ProtocolError,
+    RequestTimeoutError,
+)
+from storage_node.protocol.messages import AddResponse, Operation, Response, Status, decode_response
+from storage_node.protocol.writing import Seat
+
+logger = logging.getLogger(__name__)
+
+Answer: TypeAlias = Response | DistributedLogError
+Resolver: TypeAlias = Callable[[str], Awaitable[tuple[str, int]]]
+
+
+class AddOwner(Protocol):
+    """Who sent an add; called back once for each add and seat."""
+
+    def on_added(self, seat: Seat, entry_id: int) -> None: ...
+
+    def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None: ...
+
+
+class Sweeper:
+    """Calls its members every interval; rests while it has none."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: float) -> None:
+        self._loop = loop
+        self._interval_s = interval_s
+        self._members: dict[Callable[[float], bool], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def join(self, member: Callable[[float], bool]) -> None:
+        """Call `member(now)` from now on until it returns False. Joining twice is joining once."""
+        self._members[member] = None
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._interval_s, self._sweep)
+
+    def leave(self, member: Callable[[float], bool]) -> None:
+        self._members.pop(member, None)
+
+    def stop(self) -> None:
+        self._members.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        self._timer = None
+        for member in list(self._members):
+            if member in self._members and not member(now):
+                self._members.pop(member, None)
+        if self._members and self._timer is None:
+            self._timer = self._loop.call_later(self._interval_s, self._sweep)
+
+
+def answer_error(status: Status, bookie: str, ledger_id: int | None, entry_id: int | None) -> DistributedLogError:
+    """The error that a status other than EOK stands for."""
+    kind = ERROR_OF_STATUS[int(status)]
+    what = (kind.__doc__ or status.name).split(" (E")[0].split(";")[0].rstrip(".")
+    return kind(f"{what} ({status.name})", node=bookie, ledger_id=ledger_id, entry_id=entry_id)
+
+
+class Connection:
+    """All requests of this client to one bookie; the `FrameHandler` of its link."""
+
+    def __init__(self, pool: ConnectionPool, bookie: str) -> None:
+        self.bookie = bookie
+        self._pool = pool
+        self._link: Link | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._lost_early = False
+        self._backlog: list[Buffer] = []
+        self._address: tuple[str, int] | None = None
+        self._adds: dict[int, tuple[AddOwner, Seat, int, float]] = {}
+        self._requests: dict[int, tuple[Operation, float, Callable[[Answer], None], int]] = {}
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that have not left yet."""
+        if self._link is not None:
+            return self._link.queued_bytes
+        return sum(map(len, self._backlog))
+
+    # ------------------------------------------------------------------------------------ requests
+
+    def send_add(
+        self, txn_id: int, owner: AddOwner, seat: Seat, entry_id: int, deadline: float, *frame: Buffer
+    ) -> None:
+        """Send an add; its deadlines must not decrease from call to call."""
+        if not self._adds:
+            self._pool.sweeper.join(self._sweep)
+        self._adds[txn_id] = (owner, seat, entry_id, deadline)
+        if self._link is not None:
+            self._link.send(*frame)
+        else:
+            self._send_later(frame)
+
+    def request(
+        self, txn_id: int, operation: Operation, frame: bytes, timeout_ms: int, answer: Callable[[Answer], None]
+    ) -> None:
+        """Send any other request; `answer` is called once, with the response or an error, never from inside."""
+        if not self._requests:
+            self._pool.sweeper.join(self._sweep)
+        self._requests[txn_id] = (operation, self._pool.loop.time() + timeout_ms / 1000, answer, timeout_ms)
+        if self._link is not None:
+            self._link.send(frame)
+        else:
+            self._send_later((frame,))
+
+    def forget(self, txn_id: int) -> None:
+        """Nobody waits for this request any more."""
+        self._requests.pop(txn_id, None)
+
+    def _send_later(self, frame: tuple[Buffer, ...]) -> None:
+        self._backlog.extend(frame)
+        if self._opening is None:
+            self._lost_early = False
+            self._opening = self._pool.loop.create_task(self._open())
+
+    async def _open(self) -> None:
+        try:
+            link = await self._connect()
+        except DistributedLogError as error:
+            self._opening = None
+            self._lose(error)
+            return
+        self._opening = None
+        if self._lost_early:
+            self._lose(ConnectionClosedError("the connection was lost as soon as it was made", node=self.bookie))
+            return
+        self._link = link
+        backlog, self._backlog = self._backlog, []
+        link.send(*backlog)
+
+    async def _connect(self) -> Link:
+        if self._pool.closed:
+            raise BookieUnreachableError("the client is closed", node=self.bookie)
+        timeout_ms = self._pool.settings.connect_timeout_ms
+        try:
+            self._address = await asyncio.wait_for(self._pool.resolve(self.bookie), timeout_ms / 1000)
+        except (DistributedLogError, asyncio.TimeoutError) as error:
+            if self._address is None:
+                raise BookieUnreachableError(
+                    f"the storage node's address is not known: {error or 'metadata did not answer'}", node=self.bookie
+                ) from error
+            logger.info("using the last known address of %s: %s", self.bookie, error)  # metadata may just be away
+        return await self._pool.network.connect(*self._address, self, timeout_ms=timeout_ms)
+
+    # ------------------------------------------------------------------------------------ FrameHandler
+
+    def frame_received(self, frame: memoryview) -> None:
+        """One response. An add's is the hot path."""
+        response = decode_response(frame)
+        if response.operation is Operation.ADD:
+            add = self._adds.pop(response.txn_id, None)
+            if add is None:
+                return  # too late: its time was over
+            if type(response) is AddResponse and response.status is Status.EOK:
+                add[0].on_added(add[1], add[2])
+            else:
+                ledger_id = response.ledger_id if isinstance(response, AddResponse) else None
+                self._add_refused(add, response.status, ledger_id)
+            return
+        request = self._requests.get(response.txn_id)
+        if request is None or request[0] is not response.operation:
+            return  # answers are matched by (txn id, operation); unknown ones are dropped
+        del self._requests[response.txn_id]
+        request[2](response)
+
+    def _add_refused(self, add: tuple[AddOwner, Seat, int, float], status: Status, ledger_id: int | None) -> None:
+        owner, seat, entry_id, _ = add
+        if status is Status.EOK:
+            owner.on_refused(seat, entry_id, ProtocolError("an EOK without an answer to the add", node=self.bookie))
+        else:
+            owner.on_refused(seat, entry_id, answer_error(status, self.bookie, ledger_id, entry_id))
+
+    def batch_done(self) -> None:
+        """Acknowledgements are passed on one by one; there is nothing to collect."""
+
+    def link_closed(self, error: Exception | None) -> None:
+        """All requests under way end as unknown."""
+        if self._link is None:
+            self._lost_early = True
+            return
+        self._link = None
+        reason = f": {error}" if error is not None else ""
+        self._lose(ConnectionClosedError(f"the connection was lost{reason}", node=self.bookie))
+
+    # ------------------------------------------------------------------------------------ ends
+
+    def _lose(self, error: DistributedLogError) -> None:
+        if not self._pool.closed:
+            self._pool.health.failed(self.bookie)
+        self._backlog.clear()
+        adds, self._adds = self._adds, {}
+        requests, self._requests = self._requests, {}
+        for owner, seat, entry_id, _ in adds.values():
+            owner.on_refused(seat, entry_id, error)
+        for _, _, answer, _ in requests.values():
+            answer(error)
+
+    def _sweep(self, now: float) -> bool:
+        """End what has waited too long; True while anything waits."""
+        while self._adds:
+            txn_id, (owner, seat, entry_id, deadline) = next(iter(self._adds.items()))
+            if deadline > now:
+                break
+            del self._adds[txn_id]
+            self._pool.health.failed(self.bookie)
+            owner.on_refused(seat, entry_id, self._timeout(self._pool.settings.add_entry_timeout_ms, entry_id))
+        for txn_id, (_, deadline, answer, limit_ms) in list(self._requests.items()):
+            if deadline <= now and self._requests.pop(txn_id, None) is not None:
+                self._pool.health.failed(self.bookie)
+                answer(self._timeout(limit_ms, None))
+        return bool(self._adds or self._requests)
+
+    def _timeout(self, limit_ms: int, entry_id: int | None) -> RequestTimeoutError:
+        return RequestTimeoutError(f"no answer within {limit_ms} ms", node=self.bookie, entry_id=entry_id)
+
+    async def close(self) -> None:
+        """End the link; requests that still wait end with an error."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+            self._opening = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._lose(ConnectionClosedError("the client was closed", node=self.bookie))
+
+
+class ConnectionPool:
+    """All connections of one client, on one loop."""
+
+    def __init__(
+        self,
+        resolve: Resolver,
+        settings: ClientSettings,
+        network: Network,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.resolve = resolve
+        self.settings = settings
+        self.network = network
+        self.loop = loop
+        self.health = BookieHealth(loop, settings.failure_memory_ms)
+        self.sweeper = Sweeper(loop, settings.sweep_interval_s)
+        self.closed = False
+        self._connections: dict[str, Connection] = {}
+        self._txn_ids = itertools.count(1)
+
+    def next_txn_id(self) -> int:
+        """Unique for this client; the copies of one entry to several bookies may share it."""
+        return next(self._txn_ids)
+
+    def to(self, bookie: str) -> Connection:
+        """The connection to a bookie, opened when first used."""
+        connection = self._connections.get(bookie)
+        if connection is None:
+            connection = self._connections[bookie] = Connection(self, bookie)
+        return connection
+
+    async def close(self) -> None:
+        """Close all connections and timers. Idempotent."""
+        self.closed = True
+        self.sweeper.stop()
+        for connection in list(self._connections.values()):
+            await connection.close()
+        self.sweeper.stop()

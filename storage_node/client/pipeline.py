@@ -1,0 +1,293 @@
+"""`AddPipeline`: runs a `WriterMachine`: packages entries, sends them, carries out what the machine decides.
+
+An entry is packaged and digested once; header and payload are shared by all its replicas, under one transaction id.
+Small frames are joined once, large payloads travel as they are. Futures resolve in entry order, acknowledged or failed.
+
+`AddPipeline` lives on one event loop and is called from its thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from metadata.errors import BadVersionError, CallerError, DistributedLogError, InvariantViolation, OutcomeUnknownError
+from metadata.ledger_metadata import DigestType, LedgerMetadata
+from metadata.ledgers import LedgerStore
+from storage_node.client.connections import ConnectionPool
+from storage_node.client.placement import Placement
+from storage_node.client.settings import ClientSettings
+from storage_node.edge import Buffer
+from storage_node.errors import EntryTooLargeError, LedgerFencedError, UnauthorizedAccessError
+from storage_node.protocol.digests import EntryDigest, master_key
+from storage_node.protocol.messages import RECOVERY_PRIORITY, encode_add_request
+from storage_node.protocol.writing import (
+    Acknowledged,
+    Closed,
+    Effects,
+    Failed,
+    PickReplacements,
+    ReadMetadata,
+    Resend,
+    Seat,
+    Send,
+    WriteMetadata,
+    WriterMachine,
+)
+
+JOIN_BELOW_BYTES = 16 * 1024
+"""Frames below this are joined once instead of travelling in pieces to every replica."""
+
+FRAME_OVERHEAD_BYTES = 128
+"""Room for everything in an add's frame but the entry: length prefix, header, ids, master key, flags."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """What the parts of one client share."""
+
+    settings: ClientSettings
+    pool: ConnectionPool
+    ledgers: LedgerStore
+    placement: Placement
+
+
+def digest_of(metadata: LedgerMetadata) -> EntryDigest:
+    """The ledger's digest; metadata of the oldest format names neither type nor password."""
+    return EntryDigest(metadata.digest_type or DigestType.CRC32, metadata.password or b"")
+
+
+class Tasks:
+    """Background tasks of one object, all of which end with it (I16)."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Cancel them all and wait until they have ended."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class MetadataUpdates:
+    """Carries out `WriteMetadata` and `ReadMetadata` for a machine, and tells it what came of it."""
+
+    def __init__(
+        self,
+        ledgers: LedgerStore,
+        ledger_id: int,
+        *,
+        written: Callable[[LedgerMetadata, int], None],
+        doubtful: Callable[[], None],
+        found: Callable[[LedgerMetadata, int], None],
+        failed: Callable[[DistributedLogError], None],
+    ) -> None:
+        self._ledgers = ledgers
+        self._ledger_id = ledger_id
+        self._written = written
+        self._doubtful = doubtful
+        self._found = found
+        self._failed = failed
+
+    async def write(self, effect: WriteMetadata) -> None:
+        try:
+            result = await self._ledgers.write(self._ledger_id, effect.metadata, effect.version)
+        except (BadVersionError, OutcomeUnknownError):
+            self._doubtful()  # never assumed either way: the machine reads the metadata and compares
+        except DistributedLogError as error:
+            self._failed(error)
+        else:
+            self._written(result.value, result.version)
+
+    async def read(self) -> None:
+        try:
+            result = await self._ledgers.read(self._ledger_id)
+        except DistributedLogError as error:
+            self._failed(error)
+        else:
+            self._found(result.value, result.version)
+
+
+class AddPipeline:
+    """The edge of one `WriterMachine`. Subclasses hear what was acknowledged, failed and closed."""
+
+    def __init__(self, context: ClientContext, machine: WriterMachine, *, recovering: bool = False) -> None:
+        self.machine = machine
+        self.ledger_id = machine.ledger_id
+        self.outstanding_bytes = 0
+        """Payload bytes not yet acknowledged."""
+        self._context = context
+        self._pool = context.pool
+        self._loop = context.pool.loop
+        self._digest = digest_of(machine.metadata)
+        self._key = master_key(machine.metadata.password or b"")
+        self._recovering = recovering
+        self._priority = RECOVERY_PRIORITY if recovering else 0
+        self._timeout_s = context.settings.add_entry_timeout_ms / 1000
+        self._max_payload = context.settings.max_frame_bytes - FRAME_OVERHEAD_BYTES - self._digest.header_size
+        # entry id -> its future, payload size, header, payload; in entry order
+        self._entries: dict[int, tuple[asyncio.Future[int], int, bytes, tuple[Buffer, ...]]] = {}
+        self._tasks = Tasks()
+        self._next_retry = 0.0
+        self._updates = MetadataUpdates(
+            context.ledgers,
+            self.ledger_id,
+            written=lambda metadata, version: self._guard(partial(machine.metadata_written, metadata, version)),
+            doubtful=lambda: self._guard(machine.metadata_doubtful),
+            found=lambda metadata, version: self._guard(partial(machine.metadata_found, metadata, version)),
+            failed=lambda error: self._guard(partial(machine.metadata_failed, error)),
+        )
+
+    # ------------------------------------------------------------------------------------ adds
+
+    def add_entry(self, payload: tuple[Buffer, ...], length: int | None = None) -> asyncio.Future[int]:
+        """Give the payload the next entry id and send it; the future resolves in entry order."""
+        size = 0
+        for piece in payload:
+            size += len(piece)
+            if type(piece) is memoryview and piece.nbytes != len(piece):
+                raise CallerError("a payload must be bytes or a view of bytes", advice='Use memoryview.cast("B")')
+        if size > self._max_payload:
+            raise EntryTooLargeError(
+                f"an entry of {size} bytes does not fit in a frame; nothing was sent",
+                advice=f"Largest payload: {self._max_payload} bytes",
+                ledger_id=self.ledger_id,
+            )
+        effects = self.machine.add(size, length)
+        send = cast(Send, effects[0])  # an add's first effect, always
+        future: asyncio.Future[int] = self._loop.create_future()
+        header = self._digest.package(self.ledger_id, send.entry_id, send.last_add_confirmed, send.length, *payload)
+        self._entries[send.entry_id] = (future, size, header, payload)
+        self.outstanding_bytes += size
+        self._transmit(send.entry_id, size, header, payload, send.seats)
+        if len(effects) > 1:
+            self._run(effects[1:])
+        return future
+
+    def _transmit(
+        self, entry_id: int, size: int, header: bytes, payload: tuple[Buffer, ...], seats: tuple[Seat, ...]
+    ) -> None:
+        """Send one entry to some seats, under one transaction id."""
+        pool = self._pool
+        txn_id = pool.next_txn_id()
+        head, tail = encode_add_request(
+            txn_id,
+            self.ledger_id,
+            entry_id,
+            self._key,
+            len(header) + size,
+            recovery=self._recovering,
+            priority=self._priority,
+        )
+        frame: tuple[Buffer, ...] = (head, header, *payload, tail)
+        if size < JOIN_BELOW_BYTES:
+            frame = (b"".join(frame),)
+        deadline = self._loop.time() + self._timeout_s
+        for seat in seats:
+            pool.to(seat.bookie).send_add(txn_id, self, seat, entry_id, deadline, *frame)
+
+    def on_added(self, seat: Seat, entry_id: int) -> None:
+        """A bookie's EOK (hot: two of three such calls have no effect)."""
+        try:
+            effects = self.machine.added(seat, entry_id)
+            if effects:
+                self._run(effects)
+        except InvariantViolation as error:
+            self._broken(error)
+
+    def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None:
+        """A bookie's error, or none in time."""
+        if not isinstance(error, (LedgerFencedError, UnauthorizedAccessError)):
+            self._pool.health.failed(seat.bookie)
+        self._guard(partial(self.machine.refused, seat, entry_id, error))
+
+    # ------------------------------------------------------------------------------------ effects
+
+    def _guard(self, event: Callable[[], Effects]) -> None:
+        try:
+            self._run(event())
+        except InvariantViolation as error:
+            self._broken(error)
+
+    def _broken(self, error: InvariantViolation) -> None:
+        """A broken invariant ends this writer, loudly, and nobody else's."""
+        self._run(self.machine.abort(error))
+
+    def _run(self, effects: Effects) -> None:
+        for effect in effects:
+            if isinstance(effect, Acknowledged):
+                self._acknowledge(effect)
+            elif isinstance(effect, Resend):
+                _, size, header, payload = self._entries[effect.entry_id]
+                self._transmit(effect.entry_id, size, header, payload, effect.seats)
+            elif isinstance(effect, PickReplacements):
+                self._tasks.start(self._pick(effect))
+            elif isinstance(effect, WriteMetadata):
+                self._tasks.start(self._updates.write(effect))
+            elif isinstance(effect, ReadMetadata):
+                self._tasks.start(self._updates.read())
+            elif isinstance(effect, Failed):
+                self._fail(effect.error)
+            elif isinstance(effect, Closed):
+                self._closed(effect.metadata)
+        if self.machine.vacant:
+            self._pool.sweeper.join(self._retry_vacancies)
+
+    def _acknowledge(self, effect: Acknowledged) -> None:
+        entries = self._entries
+        for entry_id in range(effect.first, effect.last + 1):
+            future, size, _, _ = entries.pop(entry_id)
+            self.outstanding_bytes -= size
+            if not future.done():  # its owner may have cancelled it; the entry is written all the same
+                future.set_result(entry_id)
+        self._acknowledged(effect.last)
+
+    def _fail(self, error: DistributedLogError) -> None:
+        entries, self._entries = self._entries, {}
+        self.outstanding_bytes = 0
+        for future, _, _, _ in entries.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # seen: the same error is raised by the next add and by close
+        self._failed(error)
+
+    async def _pick(self, wanted: PickReplacements) -> None:
+        picked: Mapping[int, str] = {}
+        failure: DistributedLogError | None = None
+        try:
+            picked = await self._context.placement.replacements(wanted)
+        except DistributedLogError as error:
+            failure = error
+        self._guard(lambda: self.machine.picked(picked, failure))
+
+    def _retry_vacancies(self, now: float) -> bool:
+        if now >= self._next_retry:
+            self._next_retry = now + self._context.settings.vacancy_retry_ms / 1000
+            self._guard(self.machine.retry_vacancies)
+        return bool(self.machine.vacant)
+
+    async def stop(self) -> None:
+        """End what runs in the background. The machine must have ended before."""
+        self._pool.sweeper.leave(self._retry_vacancies)
+        await self._tasks.stop()
+
+    # ------------------------------------------------------------------------------------ for subclasses
+
+    def _acknowledged(self, last: int) -> None:
+        """Entries up to `last` are acknowledged."""
+
+    def _failed(self, error: DistributedLogError) -> None:
+        """The machine has failed; the futures have been told."""
+
+    def _closed(self, metadata: LedgerMetadata) -> None:
+        """The ledger is closed."""

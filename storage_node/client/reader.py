@@ -1,0 +1,374 @@
+"""`LedgerReader`: one ledger as its readers see it: committed entries, the LAC as it moves, and the end.
+
+Never beyond the LAC of an open ledger, nor beyond the last entry of a closed one (I6, I17). The metadata is watched:
+ensemble changes reach the reader by themselves, and so does the close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from metadata.errors import CallerError, DistributedLogError, NoNodeError
+from metadata.ledger_metadata import LedgerMetadata
+from metadata.ledgers import Versioned
+from metadata.store import SessionState, WatchEvent
+from storage_node.client.connections import Answer, answer_error
+from storage_node.client.pipeline import ClientContext, Tasks, digest_of
+from storage_node.client.reading import (
+    WINDOW_BYTES,
+    WINDOW_ENTRIES,
+    EntryFetcher,
+    LedgerLocation,
+    check_range,
+    in_order,
+)
+from storage_node.errors import LedgerClosedError, ProtocolError, UnauthorizedAccessError
+from storage_node.protocol.digests import Entry
+from storage_node.protocol.messages import (
+    Operation,
+    ReadLacResponse,
+    ReadResponse,
+    Status,
+    encode_read_lac_request,
+    encode_read_request,
+)
+from storage_node.protocol.reading import LacRead, TailRead
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+"""Pause before the metadata, or an ensemble that had nothing to say, is asked again; the latter begins shorter."""
+
+FIRST_PAUSE_S = 0.005
+
+
+class LedgerReader:
+    """Made by `LedgerClient.open`. All calls come from the event loop's thread."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        ledger_id: int,
+        current: Versioned[LedgerMetadata],
+        *,
+        locate: Callable[[int, LedgerMetadata], Awaitable[LedgerLocation]],
+        on_end: Callable[[LedgerReader], None],
+    ) -> None:
+        self.ledger_id = ledger_id
+        self.on_closed = asyncio.Event()
+        """Set once the ledger is known to be closed."""
+        self._context = context
+        self._pool = context.pool
+        self._loop = context.pool.loop
+        self._on_end = on_end
+        self._locate = locate
+        self._current = current
+        self._digest = digest_of(current.value)
+        self._fetcher = EntryFetcher(context.pool, ledger_id, on_lac=self._raise_lac)
+        self._last_add_confirmed = -1
+        self._tasks = Tasks()
+        self._changed: asyncio.Future[None] = self._loop.create_future()
+        self._gone: DistributedLogError | None = None
+        self._ended = False
+        self._take(current)
+
+    # ------------------------------------------------------------------------------------ what is known
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        return self._current.value
+
+    @property
+    def closed(self) -> bool:
+        """The ledger is closed: its end will never change."""
+        return self._current.value.is_closed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry known to be committed (-1: none); of a closed ledger the last entry."""
+        return self._last_add_confirmed
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of a closed ledger; 0 while it is open."""
+        return self._current.value.length if self.closed else 0
+
+    async def location(self) -> LedgerLocation:
+        """Where the ledger is, for readers that have no metadata store."""
+        return await self._locate(self.ledger_id, self.metadata)
+
+    # ------------------------------------------------------------------------------------ committed entries
+
+    async def read(self, first: int, last: int) -> list[Entry]:
+        """Entries first..last, verified. Raises CallerError beyond `last_add_confirmed`."""
+        return [entry async for entry in self.entries(first, last)]
+
+    async def entries(
+        self,
+        first: int,
+        last: int,
+        *,
+        window_bytes: int = WINDOW_BYTES,
+        window_entries: int = WINDOW_ENTRIES,
+    ) -> AsyncGenerator[Entry, None]:
+        """Entries first..last in order, with up to the window of them fetched ahead."""
+        self._ensure_usable()
+        check_range(first, last, self._last_add_confirmed, self.ledger_id)
+        entries = in_order(self._fetcher, lambda: self.metadata, first, last, window_bytes, window_entries)
+        try:
+            async for entry in entries:
+                yield entry
+        finally:
+            await entries.aclose()
+
+    # ------------------------------------------------------------------------------------ the LAC
+
+    async def read_last_confirmed(self) -> int:
+        """Ask the last ensemble for the LAC; never less than what this reader knew (I6).
+
+        Raises the error that says most where too few bookies answered to be sure.
+        """
+        while True:
+            self._ensure_usable()
+            metadata = self.metadata
+            if metadata.is_closed:
+                return self._last_add_confirmed
+            machine = await self._ask_all_for_lac(metadata)
+            if machine.settled:
+                # A fragment begins behind what was committed before it, also where nothing is in it yet.
+                self._raise_lac(max(machine.last_add_confirmed, metadata.last_ensemble.first_entry - 1))
+                return self._last_add_confirmed
+            if self.metadata is metadata and not self._ended and self._gone is None:
+                raise self._unsettled(machine)
+
+    async def _ask_all_for_lac(self, metadata: LedgerMetadata) -> LacRead:
+        """Ask the last ensemble until it is decided, or the metadata changes."""
+        bookies = metadata.last_ensemble.bookies
+        machine = LacRead(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        decided: asyncio.Future[None] = self._loop.create_future()
+        asked = [(bookie, self._ask_lac(index, bookie, machine, decided)) for index, bookie in enumerate(bookies)]
+        try:
+            await self._or_changed(decided)
+        finally:
+            for bookie, txn_id in asked:
+                self._pool.to(bookie).forget(txn_id)
+        return machine
+
+    def _ask_lac(self, index: int, bookie: str, machine: LacRead, decided: asyncio.Future[None]) -> int:
+        txn_id = self._pool.next_txn_id()
+
+        def answered(answer: Answer) -> None:
+            try:
+                machine.answered(index, self._lac_in(answer, bookie))
+            except DistributedLogError as error:
+                machine.failed(index, error)
+            if (machine.settled or machine.failed_for_good) and not decided.done():
+                decided.set_result(None)
+
+        frame = encode_read_lac_request(txn_id, self.ledger_id)
+        timeout_ms = self._context.settings.read_entry_timeout_ms
+        self._pool.to(bookie).request(txn_id, Operation.READ_LAC, frame, timeout_ms, answered)
+        return txn_id
+
+    def _lac_in(self, answer: Answer, bookie: str) -> int:
+        """The greater of the explicit LAC and the last entry's. Raises what makes the bookie unknown (I12)."""
+        if isinstance(answer, DistributedLogError):
+            raise answer
+        if answer.status is not Status.EOK:
+            raise answer_error(answer.status, bookie, self.ledger_id, None)
+        if not isinstance(answer, ReadLacResponse):
+            raise ProtocolError("an EOK without an answer to the LAC read", node=bookie)
+        lac = -1
+        if answer.lac_body is not None:
+            lac = self._digest.verify_lac(self.ledger_id, answer.lac_body)
+        if answer.last_entry_body is not None:
+            entry = self._digest.verify(self.ledger_id, None, answer.last_entry_body)
+            lac = max(lac, entry.last_add_confirmed)
+        return lac
+
+    def _unsettled(self, machine: LacRead) -> DistributedLogError:
+        cause = machine.error or ProtocolError("no reason")
+        error = type(cause)(
+            f"too few storage nodes of the last ensemble gave their LAC: {cause.message}",
+            advice="See that the ledger's storage nodes are up",
+            ledger_id=self.ledger_id,
+            node=cause.node,
+        )
+        error.__cause__ = cause
+        return error
+
+    def _raise_lac(self, last_add_confirmed: int) -> None:
+        """The LAC never goes back (I6), and of a closed ledger it is the end, whatever bookies hold (I17)."""
+        if not self.closed and last_add_confirmed > self._last_add_confirmed:
+            self._last_add_confirmed = last_add_confirmed
+
+    # ------------------------------------------------------------------------------------ the tail
+
+    async def poll(self, next_entry: int, timeout_ms: int) -> Entry | None:
+        """Entry `next_entry` as soon as it is committed; None after `timeout_ms`, or once the ledger ended before it.
+
+        Raises what kept all bookies from answering for the whole time, or the end of the ledger's existence.
+        """
+        if next_entry < 0:
+            raise CallerError(f"entry {next_entry} does not exist", ledger_id=self.ledger_id)
+        deadline = self._loop.time() + timeout_ms / 1000
+        failure: DistributedLogError | None = None
+        pause_s = FIRST_PAUSE_S
+        while True:
+            self._ensure_usable()
+            if next_entry <= self._last_add_confirmed:
+                return await self._fetcher.fetch(self.metadata, next_entry)
+            left_s = deadline - self._loop.time()
+            if self.closed:
+                return None
+            if left_s <= 0:
+                if failure is not None:
+                    raise failure
+                return None
+            began = self._loop.time()
+            machine = TailRead(next_entry, self.metadata.ensemble_size, self.metadata.ack_quorum)
+            entry = await self._poll_round(machine, next_entry, deadline)
+            if entry is not None:
+                return entry
+            failure = None if machine.known else machine.error
+            if self._loop.time() - began < pause_s and next_entry > self._last_add_confirmed:
+                # Answered at once, with nothing: no bookie has heard of the ledger yet, or none is there.
+                await self._pause(min(pause_s, max(deadline - self._loop.time(), 0)))
+                pause_s = min(pause_s * 2, RETRY_S)
+
+    async def _poll_round(self, machine: TailRead, next_entry: int, deadline: float) -> Entry | None:
+        """Ask bookies in turn until one has news, the metadata changes, or the time is over."""
+        metadata = self.metadata
+        bookies = metadata.last_ensemble.bookies
+        while (index := machine.ask_next()) is not None:
+            left_ms = int((deadline - self._loop.time()) * 1000)
+            if left_ms <= 0:
+                return None
+            answer = await self._long_poll(bookies[index], next_entry, left_ms)
+            if answer is None or self.metadata is not metadata:
+                return None  # the metadata changed: look at it first
+            try:
+                entry = self._tail_in(answer, bookies[index], next_entry, machine)
+            except UnauthorizedAccessError:
+                raise
+            except DistributedLogError as error:
+                machine.failed(error)
+                continue
+            self._raise_lac(machine.last_add_confirmed)
+            if entry is not None:
+                return entry
+        return None
+
+    async def _long_poll(self, bookie: str, next_entry: int, left_ms: int) -> Answer | None:
+        """One request; None if the metadata changed before its answer."""
+        settings = self._context.settings
+        wait_ms = min(left_ms, settings.long_poll_ms)
+        txn_id = self._pool.next_txn_id()
+        answered: asyncio.Future[Answer] = self._loop.create_future()
+
+        def answer(response: Answer) -> None:
+            if not answered.done():
+                answered.set_result(response)
+
+        frame = encode_read_request(
+            txn_id, self.ledger_id, -1, previous_lac=next_entry - 1, timeout_ms=wait_ms, piggyback=True
+        )
+        # The server's wait is shorter than the read timeout, or every poll would end as a timeout (5.9).
+        timeout_ms = min(wait_ms + settings.speculative_read_ms, settings.read_entry_timeout_ms)
+        connection = self._pool.to(bookie)
+        connection.request(txn_id, Operation.READ, frame, timeout_ms, answer)
+        try:
+            return answered.result() if await self._or_changed(answered) else None
+        finally:
+            connection.forget(txn_id)
+
+    def _tail_in(self, answer: Answer, bookie: str, next_entry: int, machine: TailRead) -> Entry | None:
+        """The entry in a long poll's answer. Raises what makes it a failure."""
+        if isinstance(answer, DistributedLogError):
+            raise answer
+        if answer.status is not Status.EOK:
+            raise answer_error(answer.status, bookie, self.ledger_id, next_entry)
+        if not isinstance(answer, ReadResponse):
+            raise ProtocolError("an EOK without an answer to the long poll", node=bookie)
+        if answer.entry_id == -1 or answer.body is None:
+            machine.empty(answer.max_lac)
+            return None
+        entry = self._digest.verify(self.ledger_id, next_entry, answer.body)
+        if answer.max_lac is None or answer.max_lac < next_entry:
+            raise ProtocolError("a long poll answered with an entry beyond its LAC", node=bookie)  # I6
+        machine.found(answer.max_lac)
+        return entry
+
+    async def _or_changed(self, future: asyncio.Future[Answer] | asyncio.Future[None]) -> bool:
+        """Wait for `future`, or for a change of the metadata; whether `future` is done."""
+        await asyncio.wait({future, self._changed}, return_when=asyncio.FIRST_COMPLETED)
+        return future.done()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not beyond a change of the metadata."""
+        await asyncio.wait({self._changed}, timeout=seconds)
+
+    # ------------------------------------------------------------------------------------ the metadata
+
+    def watch(self) -> None:
+        """Follow the metadata until the ledger is closed; `LedgerClient.open` has called this."""
+        if not self.closed:
+            self._tasks.start(self._follow())
+
+    async def _follow(self) -> None:
+        """Read the metadata, wait for its watch, and again."""
+        while not self.closed:
+            fired: asyncio.Future[None] = self._loop.create_future()
+
+            def fire(_event: WatchEvent, fired: asyncio.Future[None] = fired) -> None:
+                if not fired.done():
+                    fired.set_result(None)
+
+            try:
+                self._take(await self._context.ledgers.read(self.ledger_id, fire))
+            except NoNodeError as error:
+                self._gone = error
+                self._wake()
+                return
+            except DistributedLogError as error:
+                if self._context.ledgers.store.state is SessionState.CLOSED:
+                    self._gone = error
+                    self._wake()
+                    return
+                logger.warning("the metadata of ledger %d is not to be read at present: %s", self.ledger_id, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if not self.closed:
+                await fired
+
+    def _take(self, current: Versioned[LedgerMetadata]) -> None:
+        """Adopt metadata that is newer than what is known."""
+        if current.version < self._current.version:
+            return
+        changed = current.version > self._current.version
+        self._current = current
+        if current.value.is_closed:
+            self._last_add_confirmed = current.value.last_entry  # one end for ever, the same for all (I2)
+            self.on_closed.set()
+        if changed:
+            self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, self._loop.create_future()
+        changed.set_result(None)
+
+    def _ensure_usable(self) -> None:
+        if self._ended:
+            raise LedgerClosedError("this reader was closed", ledger_id=self.ledger_id)
+        if self._gone is not None:
+            raise self._gone
+
+    async def close(self) -> None:
+        """End the watch and whoever waits here. Idempotent."""
+        if not self._ended:
+            self._ended = True
+            self._wake()
+            await self._tasks.stop()
+            self._on_end(self)

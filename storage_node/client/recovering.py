@@ -1,0 +1,230 @@
+"""Runs a `RecoveryMachine`: fences, reads forward, adds again, closes; starts over where the ensembles were changed.
+
+Any number of clients may recover one ledger at once; they agree on the end through the one closing write (I2, I10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from metadata.errors import DistributedLogError, InvariantViolation
+from metadata.ledger_metadata import LedgerMetadata
+from metadata.ledgers import Versioned
+from storage_node.client.connections import Answer, answer_error
+from storage_node.client.pipeline import AddPipeline, ClientContext, MetadataUpdates, Tasks, digest_of
+from storage_node.client.reading import EntryFetcher
+from storage_node.errors import LedgerRecoveryError, ProtocolError
+from storage_node.protocol.digests import Entry, master_key
+from storage_node.protocol.messages import (
+    RECOVERY_PRIORITY,
+    Operation,
+    ReadResponse,
+    Status,
+    encode_read_request,
+)
+from storage_node.protocol.recovery import (
+    AddAgain,
+    BeginAdds,
+    Effect,
+    Effects,
+    Fence,
+    Measure,
+    ReadFencing,
+    Recovered,
+    RecoveryFailed,
+    RecoveryMachine,
+    StartOver,
+)
+from storage_node.protocol.writing import ReadMetadata, WriteMetadata, WriterMachine
+
+MAX_ROUNDS = 5
+"""How often a recovery starts over because the ensembles changed under it."""
+
+_LAST_ENTRY = -1
+
+
+async def recover(context: ClientContext, ledger_id: int, current: Versioned[LedgerMetadata]) -> LedgerMetadata:
+    """Fence the ledger, find its end and close it; returns its closed metadata, whoever closed it.
+
+    Raises LedgerRecoveryError where the bookies' answers do not decide: then it is not closed, and can be tried again.
+    """
+    for _ in range(MAX_ROUNDS):
+        outcome = await _Round(context, ledger_id, current).run()
+        if isinstance(outcome, Recovered):
+            return outcome.metadata
+        current = Versioned(outcome.metadata, outcome.version)
+    raise LedgerRecoveryError(
+        f"the ledger's ensembles changed under recovery {MAX_ROUNDS} times in a row; it was not closed",
+        advice="Something else keeps replacing its bookies; try again",
+        ledger_id=ledger_id,
+    )
+
+
+class _AddsAgain(AddPipeline):
+    """The recovery adds, with ensemble changes that stay local (I18)."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        machine: WriterMachine,
+        acknowledged: Callable[[int], None],
+        failed: Callable[[DistributedLogError], None],
+    ) -> None:
+        super().__init__(context, machine, recovering=True)
+        self._tell_acknowledged = acknowledged
+        self._tell_failed = failed
+
+    def _acknowledged(self, last: int) -> None:
+        self._tell_acknowledged(last)
+
+    def _failed(self, error: DistributedLogError) -> None:
+        self._tell_failed(error)
+
+
+class _Round:
+    """One run of the machine."""
+
+    def __init__(self, context: ClientContext, ledger_id: int, current: Versioned[LedgerMetadata]) -> None:
+        self._context = context
+        self._pool = context.pool
+        self._ledger_id = ledger_id
+        self._digest = digest_of(current.value)
+        self._key = master_key(current.value.password or b"")
+        window = context.settings.recovery_window_entries
+        machine = self._machine = RecoveryMachine(ledger_id, current.value, current.version, window=window)
+        self._adds: _AddsAgain | None = None
+        self._outcome: asyncio.Future[Recovered | StartOver] = context.pool.loop.create_future()
+        self._tasks = Tasks()
+        self._open: dict[int, str] = {}  # transaction ids under way and their bookies
+        self._updates = MetadataUpdates(
+            context.ledgers,
+            ledger_id,
+            written=lambda metadata, version: self._feed(partial(machine.metadata_written, metadata, version)),
+            doubtful=lambda: self._feed(machine.metadata_doubtful),
+            found=lambda metadata, version: self._feed(partial(machine.metadata_found, metadata, version)),
+            failed=lambda error: self._feed(partial(machine.metadata_failed, error)),
+        )
+
+    async def run(self) -> Recovered | StartOver:
+        try:
+            self._feed(self._machine.start)
+            return await self._outcome
+        finally:
+            for txn_id, bookie in self._open.items():
+                self._pool.to(bookie).forget(txn_id)
+            await self._tasks.stop()
+            if self._adds is not None:
+                self._adds.machine.abort(LedgerRecoveryError("the recovery has ended", ledger_id=self._ledger_id))
+                await self._adds.stop()
+
+    def _feed(self, event: Callable[[], Effects]) -> None:
+        try:
+            for effect in event():
+                self._carry_out(effect)
+        except InvariantViolation as error:
+            self._fail(error)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Fence):
+            self._read(effect.bookie, _LAST_ENTRY, partial(self._fence_answered, effect))
+        elif isinstance(effect, ReadFencing):
+            self._read(effect.bookie, effect.entry_id, partial(self._read_answered, effect))
+        elif isinstance(effect, BeginAdds):
+            self._begin_adds(effect)
+        elif isinstance(effect, AddAgain):
+            self._add_again(effect.entry)
+        elif isinstance(effect, WriteMetadata):
+            self._tasks.start(self._updates.write(effect))
+        elif isinstance(effect, ReadMetadata):
+            self._tasks.start(self._updates.read())
+        elif isinstance(effect, Measure):
+            self._tasks.start(self._measure(effect.entry_id))
+        elif isinstance(effect, RecoveryFailed):
+            self._fail(effect.error)
+        elif not self._outcome.done():
+            self._outcome.set_result(effect)
+
+    def _fail(self, error: DistributedLogError) -> None:
+        if not self._outcome.done():
+            self._outcome.set_exception(error)
+
+    # ------------------------------------------------------------------------------------ fencing reads
+
+    def _read(self, bookie: str, entry_id: int, answer: Callable[[Answer], None]) -> None:
+        """A read that fences first, at high priority (D1)."""
+        txn_id = self._pool.next_txn_id()
+        frame = encode_read_request(
+            txn_id, self._ledger_id, entry_id, master_key=self._key, fence=True, priority=RECOVERY_PRIORITY
+        )
+        self._open[txn_id] = bookie
+
+        def answered(response: Answer) -> None:
+            self._open.pop(txn_id, None)
+            answer(response)
+
+        timeout_ms = self._context.settings.read_entry_timeout_ms
+        self._pool.to(bookie).request(txn_id, Operation.READ, frame, timeout_ms, answered)
+
+    def _verified(self, bookie: str, entry_id: int, response: Answer) -> Entry | DistributedLogError:
+        """The entry in an answer, or why there is none; a failed digest is a failed replica (I12)."""
+        if isinstance(response, DistributedLogError):
+            return response
+        if response.status is not Status.EOK:
+            return answer_error(response.status, bookie, self._ledger_id, entry_id)
+        if not isinstance(response, ReadResponse) or response.body is None:
+            return ProtocolError("an EOK without an entry", node=bookie, ledger_id=self._ledger_id, entry_id=entry_id)
+        try:
+            return self._digest.verify(self._ledger_id, None if entry_id == _LAST_ENTRY else entry_id, response.body)
+        except DistributedLogError as error:
+            error.node = bookie
+            return error
+
+    def _fence_answered(self, fence: Fence, response: Answer) -> None:
+        entry = self._verified(fence.bookie, _LAST_ENTRY, response)
+        if isinstance(entry, Entry):
+            self._feed(partial(self._machine.fence_found, fence.index, entry.last_add_confirmed))
+        else:
+            self._feed(partial(self._machine.fence_failed, fence.index, entry))
+
+    def _read_answered(self, read: ReadFencing, response: Answer) -> None:
+        entry = self._verified(read.bookie, read.entry_id, response)
+        if isinstance(entry, Entry):
+            self._feed(partial(self._machine.entry_found, read.index, entry))
+        else:
+            self._feed(partial(self._machine.entry_failed, read.index, read.entry_id, entry))
+
+    async def _measure(self, entry_id: int) -> None:
+        fetcher = EntryFetcher(self._pool, self._ledger_id)
+        try:
+            entry = await fetcher.fetch(self._machine.metadata, entry_id)
+        except DistributedLogError as error:
+            self._feed(partial(self._machine.measure_failed, error))
+        else:
+            self._feed(partial(self._machine.measured, entry.length))
+
+    # ------------------------------------------------------------------------------------ recovery adds
+
+    def _begin_adds(self, effect: BeginAdds) -> None:
+        machine = WriterMachine(
+            self._ledger_id,
+            effect.metadata,
+            -1,
+            last_add_confirmed=effect.last_add_confirmed,
+            recovering=True,
+        )
+        self._adds = _AddsAgain(self._context, machine, self._added_again, self._add_failed)
+
+    def _add_again(self, entry: Entry) -> None:
+        if self._adds is None or self._adds.machine.error is not None:
+            return  # the recovery has heard of the failure already
+        self._adds.add_entry((entry.payload,), entry.length)
+
+    def _added_again(self, last: int) -> None:
+        if self._adds is not None:
+            ensembles = self._adds.machine.metadata.ensembles
+            self._feed(lambda: self._machine.added_again(last, ensembles))
+
+    def _add_failed(self, error: DistributedLogError) -> None:
+        self._feed(partial(self._machine.add_failed, error))

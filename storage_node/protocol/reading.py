@@ -1,0 +1,174 @@
+"""Reads as state machines: one entry from its replicas, the LAC from an ensemble, the next entry by long poll.
+
+Theory of operation
+-------------------
+The machines decide whom to ask and when an answer is final; bytes, digests, clocks and the choice of the replicas'
+order are the edge's. An answer whose digest fails is reported as a failure of its replica like any other (I12).
+
+*An entry* (`EntryRead`) is asked of one replica after the other. A failure moves on to the next replica unless another
+question is still open; after a silence the edge calls `speculate`, which asks the next one beside. The first good
+answer wins. When all replicas have failed, the error that says most is raised: "no such entry" gives way to any later
+error, "unreachable" gives way to any later error but "no such entry", others stay (5.7). No number of "no such entry"
+short of all ends an ordinary read: only recovery may conclude from a quorum.
+
+*The LAC* (`LacRead`) is the greatest that any bookie of the last ensemble knows, once the known answers cover every
+write set (`striping.QuorumCoverage`).
+
+*The next entry* (`TailRead`) is asked of the last ensemble's bookies in turn, beginning with the first replica of the
+entry after it: the add of that one is what tells a bookie that ours is committed. "Nothing yet" from E - A + 1 bookies, or an LAC that moved without the entry, ends the poll without one (5.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from metadata.errors import DistributedLogError, check
+from storage_node.errors import (
+    BookieUnreachableError,
+    ConnectionClosedError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    UnauthorizedAccessError,
+)
+from storage_node.protocol.striping import QuorumCoverage
+
+MISSING = (NoSuchEntryError, NoSuchLedgerError)
+"""Explicit negatives: the only errors that say that a bookie does not have something."""
+
+_UNREACHABLE = (BookieUnreachableError, ConnectionClosedError)
+
+
+def more_telling(first: DistributedLogError | None, later: DistributedLogError) -> DistributedLogError:
+    """Which of two replicas' errors to report (first-error precedence of 5.7)."""
+    if first is None or isinstance(first, MISSING):
+        return later
+    if isinstance(first, _UNREACHABLE) and not isinstance(later, MISSING):
+        return later
+    return first
+
+
+class EntryRead:
+    """One entry asked of its replicas. `order` are the ensemble's indices to ask, best first."""
+
+    __slots__ = ("_asked", "_open", "_order", "done", "error")
+
+    def __init__(self, order: Sequence[int]) -> None:
+        check(bool(order), "an entry without replicas")
+        self._order = order
+        self._asked = 0
+        self._open = 0
+        self.done = False
+        self.error: DistributedLogError | None = None
+        """The error to report once `exhausted`."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Every replica was asked and none had the entry."""
+        return not self.done and self._asked == len(self._order) and self._open == 0
+
+    def ask_next(self) -> int | None:
+        """The index to ask now: at the start, and to speculate. None if there is nobody left to ask."""
+        if self.done or self._asked == len(self._order):
+            return None
+        index = self._order[self._asked]
+        self._asked += 1
+        self._open += 1
+        return index
+
+    def failed(self, error: DistributedLogError) -> int | None:
+        """A replica failed: the index to ask now, or None (then look at `exhausted`)."""
+        self._open -= 1
+        self.error = more_telling(self.error, error)
+        return self.ask_next() if self._open == 0 else None
+
+    def succeeded(self) -> bool:
+        """A verified copy came. False if one came before."""
+        self._open -= 1
+        first, self.done = not self.done, True
+        return first
+
+
+class LacRead:
+    """A question for the LAC, put to all of an ensemble."""
+
+    __slots__ = ("_answered", "_coverage", "_size", "error", "last_add_confirmed")
+
+    def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
+        self._coverage = QuorumCoverage(ensemble_size, write_quorum, ack_quorum)
+        self._size = ensemble_size
+        self._answered: set[int] = set()
+        self.last_add_confirmed = -1
+        self.error: DistributedLogError | None = None
+        """The error to report once `failed_for_good`."""
+
+    @property
+    def settled(self) -> bool:
+        """The answers cover every write set: `last_add_confirmed` is the result."""
+        return self._coverage.covered
+
+    @property
+    def failed_for_good(self) -> bool:
+        """No answer is left that could settle it."""
+        return not self.settled and (
+            len(self._answered) == self._size or isinstance(self.error, UnauthorizedAccessError)
+        )
+
+    def answered(self, index: int, last_add_confirmed: int) -> None:
+        """A bookie's verified answer."""
+        self._answered.add(index)
+        self._coverage.mark_known(index)
+        self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
+
+    def failed(self, index: int, error: DistributedLogError) -> None:
+        """Any other answer, or none: only an explicit negative makes the bookie known (D3)."""
+        self._answered.add(index)
+        if isinstance(error, MISSING):
+            self._coverage.mark_known(index)
+        else:
+            self.error = error
+
+
+class TailRead:
+    """A long poll for one entry beyond the LAC, over the bookies of the last ensemble."""
+
+    __slots__ = ("_empties_left", "_order", "_position", "error", "finished", "known", "last_add_confirmed")
+
+    def __init__(self, entry_id: int, ensemble_size: int, ack_quorum: int) -> None:
+        self._order = tuple((entry_id + 1 + i) % ensemble_size for i in range(ensemble_size))
+        self._position = 0
+        self._empties_left = ensemble_size - ack_quorum + 1
+        self.last_add_confirmed = entry_id - 1
+        """The greatest LAC heard of."""
+        self.finished = False
+        self.known = False
+        """At least one bookie gave a definite answer."""
+        self.error: DistributedLogError | None = None
+
+    def ask_next(self) -> int | None:
+        """The index to ask now, or None: the poll is over."""
+        if self.finished or self._position == len(self._order):
+            self.finished = True
+            return None
+        self._position += 1
+        return self._order[self._position - 1]
+
+    def found(self, last_add_confirmed: int) -> None:
+        """The entry itself came, verified."""
+        self.known = self.finished = True
+        self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
+
+    def empty(self, max_lac: int | None) -> None:
+        """The bookie waited and has no entry to give."""
+        self.known = True
+        self._empties_left -= 1
+        if max_lac is not None and max_lac > self.last_add_confirmed:
+            self.last_add_confirmed = max_lac
+            self.finished = True
+        elif self._empties_left == 0:
+            self.finished = True
+
+    def failed(self, error: DistributedLogError) -> None:
+        """The bookie could not be asked, or could not answer."""
+        if isinstance(error, MISSING):
+            self.known = True
+        self.error = more_telling(self.error, error)

@@ -1,0 +1,588 @@
+"""The writer of one ledger as a state machine: which entries are acknowledged, and what happens when bookies fail.
+
+Theory of operation
+-------------------
+The machine knows no bytes, sockets or clocks. Each event is a method call; it returns a tuple of effects, which the
+edge carries out in order. Entries get consecutive ids and go to their write set in the last ensemble. A bookie's place
+in an ensemble is a `Seat`; every answer names the seat it was sent to, and counts only while that seat is current
+(D12). An entry is *complete* when A seats of its write set said EOK. Entries are acknowledged strictly in order: LAC is
+the last entry acknowledged so, and each add carries the LAC known when it was packaged (design rule 1).
+
+**Ensemble change.** When a bookie fails an add, acknowledgement freezes at once, at LAC + 1, and stays frozen until the
+change is over (D4). The new fragment starts at LAC + 1 computed under the freeze, so that no entry below it can be
+acknowledged by nodes of the old fragment after it was computed (D5). The metadata is changed by one conditional write.
+Only then are the pending entries sent to the new bookies, in entry order, and acknowledgement resumes. What a replaced
+bookie had acknowledged of pending entries no longer counts. Answers to a conditional write are: written; version
+conflict; outcome unknown. The last two are resolved alike: read the metadata again and judge by what is found there.
+An ensemble in which no failing bookie is left is adopted, whoever wrote it (it can be our own earlier attempt); else
+the change is tried again upon it; IN_RECOVERY or CLOSED ends this writer.
+
+**Vacancies.** Where no replacement is to be had, the change still succeeds as long as every write set keeps A bookies
+that answer: the seat stays in the metadata and is *vacant*, nothing more is sent to it. `retry_vacancies` looks for a
+replacement again; the same bookie, come back, may take its own seat. Without A bookies left the writer fails.
+
+**Failure** is final: fenced, wrong password, metadata taken over, no quorum. Every pending add fails, in entry order,
+with the same error. A writer that failed for want of bookies may still close the ledger at its LAC; one that was
+fenced may not, since the end is then the recoverer's to decide (I5).
+
+**Recovering.** With `recovering` the same machine re-adds entries for a recovery: lengths are given, and ensemble
+changes stay in `metadata`, local, until the recovery's one closing write publishes them (I18).
+
+States and what each event does in them:
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+from metadata.errors import DistributedLogError, NoNodeError, OutcomeUnknownError, check
+from metadata.ledger_metadata import LedgerMetadata, LedgerState
+from storage_node.errors import (
+    LedgerClosedError,
+    LedgerFencedError,
+    QuorumWriteError,
+    ReadOnlyError,
+    UnauthorizedAccessError,
+)
+from storage_node.protocol.striping import next_fragment_key, write_sets
+from storage_node.protocol.tables import Reaction, parse_table
+
+
+class State(Enum):
+    WRITING = auto()
+    """Adds are taken and acknowledged."""
+    PICKING = auto()
+    """Frozen; replacements for failed bookies are being picked."""
+    CHANGING = auto()
+    """Frozen; the ensemble change's conditional write is under way."""
+    CHECKING = auto()
+    """Frozen; the metadata is being read after a conflict or an unknown outcome."""
+    CLOSING = auto()
+    """Everything is acknowledged; the closing conditional write is under way."""
+    CLOSE_CHECKING = auto()
+    """The metadata is being read after the closing write's conflict or unknown outcome."""
+    CLOSED = auto()
+    FAILED = auto()
+
+
+class Event(Enum):
+    """One for each event method of `WriterMachine`."""
+
+    ADD = auto()
+    ADDED = auto()
+    REFUSED = auto()
+    PICKED = auto()
+    METADATA_WRITTEN = auto()
+    METADATA_DOUBTFUL = auto()
+    METADATA_FOUND = auto()
+    METADATA_FAILED = auto()
+    RETRY_VACANCIES = auto()
+    CLOSE = auto()
+    ABORT = auto()
+
+
+REACTIONS = parse_table(
+    """
+                    add added refused picked metadata_written metadata_doubtful metadata_found metadata_failed retry_vacancies close abort
+    WRITING         A   A     A       !      !                !                 !              !               A               A     A
+    PICKING         A   A     A       A      !                !                 !              !               -               A     A
+    CHANGING        A   A     A       !      A                A                 !              A               -               A     A
+    CHECKING        A   A     A       !      !                !                 A              A               -               A     A
+    CLOSING         R   -     -       !      A                A                 !              A               -               -     A
+    CLOSE_CHECKING  R   -     -       !      !                !                 A              A               -               -     A
+    CLOSED          R   -     -       -      -                -                 -              -               -               -     -
+    FAILED          R   -     -       -      -                -                 -              -               -               A     -
+    """,  # noqa: E501
+    State,
+    Event,
+)
+"""The machine as a table. In FAILED, CLOSE acts: it closes at the LAC, or raises what forbids that (see above). While
+a close waits for pending adds (`close_requested`), ADD is refused in every state."""
+
+_FROZEN = frozenset({State.PICKING, State.CHANGING, State.CHECKING})
+_FATAL = (LedgerFencedError, UnauthorizedAccessError, LedgerClosedError)
+
+
+class Seat:
+    """One bookie's place in the last ensemble. `current` ends for ever when the bookie is replaced (D12)."""
+
+    __slots__ = ("bit", "bookie", "current", "index")
+
+    def __init__(self, index: int, bookie: str) -> None:
+        self.index = index
+        self.bookie = bookie
+        self.bit = 1 << index
+        self.current = True
+
+    def __repr__(self) -> str:
+        return f"Seat({self.index}, {self.bookie!r}{'' if self.current else ', replaced'})"
+
+
+@dataclass(slots=True)  # not frozen: one is made for every entry, and frozen ones cost twice as much to make
+class Send:
+    """Package the new entry, with this LAC and cumulative length, and send it to the seats, in this order."""
+
+    entry_id: int
+    last_add_confirmed: int
+    length: int
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Send a pending entry to seats that were filled anew."""
+
+    entry_id: int
+    seats: tuple[Seat, ...]
+
+
+@dataclass(slots=True)
+class Acknowledged:
+    """Entries first..last are acknowledged, in this order; `last` is the new LAC."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class PickReplacements:
+    """Pick other bookies for some indices of `bookies`, none of `excluded`; answer with `picked`.
+
+    `last_resort`: without a replacement the writer fails, so that a bookie which failed lately is better than none.
+    """
+
+    bookies: tuple[str, ...]
+    indices: tuple[int, ...]
+    excluded: frozenset[str]
+    last_resort: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Set the ledger's metadata if its version still is `version`.
+
+    Answer: `metadata_written`; `metadata_doubtful` on a version conflict and on an unknown outcome;
+    `metadata_failed` where it definitely cannot be.
+    """
+
+    metadata: LedgerMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMetadata:
+    """Read the ledger's metadata; answer with `metadata_found` or `metadata_failed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The writer failed: every pending add fails with `error`, in entry order, and so does a close under way."""
+
+    error: DistributedLogError
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The ledger is closed as `metadata` says."""
+
+    metadata: LedgerMetadata
+
+
+Effect: TypeAlias = Send | Resend | Acknowledged | PickReplacements | WriteMetadata | ReadMetadata | Failed | Closed
+Effects: TypeAlias = tuple[Effect, ...]
+
+
+class _Pending:
+    """An entry that is not acknowledged yet: bit masks of seats that have it and of seats that failed it."""
+
+    __slots__ = ("acks", "failures", "length")
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.acks = 0
+        self.failures = 0
+
+
+class WriterMachine:
+    """See the module's docstring. Attributes other than methods are for reading."""
+
+    def __init__(
+        self,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        version: int,
+        *,
+        last_add_confirmed: int = -1,
+        length: int = 0,
+        recovering: bool = False,
+        delay_ensemble_change: bool = False,
+    ) -> None:
+        self.ledger_id = ledger_id
+        self.metadata = metadata
+        self.state = State.WRITING
+        self.error: DistributedLogError | None = None
+        self.last_add_confirmed = last_add_confirmed
+        self.last_add_pushed = last_add_confirmed
+        self.length = length
+        """Payload bytes of all entries pushed."""
+        self.acknowledged_length = length
+        """Payload bytes of all entries acknowledged: what a close writes (5.12)."""
+        self.close_requested = False
+        self.vacant: frozenset[int] = frozenset()
+        self._version = version
+        self._recovering = recovering
+        self._delay = delay_ensemble_change
+        self._ack_quorum = metadata.ack_quorum
+        self._spare = metadata.write_quorum - metadata.ack_quorum
+        self._size = metadata.ensemble_size
+        self._windows = write_sets(metadata.ensemble_size, metadata.write_quorum)
+        self._pending: dict[int, _Pending] = {}
+        self._seats = [Seat(i, bookie) for i, bookie in enumerate(metadata.last_ensemble.bookies)]
+        self._targets: tuple[tuple[Seat, ...], ...] = ()
+        self._failing: set[int] = set()  # failed since the last change began; the next change's business
+        self._round: tuple[int, ...] = ()  # the indices that the running change is about
+        self._replacements: Mapping[int, str] = {}
+        self._suspects: set[str] = set()  # failed since the LAC last moved: not to be picked
+        self._retarget()
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        return tuple(self._seats)
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    @property
+    def frozen(self) -> bool:
+        """An ensemble change is under way: nothing is acknowledged (D4)."""
+        return self.state in _FROZEN
+
+    # ------------------------------------------------------------------------------------ adds and their answers
+
+    def add(self, size: int, length: int | None = None) -> Effects:
+        """A new entry of `size` payload bytes. A recovery gives the cumulative `length` it has read.
+
+        Raises LedgerClosedError after a close, or what made the writer fail.
+        """
+        if self.close_requested or REACTIONS[self.state][Event.ADD] is Reaction.REFUSE:
+            raise self._refusal()
+        entry_id = self.last_add_pushed + 1
+        self.last_add_pushed = entry_id
+        self.length = total = self.length + size if length is None else length
+        self._pending[entry_id] = _Pending(total)
+        change: Effects = ()
+        if self._failing and self.state is State.WRITING:
+            # A bookie failed an entry that was acknowledged already: its seat is changed now that it is needed again.
+            change = self._begin_change()
+        send = Send(entry_id, self.last_add_confirmed, total, self._targets[entry_id % self._size])
+        return (send, *change) if change else (send,)
+
+    def added(self, seat: Seat, entry_id: int) -> Effects:
+        """The bookie in `seat` stored the entry durably."""
+        if not seat.current:  # only the bookie that still is at that index counts (D12)
+            return ()
+        pending = self._pending.get(entry_id)
+        if pending is None:
+            return ()
+        pending.acks |= seat.bit
+        if entry_id != self.last_add_confirmed + 1 or pending.acks.bit_count() < self._ack_quorum:
+            return ()
+        return self._drain()
+
+    def refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> Effects:
+        """The bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in time."""
+        if not seat.current or REACTIONS[self.state][Event.REFUSED] is Reaction.IGNORE:
+            return ()
+        if isinstance(error, _FATAL):
+            return self._fail(error)  # EFENCED, EUA: fatal for the handle, no later acknowledgement (I5)
+        if seat.index in self.vacant or seat.index in self._round:
+            return ()  # known, and being dealt with (D12)
+        failed = {seat.index}
+        if self._delay and not isinstance(error, ReadOnlyError):
+            pending = self._pending.get(entry_id)
+            if pending is None:
+                return ()
+            pending.failures |= seat.bit
+            if pending.failures.bit_count() <= self._spare:
+                return ()  # an ack quorum is still to be had from the others
+            failed = {s.index for s in self._seats if s.bit & pending.failures and s.index not in self._round}
+            failed -= self.vacant
+        self._failing |= failed
+        self._suspects.update(self._seats[index].bookie for index in failed)
+        if self.state is not State.WRITING or not self._pending:
+            return ()  # merged into the running change's sequel, or due at the next add
+        return self._begin_change()
+
+    def _drain(self) -> Effects:
+        """Acknowledge what is complete, in entry order, unless frozen (D4); then a requested close may go on."""
+        if self.state is not State.WRITING:
+            return ()
+        pending, quorum = self._pending, self._ack_quorum
+        before = head = self.last_add_confirmed
+        while (entry := pending.get(head + 1)) is not None and entry.acks.bit_count() >= quorum:
+            head += 1
+            del pending[head]
+            self.acknowledged_length = entry.length
+        if head == before:
+            return self._close_if_drained()
+        self.last_add_confirmed = head
+        if self._suspects:
+            self._suspects = {self._seats[index].bookie for index in self._failing}
+        if self.close_requested:
+            return (Acknowledged(before + 1, head), *self._close_if_drained())
+        return (Acknowledged(before + 1, head),)
+
+    # ------------------------------------------------------------------------------------ ensemble change
+
+    def _begin_change(self) -> Effects:
+        """Freeze acknowledgement first (D4, D5), then ask for replacements."""
+        self.state = State.PICKING
+        self._round = tuple(sorted(self._failing | self.vacant))
+        self._failing.clear()
+        self._replacements = {}
+        self._retarget()
+        bookies = tuple(seat.bookie for seat in self._seats)
+        staying = {seat.bookie for seat in self._seats if seat.index not in self._round}
+        return (
+            PickReplacements(
+                bookies, self._round, frozenset(staying | self._suspects), not self._quorum_without(self._round)
+            ),
+        )
+
+    def picked(self, replacements: Mapping[int, str], error: DistributedLogError | None = None) -> Effects:
+        """Replacements for some, all or none of the indices asked for; `error` says why there are fewer."""
+        if not self._asked(Event.PICKED):
+            return ()
+        check(
+            set(replacements) <= set(self._round), "replacements for seats that did not fail", ledger_id=self.ledger_id
+        )
+        left = tuple(index for index in self._round if index not in replacements)
+        if not self._quorum_without(left):
+            return self._fail(self._too_few(left) if error is None else self._stuck("no replacement was found", error))
+        self._replacements = dict(replacements)
+        bookies = tuple(replacements.get(seat.index, seat.bookie) for seat in self._seats)
+        if bookies == self.metadata.last_ensemble.bookies:
+            return self._adopt(self.metadata, self._version)  # nothing to write: vacancies, or bookies come back
+        return self._propose(self.metadata, bookies)
+
+    def _propose(self, base: LedgerMetadata, bookies: tuple[str, ...]) -> Effects:
+        check(len(set(bookies)) == len(bookies), "an ensemble would hold a bookie twice", ledger_id=self.ledger_id)
+        # The start is LAC + 1 computed under the freeze (D5); same first entry: replace, else append.
+        start, _ = next_fragment_key(self.last_add_confirmed, base.last_ensemble.first_entry)
+        changed = base.with_ensemble(start, bookies)
+        if self._recovering:
+            return self._adopt(changed, self._version)  # local until the recovery's closing write (I18)
+        self.state = State.CHANGING
+        return (WriteMetadata(changed, self._version),)
+
+    def _adopt(self, metadata: LedgerMetadata, version: int) -> Effects:
+        """The last ensemble of `metadata` is the truth now: fill the seats, resend in entry order, resume."""
+        self.metadata, self._version = metadata, version
+        bookies = metadata.last_ensemble.bookies
+        changed = 0
+        for seat in list(self._seats):
+            if bookies[seat.index] != seat.bookie or self._replacements.get(seat.index) == seat.bookie:
+                seat.current = False
+                self._seats[seat.index] = Seat(seat.index, bookies[seat.index])
+                self._failing.discard(seat.index)
+                changed |= seat.bit
+        self.vacant = frozenset(i for i in self._round if not changed >> i & 1 and i not in self._failing)
+        self._round, self._replacements = (), {}
+        self.state = State.WRITING
+        self._retarget()
+        effects: list[Effect] = []
+        for entry_id, pending in self._pending.items():
+            pending.acks &= ~changed  # a replaced bookie's acknowledgements of pending entries are void
+            pending.failures &= ~changed
+            window = self._windows[entry_id % self._size]
+            seats = tuple(self._seats[index] for index in window if changed >> index & 1)
+            if seats:
+                effects.append(Resend(entry_id, seats))
+        if self._failing and self._pending:
+            return (*effects, *self._begin_change())
+        return (*effects, *self._drain())
+
+    def retry_vacancies(self) -> Effects:
+        """Look again for bookies to fill vacant seats; does nothing where there are none, or nothing is pending."""
+        if self.state is not State.WRITING or not self.vacant or not self._pending:
+            return ()
+        return self._begin_change()
+
+    # ------------------------------------------------------------------------------------ metadata
+
+    def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
+        """The conditional write was applied."""
+        if not self._asked(Event.METADATA_WRITTEN):
+            return ()
+        if self.state is State.CLOSING:
+            return self._closed(metadata, version)
+        return self._adopt(metadata, version)
+
+    def metadata_doubtful(self) -> Effects:
+        """Version conflict or unknown outcome: never assume either way, look."""
+        if not self._asked(Event.METADATA_DOUBTFUL):
+            return ()
+        self.state = State.CLOSE_CHECKING if self.state is State.CLOSING else State.CHECKING
+        return (ReadMetadata(),)
+
+    def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
+        """What the metadata is now."""
+        if not self._asked(Event.METADATA_FOUND):
+            return ()
+        if self.state is State.CLOSE_CHECKING:
+            return self._judge_close(metadata, version)
+        if metadata.state is not LedgerState.OPEN:
+            return self._fail(self._taken_over(metadata))
+        if metadata.last_ensemble.first_entry > self.last_add_confirmed + 1:
+            return self._fail(self._foreign_fragment(metadata))
+        self.metadata, self._version = metadata, version
+        found = metadata.last_ensemble.bookies
+        still = {i: b for i, b in self._replacements.items() if found[i] == self._seats[i].bookie != b}
+        if not still:
+            return self._adopt(metadata, version)  # nothing failing is left in it: compare, do not assume
+        if set(still.values()) & set(found):
+            self._failing |= still.keys()  # what was picked has come in elsewhere: adopt, then pick again
+            self._replacements = {}
+            return self._adopt(metadata, version)
+        return self._propose(metadata, tuple(still.get(i, bookie) for i, bookie in enumerate(found)))
+
+    def metadata_failed(self, error: DistributedLogError) -> Effects:
+        """The metadata can neither be written nor read (the edge has retried what can be retried)."""
+        if not self._asked(Event.METADATA_FAILED):
+            return ()
+        if self.state is State.CLOSING or isinstance(error, NoNodeError | OutcomeUnknownError):
+            return self._fail(error)
+        if self.state is State.CLOSE_CHECKING:
+            return self._fail(self._unknown_close(error))
+        return self._fail(self._stuck("the ensemble change could not be written to the metadata", error))
+
+    # ------------------------------------------------------------------------------------ close
+
+    def close(self) -> Effects:
+        """Take no more adds; when all are acknowledged, close the ledger at the LAC.
+
+        After a failure: closes at the LAC, or raises the failure if the end is not this writer's to decide.
+        """
+        check(not self._recovering, "a recovery closes the ledger itself", ledger_id=self.ledger_id)
+        self.close_requested = True
+        if self.state is State.FAILED:
+            if isinstance(self.error, _FATAL):
+                raise self.error
+            return self._write_close(self.metadata)
+        return self._close_if_drained() if self.state is State.WRITING else ()
+
+    def abort(self, error: DistributedLogError) -> Effects:
+        """Give up: pending adds fail with `error`, and the ledger stays open for a recovery."""
+        if REACTIONS[self.state][Event.ABORT] is Reaction.IGNORE:
+            return ()
+        return self._fail(error)
+
+    def _close_if_drained(self) -> Effects:
+        if not self.close_requested or self._pending:
+            return ()
+        return self._write_close(self.metadata)
+
+    def _write_close(self, base: LedgerMetadata) -> Effects:
+        self.state = State.CLOSING
+        return (WriteMetadata(base.closed(self.last_add_confirmed, self.acknowledged_length), self._version),)
+
+    def _judge_close(self, metadata: LedgerMetadata, version: int) -> Effects:
+        if metadata.state is LedgerState.OPEN:
+            self._version = version
+            return self._write_close(metadata)
+        mine = (self.last_add_confirmed, self.acknowledged_length)
+        if metadata.state is LedgerState.CLOSED and (metadata.last_entry, metadata.length) == mine:
+            return self._closed(metadata, version)  # ours, or a recoverer's that agrees: equal is equal
+        return self._fail(self._taken_over(metadata))
+
+    def _closed(self, metadata: LedgerMetadata, version: int) -> Effects:
+        self.metadata, self._version = metadata, version
+        self.state = State.CLOSED
+        self._retire()
+        return (Closed(metadata),)
+
+    # ------------------------------------------------------------------------------------ common
+
+    def _asked(self, event: Event) -> bool:
+        """Whether the state's table lets an answer of the edge act; an answer nobody asked for is a bug."""
+        reaction = REACTIONS[self.state][event]
+        check(reaction is not Reaction.BUG, f"{event.name} in state {self.state.name}", ledger_id=self.ledger_id)
+        return reaction is Reaction.ACT
+
+    def _retarget(self) -> None:
+        """Recompute whom each write set is sent to: not to vacant seats, nor to seats that are being changed."""
+        skip = {*self.vacant, *self._round}
+        self._targets = tuple(
+            tuple(self._seats[index] for index in window if index not in skip) for window in self._windows
+        )
+
+    def _quorum_without(self, indices: tuple[int, ...]) -> bool:
+        """Whether every write set keeps an ack quorum when these bookies do not answer."""
+        return all(sum(index in indices for index in window) <= self._spare for window in self._windows)
+
+    def _fail(self, error: DistributedLogError) -> Effects:
+        if not isinstance(self.error, _FATAL):
+            self.error = error
+        self.state = State.FAILED
+        self._pending.clear()
+        self._retire()
+        return (Failed(error),)
+
+    def _retire(self) -> None:
+        for seat in self._seats:
+            seat.current = False  # nothing that arrives later may count (I5)
+
+    def _refusal(self) -> DistributedLogError:
+        if self.error is not None:
+            return self.error
+        return LedgerClosedError("the ledger is closed; the entry was not sent", ledger_id=self.ledger_id)
+
+    def _taken_over(self, metadata: LedgerMetadata) -> DistributedLogError:
+        if metadata.state is LedgerState.CLOSED and metadata.last_entry <= self.last_add_confirmed:
+            return LedgerClosedError(
+                f"another client closed the ledger at entry {metadata.last_entry}; later ones are not in it",
+                ledger_id=self.ledger_id,
+            )
+        return LedgerFencedError(
+            f"another client took the ledger over (it is {metadata.state.name}); "
+            f"acknowledged here up to entry {self.last_add_confirmed}, sent up to {self.last_add_pushed}",
+            advice="Its recovery decides which of the entries under way are in the ledger: read it",
+            ledger_id=self.ledger_id,
+        )
+
+    def _foreign_fragment(self, metadata: LedgerMetadata) -> DistributedLogError:
+        return LedgerFencedError(
+            f"another client added a fragment at entry {metadata.last_ensemble.first_entry}, beyond what is "
+            f"acknowledged here ({self.last_add_confirmed})",
+            advice="Two writers share this ledger; open it with recovery",
+            ledger_id=self.ledger_id,
+        )
+
+    def _too_few(self, left: tuple[int, ...]) -> DistributedLogError:
+        names = ", ".join(self._seats[index].bookie for index in left)
+        return self._stuck(
+            f"no replacement for {names}, and without it fewer than {self._ack_quorum} bookies can acknowledge", None
+        )
+
+    def _stuck(self, what: str, cause: DistributedLogError | None) -> DistributedLogError:
+        """For pending adds any reason but a closed ledger leaves open whether a recovery will find them."""
+        error = QuorumWriteError(
+            f"{what}; entries {self.last_add_confirmed + 1} to {self.last_add_pushed} are not acknowledged",
+            advice="See that enough storage nodes run; a recovery decides which of these entries are in the ledger",
+            ledger_id=self.ledger_id,
+        )
+        error.__cause__ = cause
+        return error
+
+    def _unknown_close(self, cause: DistributedLogError) -> DistributedLogError:
+        error = OutcomeUnknownError(
+            f"whether the ledger was closed at entry {self.last_add_confirmed} is not known: {cause.message}",
+            advice="Close it again, or open it with recovery",
+            ledger_id=self.ledger_id,
+        )
+        error.__cause__ = cause
+        return error
