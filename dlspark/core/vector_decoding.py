@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as struct_error
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ from storage_node.protocol.frames import Buffer
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+_Integer = TypeVar("_Integer", np.int32, np.int64)
 
 RUN_BYTES = 256 * 1024
 """Small entries are decoded together up to this many bytes."""
@@ -58,11 +59,14 @@ MAX_BATCH_BYTES = 2**31 - 1
 """Most record bytes of one batch: Arrow's binary arrays have 32-bit offsets."""
 
 _HEADER = np.dtype([("word", ">i8"), ("txid", ">i8"), ("length", ">u4")])
+_SWAPPED_HEADER = np.dtype([("word", "<u8"), ("txid", "<i8"), ("length", "<u4")])
+"""The same bytes read in the other order: enough to compare or combine fields, and native on most machines."""
 _LENGTH = Struct(">I")
 _OPAQUE_HEADER = np.dtype("V20")
 """A header as one opaque item: gathering these and then looking inside is thrice as fast as gathering the fields."""
 
 _SAMPLE_RECORDS = 16
+_PROBE_BYTES = 8 * 1024
 _SEARCH_BELOW_BYTES = 256
 """Mean record size below which searching for headers beats walking from one to the next."""
 
@@ -143,12 +147,14 @@ def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | Non
     chain = _chain(run)
     if chain is None:
         raise _diagnosis(run, place.lssn)
-    flags = chain.words & FLAGS_MASK
+    words = chain.headers["word"].astype(np.int64)
+    txids, lengths = chain.headers["txid"], chain.headers["length"]
+    flags = words & FLAGS_MASK
     counts = np.ones(len(flags), np.int64)
-    for i in np.flatnonzero(flags & FLAG_RECORD_SET):
-        start = int(chain.starts[i]) + HEADER_BYTES
-        counts[i] = record_set_count(content[start : start + int(chain.lengths[i])], place)
-    positions = chain.words >> POSITION_SHIFT & POSITION_MASK
+    for i in np.flatnonzero(flags & FLAG_RECORD_SET).tolist():
+        start = chain.start_of(i) + HEADER_BYTES
+        counts[i] = record_set_count(content[start : start + int(lengths[i])], place)
+    positions = words >> POSITION_SHIFT & POSITION_MASK
     last = positions + counts - 1
     if last.max() > MAX_POSITION:
         raise _diagnosis(run, place.lssn)
@@ -157,8 +163,8 @@ def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | Non
     return EntrySummary(
         record_count=int(counts.sum()),
         user_count=int(counts[user].sum()),
-        first_txid=int(chain.txids[user[0]]) if len(user) else None,
-        last_txid=int(chain.txids[user[-1]]) if len(user) else None,
+        first_txid=int(txids[user[0]]) if len(user) else None,
+        last_txid=int(txids[user[-1]]) if len(user) else None,
         first_position=int(positions[seen[0]]),
         last_position=int(last[seen[-1]]),
         end_of_stream=bool((flags & FLAG_END_OF_STREAM).any()),
@@ -174,18 +180,25 @@ class _Run:
         self.entry_ids = entry_ids
         self.contents = contents
         self.data: Buffer = contents[0] if len(contents) == 1 else b"".join(contents)
-        self.ends: IntArray = np.cumsum(np.fromiter(map(len, contents), np.int64, len(contents)))
+        self.ends: IntArray | None = None
+        """Where each entry ends in `data`; None for one entry alone."""
+        if len(contents) > 1:
+            self.ends = np.cumsum(np.fromiter(map(len, contents), np.int64, len(contents)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The proved record headers of a run; `stride` is the distance of records of equal length, else 0."""
+    """The proved record headers of a run: `starts` tells where they are unless all are `stride` bytes apart."""
 
-    starts: IntArray
-    words: IntArray
-    txids: IntArray
-    lengths: IntArray
+    headers: npt.NDArray[np.void]
+    starts: IntArray | None
     stride: int
+    any_word: int
+    """All metadata words or-ed together: tells in one number which flags and position bits occur."""
+
+    def start_of(self, record: int) -> int:
+        """Where record number `record` of the run starts."""
+        return record * self.stride if self.starts is None else int(self.starts[record])
 
 
 def _runs(contents: list[tuple[int, memoryview]], include_control: bool) -> Iterator[_Run]:
@@ -216,48 +229,50 @@ def _is_one_control_record(content: memoryview) -> bool:
 
 def _chain(run: _Run) -> _Chain | None:
     """The record headers of the run, proved; None where its bytes are not a chain of records."""
-    size = len(run.data)
-    if size < HEADER_BYTES:
+    if len(run.data) < HEADER_BYTES:
         return None
-    chain = _equal_lengths(run) or _walked(run, _search(run.data)) or _walked(run, _walk(run.data))
-    if chain is None or (chain.words >> POSITION_SHIFT & POSITION_MASK).max() > MAX_POSITION:
+    found = _equal_lengths(run) or _proved(run, _search(run.data)) or _proved(run, _walk(run.data))
+    if found is None:
         return None
-    return chain
+    headers, starts, stride = found
+    swapped = int(np.bitwise_or.reduce(headers.view(_SWAPPED_HEADER)["word"]))
+    any_word = int.from_bytes(swapped.to_bytes(8, "little"), "big")
+    if any_word >> POSITION_SHIFT & POSITION_MASK > MAX_POSITION:  # the topmost position bit is set somewhere
+        return None
+    return _Chain(headers, starts, stride, any_word)
 
 
-def _equal_lengths(run: _Run) -> _Chain | None:
-    size = len(run.data)
-    stride = HEADER_BYTES + HEADER.unpack_from(run.data)[2]
+_Found: TypeAlias = "tuple[npt.NDArray[np.void], IntArray | None, int]"
+
+
+def _equal_lengths(run: _Run) -> _Found | None:
+    data, size = run.data, len(run.data)
+    length = HEADER.unpack_from(data)[2]
+    stride = HEADER_BYTES + length
     count, rest = divmod(size, stride)
-    if rest or (len(run.ends) > 1 and (run.ends % stride).any()):
+    if rest or (run.ends is not None and (run.ends % stride).any()):
         return None
-    lengths = np.ndarray((count,), ">u4", run.data, 16, (stride,))
-    if (lengths != stride - HEADER_BYTES).any():
+    headers = np.ndarray((count,), _OPAQUE_HEADER, data, 0, (stride,)).copy().view(_HEADER)
+    swapped = int.from_bytes(length.to_bytes(4, "big"), "little")
+    if (headers.view(_SWAPPED_HEADER)["length"] != swapped).any():
         return None
-    headers = np.ndarray((count,), _OPAQUE_HEADER, run.data, 0, (stride,)).copy().view(_HEADER)
-    return _Chain(
-        np.arange(0, size, stride),
-        headers["word"].astype(np.int64),
-        headers["txid"].astype(np.int64),
-        np.full(count, stride - HEADER_BYTES, np.int64),
-        stride,
-    )
+    return headers, None, stride
 
 
-def _walked(run: _Run, starts: IntArray | None) -> _Chain | None:
-    """The chain that begins its records at `starts`, or None where these are not the run's records."""
+def _proved(run: _Run, starts: IntArray | None) -> _Found | None:
+    """The headers at `starts` if they are the run's records, all of them and nothing else; or None."""
     size = len(run.data)
     if starts is None or not len(starts) or starts[-1] > size - HEADER_BYTES:
         return None
     headers = np.ndarray((size - HEADER_BYTES + 1,), _OPAQUE_HEADER, run.data, 0, (1,))[starts].view(_HEADER)
-    lengths = headers["length"].astype(np.int64)
     following = starts + HEADER_BYTES
-    following += lengths
+    following += headers["length"]
     if starts[0] != 0 or following[-1] != size or not np.array_equal(following[:-1], starts[1:]):
         return None
-    if len(run.ends) > 1 and not np.array_equal(following[np.searchsorted(following, run.ends)], run.ends):
+    ends = run.ends
+    if ends is not None and not np.array_equal(following[np.searchsorted(following, ends)], ends):
         return None
-    return _Chain(starts, headers["word"].astype(np.int64), headers["txid"].astype(np.int64), lengths, 0)
+    return headers, starts, 0
 
 
 def _walk(data: Buffer) -> IntArray | None:
@@ -309,7 +324,8 @@ def _search(data: Buffer) -> IntArray | None:
     np.bitwise_and(both[:last], both[6 : 6 + last], out=found)
     np.bitwise_and(found, both[8 : 8 + last], out=found)
     np.bitwise_and(found, both[16 : 16 + last], out=found)
-    if np.count_nonzero(found) > size // HEADER_BYTES:
+    # Payloads full of zeros look like headers everywhere; a look at the head saves collecting them.
+    if np.count_nonzero(found[:_PROBE_BYTES]) > _PROBE_BYTES // HEADER_BYTES:
         return None
     return np.flatnonzero(found)
 
@@ -330,74 +346,79 @@ class _Batch:
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._buffer, np.uint8)
         self._used = 0
         self._end_of_stream: DLSN | None = None
-        self._columns: tuple[list[IntArray], ...] = ([], [], [], [], [], [])
+        self._headers: list[npt.NDArray[np.void]] = []
+        self._entry_ids: list[int] = []
+        self._counts: list[int] = []
+        self._slots: list[tuple[int, IntArray]] = []
 
     def add(self, run: _Run) -> None:
         """Decode one run. Raises InvalidEntryError."""
         chain = _chain(run)
         if chain is None:
             raise _diagnosis(run, self._lssn)
-        flags = chain.words & FLAGS_MASK
         # Most runs are ordinary user records only; flags this version does not know are ignored.
-        known = int(np.bitwise_or.reduce(flags)) & KNOWN_FLAGS
-        if known & FLAG_RECORD_SET:
+        if chain.any_word & (FLAG_RECORD_SET | FLAG_END_OF_STREAM | self._hidden):
             self._add_plain(run)
             return
-        entry_ids, slots = _places(run, chain)
-        positions = chain.words >> POSITION_SHIFT & POSITION_MASK
-        columns = (entry_ids, slots, chain.txids, positions, flags, chain.lengths)
-        if known & FLAG_END_OF_STREAM:
-            at = int(np.flatnonzero(flags & FLAG_END_OF_STREAM)[0])
-            self._ends_at(DLSN(self._lssn, int(entry_ids[at]), int(slots[at])))
-        if known & self._hidden:
-            keep = (flags & self._hidden) == 0
-            self._append(tuple(column[keep] for column in columns))
-            self._take(_payloads(run.data, chain).filter(pa.array(keep)))
-        elif chain.stride:
-            self._append(columns)
-            self._take_strided(run.data, len(flags), chain.stride)
+        self._headers.append(chain.headers)
+        self._entry_ids += run.entry_ids
+        self._counts += _counts(run, chain)
+        if chain.starts is None:
+            self._take_strided(run.data, len(chain.headers), chain.stride)
         else:
-            self._append(columns)
-            self._take(_payloads(run.data, chain))
+            self._take(_payloads(run.data, chain.starts))
 
     def finish(self) -> DecodedBatch:
         """Everything added, as one batch."""
-        entry_id, slot_id, txid, position, flags, lengths = (_joined(column) for column in self._columns)
-        offsets = np.zeros(len(lengths) + 1, np.int32)
-        np.cumsum(lengths, out=offsets[1:])
+        count = sum(map(len, self._headers))
+        headers = np.frombuffer(pa.allocate_buffer(count * HEADER_BYTES), _OPAQUE_HEADER)
+        if count:
+            np.concatenate([part.view(_OPAQUE_HEADER) for part in self._headers], out=headers)
+        headers = headers.view(_HEADER)
+        words, txid, position, flags, sequence_id = (_column(count, np.int64) for _ in range(5))
+        words[:], txid[:] = headers["word"], headers["txid"]
+        np.bitwise_and(words, FLAGS_MASK, out=flags)
+        np.right_shift(words, POSITION_SHIFT, out=position)
+        np.bitwise_and(position, POSITION_MASK, out=position)
+        # Wraps in 64 bits where the segment's start is unassigned, as upstream's arithmetic does.
+        np.add(position, np.array(self._start_sequence_id, np.int64).reshape(1) - 1, out=sequence_id)
+        offsets = _column(count + 1, np.int32)
+        offsets[0] = 0
+        offsets[1:] = headers["length"]
+        np.cumsum(offsets, out=offsets)
+        counts = np.array(self._counts, np.int64)
+        slot_id = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
+        for first, slots in self._slots:
+            slot_id[first : first + len(slots)] = slots
         self._bytes = np.empty(0, np.uint8)
         data = self._buffer.slice(0, self._used)
         return DecodedBatch(
             lssn=self._lssn,
-            entry_id=entry_id,
+            entry_id=np.repeat(np.array(self._entry_ids, np.int64), counts),
             slot_id=slot_id,
             txid=txid,
             position=position,
-            # Wraps in 64 bits where the segment's start is unassigned, as upstream's arithmetic does.
-            sequence_id=position + (np.array(self._start_sequence_id, np.int64).reshape(1) - 1),
+            sequence_id=sequence_id,
             flags=flags,
-            payload=pa.BinaryArray.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), data], 0),
+            payload=pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), data], 0),
             end_of_stream=self._end_of_stream,
         )
 
     def _add_plain(self, run: _Run) -> None:
+        """Record by record: runs in which something is hidden, ends the stream or is to be expanded."""
         for entry_id, content in zip(run.entry_ids, run.contents, strict=True):
             records = decode_content(content, self._lssn, entry_id, self._start_sequence_id)
             for record in records:
                 if record.is_end_of_stream:
-                    self._ends_at(record.dlsn)
+                    self._end_of_stream = self._end_of_stream or record.dlsn
             shown = [record for record in records if not record.flags & self._hidden]
-            rows = [(r.dlsn.entry_id, r.dlsn.slot_id, r.txid, r.position, r.flags, len(r.payload)) for r in shown]
-            table = np.array(rows, np.int64).reshape(len(rows), len(self._columns))
-            self._append(tuple(table[:, i] for i in range(len(self._columns))))
+            fields = [(r.position << POSITION_SHIFT | r.flags, r.txid, len(r.payload)) for r in shown]
+            slots = np.array([record.dlsn.slot_id for record in shown], np.int64)
+            self._slots.append((sum(map(len, self._headers)), slots))
+            self._headers.append(np.array(fields, _HEADER))
+            self._entry_ids.append(entry_id)
+            self._counts.append(len(shown))
             self._take(pa.array([record.payload for record in shown], pa.binary()))
-
-    def _append(self, columns: tuple[IntArray, ...]) -> None:
-        for store, column in zip(self._columns, columns, strict=True):
-            store.append(column)
-
-    def _ends_at(self, dlsn: DLSN) -> None:
-        self._end_of_stream = self._end_of_stream or dlsn
 
     def _take(self, payloads: pa.BinaryArray) -> None:
         """Copy an array's payloads behind those taken so far."""
@@ -407,8 +428,12 @@ class _Batch:
     def _take_strided(self, data: Buffer, count: int, stride: int) -> None:
         """Copy the payloads of `count` records of equal length, without gathering them."""
         length = stride - HEADER_BYTES
-        records = np.frombuffer(data, np.uint8).reshape(count, stride)
-        self._room_for(count * length).reshape(count, length)[:] = records[:, HEADER_BYTES:]
+        if length:
+            # As opaque items, whole payloads are moved at once; as rows of bytes it takes twice as long.
+            payload = np.dtype((np.void, length))
+            self._room_for(count * length).view(payload)[:] = np.ndarray(
+                (count,), payload, data, HEADER_BYTES, (stride,)
+            )
 
     def _room_for(self, size: int) -> npt.NDArray[np.uint8]:
         """The next `size` bytes of the buffer; record sets may expand beyond what was reserved."""
@@ -427,26 +452,25 @@ class _Batch:
         return room
 
 
-def _places(run: _Run, chain: _Chain) -> tuple[IntArray, IntArray]:
-    """Entry id and slot of each record."""
-    count = len(chain.starts)
-    if len(run.entry_ids) == 1:
-        return np.full(count, run.entry_ids[0], np.int64), np.arange(count)
-    firsts = np.searchsorted(chain.starts, run.ends[:-1])
-    firsts = np.concatenate((np.zeros(1, np.int64), firsts))
-    counts = np.diff(firsts, append=count)
-    entry_ids = np.repeat(np.array(run.entry_ids, np.int64), counts)
-    return entry_ids, np.arange(count) - np.repeat(firsts, counts)
+def _counts(run: _Run, chain: _Chain) -> list[int]:
+    """How many records each entry of the run has."""
+    if run.ends is None:
+        return [len(chain.headers)]
+    if chain.starts is None:
+        ends = run.ends // chain.stride
+    else:
+        ends = np.append(np.searchsorted(chain.starts, run.ends[:-1]), len(chain.headers))
+    counts: list[int] = np.diff(ends, prepend=0).tolist()
+    return counts
 
 
-def _payloads(data: Buffer, chain: _Chain) -> pa.BinaryArray:
+def _payloads(data: Buffer, starts: IntArray) -> pa.BinaryArray:
     """The payloads gathered: records as one Arrow array over `data`, whose headers are then sliced off in C++."""
-    offsets = np.empty(len(chain.starts) + 1, np.int32)
-    offsets[:-1] = chain.starts
+    count = len(starts)
+    offsets = np.empty(count + 1, np.int32)
+    offsets[:-1] = starts
     offsets[-1] = len(data)
-    records = pa.BinaryArray.from_buffers(
-        pa.binary(), len(chain.starts), [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0
-    )
+    records = pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0)
     # The stop is explicit because pyarrow 26 fails without one ("Negative buffer resize").
     return pc.binary_slice(records, HEADER_BYTES, MAX_BATCH_BYTES)
 
@@ -459,10 +483,9 @@ def _span(payloads: pa.BinaryArray) -> tuple[int, int]:
     return int(offsets[payloads.offset]), int(offsets[payloads.offset + len(payloads)])
 
 
-def _joined(columns: list[IntArray]) -> IntArray:
-    if len(columns) == 1:
-        return columns[0]
-    return np.concatenate(columns) if columns else np.empty(0, np.int64)
+def _column(length: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
+    """Room for a column, from Arrow's pool: it keeps pages where malloc returns them, to be faulted in again."""
+    return np.frombuffer(pa.allocate_buffer(length * np.dtype(dtype).itemsize), dtype)
 
 
 def _diagnosis(run: _Run, lssn: int) -> InvalidEntryError:

@@ -196,22 +196,37 @@ def _records(columns: _Columns, first: int, after: int) -> memoryview:
     headers["word"] = columns.words[first:after]
     headers["txid"] = columns.txids[first:after]
     headers["length"] = lengths
+    opaque = headers.view(_OPAQUE_HEADER)
     length = int(lengths[0])
     if (lengths == length).all():
         start = int(columns.offsets[first])
-        records = np.empty((count, HEADER_BYTES + length), np.uint8)
-        records[:, :HEADER_BYTES] = headers.view(np.uint8).reshape(count, HEADER_BYTES)
-        records[:, HEADER_BYTES:] = columns.data[start : start + count * length].reshape(count, length)
-        return records.reshape(-1).data
-    return _joined(headers.view(_OPAQUE_HEADER), columns.payloads.slice(first, count))
+        return _equal_lengths(opaque, columns.data[start : start + count * length], length)
+    ends = columns.ends[first:after]
+    return _any_lengths(opaque, columns.payloads.slice(first, count), ends - ends[0])
 
 
-def _joined(headers: npt.NDArray[np.void], payloads: pa.Array) -> memoryview:
-    """Headers and payloads, alternating."""
-    width = np.int64 if pa.types.is_large_binary(payloads.type) else np.int32
-    offsets = np.arange(0, (len(headers) + 1) * HEADER_BYTES, HEADER_BYTES, dtype=width)
-    heads = pa.Array.from_buffers(
-        payloads.type, len(headers), [None, pa.py_buffer(offsets), pa.py_buffer(headers.view(np.uint8))], 0
-    )
-    joined = pc.binary_join_element_wise(heads, payloads, pa.scalar(b"", payloads.type))
-    return memoryview(joined.buffers()[2])
+def _equal_lengths(headers: npt.NDArray[np.void], data: npt.NDArray[np.uint8], length: int) -> memoryview:
+    """Headers and payloads of `length` bytes, alternating. Opaque items are moved whole, rows of bytes one by one."""
+    count, stride = len(headers), HEADER_BYTES + length
+    records = np.empty(count * stride, np.uint8)
+    np.ndarray((count,), _OPAQUE_HEADER, records, 0, (stride,))[:] = headers
+    if length:
+        payload = np.dtype((np.void, length))
+        np.ndarray((count,), payload, records, HEADER_BYTES, (stride,))[:] = data.view(payload)
+    return records.data
+
+
+def _any_lengths(headers: npt.NDArray[np.void], payloads: pa.Array, offsets: IntArray) -> memoryview:
+    """Headers and payloads, alternating: Arrow puts room for a header before each payload, numpy fills it in.
+
+    `offsets[i]` is where record i ends, counted from the end of record 0.
+    """
+    spaced = pc.binary_replace_slice(payloads, 0, 0, bytes(HEADER_BYTES)).buffers()[2]
+    records = np.frombuffer(spaced, np.uint8)
+    if not records.flags.writeable:  # Arrow's results are; should a version of it think otherwise, copy
+        records = records.copy()
+    starts = np.zeros(len(headers), np.int64)
+    starts[1:] = offsets[:-1]
+    starts[1:] += len(records) - offsets[-1]
+    np.ndarray((len(records) - HEADER_BYTES + 1,), _OPAQUE_HEADER, records, 0, (1,))[starts] = headers
+    return records.data
