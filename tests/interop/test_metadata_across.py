@@ -1,4 +1,4 @@
-"""BookKeeper's metadata between Java and us: each reads what the other wrote, down to the same bytes."""
+"""Metadata between Java and us: each reads what the other wrote, down to the same bytes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from java_tool import JavaTool
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore
+from metadata.logs import LogStore
+from metadata.namespaces import Binding, NamespaceStore
+from metadata.segments import SegmentMetadata
 from metadata.store import MetadataStore
 from metadata.zookeeper import ZooKeeperStore
 
@@ -184,3 +187,67 @@ async def test_ledgers_with_long_ids_are_found_by_both(
     for ledger_id in ids:
         found = await java.ask("ledger.metadata", zk=zk, root=root, ledger=ledger_id)
         assert found == as_java_tells(OPEN_LEDGER)
+
+
+def binding_of(cluster: Cluster) -> Binding:
+    return Binding.for_cluster(cluster.zk, cluster.root)
+
+
+@both_versions
+async def test_a_namespace_bound_by_java_holds_the_text_that_we_write(
+    java: JavaTool, theirs: Cluster, root: str, store: MetadataStore
+) -> None:
+    uri = f"distributedlog://{theirs.zk}{root}"
+    await java.ask("dl.bind", zk=theirs.zk, root=theirs.root, uri=uri)
+    text, _ = await store.get(root)
+    assert binding_of(theirs).encode() == text
+    assert (await NamespaceStore(store, root).resolve()).encode() == text
+
+
+@both_versions
+async def test_logs_created_by_either_are_the_same_znodes(
+    java: JavaTool, theirs: Cluster, root: str, store: MetadataStore
+) -> None:
+    await NamespaceStore(store, root).bind(binding_of(theirs))
+    namespace = await java.ask("dl.open", uri=f"distributedlog://{theirs.zk}{root}")
+    logs = LogStore(store, root)
+    await java.ask("dl.create", namespace=namespace, log="of-java")
+    await logs.create("of-us")
+    by_java = await tree(store, f"{root}/of-java")
+    by_us = await tree(store, f"{root}/of-us")
+    assert {path.replace("of-us", "of-java"): data for path, data in by_us.items()} == by_java
+    assert await java.ask("dl.list", namespace=namespace) == ["of-java", "of-us"] == await logs.list()
+    await java.ask("dl.delete", namespace=namespace, log="of-us")
+    await logs.delete_tree("of-java")
+    assert await java.ask("dl.list", namespace=namespace) == [] == await logs.list()
+    await java.ask("dl.close", namespace=namespace)
+
+
+@both_versions
+async def test_segments_of_java_are_the_same_text_when_we_encode_them(
+    java: JavaTool, theirs: Cluster, root: str, store: MetadataStore
+) -> None:
+    await NamespaceStore(store, root).bind(binding_of(theirs))
+    namespace = await java.ask("dl.open", uri=f"distributedlog://{theirs.zk}{root}")
+    logs = LogStore(store, root)
+    await java.ask("dl.create", namespace=namespace, log="log")
+    for first in (0, 10):
+        writer = await java.ask("dl.writer", namespace=namespace, log="log")
+        await java.ask("dl.write", writer=writer, txid=100 + first, count=10, size=20)
+        assert await segment_texts(store, logs) == [segment.encode() for segment in await logs.segments("log")]
+        await java.ask("dl.close_writer", writer=writer)
+    assert await segment_texts(store, logs) == [segment.encode() for segment in await logs.segments("log")]
+    facts = [(s.lssn, s.first_txid, s.last_txid, s.record_count, s.in_progress) for s in await logs.segments("log")]
+    assert facts == [(1, 100, 109, 10, False), (2, 110, 119, 10, False)]
+    state = await logs.open("log")
+    assert (state.max_lssn.value, state.max_txid.value) == (2, 119)
+    await java.ask("dl.close", namespace=namespace)
+
+
+async def segment_texts(store: MetadataStore, logs: LogStore) -> list[bytes]:
+    """The data of the log's segment znodes, by segment number; their names must be those that we would give."""
+    paths = logs.paths("log")
+    segments: list[SegmentMetadata] = await logs.segments("log")
+    names, _ = await store.children(paths.ledgers)
+    assert sorted(names) == sorted(segment.znode_name for segment in segments)
+    return [(await store.get(paths.segment(segment)))[0] for segment in segments]

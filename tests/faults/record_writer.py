@@ -1,0 +1,127 @@
+"""A writer process for the kill rounds: writes numbered records and prints how each one ended.
+
+Started early, it waits for one line on standard input, `<uri> <log> <first number>`, and then writes until standard
+input ends. Lines on standard output:
+
+    ready                       everything is imported
+    ok <number> <dlsn>          acknowledged
+    failed <number> <error>     definitely not applied
+    unknown <number> <error>    may or may not be in the log
+    reopened <error>            the writer broke and a new one was opened
+
+A number that is never mentioned is unknown as well: the process died first. A record is never written twice, whatever
+became of it, so every record in the log that appears twice is the log's own doing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from concurrent.futures import Future
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.sync import Log, LogWriter, Namespace
+from metadata.errors import DistributedLogError, OutcomeUnknownError
+
+OUTSTANDING = 64
+PAUSE_S = 0.002
+GIVE_UP_S = 60
+SETTINGS = {
+    "zkSessionTimeoutSeconds": 2,
+    "lockTimeoutSeconds": 30,
+    "periodicFlushFrequencyMilliSeconds": 5,
+    "writerOutputBufferSize": 2048,
+}
+
+
+def payload_of(number: int) -> bytes:
+    """A payload that tells its number and could not be another record's."""
+    return b"record %d " % number + bytes((number * 7 + j) & 0xFF for j in range(20 + number % 300))
+
+
+class Recorder:
+    """Prints outcomes; callbacks come from the library's own thread."""
+
+    def __init__(self) -> None:
+        self._room = threading.Semaphore(OUTSTANDING)
+
+    def watch(self, number: int, future: Future[DLSN]) -> None:
+        self._room.acquire()
+        future.add_done_callback(lambda done: self._ended(number, done))
+
+    def _ended(self, number: int, future: Future[DLSN]) -> None:
+        error = future.exception()
+        if error is None:
+            say(f"ok {number} {future.result()}")
+        else:
+            self.refused(number, error)
+        self._room.release()
+
+    def refused(self, number: int, error: BaseException) -> None:
+        kind = "failed" if isinstance(error, DistributedLogError) and not isinstance(error, OutcomeUnknownError) else ""
+        say(f"{kind or 'unknown'} {number} {type(error).__name__}: {error}")
+
+    def wait_for_all(self) -> None:
+        for _ in range(OUTSTANDING):
+            self._room.acquire()
+        for _ in range(OUTSTANDING):
+            self._room.release()
+
+
+def say(line: str) -> None:
+    print(line.replace("\n", " "), flush=True)
+
+
+def open_writer(log: Log) -> LogWriter:
+    """A writer, however long ZooKeeper or the lock's former owner take (within GIVE_UP_S)."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while True:
+        try:
+            return log.open_writer()
+        except DistributedLogError as error:
+            if time.monotonic() > deadline:
+                raise
+            say(f"waiting {type(error).__name__}: {error}")
+            time.sleep(0.1)
+
+
+def write_until_told(log: Log, number: int, stop: threading.Event) -> None:
+    recorder = Recorder()
+    writer = open_writer(log)
+    while not stop.is_set():
+        try:
+            recorder.watch(number, writer.write(number, payload_of(number)))
+            number += 1
+            time.sleep(PAUSE_S)
+        except DistributedLogError as error:
+            recorder.refused(number, error)
+            number += 1
+            recorder.wait_for_all()
+            try:
+                writer.abort()
+            except DistributedLogError as abort_error:
+                say(f"abort {type(abort_error).__name__}: {abort_error}")
+            writer = open_writer(log)
+            say(f"reopened {type(error).__name__}: {error}")
+    recorder.wait_for_all()
+    writer.close()
+
+
+def main() -> None:
+    say("ready")
+    uri, name, first = sys.stdin.readline().split()
+    stop = threading.Event()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    with Namespace.open(uri, SETTINGS) as namespace, namespace.open_log(name) as log:
+        write_until_told(log, int(first), stop)
+    say("done")
+
+
+if __name__ == "__main__":
+    main()

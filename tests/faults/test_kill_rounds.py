@@ -1,0 +1,328 @@
+"""Any one storage node, ZooKeeper, or the writer, killed at random: what was acknowledged is there, once, in order.
+
+Each round has a log, a writer process and a reader that follows it, and a seed that decides which faults come when. At
+its end everything runs again, the writer must make progress, and the log is held against what the writer was told:
+
+* acknowledged: in the log exactly once, at the DLSN that was told, with its own payload (I1, I3);
+* failed: not in the log;
+* unknown, or never heard of again: at most once;
+* the order of the log is the order of writing, over all writers (I4);
+* what the reader had seen while things broke is the beginning of what is there in the end (I6).
+
+One fault is repaired before a fault of the same kind follows: three replicas with two acknowledgements promise no more.
+Replay one round with `--seed N`.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from record_writer import SETTINGS, payload_of
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.records import LogRecord
+from dlspark.core.sync import Log, Namespace
+from dlspark.sandbox import Sandbox
+
+pytestmark = [pytest.mark.processes, pytest.mark.torture]
+
+DEFAULT_ROUNDS = 50
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+NUMBERS_PER_WRITER = 1_000_000
+PROGRESS_S = 45
+FAULT_KINDS = ("node", "zookeeper", "writer")
+
+
+@dataclass
+class Outcomes:
+    """What the writers of a round were told about each record."""
+
+    acknowledged: dict[int, DLSN] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    unknown: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def take(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word not in ("ok", "failed", "unknown"):
+            self.notes.append(line)
+            return
+        number, _, fate = rest.partition(" ")
+        if word == "ok":
+            self.acknowledged[int(number)] = DLSN.parse(fate)
+        else:
+            (self.failed if word == "failed" else self.unknown)[int(number)] = fate
+
+
+class Writer:
+    """A writer process, warm before it is told what to write."""
+
+    def __init__(self, log: Path) -> None:
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    f"import sys; sys.path[:0] = {PATHS!r}\nimport record_writer\nrecord_writer.main()",
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._pump = threading.Thread(target=self._read, daemon=True)
+        self._pump.start()
+        self.outcomes: Outcomes | None = None
+
+    def _read(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        for line in stdout:
+            if self.outcomes is not None and line.endswith("\n"):
+                self.outcomes.take(line.rstrip("\n"))
+
+    def begin(self, uri: str, log: str, first: int, outcomes: Outcomes) -> None:
+        self.outcomes = outcomes
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.write(f"{uri} {log} {first}\n")
+        stdin.flush()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._end()
+
+    def finish(self, timeout_s: float = PROGRESS_S) -> None:
+        """Let it close its log in order."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.close()
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the writer did not close; it last said {self.last_words()}") from None
+        self._end()
+        assert code == 0, f"the writer ended with {code}; it last said {self.last_words()}"
+
+    def last_words(self) -> list[str]:
+        return [] if self.outcomes is None else self.outcomes.notes[-5:]
+
+    def _end(self) -> None:
+        self._process.wait()
+        self._pump.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    pass
+
+
+PATHS = [str(REPOSITORY), str(Path(__file__).resolve().parent)]
+
+
+class Arena:
+    """The sandbox of all rounds, and one writer process in reserve, so that no round waits for imports."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.sandbox = Sandbox(directory / "sandbox", nodes=4)
+        self.sandbox.start()
+        self.namespace = Namespace.open(self.sandbox.uri, SETTINGS)
+        self._reserve = Writer(directory / "writers.log")
+
+    def take_writer(self) -> Writer:
+        writer, self._reserve = self._reserve, Writer(self.directory / "writers.log")
+        return writer
+
+    def close(self) -> None:
+        self._reserve.kill()
+        try:
+            self.namespace.close()
+        finally:
+            self.sandbox.stop()
+
+
+@pytest.fixture(scope="module")
+def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    opened = Arena(tmp_path_factory.mktemp("kill-rounds"))
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+class Follower:
+    """Reads a log from its beginning on while others write and break it."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.seen: list[LogRecord] = []
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self._log.open_reader() as reader:
+                while not self._stop.is_set():
+                    self.seen += reader.read_bulk(500, 50)
+        except BaseException as error:
+            self.error = error
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(PROGRESS_S)
+        assert not self._thread.is_alive(), "the reader does not return"
+
+
+class Round:
+    """One round: the faults that its seed decides, and the check."""
+
+    def __init__(self, arena: Arena, seed: int) -> None:
+        self.arena = arena
+        self.sandbox = arena.sandbox
+        self.rng = random.Random(seed)
+        self.name = f"round-{seed}-{time.monotonic_ns()}"
+        self.outcomes = Outcomes()
+        self.writers = 0
+        self.writer: Writer | None = None
+        self.repairs: dict[str, tuple[float, Callable[[], None]]] = {}
+        self.history: list[str] = []
+
+    def start_writer(self) -> None:
+        self.writer = self.arena.take_writer()
+        self.writer.begin(self.sandbox.uri, self.name, self.writers * NUMBERS_PER_WRITER, self.outcomes)
+        self.writers += 1
+
+    def faults(self) -> list[tuple[float, str]]:
+        """Moments (seconds from the start) and kinds: one kind all round, or mixed."""
+        number = self.rng.randint(1, 3)
+        only = self.rng.choice((*FAULT_KINDS, None, None))
+        kinds = [only or self.rng.choice(FAULT_KINDS) for _ in range(number)]
+        return sorted((self.rng.uniform(0.1, 1.2), kind) for kind in kinds)
+
+    def run(self) -> None:
+        began = time.monotonic()
+        for moment, kind in self.faults():
+            self.wait_until(began + moment)
+            if kind in self.repairs:
+                self.repair(kind)
+            self.history.append(f"{time.monotonic() - began:.2f}s {kind}")
+            getattr(self, f"kill_{kind}")()
+        self.wait_until(began + 1.3)
+        for kind in list(self.repairs):
+            self.repair(kind)
+
+    def wait_until(self, moment: float) -> None:
+        """Pass the time, and repair what is due."""
+        while True:
+            now = time.monotonic()
+            for kind, (due, _) in list(self.repairs.items()):
+                if due <= now:
+                    self.repair(kind)
+            if now >= moment:
+                return
+            time.sleep(min(0.02, moment - now))
+
+    def repair(self, kind: str) -> None:
+        _, mend = self.repairs.pop(kind)
+        mend()
+
+    def kill_node(self) -> None:
+        index = self.rng.randrange(self.sandbox.node_count)
+        self.sandbox.kill_node(index)
+        due = time.monotonic() + self.rng.uniform(0.0, 1.0)
+        self.repairs["node"] = (due, lambda: self.sandbox.start_node(index))
+
+    def kill_zookeeper(self) -> None:
+        self.sandbox.kill_zookeeper()
+        self.repairs["zookeeper"] = (time.monotonic() + self.rng.uniform(0.0, 0.5), self.sandbox.start_zookeeper)
+
+    def kill_writer(self) -> None:
+        assert self.writer is not None
+        self.writer.kill()
+        self.start_writer()
+
+    def await_progress(self) -> None:
+        """All is repaired: the writer must get records acknowledged again (liveness after safety)."""
+        before, deadline = len(self.outcomes.acknowledged), time.monotonic() + PROGRESS_S
+        while len(self.outcomes.acknowledged) < before + 20:
+            assert time.monotonic() < deadline, f"no progress after {self.history}: {self.outcomes.notes[-5:]}"
+            time.sleep(0.01)
+
+    def check(self, records: list[LogRecord], seen: list[LogRecord]) -> None:
+        outcomes = self.outcomes
+        numbers = [record.txid for record in records]
+        assert len(outcomes.acknowledged) >= 20
+        for record in records:
+            assert record.payload == payload_of(record.txid), f"record {record.txid} is not itself"
+        assert numbers == sorted(numbers), "the order of the log is not the order of writing"
+        assert len(numbers) == len(set(numbers)), "a record is there twice"
+        dlsns = [record.dlsn for record in records]
+        assert dlsns == sorted(set(dlsns))
+        found = dict(zip(numbers, dlsns, strict=True))
+        lost = {number: dlsn for number, dlsn in outcomes.acknowledged.items() if found.get(number) != dlsn}
+        assert not lost, f"acknowledged but not there: {dict(list(lost.items())[:5])} ({len(lost)} in all)"
+        risen = [number for number in outcomes.failed if number in found]
+        assert not risen, f"said not to be applied, yet there: {risen[:5]}: {outcomes.failed[risen[0]]}"
+        sequence_ids = [record.sequence_id for record in records]
+        assert sequence_ids == list(range(len(records)))
+        followed = [(record.dlsn, record.txid, record.payload) for record in seen]
+        assert followed == [(r.dlsn, r.txid, r.payload) for r in records[: len(seen)]]
+
+
+def play(arena: Arena, seed: int) -> Round:
+    arena.namespace.create_log(name := (this := Round(arena, seed)).name)
+    with arena.namespace.open_log(name) as log:
+        follower = Follower(log)
+        this.start_writer()
+        try:
+            this.run()
+            this.await_progress()
+            writer, this.writer = this.writer, None
+            assert writer is not None
+            writer.finish()
+        finally:
+            for kind in list(this.repairs):
+                this.repair(kind)
+            if this.writer is not None:
+                this.writer.kill()
+            follower.stop()
+        assert follower.error is None, f"the reader failed after {this.history}: {follower.error!r}"
+        with log.open_reader() as reader:
+            records: list[LogRecord] = []
+            while more := reader.read_bulk(5000, 200):
+                records += more
+        this.check(records, follower.seen)
+    arena.namespace.delete_log(name)
+    return this
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "round_seed" not in metafunc.fixturenames:
+        return
+    one: int | None = metafunc.config.getoption("--seed")
+    rounds: int | None = metafunc.config.getoption("--rounds")
+    seeds = [one] if one is not None else list(range(DEFAULT_ROUNDS if rounds is None else rounds))
+    metafunc.parametrize("round_seed", seeds)
+
+
+def test_what_was_acknowledged_survives_any_one_kill(arena: Arena, round_seed: int) -> None:
+    played = play(arena, round_seed)
+    print(
+        f"seed {round_seed}: {played.history}; {len(played.outcomes.acknowledged)} acknowledged, "
+        f"{len(played.outcomes.failed)} failed, {len(played.outcomes.unknown)} unknown; {played.outcomes.notes}"
+    )
