@@ -14,7 +14,8 @@ MAX_REQUEST_BYTES: Final = 1_000_000
 one by closing the connection, which would look like an unknown outcome."""
 
 _OVERHEAD_BYTES: Final = 80  # a request's or operation's own fields, rounded up
-_REFUSED: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
+_REFUSED: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
+# What lies beyond U+FFFF is a pair of surrogates to Java, and refused as such.
 
 
 def check_path(path: str) -> None:

@@ -1,0 +1,411 @@
+"""`DistributedLock`: the lock of a log's writer (or of a reader), shared with upstream's clients.
+
+Members are ephemeral sequential znodes below the lock's path; the first one owns it, each other one watches the one
+before it:
+
+    member_<form-encoded client id>_s<session id, width 10>_<10-digit sequence>      data: the client id
+
+    INIT -> ACQUIRING -> HELD -> (session expired) LOST -> HELD | FAILED;      any -> CLOSED
+
+A lock lost with its session is acquired again in the background, without waiting, until that worked or somebody else
+has it; meanwhile its holder may go on, because fencing and conditional sets keep the log safe (spec trap 18). The
+exception to upstream is in the design: a timeout of 0 **or less** tries once.
+
+A member that nobody waits for would block everybody else until its session ends. So each store's live members are
+known to this module: what else carries our session is the remains of a lost answer, and is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum
+from typing import ClassVar, Final, NamedTuple
+from urllib.parse import quote_plus, unquote_plus
+from weakref import WeakKeyDictionary
+
+from metadata.errors import (
+    CallerError,
+    DistributedLogError,
+    MetadataUnavailableError,
+    NoNodeError,
+    NotAppliedError,
+    OutcomeUnknownError,
+)
+from metadata.paths import check_path, join
+from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
+from metadata.store import MetadataStore, SessionState, WatchEvent
+
+_LOG: Final = logging.getLogger(__name__)
+RELEASE_TIMEOUT_MS: Final = 10_000
+_REACQUIRE_PAUSE_S: Final = 0.5
+_LAST: Final = 2**63  # where a member without a number sorts
+
+
+class LockingError(NotAppliedError):
+    """The lock is not held."""
+
+    code: ClassVar[int] = 504
+
+
+class LockClosedError(LockingError):
+    """The lock was released; make a new one."""
+
+
+class LockSessionExpiredError(LockingError):
+    """The session expired while the lock was being acquired; its place in the queue is gone."""
+
+
+class OwnershipAcquireFailedError(NotAppliedError):
+    """Somebody else, `owner`, has the lock."""
+
+    code: ClassVar[int] = 302
+
+    def __init__(self, owner: str, *, path: str, log: str | None = None) -> None:
+        super().__init__(
+            f"the lock is held by {owner}",
+            path=path,
+            log=log,
+            advice="One writer at a time: close that one, or wait until its session has ended",
+        )
+        self.owner = owner
+
+
+class LockId(NamedTuple):
+    """Who a member belongs to."""
+
+    client_id: str
+    session_id: int
+
+
+class _State(Enum):
+    INIT = "init"
+    ACQUIRING = "acquiring"
+    HELD = "held"
+    LOST = "lost"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class _Member(NamedTuple):
+    path: str
+    session_id: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+_LIVE: Final[WeakKeyDictionary[MetadataStore, set[str]]] = WeakKeyDictionary()
+"""Paths of the members that some lock object of this process stands behind, by store."""
+
+
+def encode_client_id(client_id: str) -> str:
+    """Form encoding as Java does it: `*` stays, `~` does not, a space becomes `+`."""
+    return quote_plus(client_id, safe="*").replace("~", "%7E")
+
+
+def member_prefix(client_id: str, session_id: int) -> str:
+    """A member's name without its sequence number."""
+    return f"member_{encode_client_id(client_id)}_s{session_id:10d}_"
+
+
+def sequence_of(name: str) -> int:
+    """A member's place in the queue: the number after the last `_`; one without a number comes last."""
+    try:
+        return int(name.rpartition("_")[2])
+    except ValueError:
+        return _LAST
+
+
+def parse_member(name: str) -> LockId | None:
+    """The owner as the name tells it; None where the name does not (a `_` in the client id, an old prefix)."""
+    parts = name.split("_")
+    if len(parts) != 4 or not parts[2].startswith("s"):
+        return None
+    try:
+        return LockId(unquote_plus(parts[1], errors="strict"), int(parts[2][1:].strip()))
+    except ValueError:
+        return None
+
+
+class DistributedLock:
+    """The lock at `path`, which must exist. One object is acquired once; not for use by several tasks at a time."""
+
+    def __init__(self, store: MetadataStore, path: str, client_id: str) -> None:
+        check_path(path)
+        self._store = store
+        self._path = path
+        self._client_id = client_id
+        self._state = _State.INIT
+        self._member: _Member | None = None
+        self._remembered: set[LockId] = set()
+        self._failure: OwnershipAcquireFailedError | None = None
+        self._reacquiring: asyncio.Task[None] | None = None
+        self._woken: asyncio.Future[None] | None = None
+        self._unsubscribe = store.on_session(self._session_changed)
+
+    @property
+    def held(self) -> bool:
+        """Whether we own the lock, as far as this session knows."""
+        return self._state is _State.HELD
+
+    @property
+    def member_path(self) -> str:
+        """Our member's znode: a transaction that checks it holds only while we own the lock. Raises LockingError."""
+        if self._state is not _State.HELD or self._member is None:
+            raise self._not_held()
+        return self._member.path
+
+    # ---- acquire ----------------------------------------------------------------------------------------------------
+
+    async def acquire(self, timeout_ms: int) -> None:
+        """Take the lock, waiting at most `timeout_ms`; 0 or less tries once, without queueing behind another owner.
+
+        Raises OwnershipAcquireFailedError with the owner's name, LockSessionExpiredError, NoNodeError where the lock's
+        path does not exist. After any error we own nothing and may try again.
+        """
+        if self._state is _State.CLOSED:
+            raise LockClosedError("the lock was released", path=self._path)
+        if self._state is not _State.INIT:
+            raise CallerError(f"the lock is {self._state.value} already", path=self._path)
+        self._state = _State.ACQUIRING
+        try:
+            await self._acquire(timeout_ms)
+        except BaseException:
+            if self._state is not _State.CLOSED:
+                self._state = _State.INIT
+            raise
+
+    async def _acquire(self, timeout_ms: int) -> None:
+        """Leaves the state HELD, or raises and leaves no member."""
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000 if timeout_ms > 0 else None
+        if deadline is None:
+            owner = await self._foreign_owner()
+            if owner is not None:
+                raise OwnershipAcquireFailedError(owner, path=self._path)  # spec trap 16: no node was created
+        member = await self._create_member()
+        try:
+            self._ensure_current(member)
+            await self._claim(member, deadline)
+        except BaseException:
+            await self._drop(member)
+            raise
+        self._member = member
+        self._remembered = {LockId(self._client_id, member.session_id)}
+        self._state = _State.HELD
+
+    async def _foreign_owner(self) -> str | None:
+        """The client that owns the lock now, unless that is us or the remains of us."""
+        while True:
+            names = await self._members()
+            if not names:
+                return None
+            owner = await self._identify(names[0])
+            if owner is None:
+                continue  # gone since it was listed
+            if owner in self._remembered or self._is_remains(names[0], owner):
+                return None
+            return owner.client_id
+
+    async def _create_member(self) -> _Member:
+        """Create our member. A lost answer may leave one that nobody knows: such remains are removed first."""
+        doubt: OutcomeUnknownError | None = None
+        for _ in range(MAX_REPEATS):
+            if not await reconnected(self._store, REPEAT_TIMEOUT_MS):
+                break
+            session_id = self._store.session_id
+            if doubt is not None:
+                await self._remove_remains()
+            prefix = join(self._path, member_prefix(self._client_id, session_id))
+            try:
+                path = await self._store.create(
+                    prefix, self._client_id.encode("utf-8"), ephemeral=True, sequential=True
+                )
+            except OutcomeUnknownError as error:
+                doubt = error
+                await asyncio.sleep(0)
+            except MetadataUnavailableError:
+                await asyncio.sleep(0)
+            else:
+                _LIVE.setdefault(self._store, set()).add(path)
+                return _Member(path, session_id)
+        raise doubt or MetadataUnavailableError("the lock could not be asked for", path=self._path)
+
+    async def _claim(self, member: _Member, deadline: float | None) -> None:
+        """Wait until `member` is first; without a deadline it must be so at once."""
+        while True:
+            names = await self._members()
+            self._ensure_current(member)
+            if member.name not in names:
+                raise LockingError("our member of the lock's queue was deleted by somebody else", path=member.path)
+            place = names.index(member.name)
+            if place == 0:
+                return
+            owner, before = await self._identify(names[0]), await self._identify(names[place - 1])
+            if owner is None or before is None:
+                continue
+            if owner in self._remembered and before == owner:
+                return  # left over from our expired session: it goes by itself
+            if self._is_remains(names[0], owner):
+                await self._remove_remains()
+                continue
+            self._ensure_current(member)
+            if deadline is None or not await self._wait_for(names[place - 1], deadline):
+                raise OwnershipAcquireFailedError(owner.client_id, path=self._path)
+
+    async def _wait_for(self, name: str, deadline: float) -> bool:
+        """Wait until `name` may be gone; False when the time is up."""
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake(event: WatchEvent) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        path = join(self._path, name)
+        if await repeat(self._store, lambda: self._store.exists(path, wake)) is None:
+            return True
+        self._woken = woken
+        try:
+            await asyncio.wait_for(woken, max(deadline - loop.time(), 0))
+        except asyncio.TimeoutError:
+            return False
+        finally:
+            self._woken = None
+        return True
+
+    def _ensure_current(self, member: _Member) -> None:
+        if self._state is _State.CLOSED:
+            raise LockClosedError("the lock was released while it was being acquired", path=self._path)
+        if self._store.session_id != member.session_id or self._store.state is SessionState.EXPIRED:
+            raise LockSessionExpiredError(
+                "the session expired while the lock was being acquired", path=self._path, advice="Acquire it again"
+            )
+
+    # ---- members ----------------------------------------------------------------------------------------------------
+
+    async def _members(self) -> list[str]:
+        names, _ = await repeat(self._store, lambda: self._store.children(self._path))
+        return sorted(names, key=sequence_of)
+
+    async def _identify(self, name: str) -> LockId | None:
+        """Who a member belongs to: by its name, else by its data and its session; None where it is gone."""
+        known = parse_member(name)
+        if known is not None:
+            return known
+        try:
+            data, stat = await repeat(self._store, lambda: self._store.get(join(self._path, name)))
+        except NoNodeError:
+            return None
+        return LockId(data.decode("utf-8", "replace"), stat.ephemeral_owner)
+
+    def _is_remains(self, name: str, owner: LockId) -> bool:
+        """True for a member of our own client and session that no lock object stands behind.
+
+        Upstream claims past any member of its own client and session. Here another lock object of this process is an
+        owner like any other, so that two writers in one process exclude each other too.
+        """
+        ours = owner == LockId(self._client_id, self._store.session_id)
+        return ours and join(self._path, name) not in _LIVE.get(self._store, ())
+
+    async def _remove_remains(self) -> None:
+        """Delete members of our client whose session is ours and that nobody in this process stands behind."""
+        await repeat(self._store, lambda: self._store.sync(self._path))
+        for name in await self._members():
+            path = join(self._path, name)
+            if not name.startswith(f"member_{encode_client_id(self._client_id)}_s") or path in _LIVE.get(
+                self._store, ()
+            ):
+                continue
+            stat = await repeat(self._store, lambda path=path: self._store.exists(path))  # type: ignore[misc]
+            if stat is not None and stat.ephemeral_owner == self._store.session_id:
+                await self._delete(path)
+
+    async def _delete(self, path: str) -> None:
+        async def delete() -> None:
+            try:
+                await self._store.delete(path)
+            except NoNodeError:
+                pass
+
+        await repeat(self._store, delete, RELEASE_TIMEOUT_MS)
+
+    async def _drop(self, member: _Member) -> None:
+        """Leave the queue. Where that fails, the member goes with its session."""
+        try:
+            await self._delete(member.path)
+        except DistributedLogError as error:
+            _LOG.warning("lock member %s was not deleted, it ends with its session: %s", member.path, error)
+        finally:
+            _LIVE.get(self._store, set()).discard(member.path)
+
+    # ---- losing it --------------------------------------------------------------------------------------------------
+
+    async def ensure_held(self) -> None:
+        """A holder's check: returns while the lock is held, or lost and being acquired again.
+
+        Raises OwnershipAcquireFailedError once somebody else has it, and LockingError where it was never acquired or
+        was released.
+        """
+        if self._state in (_State.HELD, _State.LOST):
+            return
+        raise self._failure or self._not_held()
+
+    def _not_held(self) -> LockingError:
+        kind = LockClosedError if self._state is _State.CLOSED else LockingError
+        return kind(f"the lock is not held ({self._state.value})", path=self._path)
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.EXPIRED and self._state is _State.HELD:
+            self._forget()
+            self._state = _State.LOST
+            self._reacquiring = asyncio.get_running_loop().create_task(self._reacquire())
+        elif state is SessionState.CLOSED and self._state is not _State.CLOSED:
+            self._forget()
+            self._close()
+
+    def _forget(self) -> None:
+        """Our member went with its session."""
+        if self._member is not None:
+            _LIVE.get(self._store, set()).discard(self._member.path)
+            self._member = None
+
+    async def _reacquire(self) -> None:
+        """Acquire again without waiting, as often as it takes; another owner ends it for good."""
+        while self._state is _State.LOST:
+            try:
+                if await reconnected(self._store, REPEAT_TIMEOUT_MS):
+                    await self._acquire(0)
+            except OwnershipAcquireFailedError as error:
+                self._failure = error
+                self._state = _State.FAILED
+            except DistributedLogError as error:
+                _LOG.info("lock %s is not acquired again yet: %s", self._path, error)
+                await asyncio.sleep(_REACQUIRE_PAUSE_S)
+
+    def _close(self) -> None:
+        self._state = _State.CLOSED
+        self._unsubscribe()
+        if self._reacquiring is not None:
+            self._reacquiring.cancel()
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    async def release(self) -> None:
+        """Give the lock up, for good: a new acquisition needs a new object. Idempotent.
+
+        Raises MetadataUnavailableError or an OutcomeUnknownError where ZooKeeper could not be reached; the member then
+        goes with the session.
+        """
+        if self._state is not _State.CLOSED:
+            self._close()
+        if self._reacquiring is not None:
+            await asyncio.gather(self._reacquiring, return_exceptions=True)
+            self._reacquiring = None
+        member, self._member = self._member, None
+        if member is not None:
+            try:
+                await self._delete(member.path)
+            finally:
+                _LIVE.get(self._store, set()).discard(member.path)
