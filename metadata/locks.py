@@ -19,6 +19,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import ClassVar, Final, NamedTuple
 from urllib.parse import quote_plus, unquote_plus
@@ -96,8 +99,30 @@ class _Member(NamedTuple):
         return self.path.rpartition("/")[2]
 
 
-_LIVE: Final[WeakKeyDictionary[MetadataStore, set[str]]] = WeakKeyDictionary()
-"""Paths of the members that some lock object of this process stands behind, by store."""
+class _Registry:
+    """The members of one store that some lock object of this process stands behind."""
+
+    def __init__(self) -> None:
+        self.live: set[str] = set()
+        self._entering: Counter[str] = Counter()
+
+    @contextmanager
+    def entering(self, lock_path: str) -> Iterator[None]:
+        """While a member of this lock is being created: its path is not known yet."""
+        self._entering[lock_path] += 1
+        try:
+            yield
+        finally:
+            self._entering[lock_path] -= 1
+            if not self._entering[lock_path]:
+                del self._entering[lock_path]
+
+    def disowns(self, lock_path: str, name: str) -> bool:
+        """True where surely nobody stands behind the member."""
+        return lock_path not in self._entering and join(lock_path, name) not in self.live
+
+
+_REGISTRIES: Final[WeakKeyDictionary[MetadataStore, _Registry]] = WeakKeyDictionary()
 
 
 def encode_client_id(client_id: str) -> str:
@@ -143,7 +168,8 @@ class DistributedLock:
         self._failure: OwnershipAcquireFailedError | None = None
         self._reacquiring: asyncio.Task[None] | None = None
         self._woken: asyncio.Future[None] | None = None
-        self._unsubscribe = store.on_session(self._session_changed)
+        self._registry = _REGISTRIES.setdefault(store, _Registry())
+        self._unsubscribe: Callable[[], None] | None = None
 
     @property
     def held(self) -> bool:
@@ -170,11 +196,12 @@ class DistributedLock:
         if self._state is not _State.INIT:
             raise CallerError(f"the lock is {self._state.value} already", path=self._path)
         self._state = _State.ACQUIRING
+        self._unsubscribe = self._store.on_session(self._session_changed)
         try:
             await self._acquire(timeout_ms)
         except BaseException:
             if self._state is not _State.CLOSED:
-                self._state = _State.INIT
+                self._close(_State.INIT)
             raise
 
     async def _acquire(self, timeout_ms: int) -> None:
@@ -184,10 +211,11 @@ class DistributedLock:
             owner = await self._foreign_owner()
             if owner is not None:
                 raise OwnershipAcquireFailedError(owner, path=self._path)  # spec trap 16: no node was created
-        member = await self._create_member()
+        member = await self._enter()
         try:
             self._ensure_current(member)
             await self._claim(member, deadline)
+            self._ensure_current(member)
         except BaseException:
             await self._drop(member)
             raise
@@ -208,6 +236,19 @@ class DistributedLock:
                 return None
             return owner.client_id
 
+    async def _enter(self) -> _Member:
+        """Create our member, also where we are cancelled meanwhile: then to delete it again."""
+        creating = asyncio.get_running_loop().create_task(self._create_member())
+        try:
+            return await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            done, _ = await asyncio.wait({creating}, timeout=RELEASE_TIMEOUT_MS / 1000)
+            if not done:
+                creating.cancel()
+            elif not creating.cancelled() and creating.exception() is None:
+                await self._drop(creating.result())
+            raise
+
     async def _create_member(self) -> _Member:
         """Create our member. A lost answer may leave one that nobody knows: such remains are removed first."""
         doubt: OutcomeUnknownError | None = None
@@ -219,16 +260,16 @@ class DistributedLock:
                 await self._remove_remains()
             prefix = join(self._path, member_prefix(self._client_id, session_id))
             try:
-                path = await self._store.create(
-                    prefix, self._client_id.encode("utf-8"), ephemeral=True, sequential=True
-                )
+                with self._registry.entering(self._path):
+                    data = self._client_id.encode("utf-8")
+                    path = await self._store.create(prefix, data, ephemeral=True, sequential=True)
+                    self._registry.live.add(path)
             except OutcomeUnknownError as error:
                 doubt = error
                 await asyncio.sleep(0)
             except MetadataUnavailableError:
                 await asyncio.sleep(0)
             else:
-                _LIVE.setdefault(self._store, set()).add(path)
                 return _Member(path, session_id)
         raise doubt or MetadataUnavailableError("the lock could not be asked for", path=self._path)
 
@@ -247,7 +288,7 @@ class DistributedLock:
                 continue
             if owner in self._remembered and before == owner:
                 return  # left over from our expired session: it goes by itself
-            if self._is_remains(names[0], owner):
+            if self._is_remains(names[0], owner) or self._is_remains(names[place - 1], before):
                 await self._remove_remains()
                 continue
             self._ensure_current(member)
@@ -307,19 +348,18 @@ class DistributedLock:
         owner like any other, so that two writers in one process exclude each other too.
         """
         ours = owner == LockId(self._client_id, self._store.session_id)
-        return ours and join(self._path, name) not in _LIVE.get(self._store, ())
+        return ours and self._registry.disowns(self._path, name)
 
     async def _remove_remains(self) -> None:
         """Delete members of our client whose session is ours and that nobody in this process stands behind."""
         await repeat(self._store, lambda: self._store.sync(self._path))
         for name in await self._members():
             path = join(self._path, name)
-            if not name.startswith(f"member_{encode_client_id(self._client_id)}_s") or path in _LIVE.get(
-                self._store, ()
-            ):
+            if not name.startswith(f"member_{encode_client_id(self._client_id)}_s"):
                 continue
             stat = await repeat(self._store, lambda path=path: self._store.exists(path))  # type: ignore[misc]
-            if stat is not None and stat.ephemeral_owner == self._store.session_id:
+            ours = stat is not None and stat.ephemeral_owner == self._store.session_id
+            if ours and self._registry.disowns(self._path, name):
                 await self._delete(path)
 
     async def _delete(self, path: str) -> None:
@@ -338,7 +378,7 @@ class DistributedLock:
         except DistributedLogError as error:
             _LOG.warning("lock member %s was not deleted, it ends with its session: %s", member.path, error)
         finally:
-            _LIVE.get(self._store, set()).discard(member.path)
+            self._registry.live.discard(member.path)
 
     # ---- losing it --------------------------------------------------------------------------------------------------
 
@@ -368,7 +408,7 @@ class DistributedLock:
     def _forget(self) -> None:
         """Our member went with its session."""
         if self._member is not None:
-            _LIVE.get(self._store, set()).discard(self._member.path)
+            self._registry.live.discard(self._member.path)
             self._member = None
 
     async def _reacquire(self) -> None:
@@ -384,9 +424,11 @@ class DistributedLock:
                 _LOG.info("lock %s is not acquired again yet: %s", self._path, error)
                 await asyncio.sleep(_REACQUIRE_PAUSE_S)
 
-    def _close(self) -> None:
-        self._state = _State.CLOSED
-        self._unsubscribe()
+    def _close(self, state: _State = _State.CLOSED) -> None:
+        self._state = state
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
         if self._reacquiring is not None:
             self._reacquiring.cancel()
         if self._woken is not None and not self._woken.done():
@@ -408,4 +450,4 @@ class DistributedLock:
             try:
                 await self._delete(member.path)
             finally:
-                _LIVE.get(self._store, set()).discard(member.path)
+                self._registry.live.discard(member.path)
