@@ -10,8 +10,14 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── TransactionIdOutOfOrderError       513: below the log's highest, negative, or the reserved maximum
     │   ├── EndOfStreamError                   512: the log is sealed: nothing follows, nothing can be written
     │   ├── AlreadyClosedError                 502: the writer, reader, log or namespace was closed by its user
-    │   └── UnsupportedFeatureError            501: bytes or settings of a feature that this version does not have
+    │   ├── UnsupportedFeatureError            501: bytes or settings of a feature that this version does not have
+    │   ├── NotBoundError                  *   no namespace is bound at the path
+    │   ├── InvalidLogNameError            *   602: the name cannot be a log's
+    │   └── LogNotFoundError               *   510: there is no such log
     ├── NotAppliedError                        definitely not applied; state is as before
+    │   ├── LogExistsError                 *   522: somebody else has just created the log
+    │   ├── OwnershipAcquireFailedError    *   302: somebody else (`owner`) writes the log
+    │   ├── LockingError                   *   504: the lock is not held
     │   ├── LogEmptyError                      509: a first or last record was asked of a log without records
     │   ├── WriteError                         514: the writer failed earlier; this record was not sent
     │   │   ├── WriteCancelledError            516: buffered behind a failed write; this record was not sent
@@ -26,12 +32,21 @@ The first level says whether the thing happened; the leaves say what it was:
     │   │   ├── PositionGapError               603: a record is missing between two delivered ones
     │   │   ├── ReadCancelledError             1002: the reader was closed under this read
     │   │   └── IdleReaderError                500: nothing arrived for `readerIdleErrorThresholdMillis`
-    │   └── CorruptDataError                   500: bytes read back are not what was written
-    │       └── InvalidEntryError              520: an entry's envelope or records cannot be decoded
+    │   ├── NotEnoughBookiesError          *   fewer usable storage nodes than a segment needs
+    │   ├── MetadataUnavailableError       *   505: ZooKeeper could not be reached; nothing was sent
+    │   ├── BadVersionError                *   505: a conditional update lost the race
+    │   └── CorruptDataError                   bytes read back are not what was written
+    │       ├── InvalidEntryError              520: an entry's envelope or records cannot be decoded
+    │       ├── DigestError                *   an entry fails its digest
+    │       ├── SegmentListError           *   600: a segment in the middle of the log is missing
+    │       └── UnsupportedMetadataVersionError  *  521: segment metadata of another library version
     ├── OutcomeUnknownError                    may or may not have been applied: look before retrying
-    │   └── TransmitError                      507: the entry was sent; the next owner may find it or not
+    │   ├── TransmitError                      507: the entry was sent; the next owner may find it or not
+    │   ├── ConnectionLossError            *   505: ZooKeeper's answer was lost
+    │   └── SessionExpiredError            *   505: the ZooKeeper session ended with a request under way
     └── InvariantViolation                     600: a bug in dlspark
 
+Those marked * belong to the lower floors (`metadata`, `storage_node`) and are named here because users meet them.
 `status_code(error)` gives the code of any error, those of the lower floors included.
 """
 
@@ -51,6 +66,11 @@ from metadata.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
 )
+from metadata.locks import LockingError, OwnershipAcquireFailedError
+from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError
+from metadata.namespaces import NotBoundError
+from metadata.segments import SegmentListError, UnsupportedMetadataVersionError
+from storage_node.errors import DigestError, NotEnoughBookiesError
 
 
 class SettingsError(CallerError):
@@ -213,22 +233,31 @@ __all__ = [
     "CallerError",
     "ConnectionLossError",
     "CorruptDataError",
+    "DigestError",
     "DistributedLogError",
     "EndOfStreamError",
     "IdleReaderError",
     "InvalidEntryError",
+    "InvalidLogNameError",
     "InvalidRecordError",
     "InvariantViolation",
+    "LockingError",
     "LogEmptyError",
+    "LogExistsError",
+    "LogNotFoundError",
     "MetadataUnavailableError",
     "NotAppliedError",
+    "NotBoundError",
+    "NotEnoughBookiesError",
     "OutcomeUnknownError",
     "OverCapacityError",
+    "OwnershipAcquireFailedError",
     "PositionGapError",
     "ReadCancelledError",
     "ReadError",
     "RecordTooLongError",
     "SegmentFullError",
+    "SegmentListError",
     "SegmentNotFoundError",
     "SegmentStateError",
     "SessionExpiredError",
@@ -237,6 +266,7 @@ __all__ = [
     "TransactionIdOutOfOrderError",
     "TransmitError",
     "UnsupportedFeatureError",
+    "UnsupportedMetadataVersionError",
     "WriteCancelledError",
     "WriteError",
     "WriterDeposedError",

@@ -1,0 +1,394 @@
+"""`AsyncLogReader`: a log's records in order, each once, from a position on, across segments and at the growing tail.
+
+Two ways of reading share one position: record by record, and by columns (`next_batch`, `batches`), which decodes many
+entries at a time. Control records are hidden. At the end-of-stream record reading ends with EndOfStreamError (or, in
+loops, just ends). Errors are final for a reader: everything before the error has been delivered, `position` says where
+to start the next one.
+
+Records of a segment are numbered by their writer; a missing number between two records is a gap, and a gap fails the
+reader (I4). Cancelling a read loses nothing: records are taken off the queue only when they are handed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.entries import DecodedBatch, decode_entries, decode_entry
+from dlspark.core.read_ahead import FetchedEntry, ReadAhead
+from dlspark.core.records import LogRecord
+from dlspark.core.rows import ROW_SCHEMA, rows, timestamps
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.errors import (
+    DistributedLogError,
+    EndOfStreamError,
+    IdleReaderError,
+    PositionGapError,
+    ReadCancelledError,
+)
+
+BATCH_BYTES = 8 << 20
+"""A batch takes entries up to about this size, of those that are there."""
+_NEVER_IDLE_MS = 2**31 - 1
+
+
+class AsyncLogReader:
+    """Reads one log. Open it with `AsyncLog.open_reader`; all calls come from one event loop."""
+
+    def __init__(self, services: Services, name: str, settings: Settings, start: DLSN) -> None:
+        """`start`: the first position to deliver; DLSN.INITIAL or below means the first record there is."""
+        self.name = name
+        self._settings = settings
+        self._ahead = ReadAhead(services, name, settings, start)
+        self._records: deque[LogRecord] = deque()
+        self._position = start
+        self._last_position = 0
+        self._segment = -1
+        self._final: DistributedLogError | None = None
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    # ------------------------------------------------------------------ for users
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def position(self) -> DLSN:
+        """Where the next reader would have to start to go on after the last record delivered."""
+        return self._position
+
+    @property
+    def caught_up(self) -> bool:
+        """Everything that was confirmed a moment ago has been delivered."""
+        return self._ahead.caught_up and not self._records and self._ahead.peek() is None
+
+    async def read_next(self) -> LogRecord:
+        """The next record; waits at the tail. Raises EndOfStreamError and the reader's other final errors."""
+        async with self._turn:
+            await self._wait_for_records(None)
+            return self._deliver()
+
+    async def read_bulk(self, count: int, wait_ms: int | None = None) -> list[LogRecord]:
+        """Up to `count` records: as soon as there is one; or, given `wait_ms`, once there are `count` or it is over.
+
+        There is always at least one: with none, it waits on.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if wait_ms is None else loop.time() + wait_ms / 1000
+        async with self._turn:
+            await self._wait_for_records(None)
+            if deadline is not None:
+                while not self._has(count) and self._final is None and loop.time() < deadline:
+                    await self._activity(deadline)
+            return self._deliver_up_to(count)
+
+    async def read_available(self, count: int, *, wait: bool) -> list[LogRecord]:
+        """Up to `count` records of those at hand; an empty list, with `wait`, means that the log has no more now.
+
+        With `wait`, records that are confirmed are fetched first; at the tail it waits `readAheadWaitTime` once more.
+        Raises EndOfStreamError and other final errors only when no record is left before them.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            deadline: float | None = None
+            while wait and not self._has(count) and self._final is None:
+                if self._ahead.caught_up and self._ahead.peek() is None:
+                    if self._records:
+                        break
+                    deadline = deadline or loop.time() + self._settings.read_ahead_wait_ms / 1000
+                    if loop.time() >= deadline:
+                        break
+                await self._activity(deadline)
+            self._has(count)
+            if not self._records and self._final is not None:
+                raise self._final
+            return self._deliver_up_to(count)
+
+    async def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
+        """The next records as columns (`rows.ROW_SCHEMA`), of one segment, at least one; waits at the tail."""
+        async with self._turn:
+            while True:
+                if self._records:
+                    return self._leftover()
+                fetched = await self._wait_for_entries(max_bytes)
+                batch = self._decode_columns(fetched)
+                if len(batch):
+                    return rows(self.name, batch)
+
+    async def batches(self, max_bytes: int = BATCH_BYTES) -> AsyncIterator[pa.RecordBatch]:
+        """Batches for ever, or until the end of the stream."""
+        while True:
+            try:
+                batch = await self.next_batch(max_bytes)
+            except EndOfStreamError:
+                return
+            yield batch
+
+    def __aiter__(self) -> AsyncLogReader:
+        return self
+
+    async def __anext__(self) -> LogRecord:
+        try:
+            return await self.read_next()
+        except EndOfStreamError:
+            raise StopAsyncIteration from None
+
+    async def close(self) -> None:
+        """End the read-ahead; reads that wait get ReadCancelledError. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._records.clear()
+        error = ReadCancelledError("the reader was closed", log=self.name, dlsn=self._position)
+        self._final = error
+        await self._ahead.close(error)
+
+    async def __aenter__(self) -> AsyncLogReader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------ record by record
+
+    def _deliver(self) -> LogRecord:
+        record = self._records.popleft()
+        self._position = DLSN(record.dlsn.lssn, record.dlsn.entry_id, record.dlsn.slot_id + max(record.slots, 1))
+        return record
+
+    def _deliver_up_to(self, count: int) -> list[LogRecord]:
+        self._has(count)
+        return [self._deliver() for _ in range(min(max(count, 1), len(self._records)))]
+
+    async def _wait_for_records(self, deadline: float | None) -> None:
+        while not self._has(1):
+            if self._final is not None:
+                raise self._final
+            await self._activity(deadline)
+
+    def _has(self, count: int) -> bool:
+        """Decode what was fetched until `count` records are at hand; whether they are."""
+        while len(self._records) < count and self._final is None:
+            fetched = self._take()
+            if fetched is None:
+                return False
+            self._decode(fetched)
+        return len(self._records) >= count
+
+    def _take(self) -> FetchedEntry | None:
+        try:
+            return self._ahead.take()
+        except DistributedLogError as error:
+            self._final = error
+            return None
+
+    def _decode(self, fetched: FetchedEntry) -> None:
+        segment, entry = fetched.segment, fetched.entry
+        try:
+            records = decode_entry(
+                entry.payload,
+                lssn=segment.lssn,
+                entry_id=entry.entry_id,
+                start_sequence_id=fetched.start_sequence_id,
+                enveloped=segment.enveloped,
+            )
+        except DistributedLogError as error:
+            self._fail(error)
+            return
+        self._enter(segment.lssn)
+        for record in records:
+            if record.is_control or record.dlsn < self._start:
+                continue
+            if record.is_end_of_stream:
+                self._final = self._end_of_stream(record.dlsn)
+                return
+            if self._gap(record.position):
+                self._fail(self._gap_error(record.dlsn, record.position))
+                return
+            self._last_position = record.last_position
+            self._records.append(record)
+
+    @property
+    def _start(self) -> DLSN:
+        return max(self._ahead.first, self._position)
+
+    def _enter(self, lssn: int) -> None:
+        if lssn != self._segment:
+            self._segment = lssn
+            self._last_position = 0
+
+    def _gap(self, position: int) -> bool:
+        last = self._last_position
+        return self._settings.gap_detection and position != 1 and last != 0 and position != last + 1
+
+    def _gap_error(self, dlsn: DLSN, position: int) -> PositionGapError:
+        return PositionGapError(
+            f"record {position} of segment {dlsn.lssn} follows record {self._last_position}: records are missing",
+            log=self.name,
+            dlsn=dlsn,
+            advice="Read the segment's entries with a tool; positionGapDetectionEnabled=false reads on regardless",
+        )
+
+    def _end_of_stream(self, dlsn: DLSN) -> EndOfStreamError:
+        return EndOfStreamError("the log is sealed and all of it was read", log=self.name, dlsn=dlsn)
+
+    def _fail(self, error: DistributedLogError) -> None:
+        if error.log is None:
+            error.log = self.name
+        self._final = error
+
+    async def _activity(self, deadline: float | None) -> None:
+        """Wait for the read-ahead, until `deadline`; IdleReaderError where nothing happens for too long."""
+        loop = asyncio.get_running_loop()
+        idle_ms = self._settings.idle_error_ms
+        idle = None if idle_ms < 1 or idle_ms == _NEVER_IDLE_MS else loop.time() + idle_ms / 1000
+        limits = [moment for moment in (deadline, idle) if moment is not None]
+        try:
+            await asyncio.wait_for(self._ahead.activity(), min(limits) - loop.time() if limits else None)
+        except asyncio.TimeoutError:
+            if idle is not None and loop.time() >= idle:
+                self._final = IdleReaderError(
+                    f"nothing arrived for {idle_ms} ms",
+                    log=self.name,
+                    dlsn=self._position,
+                    advice="Open another reader",
+                )
+
+    # ------------------------------------------------------------------ by columns
+
+    async def _wait_for_entries(self, max_bytes: int) -> list[FetchedEntry]:
+        """At least one entry, and those of the same segment that are there already."""
+        while True:
+            if self._final is not None:
+                raise self._final
+            fetched = self._take()
+            if fetched is not None:
+                break
+            if self._final is None:
+                await self._activity(None)
+        entries, size = [fetched], len(fetched.entry.payload)
+        while size < max_bytes:
+            following = self._ahead.peek()
+            if following is None or following.segment.ledger_id != fetched.segment.ledger_id:
+                break
+            entries.append(following)
+            size += len(following.entry.payload)
+            self._take()
+        return entries
+
+    def _decode_columns(self, fetched: list[FetchedEntry]) -> DecodedBatch:
+        """The user records of `fetched` that are due. What stands before an error is returned; the error comes next."""
+        segment = fetched[0].segment
+        try:
+            batch = decode_entries(
+                [(f.entry.entry_id, f.entry.payload) for f in fetched],
+                lssn=segment.lssn,
+                start_sequence_id=fetched[0].start_sequence_id,
+                enveloped=segment.enveloped,
+            )
+        except DistributedLogError as error:
+            if len(fetched) == 1:
+                self._fail(error)
+                raise
+            return self._decode_before_error(fetched)
+        self._enter(segment.lssn)
+        if batch.end_of_stream is not None:
+            self._final = self._end_of_stream(batch.end_of_stream)
+        batch = self._due(batch)
+        gap = self._first_gap(batch.position)
+        if gap is not None:
+            if gap:
+                self._last_position = int(batch.position[gap - 1])
+            dlsn = DLSN(segment.lssn, int(batch.entry_id[gap]), int(batch.slot_id[gap]))
+            self._fail(self._gap_error(dlsn, int(batch.position[gap])))
+            batch = _sliced(batch, 0, gap)
+        if len(batch):
+            self._last_position = int(batch.position[-1])
+            self._position = DLSN(segment.lssn, int(batch.entry_id[-1]), int(batch.slot_id[-1]) + 1)
+        return batch
+
+    def _decode_before_error(self, fetched: list[FetchedEntry]) -> DecodedBatch:
+        """One entry of several is damaged: deliver those before it, then fail."""
+        intact: list[FetchedEntry] = []
+        for one in fetched:
+            try:
+                decode_entries(
+                    [(one.entry.entry_id, one.entry.payload)],
+                    lssn=one.segment.lssn,
+                    start_sequence_id=one.start_sequence_id,
+                    enveloped=one.segment.enveloped,
+                )
+            except DistributedLogError as error:
+                self._fail(error)
+                break
+            intact.append(one)
+        if not intact and self._final is not None:
+            raise self._final
+        final, self._final = self._final, None
+        batch = self._decode_columns(intact)
+        self._final = self._final or final
+        return batch
+
+    def _due(self, batch: DecodedBatch) -> DecodedBatch:
+        """Without records below the start, which only the first entry can hold."""
+        start = self._start
+        if not len(batch) or DLSN(batch.lssn, int(batch.entry_id[0]), int(batch.slot_id[0])) >= start:
+            return batch
+        if batch.lssn < start.lssn:
+            return _sliced(batch, len(batch), len(batch))
+        below = (batch.entry_id < start.entry_id) | (
+            (batch.entry_id == start.entry_id) & (batch.slot_id < start.slot_id)
+        )
+        return _sliced(batch, int(below.sum()), len(batch))
+
+    def _first_gap(self, positions: npt.NDArray[np.int64]) -> int | None:
+        if not self._settings.gap_detection or not len(positions):
+            return None
+        if self._gap(int(positions[0])):
+            return 0
+        before, after = positions[:-1], positions[1:]
+        gaps = np.flatnonzero((after != before + 1) & (before != 0) & (after != 1))
+        return int(gaps[0]) + 1 if len(gaps) else None
+
+    def _leftover(self) -> pa.RecordBatch:
+        """Records that were decoded one by one and not yet delivered, as columns."""
+        lssn = self._records[0].dlsn.lssn
+        records: list[LogRecord] = []
+        while self._records and self._records[0].dlsn.lssn == lssn:
+            records.append(self._deliver())
+        txids = np.array([record.txid for record in records], np.int64)
+        columns = [
+            pa.array([self.name] * len(records)),
+            *(pa.array([record.dlsn[i] for record in records], pa.int64()) for i in range(3)),
+            pa.array([record.sequence_id for record in records], pa.int64()),
+            pa.array(txids),
+            timestamps(txids),
+            pa.array([record.payload for record in records], pa.binary()),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
+
+
+def _sliced(batch: DecodedBatch, first: int, after: int) -> DecodedBatch:
+    return DecodedBatch(
+        lssn=batch.lssn,
+        entry_id=batch.entry_id[first:after],
+        slot_id=batch.slot_id[first:after],
+        txid=batch.txid[first:after],
+        position=batch.position[first:after],
+        sequence_id=batch.sequence_id[first:after],
+        flags=batch.flags[first:after],
+        payload=batch.payload.slice(first, after - first),
+        end_of_stream=batch.end_of_stream,
+    )

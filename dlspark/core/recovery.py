@@ -1,0 +1,92 @@
+"""Recovery of segments that a dead owner left in progress: before anything new is written, each gets its end.
+
+For each such segment, oldest first: its ledger is opened with recovery, which fences the old owner (it gets no further
+acknowledgement, I5) and fixes the ledger's end (I2); the last record gives what the completed metadata must say. A
+segment without any record is removed: ledger first, then znode. Doing it again, or half of it again, leads to the same
+end (I10). The caller holds the log's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from dlspark.core.entries import decode_entry
+from dlspark.core.records import INVALID_TXID, LogRecord
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.core.transitions import SegmentTransitions
+from dlspark.errors import CorruptDataError
+from metadata.errors import NoNodeError
+from metadata.logs import SegmentMetadata
+from storage_node.client import LedgerReader
+from storage_node.errors import NoSuchLedgerError
+
+_log = logging.getLogger(__name__)
+
+SCAN_ENTRIES = 2
+"""Entries read at a time while the last record is looked for; nearly always the very last entry has it."""
+
+
+async def recover_segments(services: Services, transitions: SegmentTransitions, settings: Settings) -> None:
+    """Give every in-progress segment that `transitions` knows its end.
+
+    Raises what opening with recovery raises (LedgerRecoveryError and others): nothing was lost then, try again.
+    """
+    for segment in [s for s in transitions.segments if s.in_progress]:
+        await recover_segment(services, transitions, segment, settings)
+
+
+async def recover_segment(
+    services: Services, transitions: SegmentTransitions, segment: SegmentMetadata, settings: Settings
+) -> None:
+    """Complete one in-progress segment, or remove it if no record was ever written to it."""
+    try:
+        ledger = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=True)
+    except (NoNodeError, NoSuchLedgerError):
+        # A recovery before this one removed the ledger of an empty segment and died before it removed the znode.
+        _log.warning("log %s: segment %s has no ledger; it is removed", transitions.name, segment.lssn)
+        services.counters["segment-without-ledger"] += 1
+        await transitions.delete(segment)
+        return
+    try:
+        last = await last_record(ledger, segment)
+    finally:
+        await ledger.close()
+    if last is None:
+        services.counters["empty-segment-removed"] += 1
+        await transitions.delete(segment)
+        return
+    if last.txid == INVALID_TXID:
+        raise CorruptDataError(
+            f"the last record of segment {segment.lssn} has the reserved transaction id {INVALID_TXID}",
+            log=transitions.name,
+            dlsn=last.dlsn,
+            advice="The segment cannot be completed automatically; read it with a tool and repair its metadata",
+        )
+    services.counters["segment-recovered"] += 1
+    await transitions.complete(
+        segment,
+        last_txid=last.txid,
+        record_count=last.last_position,
+        last_entry=last.dlsn.entry_id,
+        last_slot=last.dlsn.slot_id,
+    )
+
+
+async def last_record(ledger: LedgerReader, segment: SegmentMetadata) -> LogRecord | None:
+    """The last record of any kind, control and end of stream included; None for a ledger without records."""
+    last = ledger.last_add_confirmed
+    while last >= 0:
+        first = max(0, last - SCAN_ENTRIES + 1)
+        for entry in reversed(await ledger.read(first, last)):
+            records = decode_entry(
+                entry.payload,
+                lssn=segment.lssn,
+                entry_id=entry.entry_id,
+                start_sequence_id=0,
+                enveloped=segment.enveloped,
+            )
+            if records:
+                return records[-1]
+        last = first - 1
+    return None

@@ -1,0 +1,416 @@
+"""`SegmentWriter`: fills one segment's ledger: buffers records, sends entries, makes what is acknowledged visible.
+
+It knows nothing of locks, metadata or other segments. Its states are three: *open*; *failed*, from the first entry
+that was not acknowledged (nothing is sent any more, everything buffered is cancelled); *closed*.
+
+What a reader may see follows the ledger's last-add-confirmed, which an entry carries for those before it. So the last
+acknowledged entry stays invisible until another one follows: a *control record*, alone in its entry, is written for
+that by `commit`, by the periodic flush and by the immediate flush. `_publish_needed` says that one is due: the last
+acknowledged user entry is above the last-add-confirmed that the newest sent entry carries.
+
+Outcomes: a record whose entry was sent and failed is unknown (TransmitError), because the next owner's recovery may
+find it on a storage node; one that was only buffered was definitely not written (WriteCancelledError).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.entries import Compression, EncodedEntry, EntryBuilder, encode_entries
+from dlspark.core.records import (
+    CONTROL_PAYLOAD,
+    END_OF_STREAM_PAYLOAD,
+    FLAG_CONTROL,
+    FLAG_END_OF_STREAM,
+    HEADER_BYTES,
+    KEEPALIVE_PAYLOAD,
+    MAX_LOGRECORDSET_SIZE,
+    MAX_POSITION,
+    MAX_TXID,
+)
+from dlspark.core.settings import Settings
+from dlspark.errors import TransmitError, WriteCancelledError, WriteError
+from metadata.errors import check
+from metadata.logs import SegmentMetadata
+from storage_node.client import LedgerWriter
+
+_COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenEntry:
+    """One acknowledged entry of a batch: its first record's DLSN (the k-th record has slot + k) and how many follow."""
+
+    dlsn: DLSN
+    record_count: int
+    first_txid: int
+    last_txid: int
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch of which some entries wait for acknowledgement."""
+
+    future: asyncio.Future[tuple[WrittenEntry, ...]]
+    waiting: int = 0
+    written: list[WrittenEntry] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """One entry under way. `futures` are its records' in slot order."""
+
+    entry_id: int
+    encoded: EncodedEntry
+    futures: list[asyncio.Future[DLSN]]
+    batch: _Batch | None
+    has_user_data: bool
+
+
+class SegmentWriter:
+    """Writes the records of one in-progress segment. All calls come from one event loop."""
+
+    def __init__(
+        self,
+        ledger: LedgerWriter,
+        metadata: SegmentMetadata,
+        settings: Settings,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.metadata = metadata
+        self.ledger = ledger
+        self.error: BaseException | None = None
+        self.position = 0
+        """Number of user records written, sent or not."""
+        self.last_txid = metadata.first_txid
+        self.last_entry = -1
+        self.last_slot = -1
+        self.unacknowledged = 0
+        """User records buffered or sent, not yet acknowledged."""
+        self._settings = settings
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._builder = EntryBuilder(_COMPRESSIONS[settings.compression])
+        self._futures: list[asyncio.Future[DLSN]] = []
+        self._buffered_user_data = False
+        self._outstanding_bytes = 0
+        self._threshold = min(settings.output_buffer_bytes, MAX_LOGRECORDSET_SIZE)
+        self._carried = -1
+        """Last-add-confirmed that the newest sent entry carries to readers."""
+        self._in_flight = 0
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._last_transmit = self._loop.time()
+        self._closed = False
+        self._ledger_closed = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._start_timers()
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, txid: int, payload: bytes, future: asyncio.Future[DLSN], *, may_transmit: bool = True) -> None:
+        """Append one user record; `future` gets its DLSN. The caller has checked id, size and room for a position."""
+        if self._refuse(future):
+            return
+        self._append(txid, payload, self.position + 1, 0, future)
+        self.position += 1
+        self.last_txid = txid
+        self.unacknowledged += 1
+        self._outstanding_bytes += HEADER_BYTES + len(payload)
+        if may_transmit and self._outstanding_bytes > self._threshold:
+            self._transmit_soon()
+
+    def write_batch(
+        self, txids: npt.NDArray[np.int64], payloads: pa.Array, future: asyncio.Future[tuple[WrittenEntry, ...]]
+    ) -> None:
+        """Append user records as entries of their own, sent at once; `future` gets the entries once all are stored."""
+        if self._refuse(future):
+            return
+        check(self.position + len(txids) <= MAX_POSITION, "a batch would pass the last position of its segment")
+        self._transmit()
+        batch = _Batch(future)
+        first_position = self.position + 1
+        compression = _COMPRESSIONS[self._settings.compression]
+        for encoded in encode_entries(txids, payloads, first_position=first_position, compression=compression):
+            self.position += encoded.record_count
+            self.last_txid = encoded.last_txid
+            self.unacknowledged += encoded.record_count
+            batch.waiting += 1
+            self._send(encoded, [], batch, has_user_data=True)
+            if self.error is not None:
+                return
+        if not batch.waiting:
+            future.set_result(())
+
+    def write_end_of_stream(self, future: asyncio.Future[DLSN]) -> None:
+        """Append the record after which nothing may follow, and send it. It has no position of its own."""
+        if self._refuse(future):
+            return
+        self._append(MAX_TXID, END_OF_STREAM_PAYLOAD, self.position, FLAG_END_OF_STREAM, future)
+        self.last_txid = MAX_TXID
+        self._transmit()
+
+    def write_control(self, payload: bytes = CONTROL_PAYLOAD) -> None:
+        """Send what is buffered, then a control record in an entry of its own."""
+        self._transmit()
+        if self.error is not None:
+            return
+        self._builder.add(self.last_txid, payload, self.position, FLAG_CONTROL)
+        self._send(self._builder.finish(), [], None, has_user_data=False)
+
+    def _append(self, txid: int, payload: bytes, position: int, flags: int, future: asyncio.Future[DLSN]) -> None:
+        if not self._builder.has_room(len(payload)):
+            self._transmit()
+        slot = self._builder.add(txid, payload, position, flags)
+        check(slot == len(self._futures), "a record's slot is not its place in the buffer")
+        self._futures.append(future)
+        self._buffered_user_data = True
+
+    def _refuse(self, future: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> bool:
+        """Fail `future` where this segment takes no more records."""
+        if self.error is None and not self._closed:
+            return False
+        if not future.done():
+            future.set_exception(self._write_error("The segment failed earlier; the record was not sent"))
+        return True
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self) -> None:
+        """Send what is buffered."""
+        self._transmit()
+
+    async def flush(self) -> None:
+        """Send what is buffered and wait until every entry is acknowledged. Raises TransmitError or WriteError."""
+        self._transmit()
+        await self._settled()
+
+    async def commit(self) -> None:
+        """Flush, and make everything acknowledged visible to readers."""
+        await self.flush()
+        if self._publish_needed:
+            self.write_control()
+            await self._settled()
+
+    async def _settled(self) -> None:
+        """Wait until everything sent up to now is answered."""
+        if self._in_flight and self.error is None:
+            waiter = self._loop.create_future()
+            self._waiters.append((self.ledger.last_add_pushed, waiter))
+            await waiter
+        if self.error is not None:
+            raise self._transmit_error("Entries were not acknowledged") from self.error
+
+    @property
+    def _publish_needed(self) -> bool:
+        return self.last_entry > self._carried
+
+    def _wake(self, entry_id: int | None) -> None:
+        """Wake those who wait for entries up to `entry_id` (None: everybody)."""
+        while self._waiters and (entry_id is None or self._waiters[0][0] <= entry_id):
+            _, waiter = self._waiters.pop(0)
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _transmit_soon(self) -> None:
+        """Send now; or, with a minimum delay between sends set, when it has passed."""
+        delay = self._minimum_delay_s()
+        wait = self._last_transmit + delay - self._loop.time()
+        if wait <= 0:
+            self._transmit()
+        elif "transmit" not in self._timers:
+            self._timers["transmit"] = self._loop.call_later(wait, self._transmit)
+
+    def _minimum_delay_s(self) -> float:
+        if self._settings.immediate_flush and self._threshold == 0:
+            return max(self._settings.immediate_flush_delay_ms, 0) / 1000
+        return 0.0
+
+    def _transmit(self) -> None:
+        self._cancel_timer("transmit")
+        if self.error is not None or not self._builder.count:
+            return
+        futures, self._futures = self._futures, []
+        has_user_data, self._buffered_user_data = self._buffered_user_data, False
+        self._outstanding_bytes = 0
+        self._send(self._builder.finish(), futures, None, has_user_data=has_user_data)
+
+    def _send(
+        self, encoded: EncodedEntry, futures: list[asyncio.Future[DLSN]], batch: _Batch | None, *, has_user_data: bool
+    ) -> None:
+        self._last_transmit = self._loop.time()
+        carried = self.ledger.last_add_confirmed
+        try:
+            added = self.ledger.add(*encoded.buffers)
+        except Exception as error:
+            # Refused before anything was sent: these records were definitely not written.
+            self._fail(error)
+            self._fail_records(futures, batch, self._write_error("The entry was refused; the record was not sent"))
+            return
+        sent = _Sent(self.ledger.last_add_pushed, encoded, futures, batch, has_user_data)
+        self._carried = carried
+        self._in_flight += 1
+        added.add_done_callback(lambda done: self._answered(sent, done))
+
+    def _answered(self, sent: _Sent, added: asyncio.Future[int]) -> None:
+        self._in_flight -= 1
+        cause = WriteError("the ledger was given up") if added.cancelled() else added.exception()
+        if cause is None:
+            self._acknowledged(sent)
+            return
+        self._fail(cause)
+        error = self._transmit_error("The entry was sent, but not acknowledged", sent.entry_id)
+        self._fail_records(sent.futures, sent.batch, error)
+
+    def _acknowledged(self, sent: _Sent) -> None:
+        lssn, entry_id = self.metadata.lssn, sent.entry_id
+        for slot, future in enumerate(sent.futures):
+            if not future.done():
+                future.set_result(DLSN(lssn, entry_id, slot))
+        if sent.has_user_data:
+            self.last_entry, self.last_slot = entry_id, sent.encoded.record_count - 1
+            self.unacknowledged -= sent.encoded.record_count - int(sent.encoded.last_txid == MAX_TXID)
+        if sent.batch is not None:
+            self._batch_acknowledged(sent, sent.batch)
+        self._wake(entry_id)
+        # While others are under way, the last of them decides whether one more entry has to follow.
+        if self._settings.immediate_flush and not self._in_flight:
+            self._publish_soon()
+
+    def _batch_acknowledged(self, sent: _Sent, batch: _Batch) -> None:
+        encoded = sent.encoded
+        dlsn = DLSN(self.metadata.lssn, sent.entry_id, 0)
+        batch.written.append(WrittenEntry(dlsn, encoded.record_count, encoded.first_txid, encoded.last_txid))
+        batch.waiting -= 1
+        if not batch.waiting and not batch.future.done():
+            batch.future.set_result(tuple(batch.written))
+
+    # ------------------------------------------------------------------ making visible
+
+    def _publish_soon(self) -> None:
+        if not self._publish_needed:
+            return
+        wait = self._last_transmit + self._minimum_delay_s() - self._loop.time()
+        if wait <= 0:
+            self._publish()
+        elif "publish" not in self._timers:
+            self._timers["publish"] = self._loop.call_later(wait, self._publish)
+
+    def _publish(self) -> None:
+        """Have an entry follow the acknowledged ones: what is buffered, else a control record."""
+        self._cancel_timer("publish")
+        if self.error is not None or self._closed or not self._publish_needed:
+            return
+        if self._builder.count:
+            self._transmit()
+        else:
+            self.write_control()
+
+    def _start_timers(self) -> None:
+        settings = self._settings
+        if settings.periodic_flush_ms > 0 and not (settings.immediate_flush and self._threshold == 0):
+            self._every("flush", settings.periodic_flush_ms / 2000, self._flush_tick)
+        if settings.keep_alive_ms > 0:
+            self._every("keep-alive", settings.keep_alive_ms / 1000, self._keep_alive_tick)
+
+    def _every(self, name: str, seconds: float, tick: Callable[[], None]) -> None:
+        def run() -> None:
+            self._timers[name] = self._loop.call_later(seconds, run)
+            tick()
+
+        self._timers[name] = self._loop.call_later(seconds, run)
+
+    def _flush_tick(self) -> None:
+        if self._builder.count:
+            self._transmit()
+        else:
+            self._publish()
+
+    def _keep_alive_tick(self) -> None:
+        if self._loop.time() - self._last_transmit >= self._settings.keep_alive_ms / 1000:
+            self.write_control(KEEPALIVE_PAYLOAD)
+
+    def _cancel_timer(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def stop_timers(self) -> None:
+        """No entry is sent any more without being asked for."""
+        for name in list(self._timers):
+            self._cancel_timer(name)
+
+    # ------------------------------------------------------------------ ending
+
+    async def close(self) -> None:
+        """Send what is buffered, wait for it, close the ledger: its end is then fixed for ever (I2).
+
+        Raises TransmitError where entries were not acknowledged, or the ledger's error; the segment stays in progress
+        then, and the next owner's recovery decides.
+        """
+        self.stop_timers()
+        await self.commit()
+        self._closed = True
+        await self.ledger.close()
+        self._ledger_closed = True
+
+    def cancel(self, cause: BaseException) -> None:
+        """Drop what is buffered and take no more: the segment is given up."""
+        self._fail(cause)
+
+    async def abandon(self) -> None:
+        """Let go of the ledger as it is; entries under way end as unknown, recovery closes it."""
+        self.stop_timers()
+        if not self._ledger_closed:
+            self._closed = self._ledger_closed = True
+            await self.ledger.abandon()
+
+    def _fail(self, cause: BaseException) -> None:
+        """The first failure decides; everything buffered behind it is cancelled."""
+        if self.error is not None:
+            return
+        self.error = cause
+        self.stop_timers()
+        futures, self._futures = self._futures, []
+        if self._builder.count:
+            self._builder.finish()
+        error = WriteCancelledError(
+            f"An earlier write failed ({cause}); the record was not sent",
+            advice="Open the writer again, and write again from the first record that was not acknowledged",
+        )
+        error.__cause__ = cause
+        self._fail_records(futures, None, error)
+        self._wake(None)
+        self._on_failure(cause)
+
+    def _fail_records(self, futures: Sequence[asyncio.Future[DLSN]], batch: _Batch | None, error: Exception) -> None:
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+        if batch is not None and not batch.future.done():
+            batch.future.set_exception(error)
+
+    def _transmit_error(self, what: str, entry_id: int | None = None) -> TransmitError:
+        error = TransmitError(
+            f"{what} ({self.error}); whether the log keeps the records is decided when it is opened for writing again",
+            advice="Open the writer again and read the log's end before writing these records again",
+            ledger_id=self.ledger.ledger_id,
+            entry_id=entry_id,
+        )
+        error.__cause__ = self.error
+        return error
+
+    def _write_error(self, what: str) -> WriteError:
+        error = WriteError(
+            f"{what} ({self.error})" if self.error is not None else what,
+            advice="Open the writer again, and write again from the first record that was not acknowledged",
+            ledger_id=self.ledger.ledger_id,
+        )
+        error.__cause__ = self.error
+        return error

@@ -1,0 +1,158 @@
+"""`SegmentReader`: one segment's entries, and the searches in it.
+
+A search looks at whole entries, because an entry is what a storage node returns: a binary search over the entries by
+the last transaction id (or position) in each, then a walk over the records of one. It finds "the first record with
+transaction id >= t" wherever ids do not decrease, which writers check unless told not to; where they do, the result is
+one such place, as upstream.
+
+`Probes` counts what searches cost: about log2 of a segment's entries, whatever the length of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.entries import EntrySummary, decode_entry, entry_summary
+from dlspark.core.records import MAX_TXID, LogRecord
+from metadata.logs import SegmentMetadata, TruncationStatus
+from storage_node.client import LedgerLocation, LedgerReader
+from storage_node.protocol.digests import Entry
+
+
+@dataclass(slots=True)
+class Probes:
+    """What searches have read since the counters were last set to 0."""
+
+    segments: int = 0
+    entries: int = 0
+
+
+class SegmentReader:
+    """A segment and its open ledger. Close it after use."""
+
+    def __init__(self, metadata: SegmentMetadata, ledger: LedgerReader, probes: Probes | None = None) -> None:
+        self.metadata = metadata
+        self._ledger = ledger
+        self._probes = probes if probes is not None else Probes()
+
+    @property
+    def lac(self) -> int:
+        """Last entry that may be read, -1 for none; grows while the segment is in progress."""
+        return self._ledger.last_add_confirmed
+
+    @property
+    def closed(self) -> bool:
+        """Whether the ledger's end is fixed. It may be before the log's metadata says so."""
+        return self._ledger.closed
+
+    async def location(self) -> LedgerLocation:
+        """Where the entries are, for a task that reads them without a metadata store."""
+        return await self._ledger.location()
+
+    async def refresh(self) -> int:
+        """Ask the storage nodes how far the segment has grown; returns the new `lac`."""
+        if not self._ledger.closed:
+            await self._ledger.read_last_confirmed()
+        return self.lac
+
+    async def poll(self, timeout_ms: int) -> bool:
+        """Wait, at most `timeout_ms`, until the segment has grown past `lac` or has ended; returns whether it grew."""
+        before = self.lac
+        if not self._ledger.closed:
+            await self._ledger.poll(before + 1, timeout_ms)
+        return self.lac > before
+
+    def entries(self, first: int, last: int) -> AsyncIterator[Entry]:
+        """Entries first..last in order, read ahead; `last` may not be past `lac`."""
+        return self._ledger.entries(first, last)
+
+    async def records(self, entry_id: int) -> list[LogRecord]:
+        """All records of one entry, control records included."""
+        entry = await self._read(entry_id)
+        return decode_entry(
+            entry.payload,
+            lssn=self.metadata.lssn,
+            entry_id=entry_id,
+            start_sequence_id=self.metadata.effective_start_sequence_id,
+            enveloped=self.metadata.enveloped,
+        )
+
+    async def summary(self, entry_id: int) -> EntrySummary:
+        """Counts, ids and positions of one entry."""
+        entry = await self._read(entry_id)
+        return entry_summary(entry.payload, self.metadata.enveloped, DLSN(self.metadata.lssn, entry_id, 0))
+
+    async def locate_txid(self, txid: int) -> tuple[int, int] | None:
+        """(entry, slot) of the first record with a transaction id of `txid` or above; None if there is none.
+
+        It may be a control record, or the end of stream (whose id is above all): the reader skips those.
+        """
+        return await self._locate(lambda record: record.txid >= txid)
+
+    async def locate_position(self, position: int) -> tuple[int, int] | None:
+        """(entry, slot) of the segment's `position`-th user record, counted from 1; None if there is none."""
+        return await self._locate(lambda record: record.last_position >= position)
+
+    async def _locate(self, reached: Callable[[LogRecord], bool]) -> tuple[int, int] | None:
+        """First record for which `reached` holds; it must hold for all records after that one, too."""
+        first, after = 0, self.lac + 1
+        best: list[LogRecord] = []
+        while first < after:
+            middle = (first + after) // 2
+            records = await self.records(middle)
+            if records and reached(records[-1]):
+                best, after = records, middle
+            else:
+                first = middle + 1
+        for record in best:
+            if reached(record):
+                return record.dlsn.entry_id, record.dlsn.slot_id
+        return None
+
+    async def first_user_record(self, start: DLSN) -> LogRecord | None:
+        """The first record from `start` on that is neither control nor end of stream."""
+        for entry_id in range(start.entry_id, self.lac + 1):
+            for record in await self.records(entry_id):
+                if record.is_user and record.dlsn >= start:
+                    return record
+        return None
+
+    async def last_user_record(self, *, with_end_of_stream: bool = False) -> LogRecord | None:
+        """The last user record, or the end-of-stream record where that is wanted and there."""
+        for entry_id in range(self.lac, -1, -1):
+            for record in reversed(await self.records(entry_id)):
+                if record.is_user or (with_end_of_stream and record.is_end_of_stream):
+                    return record
+        return None
+
+    async def _read(self, entry_id: int) -> Entry:
+        self._probes.entries += 1
+        return (await self._ledger.read(entry_id, entry_id))[0]
+
+    async def close(self) -> None:
+        await self._ledger.close()
+
+
+def is_truncated(segment: SegmentMetadata) -> bool:
+    """Whether all of the segment is hidden from readers."""
+    return segment.truncation == TruncationStatus.TRUNCATED
+
+
+def first_active(segment: SegmentMetadata) -> DLSN:
+    """The first position of the segment that truncation has not hidden. Only of a segment that is not truncated."""
+    if segment.truncation == TruncationStatus.PARTIALLY_TRUNCATED:
+        return DLSN(segment.lssn, segment.min_entry, segment.min_slot)
+    return DLSN(segment.lssn, 0, 0)
+
+
+def choose_segment(segments: list[SegmentMetadata], txid: int) -> int:
+    """Index of the first segment that may hold a record of `txid` or above, by metadata alone; len(segments) if none.
+
+    Segments whose ids are known to be lower are passed over without reading an entry (P9).
+    """
+    for i, segment in enumerate(segments):
+        if segment.in_progress or segment.last_txid >= txid or segment.last_txid == MAX_TXID:
+            return i
+    return len(segments)

@@ -1,0 +1,54 @@
+"""What a namespace's logs, writers and readers share: stores, ledger client, settings, clock, rolling permits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dlspark.core.settings import Settings
+from metadata.logs import LogStore
+from metadata.namespaces import Binding
+from metadata.store import MetadataStore
+from storage_node.client import LedgerClient
+from storage_node.edge import Clock
+
+PERMIT_SECONDS = 60.0
+"""A rolling permit can be used again this long after it was taken."""
+
+
+class RollingPermits:
+    """Bounds how many segments are rolled in a minute, so that many writers do not roll at the same moment.
+
+    Without a permit a writer goes on with its old segment.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: list[float] = []
+
+    def take(self) -> bool:
+        """Take a permit if there is one. A limit of 0 or less gives any number."""
+        if self._limit <= 0:
+            return True
+        now = asyncio.get_running_loop().time()
+        self._taken = [moment for moment in self._taken if now - moment < PERMIT_SECONDS]
+        if len(self._taken) >= self._limit:
+            return False
+        self._taken.append(now)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Held by a namespace and handed to everything opened in it."""
+
+    store: MetadataStore
+    logs: LogStore
+    ledgers: LedgerClient
+    binding: Binding
+    settings: Settings
+    clock: Clock
+    permits: RollingPermits
+    counters: Counter[str] = field(default_factory=Counter)
+    """How often rare paths were taken: for tests and for people who look for trouble."""

@@ -1,0 +1,341 @@
+"""The synchronous classes: the asynchronous ones of the same names, driven from the background event loop.
+
+`Namespace`, `Log`, `LogWriter` and `LogReader` may be used from any thread, though each object by one at a time. What
+each method does and raises is said at its asynchronous twin; here stands only what differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.log import EARLIEST, AsyncLog
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.reader import BATCH_BYTES, AsyncLogReader
+from dlspark.core.records import LogRecord
+from dlspark.core.runtime import Runtime
+from dlspark.core.segment_writer import WrittenEntry
+from dlspark.core.segments import Probes
+from dlspark.core.settings import Settings, Value
+from dlspark.core.writer import AsyncLogWriter
+from dlspark.errors import EndOfStreamError
+from metadata.logs import SegmentMetadata
+from metadata.namespaces import Binding
+
+_T = TypeVar("_T")
+
+
+class Namespace:
+    """A namespace of logs, synchronously. Use it as a context manager, or call `close`."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncNamespace) -> None:
+        """Used by `open`."""
+        self._runtime = runtime
+        self._inner = inner
+        self._forget = runtime.on_close(inner.close)
+
+    @classmethod
+    def open(
+        cls, uri: str, settings: Settings | Mapping[str, Value] | None = None, *, runtime: Runtime | None = None
+    ) -> Namespace:
+        """Connect to `distributedlog://host:port/path`. Without a runtime, the process's shared one is used."""
+        runtime = runtime or Runtime.shared()
+        return cls(runtime, runtime.run(AsyncNamespace.open(uri, settings)))
+
+    @staticmethod
+    def bind(
+        uri: str,
+        *,
+        ledgers_path: str = "/ledgers",
+        ledger_servers: str | None = None,
+        first_lssn: int | None = None,
+        settings: Settings | Mapping[str, Value] | None = None,
+    ) -> Binding:
+        """Make a namespace; see `AsyncNamespace.bind`."""
+        return Runtime.shared().run(
+            AsyncNamespace.bind(
+                uri, ledgers_path=ledgers_path, ledger_servers=ledger_servers, first_lssn=first_lssn, settings=settings
+            )
+        )
+
+    def create_log(self, name: str) -> None:
+        self._runtime.run(self._inner.create_log(name))
+
+    def log_exists(self, name: str) -> bool:
+        return self._runtime.run(self._inner.log_exists(name))
+
+    def logs(self, prefix: str = "") -> list[str]:
+        return self._runtime.run(self._inner.logs(prefix))
+
+    def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> Log:
+        return Log(self._runtime, self._runtime.run(self._inner.open_log(name, settings)))
+
+    def delete_log(self, name: str) -> None:
+        self._runtime.run(self._inner.delete_log(name))
+
+    def close(self) -> None:
+        """Close everything opened in it. Idempotent; nothing happens once the runtime is closed, which did it."""
+        if not self._runtime.closed:
+            try:
+                self._runtime.run(self._inner.close())
+            finally:
+                self._forget()
+
+    def __enter__(self) -> Namespace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Log:
+    """One log, synchronously."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncLog) -> None:
+        """Used by `Namespace.open_log`."""
+        self._runtime = runtime
+        self._inner = inner
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def probes(self) -> Probes:
+        return self._inner.probes
+
+    def segments(self) -> list[SegmentMetadata]:
+        return self._runtime.run(self._inner.segments())
+
+    def start(self) -> DLSN:
+        return self._runtime.run(self._inner.start())
+
+    def end(self) -> DLSN:
+        return self._runtime.run(self._inner.end())
+
+    def find_txid(self, txid: int) -> DLSN:
+        return self._runtime.run(self._inner.find_txid(txid))
+
+    def first_record(self) -> LogRecord:
+        return self._runtime.run(self._inner.first_record())
+
+    def last_record(self) -> LogRecord:
+        return self._runtime.run(self._inner.last_record())
+
+    def is_sealed(self) -> bool:
+        return self._runtime.run(self._inner.is_sealed())
+
+    def open_writer(self, client_id: str | None = None) -> LogWriter:
+        return LogWriter(self._runtime, self._runtime.run(self._inner.open_writer(client_id)))
+
+    def open_reader(self, start: DLSN | int | str = EARLIEST) -> LogReader:
+        return LogReader(self._runtime, self._runtime.run(self._inner.open_reader(start)))
+
+    def close(self) -> None:
+        if not self._runtime.closed:
+            self._runtime.run(self._inner.close())
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class PendingWrite(Generic[_T]):
+    """A write under way. `result` sends what is buffered, so that it does not wait for a buffer that nobody fills."""
+
+    __slots__ = ("_future", "_writer")
+
+    def __init__(self, writer: LogWriter, future: concurrent.futures.Future[_T]) -> None:
+        self._writer = writer
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> _T:
+        """What was written, once an ack quorum has it on disk. Raises what the write ended in, or TimeoutError."""
+        if not self._future.done():
+            self._writer.send()
+        return self._future.result(timeout_s)
+
+
+class LogWriter:
+    """A log's writer, synchronously. Leaving its context completes the segment; an exception there aborts it."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncLogWriter) -> None:
+        """Used by `Log.open_writer`."""
+        self._runtime = runtime
+        self._inner = inner
+
+    @property
+    def last_txid(self) -> int:
+        """Highest transaction id accepted so far, or of the log when it was opened; -1 for an empty log."""
+        return self._inner.last_txid
+
+    def write(self, txid: int, payload: bytes | bytearray | memoryview) -> PendingWrite[DLSN]:
+        """Append one record; waits only where storage nodes cannot keep up. Raises a refusal at once."""
+
+        async def write() -> asyncio.Future[DLSN]:
+            await self._inner.wait_for_room()
+            return self._inner.write(txid, payload)
+
+        return self._pending(write())
+
+    def write_bulk(self, records: Iterable[tuple[int, bytes]]) -> list[PendingWrite[DLSN]]:
+        """Append several records, together where they fit. Raises the first refusal; those before it are written."""
+
+        async def write() -> list[concurrent.futures.Future[DLSN]]:
+            await self._inner.wait_for_room()
+            return [_concurrent(future) for future in self._inner.write_bulk(records)]
+
+        futures = self._runtime.run(write())
+        for future in futures:
+            _raise_if_failed(future)
+        return [PendingWrite(self, future) for future in futures]
+
+    def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> PendingWrite[tuple[WrittenEntry, ...]]:
+        """Append records by columns."""
+
+        async def write() -> asyncio.Future[tuple[WrittenEntry, ...]]:
+            await self._inner.wait_for_room()
+            return self._inner.write_batch(txids, payloads)
+
+        return self._pending(write())
+
+    def _pending(self, write: Coroutine[object, object, asyncio.Future[_T]]) -> PendingWrite[_T]:
+        async def begin() -> concurrent.futures.Future[_T]:
+            return _concurrent(await write)
+
+        try:
+            future = self._runtime.run(begin())
+        finally:
+            write.close()
+        _raise_if_failed(future)
+        return PendingWrite(self, future)
+
+    def send(self) -> None:
+        """Send what is buffered, without waiting for its acknowledgement."""
+
+        async def send() -> None:
+            await self._inner.send()
+
+        self._runtime.run(send())
+
+    def flush(self) -> None:
+        """Send what is buffered and wait until all of it is acknowledged."""
+        self._runtime.run(self._inner.flush())
+
+    def commit(self) -> None:
+        """`flush`, and make everything acknowledged visible to readers."""
+        self._runtime.run(self._inner.commit())
+
+    def mark_end_of_stream(self) -> DLSN:
+        return self._runtime.run(self._inner.mark_end_of_stream())
+
+    def close(self) -> None:
+        if not self._runtime.closed:
+            self._runtime.run(self._inner.close())
+
+    def abort(self) -> None:
+        self._runtime.run(self._inner.abort())
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class LogReader:
+    """A log's reader, synchronously. Reading None or an empty list means: no more for now."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncLogReader) -> None:
+        """Used by `Log.open_reader`."""
+        self._runtime = runtime
+        self._inner = inner
+
+    @property
+    def position(self) -> DLSN:
+        """Where the next reader would have to start to go on after the last record delivered."""
+        return self._inner.position
+
+    def read_next(self, *, non_blocking: bool = False) -> LogRecord | None:
+        """The next record, None if there is none for now.
+
+        Blocking waits for everything that is confirmed, and at the tail for `readAheadWaitTime`; not blocking takes
+        what has been read ahead. Raises EndOfStreamError after the last record of a sealed log.
+        """
+        records = self.read_bulk(1, non_blocking=non_blocking)
+        return records[0] if records else None
+
+    def read_bulk(self, count: int, *, non_blocking: bool = False) -> list[LogRecord]:
+        """Up to `count` records: fewer when there are no more for now."""
+        return self._runtime.run(self._inner.read_available(count, wait=not non_blocking))
+
+    def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
+        """The next records as columns; waits at the tail for as long as it takes."""
+        return self._runtime.run(self._inner.next_batch(max_bytes))
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        """Records for ever, waiting at the tail, until the log is sealed."""
+        while True:
+            try:
+                yield self._runtime.run(self._inner.read_next())
+            except EndOfStreamError:
+                return
+
+    def close(self) -> None:
+        if not self._runtime.closed:
+            self._runtime.run(self._inner.close())
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _concurrent(future: asyncio.Future[_T]) -> concurrent.futures.Future[_T]:
+    """`future` for another thread."""
+    twin: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+    def settle(done: asyncio.Future[_T]) -> None:
+        error = done.exception()
+        if error is not None:
+            twin.set_exception(error)
+        else:
+            twin.set_result(done.result())
+
+    if future.done():
+        settle(future)
+    else:
+        future.add_done_callback(settle)
+    return twin
+
+
+def _raise_if_failed(future: concurrent.futures.Future[_T]) -> None:
+    if future.done():
+        error = future.exception()
+        if error is not None:
+            raise error

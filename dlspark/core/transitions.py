@@ -1,0 +1,311 @@
+"""`SegmentTransitions`: the three metadata transactions of a log's owner: start, complete and delete a segment.
+
+Each is one conditional multi on the versions that this owner read after it took the lock, so a deposed owner changes
+nothing. Three things can go wrong and each has one answer:
+
+| outcome | answer |
+|---|---|
+| a version does not match | somebody else owns the log: WriterDeposedError, never a second try with fresh versions |
+| the answer was lost | read back: our ledger's id in the list, and versions exactly one above ours, mean applied |
+| the store cannot be reached | try again for as long as the session may live, then say so |
+
+A ledger is recorded in the log's allocation znode before it exists, and the start transaction clears the record. So
+whoever comes next, this library or upstream's, finds and deletes a ledger that a crash left without a segment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.errors import SegmentStateError, WriterDeposedError
+from metadata.errors import (
+    BadVersionError,
+    DistributedLogError,
+    MetadataUnavailableError,
+    NodeExistsError,
+    NoNodeError,
+    NotAppliedError,
+    OutcomeUnknownError,
+    check,
+)
+from metadata.ledgers import Versioned
+from metadata.logs import LogState, SegmentMetadata
+from storage_node.client import LedgerWriter
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+NO_ALLOCATION = b""
+
+
+class SegmentTransitions:
+    """One owner's view of a log: the state it may update conditionally, and the segments it knows."""
+
+    def __init__(self, services: Services, name: str, settings: Settings, state: LogState) -> None:
+        self.name = name
+        self.state = state
+        self.segments: list[SegmentMetadata] = []
+        """In ascending order of sequence number; kept up to date by this owner's own transactions."""
+        self._services = services
+        self._settings = settings
+
+    async def load(self) -> None:
+        """Read state and segments afresh. Only at a moment at which this owner surely holds the lock."""
+        self.state = await self._services.logs.open(self.name)
+        self.segments = list(await self._services.logs.segments(self.name))
+
+    # ------------------------------------------------------------------ start
+
+    async def start(self, first_txid: int) -> tuple[SegmentMetadata, LedgerWriter]:
+        """Create a ledger and make it the log's next segment, in progress.
+
+        Raises WriterDeposedError, NotEnoughBookiesError and others; after any error no ledger of ours is in the log,
+        unless it is an OutcomeUnknownError.
+        """
+        lssn = self._next_lssn()
+        leftover = self.state.allocation.value
+        ledger = await self._allocate()
+        await self._delete_leftover(leftover, ledger.ledger_id)
+        segment = SegmentMetadata(ledger_id=ledger.ledger_id, lssn=lssn, first_txid=first_txid, in_progress=True)
+        expected = self.state
+
+        def applied(found: _Found) -> bool:
+            return any(other.ledger_id == segment.ledger_id for other in found.segments)
+
+        try:
+            self.state = await self._transact(
+                lambda: self._services.logs.start_segment(self.name, expected, segment),
+                applied,
+                replace(
+                    expected,
+                    max_lssn=Versioned(lssn, expected.max_lssn.version + 1),
+                    allocation=Versioned(NO_ALLOCATION, expected.allocation.version + 1),
+                ),
+            )
+        except _DeposedAfterwards as error:
+            raise self._deposed() from error  # The ledger was a segment: it is not ours to delete.
+        except NotAppliedError:
+            await self._give_back(ledger)
+            raise
+        # After any other error the ledger may be a segment: its next owner sees that in the list or the record.
+        self.segments.append(segment)
+        return segment, ledger
+
+    def _next_lssn(self) -> int:
+        """The rules of the format, section 5.4; anything else means metadata that this writer must not build upon."""
+        stored = self.state.max_lssn.value
+        if not self.segments:
+            first = self._services.binding.first_lssn or self._settings.first_lssn
+            return max(first, stored) if stored else first
+        lssn = self.segments[-1].lssn + 1
+        if lssn not in (stored, stored + 1):
+            raise SegmentStateError(
+                f"the newest segment is {lssn - 1}, but the log's highest assigned number is {stored}",
+                log=self.name,
+                advice="The log's metadata was changed by hand or damaged; compare P/ledgers with its children",
+            )
+        return lssn
+
+    async def _allocate(self) -> LedgerWriter:
+        settings = self._settings
+        ensemble_size, write_quorum, ack_quorum = settings.quorums
+        return await self._services.ledgers.create(
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            password=settings.password,
+            before_create=self._record,
+        )
+
+    async def _record(self, ledger_id: int) -> None:
+        """Name the ledger in the allocation znode before it exists: a crash from here on leaves nothing unlisted."""
+        path = self._services.logs.paths(self.name).allocation
+        data = str(ledger_id).encode()
+        expected = self.state
+
+        async def attempt() -> LogState:
+            stat = await self._services.store.put(path, data, expected.allocation.version)
+            return replace(expected, allocation=Versioned(data, stat.version))
+
+        self.state = await self._transact(
+            attempt,
+            lambda found: found.state.allocation.value == data,
+            replace(expected, allocation=Versioned(data, expected.allocation.version + 1)),
+        )
+
+    async def _delete_leftover(self, leftover: bytes, ledger_id: int) -> None:
+        """Delete what the last owner allocated and never used. Recording our own id proved it ours to delete."""
+        if not leftover:
+            return
+        if not leftover.isdigit():
+            _log.warning("log %s: the allocation znode held %r, which is no ledger id; replaced", self.name, leftover)
+            return
+        check(int(leftover) != ledger_id, "a new ledger has the id of an old one", log=self.name)
+        try:
+            await self._services.ledgers.delete(int(leftover))
+        except DistributedLogError as error:
+            # Only space is lost, and only until the garbage of deleted logs is looked for; the write must go on.
+            self._services.counters["leftover-not-deleted"] += 1
+            _log.warning("ledger %s, allocated and never used, could not be deleted: %s", int(leftover), error)
+
+    async def _give_back(self, ledger: LedgerWriter) -> None:
+        """The ledger did not become a segment: delete it. Its record stays and is replaced by the next allocation."""
+        try:
+            await self._services.ledgers.delete(ledger.ledger_id)
+        except DistributedLogError as error:
+            # Still recorded in the allocation znode, so the next owner deletes it.
+            _log.warning("ledger %s could not be deleted after a failed start: %s", ledger.ledger_id, error)
+
+    # ------------------------------------------------------------------ complete, delete
+
+    async def complete(self, segment: SegmentMetadata, **values: int) -> SegmentMetadata:
+        """Replace an in-progress segment by its completed form; `values` are its last txid, counts and last slot."""
+        completed = segment.completed(
+            completion_time_ms=self._services.clock.now_ms(),
+            start_sequence_id=self._start_sequence_id(segment),
+            **values,
+        )
+        expected = self.state
+        stored = expected.max_lssn.value
+        if stored not in (segment.lssn, segment.lssn + 1):
+            raise SegmentStateError(
+                f"segment {segment.lssn} cannot be completed: the log's highest assigned number is {stored}",
+                log=self.name,
+            )
+
+        def applied(found: _Found) -> bool:
+            return any(not s.in_progress and s.ledger_id == segment.ledger_id for s in found.segments)
+
+        self.state = await self._transact(
+            lambda: self._services.logs.complete_segment(self.name, expected, completed, segment),
+            applied,
+            replace(
+                expected,
+                max_lssn=Versioned(max(segment.lssn, stored), expected.max_lssn.version + 1),
+                max_txid=Versioned(max(completed.last_txid, expected.max_txid.value), expected.max_txid.version + 1),
+            ),
+        )
+        self.segments = [completed if s.lssn == segment.lssn else s for s in self.segments]
+        return completed
+
+    def _start_sequence_id(self, segment: SegmentMetadata) -> int:
+        """First sequence id of `segment`: where the one before it ended (section 3.6)."""
+        before = [s for s in self.segments if s.lssn == segment.lssn - 1]
+        if not before:
+            return 0
+        if before[0].in_progress:
+            raise SegmentStateError(
+                f"segment {segment.lssn} cannot be completed before segment {segment.lssn - 1}", log=self.name
+            )
+        if before[0].version < 5:
+            return 0
+        return before[0].effective_start_sequence_id + before[0].record_count
+
+    async def delete(self, segment: SegmentMetadata) -> None:
+        """Remove an empty in-progress segment: its ledger first, so that a crash between the two repeats both (I10)."""
+        check(segment.in_progress, "only an in-progress segment is removed by recovery", log=self.name)
+        await self._services.ledgers.delete(segment.ledger_id)
+        await self._retried(lambda: self._services.logs.delete_segment(self.name, segment))
+        self.segments = [s for s in self.segments if s.lssn != segment.lssn]
+
+    # ------------------------------------------------------------------ outcomes
+
+    async def _transact(
+        self, attempt: Callable[[], Awaitable[LogState]], applied: Callable[[_Found], bool], after: LogState
+    ) -> LogState:
+        """Run a conditional transaction until its outcome is known. `after` is the state it leads to."""
+        before = self.state
+        pauses = self._pauses()
+        doubt: OutcomeUnknownError | None = None
+        while True:
+            failure: DistributedLogError
+            try:
+                return await attempt()
+            except OutcomeUnknownError as error:
+                failure = doubt = error
+            except MetadataUnavailableError as error:
+                failure = doubt or error
+            except (BadVersionError, NodeExistsError, NoNodeError) as error:
+                # After a lost answer it may be our own first try that was in the way.
+                if doubt is None:
+                    raise self._deposed() from error
+                failure = doubt
+            if doubt is not None:
+                found = await self._look(doubt)
+                if applied(found):
+                    if _versions(found.state) != _versions(after):
+                        raise _DeposedAfterwards("applied, and overtaken by another owner", log=self.name) from failure
+                    self._services.counters["lost-answer-applied"] += 1
+                    return after
+                if _versions(found.state) != _versions(before):
+                    raise self._deposed() from failure
+                self._services.counters["lost-answer-not-applied"] += 1
+            await self._pause(pauses, failure)
+
+    async def _look(self, doubt: OutcomeUnknownError) -> _Found:
+        """State and segments as they are now; raises `doubt` if they stay out of reach."""
+        logs, path = self._services.logs, self._services.logs.paths(self.name).ledgers
+
+        async def read() -> _Found:
+            await self._services.store.sync(path)
+            return _Found(await logs.open(self.name), tuple(await logs.segments(self.name)))
+
+        try:
+            return await self._retried(read)
+        except (OutcomeUnknownError, MetadataUnavailableError):
+            raise doubt from None
+
+    async def _retried(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Repeat an idempotent call while the store cannot be reached."""
+        pauses = self._pauses()
+        while True:
+            try:
+                return await call()
+            except (OutcomeUnknownError, MetadataUnavailableError) as error:
+                await self._pause(pauses, error)
+
+    def _pauses(self) -> list[float]:
+        """Pauses between tries, that add up to the session timeout: after it the lock is lost anyhow."""
+        pauses: list[float] = []
+        left, pause = float(self._settings.zk_session_timeout_s), FIRST_PAUSE_S
+        while left > 0:
+            pauses.append(min(pause, left))
+            left -= pause
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        return pauses[::-1]
+
+    async def _pause(self, pauses: list[float], failure: DistributedLogError) -> None:
+        if not pauses:
+            raise failure
+        await asyncio.sleep(pauses.pop())
+
+    def _deposed(self) -> WriterDeposedError:
+        return WriterDeposedError(
+            "the log was changed by another owner; nothing of this transaction was applied",
+            log=self.name,
+            advice="Open the writer again; it will wait for the other owner or report it",
+        )
+
+
+class _DeposedAfterwards(WriterDeposedError):
+    """Our transaction was applied, but another owner has already gone on from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a read-back saw."""
+
+    state: LogState
+    segments: tuple[SegmentMetadata, ...]
+
+
+def _versions(state: LogState) -> tuple[int, int, int]:
+    return state.max_lssn.version, state.max_txid.version, state.allocation.version
