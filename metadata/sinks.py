@@ -5,7 +5,7 @@ Under a namespace `NS` (names that begin with `.` are reserved, so listings of l
 | znode | data |
 |---|---|
 | `NS/.sinks` | empty; parent of sinks, created by the first one |
-| `NS/.sinks/<sink id>` | the mark: highest batch published (-1: none) and by whom, `{"v":1,"batch":7,"attempt":"<id>"}` |
+| `NS/.sinks/<sink id>` | the mark: highest batch published (-1: none), by whom: `{"v":1,"batch":7,"attempt":"a"}` |
 | `NS/.sinks/<sink id>/attempts` | empty; parent of staged ledgers |
 | `.../attempts/b<batch, 19 digits>-<attempt>-<ledger id>` | empty, or `swept`; one ledger written by one task |
 

@@ -1,0 +1,202 @@
+"""The open namespace that the sink of this process writes to, and what is done with its ledgers.
+
+One session a process and target: Spark reuses its Python workers, and opening costs more than a small batch. A worker
+that was forked, or whose session was closed, opens another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import numpy as np
+
+from dlspark.core.entries import Compression, decode_entries
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.recovery import recover_segments
+from dlspark.core.runtime import Runtime
+from dlspark.core.settings import Settings
+from dlspark.core.transitions import SegmentTransitions
+from dlspark.spark.options import Options
+from dlspark.spark.sink_commit import MAX_TXID, Publisher, sealed
+from dlspark.spark.sink_logs import LogRules, NamespaceLogs, missing
+from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink_sweep import Sweeper
+from dlspark.spark.sink_task import SegmentWriter, Window, cut_entries
+from metadata.errors import check
+from metadata.logs import LogNotFoundError
+from metadata.sinks import SinkStore
+from metadata.store import SessionState
+from storage_node.client import LedgerWriter
+from storage_node.errors import NotEnoughBookiesError
+
+LOCK_SLACK_S = 10
+"""A commit waits for a log's lock until a dead owner's session must have ended, and this much longer."""
+ABANDONED_JOBS_EVERY_S = 3600.0
+READY_FOR_S = 60.0
+"""A running query asks once whether it can write, and again only after a pause of this long."""
+RESTAMP_WINDOW_ENTRIES = 32
+
+_SETTINGS_OF_OPTIONS = {
+    "compressionType": "compressionType",
+    "ensembleSize": "bkcEnsembleSize",
+    "writeQuorumSize": "bkcWriteQuorumSize",
+    "ackQuorumSize": "bkcAckQuorumSize",
+    "createStreamIfNotExists": "createStreamIfNotExists",
+}
+_COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
+
+
+class SinkSession:
+    """An open namespace with what the sink does there. All coroutines run on the process's `Runtime`."""
+
+    def __init__(self, namespace: AsyncNamespace, settings: Settings) -> None:
+        self.namespace = namespace
+        self.settings = settings
+        self.compression = _COMPRESSIONS[settings.compression]
+        self.sinks = SinkStore(namespace.store, namespace.uri.path)
+        self._services = namespace.services
+        rules = LogRules(
+            owner=f"dlspark-sink:{socket.gethostname()}:{os.getpid()}",
+            lock_timeout_ms=(settings.zk_session_timeout_s + LOCK_SLACK_S) * 1000,
+            create_missing=settings.create_log_if_missing,
+            first_lssn=self._services.binding.first_lssn or settings.first_lssn,
+        )
+        self.logs = NamespaceLogs(
+            namespace.store, self._services.logs, rules, recover=self._recover, restamp=self._restamp
+        )
+        self.publisher = Publisher(namespace.store, self.sinks, self.logs, clock=self._services.clock)
+        self.sweeper = Sweeper(self.sinks, self._services.ledgers.delete)
+        self._abandoned_due_at = 0.0
+        self._ready_until: dict[str | None, float] = {}
+
+    async def check_ready(self, one_log: str | None) -> None:
+        """Raise what would keep every task from writing: too few storage nodes, a log that is missing or sealed.
+
+        A query that has just been found ready is not asked again: a storage node that fails while it runs is the
+        ledger client's affair.
+        """
+        now = asyncio.get_running_loop().time()
+        fresh = self._ready_until.get(one_log, 0.0) > now
+        if not fresh:
+            await self._check_storage()
+            if one_log is not None:
+                await self._check_log(one_log)
+        self._ready_until[one_log] = now + READY_FOR_S
+
+    async def _check_storage(self) -> None:
+        ensemble_size, _, _ = self.settings.quorums
+        writable = len(await self._services.ledgers.bookies.writable())
+        if writable < ensemble_size:
+            raise NotEnoughBookiesError(
+                f"{writable} storage nodes are writable, and a segment needs {ensemble_size}; no task was started",
+                advice="Start storage nodes, or lower ensembleSize (with writeQuorumSize and ackQuorumSize)",
+            )
+
+    async def _check_log(self, log: str) -> None:
+        highest = await self._highest_txid(log)
+        if highest is None and not self.settings.create_log_if_missing:
+            raise missing(log)
+        if highest == MAX_TXID:
+            raise sealed(log)
+
+    async def _highest_txid(self, log: str) -> int | None:
+        """The log's highest transaction id as far as it is completed; None if there is no such log."""
+        try:
+            state = await self._services.logs.open(log)
+        except LogNotFoundError:
+            return None
+        return state.max_txid.value
+
+    async def covered(self, job: JobId) -> bool:
+        """Whether the job's batch has been published. The sink is created if this is its first task."""
+        mark = await self.sinks.ensure(job.sink_id)
+        return mark.value.covers(job.batch)
+
+    async def stamp(self, log: str, stamp_ms: int) -> int:
+        """The timestamp that this job's rows carry in `log`: chosen when the job began, not below the log's highest.
+
+        Should the log move on before the batch is published, the commit mends it (`NamespaceLogs.restamp`).
+        """
+        highest = await self._highest_txid(log)
+        if highest == MAX_TXID:
+            raise sealed(log)
+        return stamp_ms if highest is None else max(stamp_ms, highest)
+
+    async def create_ledger(self, job: JobId) -> LedgerWriter:
+        """A new ledger of `job`, listed under its sink before it exists."""
+        ensemble_size, write_quorum, ack_quorum = self.settings.quorums
+
+        async def list_first(ledger_id: int) -> None:
+            await self.sinks.list_ledger(job.sink_id, job.staged(ledger_id))
+
+        return await self._services.ledgers.create(
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            password=self.settings.password,
+            before_create=list_first,
+        )
+
+    def abandoned_jobs_due(self, *, always: bool) -> bool:
+        """Whether this commit should look for abandoned jobs: batch writes always do, a query now and then."""
+        now = asyncio.get_running_loop().time()
+        if not always and now < self._abandoned_due_at:
+            return False
+        self._abandoned_due_at = now + ABANDONED_JOBS_EVERY_S
+        return True
+
+    async def _recover(self, log: str) -> None:
+        state = await self._services.logs.open(log)
+        transitions = SegmentTransitions(self._services, log, self.settings, state)
+        await transitions.load()
+        await recover_segments(self._services, transitions, self.settings)
+
+    async def _restamp(self, publication: Publication, segment: StagedSegment, txid: int) -> StagedSegment:
+        window = Window()
+        writer = await self.create_ledger(publication.job)
+        ledger = await self._services.ledgers.open(segment.ledger_id, password=self.settings.password, recover=False)
+        try:
+            again = SegmentWriter(writer, window)
+            position = 1
+            for first in range(0, segment.last_entry + 1, RESTAMP_WINDOW_ENTRIES):
+                last = min(first + RESTAMP_WINDOW_ENTRIES - 1, segment.last_entry)
+                entries = [(entry.entry_id, entry.payload) for entry in await ledger.read(first, last)]
+                rows = decode_entries(entries, lssn=1, start_sequence_id=0)
+                txids = np.full(len(rows), txid, dtype=np.int64)
+                for entry in cut_entries(txids, rows.payload, position, self.compression):
+                    await again.add(entry)
+                position += len(rows)
+            await window.drain()
+            copy = await again.close(segment.log, segment.partition, segment.ordinal, stamped=True)
+        except BaseException:
+            window.abandon()
+            await writer.abandon()
+            raise
+        finally:
+            await ledger.close()
+        check(
+            copy.record_count == segment.record_count,
+            f"{copy.record_count} of {segment.record_count} records came through being given another timestamp",
+            ledger_id=segment.ledger_id,
+        )
+        return copy
+
+
+_sessions: dict[tuple[object, ...], SinkSession] = {}
+
+
+async def open_session(options: Options) -> SinkSession:
+    """This process's session for the target of `options`. Raises what opening the namespace raises."""
+    values = {key: options.text(name) or "" for name, key in _SETTINGS_OF_OPTIONS.items() if options.given(name)}
+    settings = Settings.from_environment().with_values(values)
+    # The runtime is part of the key: after a fork, or once it was closed, sessions of the old one are of no use.
+    key = (os.getpid(), id(Runtime.shared()), options.uri, settings)
+    session = _sessions.get(key)
+    if session is not None and session.namespace.store.state is not SessionState.CLOSED:
+        return session
+    namespace = await AsyncNamespace.open(options.uri, settings)
+    session = _sessions[key] = SinkSession(namespace, settings)
+    Runtime.shared().on_close(namespace.close)
+    return session

@@ -1,0 +1,62 @@
+"""Fault points: named lines of product code at which a test can make a process hang, die or fail.
+
+A point does nothing unless the environment variable `DLSPARK_FAULTS` names it, as a JSON object that maps points to
+actions. The variable is inherited by the processes that Spark starts, which is why it is one.
+
+    {"sink.applied": {"do": "hang", "flag": "/tmp/reached"}}
+
+| do | effect |
+|---|---|
+| `hang` | create the file `flag`, then wait to be killed |
+| `die` | create the file `flag`, then SIGKILL this process |
+| `raise` | raise RuntimeError |
+| `lose` | raise ConnectionLossError: an answer that got lost |
+
+An action happens once for each `flag` file: whoever creates it is struck, later passers-by are not. A test proves by
+the file that its point was reached. With `"after": n` a process passes the point n times before it is struck.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections import Counter
+
+from metadata.errors import CallerError, ConnectionLossError
+
+VARIABLE = "DLSPARK_FAULTS"
+
+_passed: Counter[str] = Counter()
+
+
+def reach(point: str) -> None:
+    """Say that execution is at `point`."""
+    script = os.environ.get(VARIABLE)
+    if script:
+        _act(point, script)
+
+
+def _act(point: str, script: str) -> None:
+    action = json.loads(script).get(point)
+    if action is None:
+        return
+    _passed[point] += 1
+    if _passed[point] <= action.get("after", 0):
+        return
+    try:
+        os.close(os.open(action["flag"], os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return
+    kind = action["do"]
+    if kind == "hang":
+        threading.Event().wait()
+    elif kind == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "raise":
+        raise RuntimeError(f"fault injected at {point}")
+    elif kind == "lose":
+        raise ConnectionLossError(f"answer lost by the fault injected at {point}")
+    else:
+        raise CallerError(f"{VARIABLE} names an unknown action {kind!r}", advice="Use hang, die, raise or lose")

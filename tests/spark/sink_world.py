@@ -1,0 +1,126 @@
+"""A namespace in memory for tests of the sink's commit: real metadata code, ledgers that are only sets of ids."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from dlspark.spark.sink_commit import Publisher
+from dlspark.spark.sink_logs import LogRules, NamespaceLogs
+from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink_sweep import Sweeper
+from metadata.logs import LogStore, SegmentMetadata
+from metadata.memory import MemoryStore, MemoryTree
+from metadata.sinks import SinkStore
+
+NS = "/dl/ns"
+SINK = "q-1"
+
+
+@dataclass
+class World:
+    """What all processes share: the metadata tree, and the ids of ledgers that exist, with what they hold."""
+
+    tree: MemoryTree = field(default_factory=MemoryTree)
+    ledgers: dict[int, tuple[str, int, str]] = field(default_factory=dict)
+    ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    restamped: int = 0
+
+    async def set_up(self) -> None:
+        store = MemoryStore(self.tree)
+        await store.create(NS, make_parents=True)
+        await store.close()
+
+
+class Process:
+    """One process with a session of its own: it stages, publishes and sweeps."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        seed: int = 0,
+        owner: str = "sink",
+        lock_timeout_ms: int = 60_000,
+        create_missing: bool = True,
+        deadline_s: float = 120.0,
+    ) -> None:
+        self.world = world
+        self.store = MemoryStore(world.tree)
+        self.sinks = SinkStore(self.store, NS)
+        self.log_store = LogStore(self.store, NS)
+        rules = LogRules(owner, lock_timeout_ms, create_missing)
+        self.logs = NamespaceLogs(self.store, self.log_store, rules, recover=self.recover, restamp=self.restamp)
+        rng = random.Random(seed)
+        self.publisher = Publisher(self.store, self.sinks, self.logs, rng=rng, deadline_s=deadline_s)
+        self.sweeper = Sweeper(self.sinks, self.delete_ledger)
+        self.recovered: list[str] = []
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        self.world.ledgers.pop(ledger_id, None)
+
+    async def recover(self, log: str) -> None:
+        """A dead writer's segments hold one record each here."""
+        self.recovered.append(log)
+        for segment in await self.log_store.segments(log):
+            if segment.in_progress:
+                state = await self.log_store.open(log)
+                done = segment.completed(
+                    completion_time_ms=1,
+                    start_sequence_id=0,
+                    last_txid=segment.first_txid,
+                    record_count=1,
+                    last_entry=0,
+                    last_slot=0,
+                )
+                await self.log_store.complete_segment(log, state, done, segment)
+
+    async def restamp(self, publication: Publication, segment: StagedSegment, txid: int) -> StagedSegment:
+        again = await self.write(publication.job, segment.log, segment.partition, txid)
+        self.world.restamped += 1
+        return replace(segment, ledger_id=again, first_txid=txid, last_txid=txid)
+
+    async def write(self, job: JobId, log: str, partition: int, txid: int) -> int:
+        """Stage one ledger as a task does: listed before it exists."""
+        ledger_id = next(self.world.ids)
+        await self.sinks.list_ledger(job.sink_id, job.staged(ledger_id))
+        self.world.ledgers[ledger_id] = (log, partition, job.attempt)
+        return ledger_id
+
+    async def stage(
+        self, job: JobId, parts: Sequence[tuple[str, int, int]], *, count: int = 10, stamped: bool = False
+    ) -> Publication:
+        """Stage (log, first txid, last txid) for each task in turn."""
+        await self.sinks.ensure(job.sink_id)
+        segments = []
+        for partition, (log, first, last) in enumerate(parts):
+            ledger_id = await self.write(job, log, partition, first)
+            segments.append(staged_segment(log, ledger_id, partition, first, last, count=count, stamped=stamped))
+        return Publication(job, tuple(segments))
+
+    async def segments(self, log: str) -> list[SegmentMetadata]:
+        return list(await self.log_store.segments(log))
+
+
+def staged_segment(
+    log: str, ledger_id: int, partition: int, first: int, last: int, *, count: int = 10, stamped: bool = False
+) -> StagedSegment:
+    return StagedSegment(
+        log=log,
+        ledger_id=ledger_id,
+        partition=partition,
+        ordinal=0,
+        first_txid=first,
+        last_txid=last,
+        record_count=count,
+        last_entry=0,
+        last_slot=count - 1,
+        user_bytes=100,
+        stamped=stamped,
+    )
+
+
+def job(batch: int = 0, attempt: str = "a", sink: str = SINK) -> JobId:
+    return JobId(sink, batch, attempt)
