@@ -1,7 +1,7 @@
-"""The eight columns of the source, and how decoded entries become Arrow record batches of them.
+"""Decoded entries as the record batches that Spark wants: the columns of the core, nullable, a few megabytes each.
 
 `timestamp` is the transaction id read as milliseconds since the epoch. An id outside the years 1970 to 9999 (they are
-free numbers, and the reserved maximum is one) has no timestamp: null, not an overflow.
+free numbers) has no timestamp: null, not an overflow.
 """
 
 from __future__ import annotations
@@ -9,30 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.entries import DecodedBatch
-
-MAX_TIMESTAMP_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999: the end of Spark's timestamps (and of Python's)."""
+from dlspark.core.rows import ROW_SCHEMA, timestamps
 
 TARGET_BATCH_BYTES = 4 << 20
 """Size of one record batch. Spark's transport is flat from 2 to 10 MB and slower beyond."""
 
 _FIXED_BYTES_PER_ROW = 7 * 8 + 8
 
-TYPES: dict[str, pa.DataType] = {
-    "log": pa.string(),
-    "segment": pa.int64(),
-    "entry": pa.int64(),
-    "slot": pa.int64(),
-    "sequence_id": pa.int64(),
-    "transaction_id": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "value": pa.binary(),
-}
+TYPES: dict[str, pa.DataType] = {field.name: field.type for field in ROW_SCHEMA}
 
 
 def record_batches(rows: DecodedBatch, log: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -65,13 +52,6 @@ def select(rows: DecodedBatch, first: int, end: int) -> DecodedBatch:
         flags=rows.flags[first:end],
         payload=rows.payload.slice(first, end - first),
     )
-
-
-def timestamps(txids: npt.NDArray[np.int64]) -> pa.Array:
-    """Transaction ids as timestamps of microseconds; null where there is none."""
-    none = (txids < 0) | (txids > MAX_TIMESTAMP_MS)
-    micros = np.where(none, 0, txids) * 1000
-    return pa.array(micros, type=pa.int64(), mask=none if none.any() else None).cast(TYPES["timestamp"])
 
 
 def _column(name: str, rows: DecodedBatch, log: str) -> pa.Array:

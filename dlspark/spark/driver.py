@@ -78,7 +78,7 @@ class SourceDriver:
         if selection.pattern is None:
             names = list(selection.names)
         else:
-            names = selection.of([name async for name in namespace.logs()])
+            names = selection.of(await namespace.logs())
         for gone in [name for name in self._views if name not in names]:
             await self._views.pop(gone).close()
         new = [name for name in names if name not in self._views]

@@ -228,7 +228,7 @@ class LogView:
 
     def _start_sequence_id(self, segment: SegmentMetadata) -> int:
         """Of a segment in progress it is not in its metadata: it follows from the completed segment before it."""
-        if not segment.in_progress:
+        if not segment.in_progress or segment.version < 5:
             return segment.effective_start_sequence_id
         before = [other for other in self._segments if other.lssn < segment.lssn and not other.in_progress]
         return before[-1].effective_start_sequence_id + before[-1].record_count if before else 0
@@ -395,8 +395,11 @@ class LogView:
         reader = await self._reader(segment)
         seen = self._tail.end if self._tail is not None else None
         while (await self._look_at_tail(segment)).end == seen:
-            if not await reader.poll(LONG_POLL_MS) and reader.closed:
+            if reader.closed:
+                # Ended, but not yet in the log's metadata: only a change of that is news.
+                await self._changed.wait()
                 return
+            await reader.poll(LONG_POLL_MS)
 
 
 def _first_position(segment: SegmentMetadata) -> DLSN:

@@ -20,7 +20,7 @@ async def check_served(namespace: AsyncNamespace, spans: Iterable[Span]) -> None
     spans = list(spans)
     if not spans:
         return
-    registry = namespace.bookies
+    registry = namespace.ledgers.bookies
     living = {address.bookie_id for address in [*await registry.writable(), *await registry.readonly()]}
     probed: set[tuple[int, int]] = set()
     for span in spans:

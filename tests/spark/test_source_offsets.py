@@ -118,7 +118,7 @@ def test_contradictions_are_errors(raw: dict[str, str], says: str) -> None:
     assert caught.value.advice
 
 
-@pytest.mark.parametrize("name", ["a/b", "", " ", "a\0b"])
+@pytest.mark.parametrize("name", ["<x>", "", " ", "a\0b"])
 def test_a_log_name_that_cannot_exist_is_an_error(name: str) -> None:
     with pytest.raises(CallerError):
         query(subscribe=f"flights,{name}")

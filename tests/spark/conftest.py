@@ -1,0 +1,67 @@
+"""What the tests on a real Spark session share: one sandbox of processes and one session for all of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from source_world import Logs
+
+    from dlspark.sandbox import Sandbox
+
+CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+@pytest.fixture(scope="session")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """ZooKeeper and four storage nodes as processes."""
+    from dlspark.sandbox import Sandbox
+
+    with Sandbox(tmp_path_factory.mktemp("sandbox"), nodes=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session whose conf names the sandbox; its workers run this interpreter."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    place = tmp_path_factory.mktemp("spark")
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("dlspark tests")
+        .config("spark.distributedlog.uri", sandbox.uri)
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(place / "warehouse"))
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+@pytest.fixture
+def logs(sandbox: Sandbox) -> Iterator[Logs]:
+    """A writer of logs in the sandbox; everything it opened is closed after the test."""
+    from source_world import Logs
+
+    opened = Logs(sandbox.uri)
+    yield opened
+    opened.close()
