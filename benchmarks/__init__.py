@@ -1,0 +1,1 @@
+"""Speed, as ratios to what the machine itself can do, measured in one run: `python -m benchmarks`."""

@@ -1,0 +1,79 @@
+"""`python -m benchmarks`: measure everything, print one table, leave nothing behind."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.cluster import Cluster
+from benchmarks.codec import CodecBenchmark
+from benchmarks.machine import header
+from benchmarks.results import Row, as_json, table
+from benchmarks.storage import StorageBenchmark
+
+SECTIONS = ("codec", "storage", "spark")
+
+
+class Benchmark(Protocol):
+    """A group of rows that are measured together."""
+
+    rows: list[Row]
+
+    def round(self, seconds: float) -> None:
+        """Add one round to every row."""
+
+
+def main() -> int:
+    """Returns 1 if a row missed half of its target, else 0."""
+    options = _options()
+    with tempfile.TemporaryDirectory(prefix="dlspark-bench-", dir=options.dir) as name, ExitStack() as stack:
+        directory = Path(name)
+        print(header(directory, options.rounds, options.seconds), end="\n\n", flush=True)
+        benchmarks = _benchmarks(options.section or SECTIONS, directory, stack)
+        begin = time.monotonic()
+        for number in range(options.rounds):
+            for benchmark in benchmarks:
+                benchmark.round(options.seconds)
+            print(f"round {number + 1} of {options.rounds} after {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    rows = [row for benchmark in benchmarks for row in benchmark.rows]
+    print(table(rows))
+    if options.json is not None:
+        options.json.write_text(json.dumps(as_json(rows), indent=1) + "\n")
+    return 0 if all(row.reached_half for row in rows) else 1
+
+
+def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: ExitStack) -> list[Benchmark]:
+    benchmarks: list[Benchmark] = []
+    if "codec" in sections:
+        benchmarks.append(CodecBenchmark())
+    if "storage" in sections:
+        cluster = stack.enter_context(Cluster(directory / "storage"))
+        benchmarks.append(StorageBenchmark(cluster, directory))
+    if "spark" in sections:
+        from benchmarks.spark_jobs import SparkBenchmark  # only here: it starts a JVM
+
+        benchmarks.append(stack.enter_context(SparkBenchmark(directory / "spark")))
+    return benchmarks
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed as ratios, measured in one run.")
+    parser.add_argument("--section", action="append", choices=SECTIONS, help="measure only this (may be repeated)")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one window (default %(default)s)")
+    parser.add_argument("--dir", help="where to put the nodes' files; choose the disk you mean to measure")
+    parser.add_argument("--json", type=Path, help="also write every round's figures to this file")
+    options = parser.parse_args()
+    if options.rounds < 1 or options.seconds <= 0:
+        parser.error("rounds and seconds must be above 0")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""A cluster of real processes for one run: ZooKeeper and three storage nodes, in a directory of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from dlspark.core.runtime import new_event_loop
+from dlspark.sandbox import LEDGERS_PATH, Sandbox
+from metadata.bookies import BookieRegistry
+from metadata.ledgers import LedgerStore
+from metadata.zookeeper import ZooKeeperStore
+from storage_node.client import ClientSettings, LedgerClient
+
+REPLICAS = 3
+ACK_QUORUM = 2
+_T = TypeVar("_T")
+
+
+class Cluster:
+    """As many nodes as replicas, so that each node stores every entry."""
+
+    def __init__(self, directory: Path) -> None:
+        self.sandbox = Sandbox(directory, nodes=REPLICAS)
+
+    def __enter__(self) -> Cluster:
+        self.sandbox.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sandbox.stop()
+
+    @property
+    def uri(self) -> str:
+        return self.sandbox.uri
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[LedgerClient]:
+        """A ledger client with a ZooKeeper session of its own."""
+        store = await ZooKeeperStore.connect(self.sandbox.zookeeper_address)
+        client = LedgerClient(
+            LedgerStore(store, LEDGERS_PATH), BookieRegistry(store, LEDGERS_PATH), settings=ClientSettings()
+        )
+        try:
+            yield client
+        finally:
+            await client.close()
+            await store.close()
+
+    def disk_bytes_written(self) -> int:
+        """Bytes that the nodes have handed to the disk since they started (Linux)."""
+        return sum(_written(self.sandbox.node_pid(i)) for i in range(self.sandbox.node_count))
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the nodes have used since they started (Linux)."""
+        return sum(_cpu(self.sandbox.node_pid(i)) for i in range(self.sandbox.node_count))
+
+
+def run(coroutine: Coroutine[object, object, _T]) -> _T:
+    """Run on a loop like the product's: uvloop where it is installed."""
+    loop = new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(coroutine)
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _written(pid: int | None) -> int:
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
+
+
+def _cpu(pid: int | None) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,66 @@
+"""The codec alone: entries of 256 KB to Arrow columns and back, on one core, over a warm copy of the same bytes.
+
+For information: the targets are on what a reader and a writer reach with it (rows P3 and P4).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from benchmarks.limits import memory_bytes_per_s
+from benchmarks.payloads import ENTRY_BYTES, Records, any_lengths, equal_lengths
+from benchmarks.results import Row
+from dlspark.core.entries import decode_entries, encode_entries
+
+
+class CodecBenchmark:
+    """Rows C1 (decode) and C2 (encode)."""
+
+    def __init__(self) -> None:
+        kinds = [make(length) for length in (100, 1024) for make in (equal_lengths, any_lengths)]
+        self._cases = [(records, *_rows(records)) for records in kinds]
+        self.rows = [decode for _, decode, _ in self._cases] + [encode for _, _, encode in self._cases]
+
+    def round(self, seconds: float) -> None:
+        """One measurement of each row, with the copy measured before and after."""
+        before = memory_bytes_per_s(ENTRY_BYTES, seconds / 10)
+        figures = [(decode, encode, *_measure(records, seconds)) for records, decode, encode in self._cases]
+        after = memory_bytes_per_s(ENTRY_BYTES, seconds / 10)
+        for decode, encode, decoded, encoded in figures:
+            decode.add(decoded / 1e6, before / 1e6, after / 1e6)
+            encode.add(encoded / 1e6, before / 1e6, after / 1e6)
+
+
+def _rows(records: Records) -> tuple[Row, Row]:
+    limit = "MB/s memory copy"
+    mega = len(records.txids) / sum(map(len, records.entries()))
+    return (
+        Row("C1", f"decode, {records.name} (1 MB/s = {mega * 1e6:,.0f} records/s)", "MB/s", limit, None),
+        Row("C2", f"encode, {records.name}", "MB/s", limit, None),
+    )
+
+
+def _measure(records: Records, seconds: float) -> tuple[float, float]:
+    """Bytes per second decoded and encoded."""
+    entries = [(i, memoryview(entry)) for i, entry in enumerate(records.entries())]
+    size = sum(len(entry) for _, entry in entries)
+
+    def decode() -> None:
+        decode_entries(entries, lssn=1, start_sequence_id=0)
+
+    def encode() -> None:
+        for _ in encode_entries(records.txids, records.payloads, first_position=1, max_entry_bytes=ENTRY_BYTES):
+            pass
+
+    return size * _per_second(decode, seconds), size * _per_second(encode, seconds)
+
+
+def _per_second(work: Callable[[], None], seconds: float) -> float:
+    work()
+    calls = 0
+    begin = time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < seconds / 10:
+        work()
+        calls += 1
+    return calls / elapsed

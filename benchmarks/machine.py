@@ -1,0 +1,61 @@
+"""What a table of figures has to say about itself: machine, versions, how the load was made."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+from benchmarks.cluster import ACK_QUORUM, REPLICAS
+from benchmarks.limits import direct_io
+from dlspark.core.runtime import new_event_loop
+
+_PACKAGES = ("pyspark", "pyarrow", "numpy", "lz4", "isal", "uvloop")
+
+
+def header(directory: Path, rounds: int, seconds: float) -> str:
+    """The lines above the table."""
+    loop = new_event_loop()
+    loop.close()
+    mode = "O_DIRECT" if direct_io(directory) else "buffered: O_DIRECT is refused here"
+    versions = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+    return "\n".join(
+        (
+            f"machine: {os.cpu_count()} x {_processor()}, {_memory_gb():.0f} GB, {platform.platform(terse=True)}",
+            f"python {platform.python_version()}, {versions}; loop {type(loop).__module__}",
+            f"disk: {directory} ({_file_system(directory)}), {mode}; fdatasync before every acknowledgement",
+            f"replicas {REPLICAS}, acknowledged by {ACK_QUORUM}; {REPLICAS} nodes and the client share the machine",
+            f"load: closed loop; rows P1-P5: windows of {seconds:g} s, the first fifth warm-up; rows P6-P8: the first "
+            "run of each job is warm-up",
+            f"rounds: {rounds}, interleaved; limits measured before and after each; median (smallest-largest)",
+            "reads (P3, P4): ledgers of 96 MB written just before, so from the nodes' tail caches or the page cache, "
+            "not from a cold disk",
+        )
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _memory_gb() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def _file_system(directory: Path) -> str:
+    """The type of the file system that holds `directory` (Linux)."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    holding = [(len(point), kind) for point, kind in mounts if directory.resolve().is_relative_to(point)]
+    return max(holding)[1] if holding else "unknown file system"
