@@ -17,6 +17,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -157,7 +158,7 @@ class Demo:
             task = progress.add_task("   read back", total=figures.total)
             while query.isActive:
                 progress.update(task, completed=rows_processed(query))
-                query.awaitTermination(0.1)
+                time.sleep(0.05)
             progress.update(task, completed=rows_processed(query))
         failed = query.exception()
         if failed is not None:
@@ -194,7 +195,8 @@ class Demo:
         if not same:
             self.differences.append(what)
         shown = [str(value) if not brief else ("equal" if same else "DIFFERENT") for value in (expected, found)]
-        self.rows.append((what, *(text if len(text) <= 24 else f"{text[:21]}..." for text in shown)))
+        cut = [text if len(text) <= 24 else f"{text[:21]}..." for text in shown]
+        self.rows.append((what, cut[0], cut[1]))
         mark = "[green]equal[/]" if same else "[bold red]DIFFERENT[/]"
         self.console.print(f"   {what}: {shown[1]} {mark}")
 
@@ -274,7 +276,7 @@ def plot_flights_per_day(counts: dict[tuple[str, str], int], path: Path) -> None
     figure, axes = pyplot.subplots(figsize=(11, 4.5), layout="constrained")
     for origin in sorted({origin for origin, _ in counts}):
         days = sorted(day for name, day in counts if name == origin)
-        axes.plot([datetime.fromisoformat(day) for day in days], [counts[origin, day] for day in days], label=origin)
+        axes.plot(np.array(days, "datetime64[D]"), [counts[origin, day] for day in days], label=origin)
     axes.set_title("Flights per day from New York City in 2013, read back from the log")
     axes.set_ylabel("scheduled departures")
     axes.set_ylim(bottom=0)

@@ -1,0 +1,137 @@
+"""`dlspark write` and `dlspark read`: a log from and to a terminal or a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from enum import Enum
+from typing import Annotated, BinaryIO
+
+import typer
+
+from dlspark.cli.common import UriOption, namespace_uri
+from dlspark.core.dlsn import DLSN
+from dlspark.core.log import EARLIEST, LATEST
+from dlspark.core.records import LogRecord
+from dlspark.core.sync import LogReader, LogWriter, Namespace, PendingWrite
+from dlspark.errors import CallerError, DistributedLogError, EndOfStreamError
+
+_READ_RECORDS = 1_000
+_MAX_PENDING = 10_000
+_MS_PER_S = 1000
+
+NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
+
+
+class Output(str, Enum):
+    """How `read` prints a record: for people, one JSON object a line, or the payload's bytes and a line feed."""
+
+    TABLE = "table"
+    JSON = "json"
+    RAW = "raw"
+
+
+def write(name: NameArgument, uri: UriOption = None) -> None:
+    """Append the lines of standard input, one record each; the transaction id is the time in milliseconds."""
+    with (
+        Namespace.open(namespace_uri(uri)) as namespace,
+        namespace.open_log(name) as log,
+        log.open_writer() as writer,
+    ):
+        written, last = _write_lines(writer, sys.stdin.buffer)
+    typer.echo(f"{written} records acknowledged" + (f", the last one at {last}" if last else ""), err=True)
+
+
+def read(
+    name: NameArgument,
+    start: Annotated[
+        str, typer.Option("--from", help="earliest, latest, a DLSN (3:1200:0), epoch milliseconds or an ISO-8601 time.")
+    ] = EARLIEST,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end, until Ctrl-C.")] = False,
+    output: Annotated[Output, typer.Option(help="How records are printed.")] = Output.TABLE,
+    limit: Annotated[int | None, typer.Option(help="Stop after so many records.", min=1)] = None,
+    uri: UriOption = None,
+) -> None:
+    """Print a log's records, from any position."""
+    position = parse_start(start)
+    with (
+        Namespace.open(namespace_uri(uri)) as namespace,
+        namespace.open_log(name) as log,
+        log.open_reader(position) as reader,
+    ):
+        for number, record in enumerate(reader if follow else _until_caught_up(reader), start=1):
+            _print(record, output)
+            if follow:
+                sys.stdout.flush()
+            if number == limit:
+                break
+
+
+def parse_start(text: str) -> DLSN | int | str:
+    """A position as `open_reader` takes it. Raises CallerError."""
+    if text in (EARLIEST, LATEST):
+        return text
+    if text.isdigit():
+        return int(text)
+    if text.count(":") == 2 and "T" not in text:
+        return DLSN.parse(text)
+    try:
+        when = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise CallerError(
+            f"{text!r} is no position",
+            advice="Give earliest, latest, a DLSN such as 3:1200:0, epoch milliseconds or a time (2013-07-01T00:00Z)",
+        ) from None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=timezone.utc)
+    return int(when.timestamp() * _MS_PER_S)
+
+
+def _write_lines(writer: LogWriter, lines: BinaryIO) -> tuple[int, DLSN | None]:
+    """How many lines were acknowledged, and where the last one is. On an error, says how many had been."""
+    pending: deque[PendingWrite[DLSN]] = deque()
+    acknowledged, last = 0, None
+    try:
+        for line in lines:
+            txid = max(time.time_ns() // 1_000_000, writer.last_txid)
+            pending.append(writer.write(txid, line.rstrip(b"\r\n")))
+            while pending and (pending[0].done() or len(pending) > _MAX_PENDING):
+                last = pending.popleft().result()
+                acknowledged += 1
+        writer.flush()
+        while pending:
+            last = pending.popleft().result()
+            acknowledged += 1
+    except DistributedLogError:
+        typer.echo(f"the first {acknowledged} lines are in the log; the write of the next one failed:", err=True)
+        raise
+    return acknowledged, last
+
+
+def _until_caught_up(reader: LogReader) -> Iterator[LogRecord]:
+    """Everything that is confirmed now; a sealed log's end is an end like any other."""
+    with contextlib.suppress(EndOfStreamError):
+        while records := reader.read_bulk(_READ_RECORDS):
+            yield from records
+
+
+def _print(record: LogRecord, output: Output) -> None:
+    if output is Output.RAW:
+        sys.stdout.buffer.write(bytes(record.payload) + b"\n")
+        return
+    text = bytes(record.payload).decode("utf-8", errors="backslashreplace")
+    if output is Output.JSON:
+        fields = {
+            "dlsn": str(record.dlsn),
+            "transaction_id": record.txid,
+            "sequence_id": record.sequence_id,
+            "value": text,
+        }
+        print(json.dumps(fields, ensure_ascii=False))
+    else:
+        print(f"{record.dlsn!s:<16} {record.txid:>15}  {text}")
