@@ -1,0 +1,112 @@
+"""Striping and coverage against the vectors of wire specification 11.2, and as properties."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metadata.errors import CallerError, InvariantViolation
+from storage_node.protocol.striping import (
+    QuorumCoverage,
+    in_write_set,
+    missing_needed,
+    next_fragment_key,
+    validate_quorums,
+    write_set,
+    write_sets,
+)
+
+
+@pytest.mark.parametrize(
+    ("entry", "size", "quorum", "expected"),
+    [
+        (0, 5, 3, (0, 1, 2)),
+        (2, 5, 3, (2, 3, 4)),
+        (3, 5, 3, (3, 4, 0)),
+        (4, 5, 3, (4, 0, 1)),
+        (5, 5, 3, (0, 1, 2)),
+        (2, 3, 2, (2, 0)),
+    ],
+)
+def test_vector_11_2_striping(entry: int, size: int, quorum: int, expected: tuple[int, ...]) -> None:
+    assert write_set(entry, size, quorum) == expected
+
+
+def test_entries_beyond_two_to_the_31_stripe_where_java_writers_break() -> None:
+    assert write_set(2**31, 5, 3) == (3, 4, 0)
+
+
+COVERAGE = {
+    (1, 1, 1): (1, 1),
+    (3, 3, 2): (2, 2),
+    (3, 3, 3): (1, 1),
+    (3, 3, 1): (3, 3),
+    (3, 2, 2): (2, 2),
+    (3, 2, 1): (3, 3),
+    (4, 3, 2): (3, 3),
+    (5, 3, 2): (4, 4),
+    (5, 3, 3): (2, 3),
+    (5, 5, 3): (3, 3),
+    (6, 3, 2): (4, 5),
+    (5, 2, 2): (3, 4),
+}
+
+
+def covers(sizes: tuple[int, int, int], known: tuple[int, ...]) -> bool:
+    coverage = QuorumCoverage(*sizes)
+    for index in known:
+        coverage.mark_known(index)
+    return coverage.covered
+
+
+@pytest.mark.parametrize(("sizes", "answers"), COVERAGE.items())
+def test_vector_11_2_coverage(sizes: tuple[int, int, int], answers: tuple[int, int]) -> None:
+    can, always = answers
+    every = range(sizes[0] + 1)
+    assert min(n for n in every if any(covers(sizes, known) for known in combinations(range(sizes[0]), n))) == can
+    assert min(n for n in every if all(covers(sizes, known) for known in combinations(range(sizes[0]), n))) == always
+
+
+@pytest.mark.parametrize(("w", "a", "needed"), [(3, 2, 2), (2, 2, 1), (3, 3, 1), (5, 3, 3), (2, 1, 2)])
+def test_vector_11_2_missing_answers_that_end_a_recovery(w: int, a: int, needed: int) -> None:
+    assert missing_needed(w, a) == needed
+
+
+@pytest.mark.parametrize(
+    ("lac", "last_key", "expected"), [(41, 0, (42, False)), (-1, 0, (0, True)), (41, 42, (42, True))]
+)
+def test_vector_11_2_ensemble_change_key(lac: int, last_key: int, expected: tuple[int, bool]) -> None:
+    assert next_fragment_key(lac, last_key) == expected
+
+
+def test_a_change_before_the_last_fragment_is_a_bug() -> None:
+    with pytest.raises(InvariantViolation):
+        next_fragment_key(40, 42)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 2), (3, 2, 3), (3, 3, 0), (0, 0, 0)])
+def test_quorums_that_do_not_fit_are_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(CallerError, match="ack quorum"):
+        validate_quorums(*sizes)
+
+
+@given(st.integers(0, 2**62), st.integers(1, 9), st.data())
+def test_membership_and_write_set_agree(entry: int, size: int, data: st.DataObject) -> None:
+    quorum = data.draw(st.integers(1, size))
+    members = write_set(entry, size, quorum)
+    assert len(set(members)) == quorum
+    assert [i for i in range(size) if in_write_set(entry, i, size, quorum)] == sorted(members)
+    assert write_sets(size, quorum)[entry % size] == members
+
+
+@given(st.integers(1, 7), st.data())
+def test_covered_means_that_no_write_set_can_hide_an_acknowledged_entry(size: int, data: st.DataObject) -> None:
+    w = data.draw(st.integers(1, size))
+    a = data.draw(st.integers(1, w))
+    known = data.draw(st.sets(st.integers(0, size - 1)))
+    unknown = set(range(size)) - known
+    hidden = any(len(unknown & set(write_set(e, size, w))) >= a for e in range(size))
+    assert covers((size, w, a), tuple(known)) is not hidden
