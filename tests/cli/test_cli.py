@@ -1,0 +1,166 @@
+"""The command line as a user runs it, against a sandbox of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from dlspark.cli.common import namespace_uri
+from dlspark.cli.streams import parse_start
+from dlspark.core.dlsn import DLSN
+from dlspark.errors import CallerError
+from dlspark.sandbox import Sandbox
+
+COMMAND = [sys.executable, "-m", "dlspark.cli"]
+
+
+def run(*arguments: str, uri: str | None = None, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    environment = {name: value for name, value in os.environ.items() if name != "DLSPARK_URI"}
+    if uri is not None:
+        environment["DLSPARK_URI"] = uri
+    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, env=environment, timeout=120)
+
+
+class TestPositions:
+    @pytest.mark.parametrize(
+        ("text", "position"),
+        [
+            ("earliest", "earliest"),
+            ("latest", "latest"),
+            ("3:1200:0", DLSN(3, 1200, 0)),
+            ("1372651200000", 1372651200000),
+            ("2013-07-01T00:00:00-04:00", 1372651200000),
+            ("2013-07-01T04:00:00Z", 1372651200000),
+            ("2013-07-01", 1372636800000),
+        ],
+    )
+    def test_a_position_is_read(self, text: str, position: object) -> None:
+        assert parse_start(text) == position
+
+    @pytest.mark.parametrize("text", ["", "yesterday", "3:1200", "1:2:x", "2013-13-01"])
+    def test_anything_else_is_refused_with_the_forms_there_are(self, text: str) -> None:
+        with pytest.raises(CallerError):
+            parse_start(text)
+
+    def test_without_a_uri_the_error_names_both_ways_to_give_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("DLSPARK_URI", raising=False)
+        with pytest.raises(CallerError, match=r"--uri.*DLSPARK_URI"):
+            namespace_uri(None)
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with Sandbox(tmp_path_factory.mktemp("cli") / "sandbox", nodes=3) as running:
+        yield running
+
+
+@pytest.mark.processes
+class TestLogs:
+    def test_lines_go_in_and_come_out_in_every_format(self, sandbox: Sandbox) -> None:
+        assert run("log", "create", "lines", uri=sandbox.uri).returncode == 0
+        written = run("write", "lines", uri=sandbox.uri, stdin="first\nzwölf\n\nlast".encode())
+        assert written.returncode == 0, written.stderr
+        assert b"4 records acknowledged" in written.stderr
+        assert run("read", "lines", "--output", "raw", uri=sandbox.uri).stdout == "first\nzwölf\n\nlast\n".encode()
+        as_json = run("read", "lines", "--output", "json", uri=sandbox.uri).stdout.decode().splitlines()
+        assert [json.loads(line)["value"] for line in as_json] == ["first", "zwölf", "", "last"]
+        assert [json.loads(line)["sequence_id"] for line in as_json] == [0, 1, 2, 3]
+        table = run("read", "lines", uri=sandbox.uri).stdout.decode().splitlines()
+        assert [line.split()[0] for line in table] == [json.loads(line)["dlsn"] for line in as_json]
+
+    def test_reading_starts_where_it_is_told_and_stops_at_the_limit(self, sandbox: Sandbox) -> None:
+        run("log", "create", "positions", uri=sandbox.uri)
+        run("write", "positions", uri=sandbox.uri, stdin=b"0\n1\n2\n3\n")
+        all_of_it = run("read", "positions", "--output", "json", uri=sandbox.uri).stdout.splitlines()
+        third = json.loads(all_of_it[2])["dlsn"]
+        assert run("read", "positions", "--from", third, "--output", "raw", uri=sandbox.uri).stdout == b"2\n3\n"
+        assert run("read", "positions", "--limit", "1", "--output", "raw", uri=sandbox.uri).stdout == b"0\n"
+        assert run("read", "positions", "--from", "latest", uri=sandbox.uri).stdout == b""
+
+    def test_info_lists_the_segments(self, sandbox: Sandbox) -> None:
+        run("log", "create", "described", uri=sandbox.uri)
+        run("write", "described", uri=sandbox.uri, stdin=b"a\nb\n")
+        described = json.loads(run("log", "info", "described", "--json", uri=sandbox.uri).stdout)
+        assert [(s["segment"], s["state"], s["records"]) for s in described["segments"]] == [(1, "completed", 2)]
+        assert b"completed" in run("log", "info", "described", uri=sandbox.uri).stdout
+
+    def test_a_deleted_log_is_gone(self, sandbox: Sandbox) -> None:
+        run("log", "create", "doomed", uri=sandbox.uri)
+        assert b"doomed" in run("log", "list", uri=sandbox.uri).stdout.splitlines()
+        assert run("log", "delete", "doomed", uri=sandbox.uri, stdin=b"n\n").returncode == 1
+        assert run("log", "delete", "doomed", "--yes", uri=sandbox.uri).returncode == 0
+        assert b"doomed" not in run("log", "list", uri=sandbox.uri).stdout.splitlines()
+
+    def test_following_shows_a_record_written_later(self, sandbox: Sandbox) -> None:
+        run("log", "create", "tailed", uri=sandbox.uri)
+        environment = {**os.environ, "DLSPARK_URI": sandbox.uri}
+        arguments = [*COMMAND, "read", "tailed", "--follow", "--output", "raw"]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment) as reader:
+            assert reader.stdout is not None
+            run("write", "tailed", uri=sandbox.uri, stdin=b"later\n")
+            assert reader.stdout.readline() == b"later\n"
+            reader.send_signal(signal.SIGINT)
+            assert reader.wait(30) == 130
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("read", "absent"), b"absent"),
+            (("write", "absent"), b"absent"),
+            (("log", "info", "absent"), b"absent"),
+            (("log", "create", "bad//name"), b"bad//name"),
+            (("read", "absent", "--from", "yesterday"), b"no position"),
+        ],
+    )
+    def test_an_error_is_one_message_and_status_1(
+        self, sandbox: Sandbox, arguments: tuple[str, ...], message: bytes
+    ) -> None:
+        done = run(*arguments, uri=sandbox.uri)
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert b"Traceback" not in done.stderr
+
+    def test_an_unreachable_namespace_is_one_message_and_status_1(self) -> None:
+        done = run("log", "list", uri="distributedlog://127.0.0.1:1/none")
+        assert done.returncode == 1
+        assert b"127.0.0.1:1" in done.stderr
+        assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.processes
+def test_a_detached_sandbox_starts_tells_its_uri_and_stops(tmp_path: Path) -> None:
+    where = ("--dir", str(tmp_path / "sandbox"))
+    started = run("sandbox", "start", *where, "--nodes", "1", "--detach")
+    try:
+        assert started.returncode == 0, started.stderr
+        status = run("sandbox", "status", *where)
+        assert status.stdout == started.stdout
+        assert run("log", "list", uri=status.stdout.decode().strip()).returncode == 0
+    finally:
+        stopped = run("sandbox", "stop", *where)
+    assert stopped.stdout == b"stopped\n"
+    assert run("sandbox", "status", *where).returncode == 3
+    assert run("sandbox", "stop", *where).returncode == 0
+
+
+def test_status_of_no_sandbox_is_an_error(tmp_path: Path) -> None:
+    done = run("sandbox", "status", "--dir", str(tmp_path))
+    assert done.returncode == 1
+    assert b"there is no sandbox" in done.stderr
+
+
+def test_every_command_has_help() -> None:
+    from dlspark.cli.main import app
+
+    group = typer.main.get_command(app)
+    assert {"sandbox", "bookie", "log", "write", "read", "demo", "version"} <= set(group.commands)  # type: ignore[attr-defined]
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert command.help or command.get_short_help_str(), name
