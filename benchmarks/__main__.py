@@ -52,13 +52,14 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     benchmarks: list[Benchmark] = []
     if "codec" in sections:
         benchmarks.append(CodecBenchmark())
+    if "storage" in sections or "spark" in sections:
+        cluster = stack.enter_context(Cluster(directory / "cluster"))
     if "storage" in sections:
-        cluster = stack.enter_context(Cluster(directory / "storage"))
         benchmarks.append(StorageBenchmark(cluster, directory))
     if "spark" in sections:
-        from benchmarks.spark_jobs import SparkBenchmark  # only here: it starts a JVM
+        from benchmarks.spark_jobs import spark_benchmark  # only here: Spark takes seconds to import
 
-        benchmarks.append(stack.enter_context(SparkBenchmark(directory / "spark")))
+        benchmarks.append(stack.enter_context(spark_benchmark(cluster, directory)))
     return benchmarks
 
 

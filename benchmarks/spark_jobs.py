@@ -1,0 +1,178 @@
+"""The Spark connector: rows P6 to P8, on a local session of two cores.
+
+Each job runs once before the first round (the JVM compiles, workers start). The compared jobs take turns within a
+round, and the compared one runs before and after ours.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.cluster import Cluster
+from benchmarks.results import Row, Target
+from benchmarks.spark_sources import IDENTICAL, UNPUBLISHED, IdenticalBatches, Unpublished, rows_per_repeat
+from metadata.errors import check
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+CORES = 2
+SOURCE_REPEATS = 50
+"""Times 4 MB of 100 B records, any length: some 1.7 million rows to read."""
+SINK_ROWS = 1_000_000
+MICRO_BATCH_ROWS = 100
+MICRO_BATCHES = 30
+WARM_UP_BATCHES = 8
+MICRO_BATCH_TIMEOUT_S = 120.0
+SOURCE_LOG = "source"
+STREAM_LOG = "stream"
+CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+class SparkBenchmark:
+    """Rows P6 to P8 on one cluster and one session."""
+
+    def __init__(self, cluster: Cluster, spark: SparkSession, directory: Path) -> None:
+        self._spark = spark
+        self._uri = cluster.uri
+        self._directory = directory
+        self._count = 0
+        self._source = Row(
+            "P6", "source, 100 B any length, 8 columns", "k rows/s", "k rows/s: no-op source", Target(0.85)
+        )
+        self._sink = Row("P7", "sink, 1 M rows of 100 B a batch", "k rows/s", "k rows/s: not published", Target(0.9))
+        self._overhead = Row("P8", "micro-batch, source to sink", "ms", "ms: rate to noop", Target(1.5, at_most=True))
+        self.rows = [self._source, self._sink, self._overhead]
+        self._prepare()
+
+    def round(self, seconds: float) -> None:
+        """Every row once; jobs run to their end, whatever `seconds` says."""
+        rows = SOURCE_REPEATS * rows_per_repeat()
+        before, ours, after = _seconds(self._read_identical), _seconds(self._read_ours), _seconds(self._read_identical)
+        self._source.add(rows / ours / 1e3, rows / before / 1e3, rows / after / 1e3)
+        sinks = (UNPUBLISHED, "distributedlog", UNPUBLISHED)
+        times = [_seconds(partial(self._write, name)) for name in sinks]
+        before, ours, after = (SINK_ROWS / each / 1e3 for each in times)
+        self._sink.add(ours, before, after)
+        before, ours, after = self._rate_to_noop(), self._source_to_sink(), self._rate_to_noop()
+        self._overhead.add(ours, before, after)
+
+    def _prepare(self) -> None:
+        """Fill the logs that are read, and run every job once."""
+        self._spark.dataSource.register(IdenticalBatches)
+        self._spark.dataSource.register(Unpublished)
+        self._partitions = CORES
+        self._append(self._identical().select("value"), SOURCE_LOG)
+        total = MICRO_BATCH_ROWS * MICRO_BATCHES * 4
+        self._append(self._range(total), STREAM_LOG)
+        ours = self._ours()
+        self._partitions = ours.rdd.getNumPartitions()
+        found, expected = ours.count(), SOURCE_REPEATS * rows_per_repeat()
+        check(found == expected, f"the log to be read holds {found} rows instead of {expected}")
+        self._read_identical()
+        self._read_ours()
+        for name in (UNPUBLISHED, "distributedlog"):
+            self._write(name)
+
+    def _ours(self) -> DataFrame:
+        return self._spark.read.format("distributedlog").option("uri", self._uri).load(SOURCE_LOG)
+
+    def _identical(self) -> DataFrame:
+        reader = self._spark.read.format(IDENTICAL).option("partitions", self._partitions)
+        return reader.option("repeat", SOURCE_REPEATS).load()
+
+    def _range(self, rows: int) -> DataFrame:
+        numbers = self._spark.range(0, rows, 1, CORES)
+        return numbers.selectExpr("cast(lpad(cast(id as string), 100, 'x') as binary) as value")
+
+    def _append(self, rows: DataFrame, log: str, name: str = "distributedlog") -> None:
+        rows.write.format(name).option("uri", self._uri).mode("append").save(log)
+
+    def _read_ours(self) -> None:
+        self._ours().write.format("noop").mode("overwrite").save()
+
+    def _read_identical(self) -> None:
+        self._identical().write.format("noop").mode("overwrite").save()
+
+    def _write(self, name: str) -> None:
+        self._append(self._range(SINK_ROWS), f"sink-{name.replace('_', '-')}", name)
+
+    def _rate_to_noop(self) -> float:
+        rate = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", MICRO_BATCH_ROWS).load()
+        return self._batch_ms(rate.writeStream.format("noop"))
+
+    def _source_to_sink(self) -> float:
+        stream = (
+            self._spark.readStream.format("distributedlog")
+            .option("uri", self._uri)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", MICRO_BATCH_ROWS)
+            .load(STREAM_LOG)
+        )
+        self._count += 1
+        sink = stream.select("value").writeStream.format("distributedlog").option("uri", self._uri)
+        return self._batch_ms(sink.option("path", f"copy-{self._count}"))
+
+    def _batch_ms(self, writer: DataStreamWriter) -> float:
+        """Median duration of a micro-batch, from its begin to its commit in the checkpoint."""
+        self._count += 1
+        checkpoint = self._directory / f"checkpoint-{self._count}"
+        query = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime="0 seconds").start()
+        try:
+            _await_batches(query)
+        finally:
+            query.stop()
+        durations = [
+            progress.durationMs["triggerExecution"] for progress in query.recentProgress if progress.numInputRows > 0
+        ]
+        return statistics.median(durations[WARM_UP_BATCHES:MICRO_BATCHES])
+
+
+def _await_batches(query: StreamingQuery) -> None:
+    """Wait until the query has run enough micro-batches. Raises what it failed with."""
+    deadline = time.monotonic() + MICRO_BATCH_TIMEOUT_S
+    while sum(progress.numInputRows > 0 for progress in query.recentProgress) < MICRO_BATCHES:
+        if (failure := query.exception()) is not None:
+            raise failure
+        check(time.monotonic() < deadline, f"{MICRO_BATCHES} micro-batches took over {MICRO_BATCH_TIMEOUT_S} s")
+        time.sleep(0.2)
+
+
+def _seconds(job: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    job()
+    return time.perf_counter() - begin
+
+
+@contextmanager
+def spark_benchmark(cluster: Cluster, directory: Path) -> Iterator[SparkBenchmark]:
+    """The benchmark with its session, which ends with it."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master(f"local[{CORES}]")
+        .appName("dlspark benchmarks")
+        .config("spark.driver.memory", "2g")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
+        .getOrCreate()
+    )
+    try:
+        yield SparkBenchmark(cluster, spark, directory)
+    finally:
+        spark.stop()
