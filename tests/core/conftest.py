@@ -1,0 +1,96 @@
+"""A namespace over metadata and storage nodes in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+from memory_bookies import MemoryBookie, MemoryNetwork
+
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.settings import Settings
+from metadata.bookies import BookieRegistry
+from metadata.ledgers import LedgerStore
+from metadata.memory import MemoryStore, MemoryTree
+from metadata.namespaces import Binding, NamespaceStore
+from storage_node.client import ClientSettings
+
+URI = "distributedlog://memory:2181/dl"
+
+
+class World:
+    """A cluster in memory, and as many clients of it as a test wants: each has a session and connections of its own."""
+
+    def __init__(self) -> None:
+        self.tree = MemoryTree()
+        self.network = MemoryNetwork()
+        self.bookies = [MemoryBookie(f"node{i}:3181") for i in range(4)]
+        self.operator = MemoryStore(self.tree)
+        self.clients: list[AsyncNamespace] = []
+
+    async def start(self) -> None:
+        ledgers = LedgerStore(self.operator)
+        await ledgers.format()
+        registry = BookieRegistry(self.operator)
+        for bookie in self.bookies:
+            self.network.add(bookie)
+            await registry.register(bookie.address)
+        await NamespaceStore(self.operator, "/dl").bind(Binding.for_cluster("memory:2181"))
+
+    async def namespace(self, **settings: object) -> AsyncNamespace:
+        """A new client: a process of its own, as far as the cluster can tell."""
+        store = MemoryStore(self.tree)
+        values: dict[str, object] = {
+            "lock_timeout_s": 5,
+            "zk_session_timeout_s": 2,
+            "long_poll_ms": 200,
+            "read_ahead_wait_ms": 20,
+            "rolling_concurrency": 0,
+            **settings,
+        }
+        namespace = await AsyncNamespace.over(
+            store,
+            URI,
+            Settings(**values),  # type: ignore[arg-type]
+            network=self.network,
+            rng=random.Random(7),
+            client_settings=ClientSettings(
+                add_entry_timeout_ms=1000, read_entry_timeout_ms=1000, speculative_read_ms=200, long_poll_ms=200
+            ),
+            own=(store,),
+        )
+        self.clients.append(namespace)
+        return namespace
+
+    async def crash(self, namespace: AsyncNamespace) -> None:
+        """The client's process dies: connections break, the session expires, nothing is said good-bye to."""
+        await namespace.ledgers.close()
+        self.tree.expire(namespace.store.session_id)
+        await namespace.store.close()
+        self.clients.remove(namespace)
+
+    async def stop(self) -> None:
+        for namespace in self.clients:
+            await namespace.close()
+        await self.operator.close()
+
+
+@pytest_asyncio.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    await world.start()
+    before = asyncio.all_tasks()
+    yield world
+    await world.stop()
+    # I16: nothing runs on after everything was closed.
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    for task in left:
+        await asyncio.wait([task], timeout=1)
+    assert [task for task in left if not task.done()] == []
+
+
+@pytest_asyncio.fixture
+async def namespace(world: World) -> AsyncNamespace:
+    return await world.namespace()
