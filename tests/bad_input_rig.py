@@ -184,9 +184,7 @@ class Rig:
             assert isinstance(answer, BookieInfoResponse)
             assert answer.free_disk_space
         with self.log() as log, log.open_reader() as reader:
-            records = []
-            while len(records) < CANARY_RECORDS and (more := reader.read_bulk(CANARY_RECORDS, 10_000)):
-                records += more
+            records = reader.read_bulk(CANARY_RECORDS + 1)
         assert [(r.txid, bytes(r.payload)) for r in records] == [(i, canary_payload(i)) for i in range(CANARY_RECORDS)]
         self._pulse.write(self._beats, b"beat").result(30)
         self._beats += 1

@@ -152,7 +152,7 @@ def create_log(name: str) -> Callable[[Rig], object]:
 def read_from(start: object) -> Callable[[Rig], object]:
     def do(rig: Rig) -> object:
         with rig.log() as log, log.open_reader(start) as reader:  # type: ignore[arg-type]
-            return reader.read_bulk(1, 100)
+            return reader.read_bulk(1)
 
     return do
 
@@ -436,7 +436,7 @@ def with_znode(path: Callable[[Rig], str], data: bytes, then: Callable[[Rig], ob
 
 def read_canary(rig: Rig) -> object:
     with Namespace.open(rig.uri) as namespace, namespace.open_log(CANARY) as log, log.open_reader() as reader:
-        return reader.read_bulk(1, 5000)
+        return reader.read_bulk(1)
 
 
 def write_canary(rig: Rig) -> object:

@@ -15,13 +15,13 @@ became of it, so every record in the log that appears twice is the log's own doi
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import time
-from concurrent.futures import Future
 
 from dlspark.core.dlsn import DLSN
-from dlspark.core.sync import Log, LogWriter, Namespace
+from dlspark.core.sync import Log, LogWriter, Namespace, PendingWrite
 from metadata.errors import DistributedLogError, OutcomeUnknownError
 
 OUTSTANDING = 64
@@ -41,32 +41,31 @@ def payload_of(number: int) -> bytes:
 
 
 class Recorder:
-    """Prints outcomes; callbacks come from the library's own thread."""
+    """Prints how writes end, from a thread that waits for one after the other."""
 
     def __init__(self) -> None:
-        self._room = threading.Semaphore(OUTSTANDING)
+        self._writes: queue.Queue[tuple[int, PendingWrite[DLSN]]] = queue.Queue(OUTSTANDING)
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def watch(self, number: int, future: Future[DLSN]) -> None:
-        self._room.acquire()
-        future.add_done_callback(lambda done: self._ended(number, done))
+    def watch(self, number: int, write: PendingWrite[DLSN]) -> None:
+        self._writes.put((number, write))
 
-    def _ended(self, number: int, future: Future[DLSN]) -> None:
-        error = future.exception()
-        if error is None:
-            say(f"ok {number} {future.result()}")
-        else:
-            self.refused(number, error)
-        self._room.release()
+    def _run(self) -> None:
+        while True:
+            number, write = self._writes.get()
+            try:
+                say(f"ok {number} {write.result(GIVE_UP_S)}")
+            except DistributedLogError as error:
+                self.refused(number, error)
+            finally:
+                self._writes.task_done()
 
-    def refused(self, number: int, error: BaseException) -> None:
-        kind = "failed" if isinstance(error, DistributedLogError) and not isinstance(error, OutcomeUnknownError) else ""
-        say(f"{kind or 'unknown'} {number} {type(error).__name__}: {error}")
+    def refused(self, number: int, error: DistributedLogError) -> None:
+        word = "unknown" if isinstance(error, OutcomeUnknownError) else "failed"
+        say(f"{word} {number} {type(error).__name__}: {error}")
 
     def wait_for_all(self) -> None:
-        for _ in range(OUTSTANDING):
-            self._room.acquire()
-        for _ in range(OUTSTANDING):
-            self._room.release()
+        self._writes.join()
 
 
 def say(line: str) -> None:

@@ -178,7 +178,7 @@ class Follower:
         try:
             with self._log.open_reader() as reader:
                 while not self._stop.is_set():
-                    self.seen += reader.read_bulk(500, 50)
+                    self.seen += reader.read_bulk(500)
         except BaseException as error:
             self.error = error
 
@@ -304,7 +304,7 @@ def play(arena: Arena, seed: int) -> Round:
         assert follower.error is None, f"the reader failed after {this.history}: {follower.error!r}"
         with log.open_reader() as reader:
             records: list[LogRecord] = []
-            while more := reader.read_bulk(5000, 200):
+            while more := reader.read_bulk(5000):
                 records += more
         this.check(records, follower.seen)
     arena.namespace.delete_log(name)

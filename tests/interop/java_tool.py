@@ -108,6 +108,8 @@ class JavaTool:
 
     def __init__(self, software: JavaSoftware, log: Path) -> None:
         self.log = log
+        self.kept: dict[str, Any] = {}
+        """Whatever tests want to find again in the same process."""
         flags = ["-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=768m"]
         flags += ["-Dio.netty.tryReflectionSetAccessible=true", "-Djava.net.preferIPv4Stack=true"]
         flags += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.nio", "java.io", "sun.nio.ch")]
