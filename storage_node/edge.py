@@ -6,6 +6,7 @@ the running loop's (`loop.time`, `call_later`, `wait_for`); only wall-clock time
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -133,6 +134,10 @@ class DiskFile(Protocol):
         """Up to `length` bytes; fewer only at the end of the file. Blocking. Raises OSError."""
         ...
 
+    def read_now(self, offset: int, length: int) -> bytearray | None:
+        """All `length` bytes if that needs no waiting, else None."""
+        ...
+
     def size(self) -> int: ...
 
     def truncate(self, size: int) -> None: ...
@@ -145,7 +150,7 @@ class DiskFile(Protocol):
 
 
 class Disk(Protocol):
-    """The files of a bookie. All calls block; the long ones (`write_at`, `sync_data`, `read_at`) go through `run`."""
+    """The files of a bookie. All calls block; long ones (`write_at`, `sync_data`, `read_at`) go through `submit`."""
 
     def make_directory(self, path: str) -> None:
         """Create it and its parents, durably; existing is fine."""
@@ -185,6 +190,11 @@ class Disk(Protocol):
         """(device id, total bytes, free bytes) of the file system that holds `path`."""
         ...
 
-    async def run(self, pool: str, call: Callable[[], T]) -> T:
-        """Run one long blocking call off the loop, in the named pool (`journal`, `entries`, `reads`)."""
+    def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run one long blocking call off the loop, in the named pool: `journal` (two at a time), `entries` (in order),
+        `reads` (a few at a time), `files` (in order)."""
+        ...
+
+    def close(self) -> None:
+        """Wait for what was submitted and end the threads; the disk may be used again."""
         ...

@@ -1,0 +1,11 @@
+"""The storage node: journal, entry logs, index, and the protocol's server side.
+
+Bookie(settings, store)      a node on the running loop
+BookieSettings               its configuration
+python -m storage_node.bookie --conf FILE
+"""
+
+from storage_node.bookie.bookie import Bookie
+from storage_node.bookie.settings import BookieSettings
+
+__all__ = ["Bookie", "BookieSettings"]

@@ -1,0 +1,320 @@
+"""`Bookie`: the life of a storage node, from the lock on its directories to its last checkpoint.
+
+    start   lock -> listen -> cookies -> recover (replay, checkpoint) -> register -> serve
+    stop    unregister -> no more connections -> everything durable and answered -> last checkpoint -> unlock
+    failure of the journal: every connection is closed at once, nothing further is answered, `failed` is set
+
+Read-only, announced in metadata, while a disk is too full, and for good once writing to a ledger directory has failed;
+reads, fences and, as long as they can be stored, recovery's adds go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Coroutine
+
+from metadata.bookies import BookieAddress, BookieRegistry, Cookie
+from metadata.errors import DistributedLogError
+from metadata.store import MetadataStore
+from storage_node.bookie.connections import Connection
+from storage_node.bookie.cookies import check_cookies
+from storage_node.bookie.disk import SystemDisk
+from storage_node.bookie.settings import BookieSettings
+from storage_node.bookie.storage import Storage
+from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
+from storage_node.errors import BookieConfigurationError, BookieFailedError
+from storage_node.transport import TcpNetwork
+
+logger = logging.getLogger(__name__)
+
+METADATA_TIMEOUT_S = 5.0
+"""How long a stop waits for metadata to take the registration back; it ends with the session anyway."""
+DRAIN_S = 5.0
+LOCK_NAME = "lock"
+
+
+class Bookie:
+    """A storage node on the running loop.
+
+    Args:
+        settings: where its data lies and what it is called.
+        store: its metadata session; the caller closes it, after `stop`.
+        network, disk, clock: the edges; the real ones if left out.
+    """
+
+    def __init__(
+        self,
+        settings: BookieSettings,
+        store: MetadataStore,
+        *,
+        network: Network | None = None,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings
+        self.clock: Clock = clock or SystemClock()
+        self._network: Network = network or TcpNetwork(max_frame=settings.netty_max_frame_size_bytes)
+        self._disk: Disk = disk or SystemDisk()
+        self._registry = BookieRegistry(store, settings.zk_ledgers_root_path)
+        self._address: BookieAddress | None = None
+        self._storage: Storage | None = None
+        self._listener: Listener | None = None
+        self._locks: list[DiskFile] = []
+        self._connections: set[Connection] = set()
+        self._serving = False
+        self._stopped = False
+        self._monitor: asyncio.Task[None] | None = None
+        self._disk_full = False
+        self._announced_read_only = False
+        self._background: set[asyncio.Task[None]] = set()
+        self.failed: asyncio.Event = asyncio.Event()
+        """Set when the node has stopped by itself; `failure` says why."""
+        self.failure: BookieFailedError | None = None
+
+    # ------------------------------------------------------------------------------------ what others see
+
+    @property
+    def address(self) -> BookieAddress:
+        if self._address is None:
+            raise BookieFailedError("the bookie is not started")
+        return self._address
+
+    @property
+    def storage(self) -> Storage:
+        if self._storage is None:
+            raise BookieFailedError("the bookie is not started")
+        return self._storage
+
+    @property
+    def read_only(self) -> bool:
+        return self._disk_full or self.storage.writing_failed
+
+    @property
+    def takes_high_priority(self) -> bool:
+        return not self.storage.writing_failed and self._free_bytes() > self._reserve_bytes
+
+    @property
+    def _reserve_bytes(self) -> int:
+        return self.settings.min_usable_size_for_entry_log_creation
+
+    def disk_space(self) -> tuple[int, int]:
+        disks: dict[int, tuple[int, int]] = {}
+        for directory in self.settings.ledger_directories:
+            device, total, free = self._disk.usage(directory)
+            disks[device] = (total, free)
+        return sum(total for total, _ in disks.values()), sum(free for _, free in disks.values())
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+
+    # ------------------------------------------------------------------------------------ start
+
+    async def start(self) -> None:
+        """Recover and serve. On any error nothing is left behind, and the node serves nobody.
+
+        Raises:
+            BookieConfigurationError, CookieMismatchError: it was not allowed to start.
+            CorruptDataError (JournalCorruptError): what it had acknowledged cannot be read any more.
+            OSError, and the metadata store's errors.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self._tear_down(clean=False)
+            raise
+
+    async def _start(self) -> None:
+        settings = self.settings
+        currents = self._claim_directories()
+        self._listener = await self._network.listen(settings.listening_address, settings.bookie_port, self._accept)
+        self._address = self._name(self._listener.port)
+        cookie = Cookie(
+            bookie_id=self._address.bookie_id,
+            journal_dirs=settings.journal_directories,
+            ledger_dirs=settings.ledger_directories,
+            instance_id=await self._registry.instance_id(),
+        )
+        await check_cookies(self._registry, self._disk, cookie, list(dict.fromkeys(currents)))
+        self._storage = Storage(
+            settings,
+            self._disk,
+            journal_directory=currents[0],
+            ledger_directories=currents[1:],
+            failed=self._journal_failed,
+            degraded=self._degraded,
+        )
+        await self._storage.start()
+        self._disk_full = self._is_full()
+        self._announced_read_only = self.read_only
+        self._serving = True
+        await self._registry.register(self._address, readonly=self._announced_read_only)
+        self._monitor = asyncio.get_running_loop().create_task(self._watch_disks())
+        logger.info("bookie %s serves on port %d", self._address.bookie_id, self._listener.port)
+
+    def _claim_directories(self) -> list[str]:
+        """Create and lock every directory; return their `current` folders, the journal's first."""
+        every = [*self.settings.journal_directories, *self.settings.ledger_directories]
+        for directory in dict.fromkeys(every):
+            try:
+                self._disk.make_directory(f"{directory}/current")
+                self._locks.append(self._disk.lock(f"{directory}/{LOCK_NAME}"))
+            except BlockingIOError as error:
+                raise BookieConfigurationError(
+                    "another process uses this directory",
+                    advice="Stop the other node, or give this one directories of its own",
+                    path=directory,
+                ) from error
+            except OSError as error:
+                raise BookieConfigurationError(f"the directory cannot be used: {error}", path=directory) from error
+        return [f"{directory}/current" for directory in every]
+
+    def _name(self, port: int) -> BookieAddress:
+        """Id and address: what the settings say, else the listening address, else this host's name."""
+        settings = self.settings
+        host = settings.advertised_address or settings.listening_address
+        if host in ("", "0.0.0.0", "::"):
+            host = socket.gethostname()
+        if not settings.allow_loopback and not settings.advertised_address and _is_loopback(host):
+            raise BookieConfigurationError(
+                f"the node would advertise the loopback address {host}",
+                advice="Set advertisedAddress, or allowLoopback=true for a cluster on one machine",
+            )
+        return BookieAddress(settings.bookie_id or f"{host}:{port}", host, port)
+
+    def _accept(self, link: Link) -> FrameHandler:
+        if not self._serving:
+            raise BookieFailedError("connections are not accepted yet, or no more")
+        connection = Connection(self, link)
+        self._connections.add(connection)
+        return connection
+
+    # ------------------------------------------------------------------------------------ read-only mode
+
+    async def _watch_disks(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.disk_check_interval_ms / 1000)
+            await self.check_disks()
+
+    async def check_disks(self) -> None:
+        """Look at the disks' usage now, and announce a change of mode."""
+        self._disk_full = self._is_full()
+        await self._announce()
+
+    def _is_full(self) -> bool:
+        """True above the threshold; once full, until below the low-water mark."""
+        limit = self.settings.low_water_mark if self._disk_full else self.settings.disk_usage_threshold
+        for directory in (*self.settings.journal_directories, *self.settings.ledger_directories):
+            try:
+                _, total, free = self._disk.usage(directory)
+            except OSError as error:
+                logger.error("the usage of %s cannot be read: %s", directory, error)
+                return True
+            if free < self._reserve_bytes or 1 - free / max(total, 1) > limit:
+                if not self._disk_full:
+                    logger.error("the disk of %s is too full (%d bytes free): read-only from now on", directory, free)
+                return True
+        return False
+
+    def _free_bytes(self) -> int:
+        return min(self._disk.usage(directory)[2] for directory in self.settings.ledger_directories)
+
+    def _degraded(self, error: BaseException) -> None:
+        """Writing to a ledger directory failed; what is not there yet is in the journal and in memory."""
+        logger.error("read-only until the node is restarted with a working disk: %s", error)
+        self._run(self._announce())
+
+    async def _announce(self) -> None:
+        """Bring the registration in line with the mode; a failure is retried with the next look at the disks."""
+        read_only = self.read_only
+        if not self._serving or read_only == self._announced_read_only:
+            return
+        try:
+            await self._registry.register(self.address, readonly=read_only)
+        except DistributedLogError as error:
+            logger.warning("the mode could not be announced, trying again later: %s", error)
+            return
+        self._announced_read_only = read_only
+        logger.warning("bookie %s is %s now", self.address.bookie_id, "read-only" if read_only else "writable")
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def _journal_failed(self, error: BaseException) -> None:
+        """Stop at once: nothing may be answered any more, least of all by trying the sync again."""
+        self.failure = BookieFailedError(
+            f"the journal cannot be written: {error}",
+            advice="Mend the disk and start the node again; what it had acknowledged is in the journal",
+            node=None if self._address is None else self._address.bookie_id,
+        )
+        self._serving = False
+        for connection in list(self._connections):
+            connection.close()
+        self._run(self._stop_failed())
+
+    async def _stop_failed(self) -> None:
+        try:
+            await self._tear_down(clean=False)
+        finally:
+            self.failed.set()
+
+    async def stop(self) -> None:
+        """Stop in good order; idempotent. The next start has nothing to replay."""
+        if self.failure is not None:
+            await self.failed.wait()
+            return
+        await self._tear_down(clean=True)
+
+    async def abort(self) -> None:
+        """Stop as a crash would: no checkpoint, nothing unregistered (that ends with the metadata session)."""
+        await self._tear_down(clean=False, unregister=False)
+
+    async def _tear_down(self, *, clean: bool, unregister: bool = True) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        if unregister:
+            await self._unregister()
+        if self._monitor is not None:
+            self._monitor.cancel()
+            await asyncio.wait([self._monitor])
+            self._monitor = None
+        self._serving = False
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+        if clean and self._storage is not None:
+            await self._answer_the_rest()
+        for connection in list(self._connections):
+            connection.close()
+        if self._storage is not None:
+            await self._storage.stop(clean=clean)
+        for lock in self._locks:
+            lock.close()
+        self._locks.clear()
+        self._disk.close()
+
+    async def _answer_the_rest(self) -> None:
+        """Let what was accepted be answered."""
+        try:
+            await asyncio.wait_for(self.storage.journal.durable(), DRAIN_S)
+        except (OSError, DistributedLogError, asyncio.TimeoutError) as error:
+            logger.warning("stopping with adds unanswered: %s", error)
+        await asyncio.sleep(0)
+
+    async def _unregister(self) -> None:
+        if self._address is None:
+            return
+        try:
+            await asyncio.wait_for(self._registry.unregister(self._address.bookie_id), METADATA_TIMEOUT_S)
+        except (DistributedLogError, asyncio.TimeoutError) as error:
+            logger.warning("the registration is left to end with its session: %s", error)
+
+    def _run(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host == "::1" or host.startswith("127.")

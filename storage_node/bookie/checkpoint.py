@@ -1,0 +1,107 @@
+"""The checkpoint file: what the node knew, and from where on the journal has to be replayed.
+
+The same file `checkpoint` lies in every ledger directory; the one with the highest counter is the truth. It replaces
+its predecessor atomically, and the journal's files are given up only when every copy is in place (D7).
+
+    8   magic "dlsCKPT1"
+    4   flags: 1 = clean stop, nothing to replay; 2 = entries may have been lost here (I11)
+    8   counter
+    24  mark: journal file id, offset, batch sequence number
+    8   lowest entry log id never used
+    4   number of logs, then for each: 8 log id, 8 length
+    4   number of ledgers, then the ledgers' states
+    4   CRC-32 of everything before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError
+
+from metadata.errors import CorruptDataError
+from storage_node.bookie.ledgers import Ledger
+from storage_node.bookie.replay import Mark
+from storage_node.protocol.digests import crc32
+
+FILE_NAME = "checkpoint"
+MAGIC = b"dlsCKPT1"
+_HEAD = Struct(">8sIQQQQQI")
+_LOG = Struct(">QQ")
+_COUNT = Struct(">I")
+_SUM = Struct(">I")
+_CLEAN, _LOSSY = 1, 2
+
+
+def missing(directories: list[str]) -> CorruptDataError:
+    """There is data, but no readable checkpoint."""
+    return CorruptDataError(
+        f"there are journal files or entry logs, but no intact file {FILE_NAME} in any ledger directory",
+        advice="The node did not start, because it cannot know what it has lost. Restore the file, or give the node "
+        "up: let its ledgers be replicated elsewhere, then remove its cookie and directories",
+        path=", ".join(directories),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A decoded checkpoint. `logs` gives the length up to which each log is indexed and durable."""
+
+    counter: int
+    mark: Mark
+    next_log_id: int
+    logs: Mapping[int, int]
+    clean: bool
+    lossy: bool
+
+
+def encode(checkpoint: Checkpoint, ledgers: Iterable[bytes]) -> bytes:
+    """The file's bytes; `ledgers` are states by `Ledger.encode`."""
+    states = list(ledgers)
+    flags = (_CLEAN if checkpoint.clean else 0) | (_LOSSY if checkpoint.lossy else 0)
+    mark = checkpoint.mark
+    parts = [
+        _HEAD.pack(
+            MAGIC,
+            flags,
+            checkpoint.counter,
+            mark.file_id,
+            mark.offset,
+            mark.sequence,
+            checkpoint.next_log_id,
+            len(checkpoint.logs),
+        )
+    ]
+    parts += [_LOG.pack(log_id, length) for log_id, length in checkpoint.logs.items()]
+    parts.append(_COUNT.pack(len(states)))
+    data = b"".join(parts + states)
+    return data + _SUM.pack(crc32(data, 0))
+
+
+def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
+    """A checkpoint and the ledgers; None where the bytes are damaged."""
+    if len(data) < _SUM.size or _SUM.unpack(data[-_SUM.size :])[0] != crc32(data[: -_SUM.size], 0):
+        return None
+    view = memoryview(data)[: -_SUM.size]
+    try:
+        magic, flags, counter, file_id, offset, sequence, next_log_id, log_count = _HEAD.unpack_from(view)
+        if magic != MAGIC:
+            return None
+        at = _HEAD.size
+        logs: dict[int, int] = {}
+        for _ in range(log_count):
+            log_id, length = _LOG.unpack_from(view, at)
+            logs[log_id] = length
+            at += _LOG.size
+        (ledger_count,) = _COUNT.unpack_from(view, at)
+        at += _COUNT.size
+        ledgers: dict[int, Ledger] = {}
+        for _ in range(ledger_count):
+            ledger, at = Ledger.decode(view, at)
+            ledgers[ledger.ledger_id] = ledger
+    except StructError:
+        return None
+    mark = Mark(file_id, offset, sequence)
+    clean, lossy = bool(flags & _CLEAN), bool(flags & _LOSSY)
+    return Checkpoint(counter, mark, next_log_id, logs, clean, lossy), ledgers

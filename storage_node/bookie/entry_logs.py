@@ -1,0 +1,334 @@
+"""The entry logs: append-only files, `<id in 16 hex digits>.log`, that interleave all ledgers' records.
+
+The end of the current log is in memory, in slabs (`bookie.slabs`), before it is in the file: records are appended to
+the slab, and a writer follows behind in pieces of 256 KB, one at a time, straight from that memory. A read finds its
+record in a slab if the region is still there, else in the file.
+
+Fault model: a write or sync that fails ends the writing for good (`error`); nothing is lost by it, since what is not
+in the file is in the journal, and stays in memory, readable. The node above becomes read-only. A read that fails, or
+gives bytes that fail their checksum, concerns that entry only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+
+from storage_node.bookie.records import ALIGN, HEADER_BYTES, LOG, SUM, SUMMED, aligned, pad_header
+from storage_node.bookie.slabs import Slab, SlabPool, down, up
+from storage_node.edge import Disk, DiskFile
+from storage_node.errors import BookieFailedError
+from storage_node.protocol.digests import crc32
+from storage_node.protocol.frames import Buffer
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 256 * 1024
+OPEN_FILES = 256
+LOG_FORMAT = b"dlspark entry log 1"
+
+
+def log_name(log_id: int) -> str:
+    return f"{log_id:016x}.log"
+
+
+def sidecar_name(log_id: int) -> str:
+    return f"{log_id:016x}.idx"
+
+
+def parse_log_name(name: str, suffix: str = ".log") -> int | None:
+    """The id in a log's (or sidecar's) name, None for other files."""
+    if len(name) != 20 or not name.endswith(suffix):
+        return None
+    try:
+        return int(name[:16], 16)
+    except ValueError:
+        return None
+
+
+class LogFile:
+    """A log that is being written."""
+
+    __slots__ = ("directory", "file", "length", "log_id", "path", "sidecar_bytes", "synced")
+
+    def __init__(self, log_id: int, directory: str) -> None:
+        self.log_id = log_id
+        self.directory = directory
+        self.path = f"{directory}/{log_name(log_id)}"
+        self.file: DiskFile | None = None
+        self.length = 0
+        """Bytes appended, in memory or in the file."""
+        self.synced = 0
+        """Bytes that the last checkpoint covered."""
+        self.sidecar_bytes = 0
+
+
+class EntryLogs:
+    """All logs of a node; appends to one of them at a time."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        slab_bytes: int,
+        memory_bytes: int,
+        log_bytes: int,
+        next_log_id: int,
+        choose_directory: Callable[[], str],
+        room_made: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._disk = disk
+        self._log_bytes = log_bytes
+        self.next_log_id = next_log_id
+        self._choose_directory = choose_directory
+        self._room_made = room_made
+        self._failed = failed
+        self._pool = SlabPool(slab_bytes, memory_bytes // slab_bytes, self._evicted)
+        self._slabs: dict[tuple[int, int], Slab] = {}
+        self._log: LogFile | None = None
+        self._slab: Slab | None = None
+        self._unwritten: deque[tuple[LogFile, Slab]] = deque()
+        self._writing = False
+        self._flushes: list[tuple[Slab, int, asyncio.Future[None]]] = []
+        self.writing: dict[int, LogFile] = {}
+        """Logs with something that no checkpoint covers, or that is still appended to."""
+        self.paths: dict[int, str] = {}
+        self._open: OrderedDict[int, _Reader] = OrderedDict()
+        self.error: BaseException | None = None
+
+    # ------------------------------------------------------------------------------------ appending
+
+    def append(
+        self, kind: int, ledger_id: int, entry_id: int, body: Buffer, *, beyond_limit: bool = False
+    ) -> tuple[Slab, int, int] | None:
+        """Copy a record into memory: (slab, start, end). None while there is no room: `room_made` will be called."""
+        length = len(body)
+        slab = self._slab
+        size = (length + HEADER_BYTES + ALIGN - 1) & -ALIGN
+        if slab is None or slab.end + size > slab.size:
+            slab = self._next_slab(beyond_limit)
+            if slab is None:
+                return None
+        start = slab.end
+        end = start + size
+        at = start + HEADER_BYTES
+        head = SUMMED.pack(kind, length, ledger_id, entry_id, crc32(body, 0))
+        view = slab.view
+        view[start:at] = head + SUM.pack(crc32(head, 0))
+        view[at : at + length] = body
+        slab.end = end
+        if end - slab.written >= PIECE_BYTES and not self._writing:
+            self._write_on()
+        return slab, start, end
+
+    def align(self, slab: Slab) -> None:
+        """Let the slab's next record begin on a block."""
+        gap = up(slab.end) - slab.end
+        if gap:
+            slab.view[slab.end : slab.end + HEADER_BYTES] = pad_header(gap)
+            slab.end += gap
+
+    def _next_slab(self, beyond_limit: bool) -> Slab | None:
+        """Go on in a new slab, in the same log or in a new one."""
+        log, old = self._log, self._slab
+        base = 0 if old is None else old.base + old.size
+        if log is None or base + self._pool.slab_bytes > self._log_bytes:
+            slab = self._pool.take(self.next_log_id, 0, beyond_limit=beyond_limit)
+            if slab is None:
+                return None
+            self._seal()
+            if log is not None and old is not None:
+                log.length = old.base + old.end
+            self._log = log = LogFile(self.next_log_id, self._choose_directory())
+            self.next_log_id += 1
+            self.writing[log.log_id] = log
+            self.paths[log.log_id] = log.path
+            self._write_log_record(slab, log)
+        else:
+            slab = self._pool.take(log.log_id, base, beyond_limit=beyond_limit)
+            if slab is None:
+                return None
+            self._seal()
+        self._slab = slab
+        self._slabs[(slab.log_id, slab.base)] = slab
+        self._unwritten.append((log, slab))
+        self._write_on()
+        return slab
+
+    @staticmethod
+    def _write_log_record(slab: Slab, log: LogFile) -> None:
+        head = SUMMED.pack(LOG, len(LOG_FORMAT), log.log_id, 0, crc32(LOG_FORMAT, 0))
+        head += SUM.pack(crc32(head, 0))
+        slab.view[: len(head) + len(LOG_FORMAT)] = head + LOG_FORMAT
+        slab.end = aligned(len(head) + len(LOG_FORMAT))
+
+    def _seal(self) -> None:
+        """The current slab takes no more; one PAD covers the rest of its region."""
+        slab = self._slab
+        if slab is None:
+            return
+        rest = slab.size - slab.end
+        if rest:
+            slab.view[slab.end : slab.end + HEADER_BYTES] = pad_header(rest)
+            slab.end = up(slab.end + HEADER_BYTES)
+        slab.sealed = True
+
+    def _evicted(self, slab: Slab) -> None:
+        del self._slabs[(slab.log_id, slab.base)]
+
+    # ------------------------------------------------------------------------------------ writing
+
+    def _write_on(self) -> None:
+        """Send the next piece to the file, unless one is on its way."""
+        while self._unwritten and not self._writing and self.error is None:
+            log, slab = self._unwritten[0]
+            ready = slab.end if slab.sealed or self._flushes else down(slab.end)
+            size = min(ready - slab.written, PIECE_BYTES)
+            if size <= 0 or (size < PIECE_BYTES and not (slab.sealed or self._flushes)):
+                if slab.sealed and slab.written >= slab.end:
+                    self._unwritten.popleft()
+                    continue
+                return
+            size = down(size)
+            if not size:
+                return
+            self._writing = True
+            piece = slab.view[slab.written : slab.written + size]
+            future = self._disk.submit("entries", partial(self._write, log, slab.base + slab.written, piece))
+            future.add_done_callback(partial(self._wrote, slab, size))
+
+    def _write(self, log: LogFile, offset: int, piece: memoryview) -> None:
+        """On the entry-log thread."""
+        if log.file is None:
+            log.file = self._disk.open(log.path, create=True, direct=True)
+        log.file.write_at(offset, [piece])
+        piece.release()
+
+    def _wrote(self, slab: Slab, size: int, future: asyncio.Future[None]) -> None:
+        self._writing = False
+        error = future.exception()
+        if error is not None:
+            self._fail(error)
+            return
+        slab.written += size
+        for flush in [f for f in self._flushes if f[0] is slab and slab.written >= f[1]]:
+            self._flushes.remove(flush)
+            if not flush[2].done():
+                flush[2].set_result(None)
+        if slab.settled:
+            self._room_made()
+        self._write_on()
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        logger.error("writing the entry logs failed, the node takes no more entries: %s", error)
+        flushes, self._flushes = self._flushes, []
+        for _, _, future in flushes:
+            if not future.done():
+                future.set_exception(error)
+        self._failed(error)
+
+    # ------------------------------------------------------------------------------------ checkpoints
+
+    def flush_target(self) -> asyncio.Future[None]:
+        """Done when everything appended so far is written (not yet synced)."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        slab = self._slab
+        if self.error is not None:
+            future.set_exception(self.error)
+        elif slab is None:
+            future.set_result(None)
+        else:
+            self.align(slab)
+            if slab.written >= slab.end:
+                future.set_result(None)
+            else:
+                self._flushes.append((slab, slab.end, future))
+                self._write_on()
+        return future
+
+    def lengths(self) -> dict[int, int]:
+        """The logical length of each log being written, as of now."""
+        if self._log is not None and self._slab is not None:
+            self._log.length = self._slab.base + self._slab.end
+        return {log_id: log.length for log_id, log in self.writing.items()}
+
+    def finished(self, log: LogFile) -> bool:
+        """True if nothing will be appended to it any more."""
+        return log is not self._log
+
+    def forget(self, log_id: int) -> None:
+        """A finished log is covered by a checkpoint: nothing is written to it any more."""
+        log = self.writing.pop(log_id)
+        if log.file is not None:
+            log.file.close()
+
+    def give_up(self, error: BaseException) -> None:
+        """Stop writing: a checkpoint could not be made durable, and trying again would prove nothing."""
+        self._fail(error)
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def in_memory(self, log_id: int, offset: int, size: int) -> memoryview | None:
+        """The record's bytes, if its region is still in a slab."""
+        slab_bytes = self._pool.slab_bytes
+        base = offset - offset % slab_bytes
+        slab = self._slabs.get((log_id, base))
+        return None if slab is None else slab.view[offset - base : offset - base + size]
+
+    async def read(self, log_id: int, offset: int, size: int) -> memoryview:
+        """The record's bytes from the file, unchecked. Raises OSError."""
+        reader = self._open.get(log_id)
+        if reader is None:
+            reader = self._open[log_id] = _Reader(self._disk.open(self.paths[log_id]))
+            self._close_some()
+        else:
+            self._open.move_to_end(log_id)
+        now = reader.file.read_now(offset, size)
+        if now is not None:
+            return memoryview(now)
+        reader.users += 1
+        try:
+            return memoryview(await self._disk.submit("reads", partial(reader.file.read_at, offset, size)))
+        finally:
+            reader.users -= 1
+            if reader.users == 0 and self._open.get(log_id) is not reader:
+                reader.file.close()
+
+    def _close_some(self) -> None:
+        while len(self._open) > OPEN_FILES:
+            _, reader = self._open.popitem(last=False)
+            if reader.users == 0:
+                reader.file.close()
+
+    def halt(self) -> None:
+        """Send no more pieces to the files, and tell nobody."""
+        self.error = self.error or BookieFailedError("the entry logs are closed")
+        flushes, self._flushes = self._flushes, []
+        for _, _, future in flushes:
+            future.cancel()
+
+    def close(self) -> None:
+        """Close all files. No call may be under way."""
+        for log in self.writing.values():
+            if log.file is not None:
+                log.file.close()
+        for reader in self._open.values():
+            reader.file.close()
+        self._open.clear()
+
+
+class _Reader:
+    """A log opened for reading, through the page cache."""
+
+    __slots__ = ("file", "users")
+
+    def __init__(self, file: DiskFile) -> None:
+        self.file = file
+        self.users = 0

@@ -1,0 +1,227 @@
+"""The index: where each entry of a ledger lies in the entry logs; in memory, with one sidecar file a log on disk.
+
+A sidecar is a chain of blocks, one for each checkpoint that found new records in the log:
+
+    0   8   magic "dlsINDEX"             then, for each run of entries of one ledger:
+    8   8   log id                           8  ledger id, 8  first entry id, 4  count
+    16  8   covers the log from here         count times 4: place (offset / 32) of the record
+    24  8   up to here                       count times 4: size of the record; 0: not in this log
+    32  4   bytes behind the header
+    36  4   CRC-32 of those bytes
+    40  4   CRC-32 of bytes [0, 40)
+
+It is never trusted unseen: a block that fails a sum, or a gap in the chain, and the log is scanned instead (D11). The
+last copy of an entry wins, in memory as in the order of logs and blocks.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator
+from struct import Struct
+from typing import TypeAlias
+
+from storage_node.protocol.digests import crc32
+
+MAGIC = b"dlsINDEX"
+_BLOCK = Struct(">8sQQQII")
+_SUM = Struct(">I")
+_RUN = Struct(">qqI")
+BLOCK_HEADER_BYTES = _BLOCK.size + _SUM.size
+
+MAX_GAP = 1024
+"""Missing entries that are represented by empty places; beyond it an entry goes to a dict of its own."""
+
+Place: TypeAlias = tuple[int, int, int]
+"""(log id, offset / 32, size of the record)"""
+
+
+class LedgerIndex:
+    """The places of one ledger's entries: dense arrays from `base` on, twelve bytes an entry, and a dict for strays."""
+
+    __slots__ = ("_base", "_logs", "_places", "_sizes", "_strays", "last")
+
+    def __init__(self) -> None:
+        self._base = 0
+        self._logs = array("I")
+        self._places = array("I")
+        self._sizes = array("I")
+        self._strays: dict[int, Place] = {}
+        self.last = -1
+        """The highest entry id, -1 if there is none."""
+
+    def put(self, entry_id: int, log_id: int, place: int, size: int) -> None:
+        """Note where an entry lies; a previous place is forgotten."""
+        sizes = self._sizes
+        at = entry_id - self._base
+        count = len(sizes)
+        if at != count or not count:
+            if not count:
+                self._base = entry_id
+            elif 0 <= at < count:
+                self._logs[at] = log_id
+                self._places[at] = place
+                sizes[at] = size
+                return
+            elif count < at <= count + MAX_GAP and not self._strays:
+                gap = array("I", bytes(4 * (at - count)))
+                self._logs.extend(gap)
+                self._places.extend(gap)
+                sizes.extend(gap)
+            else:
+                self._strays[entry_id] = (log_id, place, size)
+                if entry_id > self.last:
+                    self.last = entry_id
+                return
+        self._logs.append(log_id)
+        self._places.append(place)
+        sizes.append(size)
+        if self._strays:
+            self._strays.pop(entry_id, None)
+        if entry_id > self.last:
+            self.last = entry_id
+
+    def put_run(self, first: int, log_id: int, places: array[int], sizes: array[int]) -> None:
+        """Many at once, as a sidecar has them; size 0 means that there is nothing."""
+        count = len(self._sizes)
+        if 0 in sizes or self._strays or (count and first != self._base + count):
+            for at, size in enumerate(sizes):
+                if size:
+                    self.put(first + at, log_id, places[at], size)
+            return
+        if not count:
+            self._base = first
+        self._logs.extend(array("I", [log_id]) * len(sizes))
+        self._places.extend(places)
+        self._sizes.extend(sizes)
+        self.last = max(self.last, first + len(sizes) - 1)
+
+    def get(self, entry_id: int) -> Place | None:
+        """Where an entry lies, None if it is not here."""
+        at = entry_id - self._base
+        if 0 <= at < len(self._sizes):
+            size = self._sizes[at]
+            if size:
+                return self._logs[at], self._places[at], size
+        return self._strays.get(entry_id)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Contiguous runs (first, last) of entry ids, ascending."""
+        present = [self._base + at for at, size in enumerate(self._sizes) if size]
+        if self._strays:
+            present = sorted({*present, *self._strays})
+        start = previous = -2
+        for entry_id in present:
+            if entry_id != previous + 1:
+                if start >= 0:
+                    yield start, previous
+                start = entry_id
+            previous = entry_id
+        if start >= 0:
+            yield start, previous
+
+
+class _Run:
+    __slots__ = ("first", "next", "places", "sizes")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.next = first
+        self.places = array("I")
+        self.sizes = array("I")
+
+
+class NewPlaces:
+    """What was added to one log since its last checkpoint: the next block of its sidecar."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        self._runs: dict[int, list[_Run]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def ledger_ids(self) -> list[int]:
+        return list(self._runs)
+
+    def put(self, ledger_id: int, entry_id: int, place: int, size: int) -> None:
+        runs = self._runs.get(ledger_id)
+        if runs is None:
+            runs = self._runs[ledger_id] = []
+        run = runs[-1] if runs else None
+        if run is None or entry_id != run.next:
+            gap = entry_id - run.next if run is not None else -1
+            if run is not None and 0 < gap <= 8:
+                run.places.extend([0] * gap)
+                run.sizes.extend([0] * gap)
+            else:
+                run = _Run(entry_id)
+                runs.append(run)
+        run.places.append(place)
+        run.sizes.append(size)
+        run.next = entry_id + 1
+
+    def block(self, log_id: int, start: int, end: int) -> bytes:
+        """The sidecar block that says: this is what the log holds from `start` to `end`."""
+        parts: list[bytes] = []
+        for ledger_id, runs in self._runs.items():
+            for run in runs:
+                parts += (_RUN.pack(ledger_id, run.first, len(run.sizes)), _pack(run.places), _pack(run.sizes))
+        payload = b"".join(parts)
+        head = _BLOCK.pack(MAGIC, log_id, start, end, len(payload), crc32(payload, 0))
+        return head + _SUM.pack(crc32(head, 0)) + payload
+
+
+Runs: TypeAlias = "list[tuple[int, int, array[int], array[int]]]"
+
+
+def parse_sidecar(data: bytes, log_id: int, length: int) -> tuple[Runs, int] | None:
+    """(the runs of a log's first `length` bytes, bytes of the sidecar that say so); None if it does not say all of it.
+
+    Blocks behind `length` belong to a checkpoint that did not come to its end; they are left out.
+    """
+    runs: Runs = []
+    at = covered = 0
+    while covered < length:
+        head = data[at : at + _BLOCK.size]
+        total = data[at + _BLOCK.size : at + BLOCK_HEADER_BYTES]
+        if len(total) < _SUM.size or _SUM.unpack(total)[0] != crc32(head, 0):
+            return None
+        magic, found, start, end, size, payload_sum = _BLOCK.unpack(head)
+        payload = data[at + BLOCK_HEADER_BYTES : at + BLOCK_HEADER_BYTES + size]
+        in_chain = magic == MAGIC and found == log_id and start == covered and start < end <= length
+        if not in_chain or len(payload) != size or crc32(payload, 0) != payload_sum:
+            return None
+        runs += _parse_runs(payload)
+        covered = end
+        at += BLOCK_HEADER_BYTES + size
+    return runs, at
+
+
+def _parse_runs(payload: bytes) -> Runs:
+    runs: Runs = []
+    at = 0
+    while at < len(payload):
+        ledger_id, first, count = _RUN.unpack_from(payload, at)
+        at += _RUN.size
+        places = _unpack(payload[at : at + 4 * count])
+        sizes = _unpack(payload[at + 4 * count : at + 8 * count])
+        runs.append((ledger_id, first, places, sizes))
+        at += 8 * count
+    return runs
+
+
+def _pack(values: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        values = array("I", values)
+        values.byteswap()
+    return values.tobytes()
+
+
+def _unpack(data: bytes) -> array[int]:
+    values = array("I", data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

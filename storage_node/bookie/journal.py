@@ -1,0 +1,335 @@
+"""The journal's writer: group commit without a timer.
+
+Records are already in a slab when the journal hears of them (`extend`); the caller's acknowledgements wait here until
+the batch that holds them is on disk. Whatever has gathered when a slot is free becomes a batch; at most two are in
+flight; acknowledgements are given in the order of the batches, after fdatasync, never before.
+
+Small batches are copied behind their header into one block-aligned buffer; large ones are written from the slab where
+they lie, behind a header block of their own.
+
+A write or sync that fails is final: nothing further is written or acknowledged, `failed` is called once, and the node
+stops. The sync must not be repeated, since the kernel may have dropped the pages and would then report success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from metadata.errors import check
+from storage_node.bookie.journal_files import JournalFile, JournalFiles
+from storage_node.bookie.journal_format import BATCH_HEADER_BYTES, BatchHeader
+from storage_node.bookie.replay import FIRST_BATCH_AT, Mark
+from storage_node.bookie.slabs import BLOCK, Slab, aligned_memory, down, up
+from storage_node.edge import Disk
+from storage_node.errors import BookieFailedError
+from storage_node.protocol.digests import crc32
+
+logger = logging.getLogger(__name__)
+
+SLOTS = 2
+COPY_BYTES = 64 * 1024
+"""Batches up to this size are copied; larger ones are written in place."""
+BATCH_BYTES = 4 * 1024 * 1024
+"""A batch is closed once it has reached this size."""
+
+Acknowledge = Callable[[], None]
+
+
+class Batch:
+    """A range of a slab on its way to the disk, and who waits for it."""
+
+    __slots__ = ("acknowledgements", "durable_through", "end", "offset", "sequence", "slab", "start", "written")
+
+    def __init__(self, slab: Slab, start: int) -> None:
+        self.slab = slab
+        self.start = start
+        self.end = start
+        self.acknowledgements: list[Acknowledge] = []
+        self.sequence = 0
+        self.durable_through = 0
+        self.offset = 0
+        self.written = False
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+    @property
+    def copied(self) -> bool:
+        return self.length <= COPY_BYTES
+
+    @property
+    def total(self) -> int:
+        """Bytes in the file."""
+        if self.copied:
+            return up(BATCH_HEADER_BYTES + self.length)
+        return BLOCK + up(self.end) - down(self.start)
+
+
+class Journal:
+    """Appends to one journal directory. `align` makes the slab's next record begin on a block."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        files: JournalFiles,
+        file: JournalFile,
+        *,
+        last_sequence: int,
+        align: Callable[[Slab], None],
+        rolled: Callable[[], None],
+        settled: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._disk = disk
+        self._files = files
+        self._file = file
+        self._next_file: JournalFile | None = None
+        self._offset = FIRST_BATCH_AT
+        self._last_sequence = last_sequence
+        self._durable = last_sequence
+        self._align = align
+        self._rolled = rolled
+        self._settled = settled
+        self._failed = failed
+        self._open: Batch | None = None
+        self._waiting: deque[Batch] = deque()
+        self._flying: deque[Batch] = deque()
+        self._slots = [memoryview(aligned_memory(BLOCK + COPY_BYTES)) for _ in range(SLOTS)]
+        self._kick_scheduled = False
+        self._preparing: asyncio.Future[None] | None = None
+        self._opening: asyncio.Future[JournalFile] | None = None
+        self._idle: list[asyncio.Future[None]] = []
+        self._calls: set[asyncio.Future[None]] = set()
+        self._retired: list[JournalFile] = []
+        self.error: BaseException | None = None
+        self.commits = 0
+        """Batches made durable since the start."""
+
+    # ------------------------------------------------------------------------------------ appending
+
+    def extend(self, slab: Slab, start: int, end: int, acknowledge: Acknowledge | None) -> None:
+        """Records lie at [start, end) of the slab, right behind the previous ones; call `acknowledge` when durable."""
+        batch = self._open
+        if batch is None or batch.slab is not slab or batch.end != start:
+            if batch is not None:
+                self._close_batch()
+            batch = self._open = Batch(slab, start)
+            slab.flying += 1
+        batch.end = end
+        if acknowledge is not None:
+            batch.acknowledgements.append(acknowledge)
+        if end - batch.start >= BATCH_BYTES:
+            self._close_batch()
+        if not self._kick_scheduled:
+            self._kick_scheduled = True
+            asyncio.get_running_loop().call_soon(self._kick)
+
+    def barrier(self, acknowledge: Acknowledge) -> None:
+        """Call `acknowledge` once everything appended so far is durable (at once if it is)."""
+        for batch in (self._open, self._waiting[-1] if self._waiting else None):
+            if batch is not None:
+                batch.acknowledgements.append(acknowledge)
+                return
+        if self._flying:
+            self._flying[-1].acknowledgements.append(acknowledge)
+        elif self.error is None:
+            acknowledge()
+
+    def mark(self) -> Mark:
+        """End the current batch here: what was appended so far is up to the mark, what follows is behind it."""
+        if self._open is not None:
+            self._close_batch()
+        sequence = self._last_sequence + len(self._waiting)
+        return Mark(self._file.file_id, self._offset, sequence)
+
+    async def durable(self) -> None:
+        """Wait until everything appended so far is durable. Raises the error that stopped the journal."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.error is None:
+            self._idle.append(done)
+            self.barrier(partial(_resolve, done))
+        else:
+            done.set_exception(self.error)
+        try:
+            await done
+        finally:
+            if done in self._idle:
+                self._idle.remove(done)
+
+    # ------------------------------------------------------------------------------------ committing
+
+    def _close_batch(self) -> None:
+        """The open batch takes no more records."""
+        batch = self._open
+        if batch is None:
+            return
+        self._open = None
+        self._waiting.append(batch)
+        if not batch.copied and not batch.slab.sealed:
+            self._align(batch.slab)
+
+    def _kick(self) -> None:
+        """Send off as many batches as there are free slots."""
+        self._kick_scheduled = False
+        while len(self._flying) < SLOTS and self.error is None:
+            if not self._waiting:
+                if self._open is None:
+                    return
+                self._close_batch()
+            if not self._make_room(self._waiting[0].total):
+                return
+            self._launch(self._waiting.popleft())
+
+    def _launch(self, batch: Batch) -> None:
+        self._last_sequence += 1
+        batch.sequence = self._last_sequence
+        batch.durable_through = self._durable
+        batch.offset = self._offset
+        self._offset += batch.total
+        self._flying.append(batch)
+        file = self._file
+        slot = self._slots.pop()
+        call = partial(_write_batch, file, batch, slot)
+        future = self._disk.submit("journal", call)
+        self._calls.add(future)
+        future.add_done_callback(partial(self._landed, batch, slot))
+
+    def _landed(self, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
+        """A batch came back: acknowledge it and its followers, if all before it are durable too."""
+        self._calls.discard(future)
+        self._slots.append(slot)
+        error = future.exception()
+        if error is not None:
+            self._fail(error)
+            return
+        batch.written = True
+        if self.error is not None:
+            return
+        while self._flying and self._flying[0].written:
+            done = self._flying.popleft()
+            self._durable = done.sequence
+            self.commits += 1
+            done.slab.flying -= 1
+            if done.slab.settled:
+                self._settled()
+            for acknowledge in done.acknowledgements:
+                acknowledge()
+        self._kick()
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        logger.critical("the journal failed, nothing further is acknowledged: %s", error)
+        for waiter in self._idle:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._failed(error)
+
+    # ------------------------------------------------------------------------------------ files
+
+    def _make_room(self, size: int) -> bool:
+        """True if a batch of `size` may be written now; otherwise what is missing is under way."""
+        file, files = self._file, self._files
+        if self._offset + size > files.max_bytes:
+            if self._next_file is None:
+                self._open_next()
+                return False
+            self._retired.append(file)
+            self._file, self._next_file = self._next_file, None
+            self._offset = FIRST_BATCH_AT
+            self._rolled()
+            return self._make_room(size)
+        end = self._offset + size
+        if end + files.max_bytes // 4 > files.max_bytes and self._next_file is None:
+            self._open_next()
+        if file.prepared < files.max_bytes and end + (file.prepared - FIRST_BATCH_AT) // 8 > file.prepared - BLOCK:
+            self._prepare()
+        return end <= file.prepared
+
+    def _prepare(self) -> None:
+        """Write the next step of the current file ahead of the journal."""
+        if self._preparing is None:
+            self._preparing = self._disk.submit("files", partial(self._files.prepare, self._file))
+            self._preparing.add_done_callback(self._prepared)
+
+    def _prepared(self, future: asyncio.Future[None]) -> None:
+        self._preparing = None
+        error = future.exception()
+        if error is not None:
+            self._fail(error)
+        else:
+            self._kick()
+
+    def _open_next(self) -> None:
+        if self._opening is None:
+            file_id = self._file.file_id + 1
+            self._opening = self._disk.submit("files", partial(self._files.open_next, file_id))
+            self._opening.add_done_callback(self._opened)
+
+    def _opened(self, future: asyncio.Future[JournalFile]) -> None:
+        self._opening = None
+        error = future.exception()
+        if error is not None:
+            self._fail(error)
+            return
+        self._next_file = future.result()
+        self._kick()
+
+    async def retire(self, mark: Mark) -> None:
+        """A checkpoint with this mark is durable: older files may go. Raises OSError."""
+        if self._preparing is not None:
+            await asyncio.wait([self._preparing])
+        for file in [file for file in self._retired if file.file_id < mark.file_id]:
+            self._retired.remove(file)
+            file.file.close()
+        await self._disk.submit("files", partial(self._files.retire, mark.file_id))
+
+    async def close(self, *, abandon: bool = False) -> None:
+        """Wait for what is under way, and close the files. `abandon`: what was not sent off yet is not written."""
+        idle = self._open is None and not self._waiting
+        check(abandon or idle or self.error is not None, "the journal was closed with records waiting")
+        self.error = self.error or BookieFailedError("the journal is closed")
+        for waiter in self._idle:
+            if not waiter.done():
+                waiter.set_exception(self.error)
+        under_way = [future for future in (self._preparing, self._opening, *self._calls) if future is not None]
+        if under_way:
+            await asyncio.wait(under_way)
+        for file in (*self._retired, self._file, self._next_file):
+            if file is not None:
+                file.file.close()
+
+
+def _write_batch(file: JournalFile, batch: Batch, slot: memoryview) -> None:
+    """On a journal thread: one write, one sync."""
+    slab = batch.slab.view
+    records = slab[batch.start : batch.end]
+    copied = batch.copied
+    header = BatchHeader(
+        batch.offset,
+        file.file_id,
+        batch.sequence,
+        batch.durable_through,
+        batch.total,
+        BATCH_HEADER_BYTES if copied else BLOCK + batch.start - down(batch.start),
+        batch.length,
+        crc32(records, 0),
+    ).encode()
+    slot[: len(header)] = header
+    if copied:
+        slot[BATCH_HEADER_BYTES : BATCH_HEADER_BYTES + batch.length] = records
+        file.file.write_at(batch.offset, [slot[: batch.total]])
+    else:
+        file.file.write_at(batch.offset, [slot[:BLOCK], slab[down(batch.start) : up(batch.end)]])
+    file.file.sync_data()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,159 @@
+"""Reading the journal at start: every record behind the checkpoint's mark, in order, or a refusal.
+
+Never skips over damage: a torn tail (batches that a crash interrupted, of which nobody was told) ends the replay; a
+batch that had been durable and cannot be read any more raises JournalCorruptError, naming file and offset. Starting
+without it would answer "no such entry" for what was acknowledged (I11).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from storage_node.bookie.journal_format import (
+    BatchHeader,
+    file_name,
+    parse_batch_header,
+    parse_file_header,
+    parse_file_name,
+)
+from storage_node.bookie.records import Record, scan
+from storage_node.bookie.slabs import BLOCK
+from storage_node.edge import Disk, DiskFile
+from storage_node.errors import JournalCorruptError
+from storage_node.protocol.digests import crc32
+
+logger = logging.getLogger(__name__)
+
+SCAN_BYTES = 4 * 1024 * 1024
+FIRST_BATCH_AT = BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Everything up to batch `sequence` is in the entry logs; later batches lie at or behind (`file_id`, `offset`)."""
+
+    file_id: int
+    offset: int
+    sequence: int
+
+
+class JournalReader:
+    """Reads the files of one journal directory."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        ids = (parse_file_name(name) for name in disk.list_directory(directory))
+        self.file_ids = sorted(file_id for file_id in ids if file_id is not None)
+        self.last_sequence = 0
+        """The highest sequence number seen; the next writer goes on behind it."""
+
+    def empty(self) -> bool:
+        """True if no file holds any batch."""
+        return not any(True for file_id in self.file_ids for _ in self._headers(file_id, FIRST_BATCH_AT))
+
+    def replay(self, mark: Mark) -> Iterator[Record]:
+        """All records of batches above the mark, in order. Raises JournalCorruptError before giving any wrong one."""
+        self.last_sequence = mark.sequence
+        files = [file_id for file_id in self.file_ids if file_id >= mark.file_id]
+        if not files or files[0] != mark.file_id:
+            raise self._corrupt(
+                f"journal file {file_name(mark.file_id)}, where the last checkpoint points, is missing", mark.file_id, 0
+            )
+        expected = mark.sequence + 1
+        for index, file_id in enumerate(files):
+            file = self._disk.open(self._path(file_id))
+            try:
+                offset = mark.offset if file_id == mark.file_id else FIRST_BATCH_AT
+                while True:
+                    batch = self._read_header(file, file_id, offset)
+                    if batch is None or batch.sequence > expected:
+                        break
+                    if batch.sequence == expected:
+                        data = self._read_records(file, batch)
+                        if data is None:
+                            break
+                        yield from self._records(data, file_id, batch)
+                        expected += 1
+                        self.last_sequence = batch.sequence
+                    offset += batch.total
+            finally:
+                file.close()
+            if not self._goes_on(files[index + 1 :], expected):
+                self._check_tail(files[index:], offset, expected)
+                return
+
+    def _goes_on(self, later: list[int], expected: int) -> bool:
+        """True if the next file begins with batch `expected`: the one before has ended in good order."""
+        if not later:
+            return False
+        file = self._disk.open(self._path(later[0]))
+        try:
+            batch = self._read_header(file, later[0], FIRST_BATCH_AT)
+            return batch is not None and batch.sequence == expected
+        finally:
+            file.close()
+
+    def _check_tail(self, files: list[int], offset: int, expected: int) -> None:
+        """Look for batches behind the place where reading ended; raise if one proves batch `expected` durable."""
+        for index, file_id in enumerate(files):
+            for batch in self._headers(file_id, offset if index == 0 else FIRST_BATCH_AT):
+                self.last_sequence = max(self.last_sequence, batch.sequence)
+                if batch.durable_through >= expected:
+                    raise self._corrupt(
+                        f"batch {expected} of the journal is damaged or missing, though batch {batch.sequence} in "
+                        f"{file_name(file_id)} at offset {batch.offset} proves that it had been durable",
+                        files[0],
+                        offset,
+                    )
+        logger.info("the journal ends with batch %d in %s at offset %d", expected - 1, file_name(files[0]), offset)
+
+    def _headers(self, file_id: int, start: int) -> Iterator[BatchHeader]:
+        """All intact batch headers of this generation from `start` on, whatever lies between."""
+        file = self._disk.open(self._path(file_id))
+        try:
+            size = file.size()
+            offset = start
+            while offset < size:
+                data = file.read_at(offset, min(SCAN_BYTES, size - offset))
+                for at in range(0, len(data), BLOCK):
+                    batch = parse_batch_header(data, at, offset + at, file_id)
+                    if batch is not None:
+                        yield batch
+                offset += SCAN_BYTES
+        finally:
+            file.close()
+
+    def _read_header(self, file: DiskFile, file_id: int, offset: int) -> BatchHeader | None:
+        if parse_file_header(file.read_at(0, BLOCK)) != file_id:
+            return None
+        return parse_batch_header(file.read_at(offset, BLOCK), 0, offset, file_id)
+
+    def _read_records(self, file: DiskFile, batch: BatchHeader) -> memoryview | None:
+        data = file.read_at(batch.offset + batch.records_at, batch.records_length)
+        if len(data) != batch.records_length or crc32(data, 0) != batch.records_sum:
+            return None
+        return memoryview(data)
+
+    def _records(self, data: memoryview, file_id: int, batch: BatchHeader) -> Iterator[Record]:
+        for record in scan(data):
+            if isinstance(record, int) or not record.intact:
+                raise self._corrupt(
+                    f"batch {batch.sequence} of the journal has its checksum but holds a malformed record",
+                    file_id,
+                    batch.offset,
+                )
+            yield record
+
+    def _corrupt(self, message: str, file_id: int, offset: int) -> JournalCorruptError:
+        return JournalCorruptError(
+            f"{message} (at offset {offset})",
+            advice="The node did not start, because acknowledged entries are lost here. Restore the file, or give the "
+            "node up: let its ledgers be replicated elsewhere, then remove its cookie and directories",
+            path=self._path(file_id),
+        )
+
+    def _path(self, file_id: int) -> str:
+        return f"{self._directory}/{file_name(file_id)}"
