@@ -60,6 +60,11 @@ class LedgerClient:
     def settings(self) -> ClientSettings:
         return self._settings
 
+    @property
+    def bookies(self) -> BookieRegistry:
+        """The registrations of the cluster's bookies."""
+        return self._bookies
+
     async def create(
         self,
         *,

@@ -233,7 +233,8 @@ class LedgerReader:
             if entry is not None:
                 return entry
             failure = None if machine.known else machine.error
-            if self._loop.time() - began < pause_s and next_entry > self._last_add_confirmed:
+            waited = machine.empties > 0 and self._loop.time() - began >= pause_s
+            if not waited and next_entry > self._last_add_confirmed:
                 # Answered at once, with nothing: no bookie has heard of the ledger yet, or none is there.
                 await self._pause(min(pause_s, max(deadline - self._loop.time(), 0)))
                 pause_s = min(pause_s * 2, RETRY_S)

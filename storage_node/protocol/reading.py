@@ -15,7 +15,8 @@ short of all ends an ordinary read: only recovery may conclude from a quorum.
 write set (`striping.QuorumCoverage`).
 
 *The next entry* (`TailRead`) is asked of the last ensemble's bookies in turn, beginning with the first replica of the
-entry after it: the add of that one is what tells a bookie that ours is committed. "Nothing yet" from E - A + 1 bookies, or an LAC that moved without the entry, ends the poll without one (5.9).
+entry after it: the add of that one is what tells a bookie that ours is committed. "Nothing yet" from E - A + 1 bookies,
+or an LAC that moved without the entry, ends the poll without one (5.9).
 """
 
 from __future__ import annotations
@@ -131,12 +132,23 @@ class LacRead:
 class TailRead:
     """A long poll for one entry beyond the LAC, over the bookies of the last ensemble."""
 
-    __slots__ = ("_empties_left", "_order", "_position", "error", "finished", "known", "last_add_confirmed")
+    __slots__ = (
+        "_empties_needed",
+        "_order",
+        "_position",
+        "empties",
+        "error",
+        "finished",
+        "known",
+        "last_add_confirmed",
+    )
 
     def __init__(self, entry_id: int, ensemble_size: int, ack_quorum: int) -> None:
         self._order = tuple((entry_id + 1 + i) % ensemble_size for i in range(ensemble_size))
         self._position = 0
-        self._empties_left = ensemble_size - ack_quorum + 1
+        self._empties_needed = ensemble_size - ack_quorum + 1
+        self.empties = 0
+        """Bookies that had nothing to give."""
         self.last_add_confirmed = entry_id - 1
         """The greatest LAC heard of."""
         self.finished = False
@@ -160,11 +172,11 @@ class TailRead:
     def empty(self, max_lac: int | None) -> None:
         """The bookie waited and has no entry to give."""
         self.known = True
-        self._empties_left -= 1
+        self.empties += 1
         if max_lac is not None and max_lac > self.last_add_confirmed:
             self.last_add_confirmed = max_lac
             self.finished = True
-        elif self._empties_left == 0:
+        elif self.empties == self._empties_needed:
             self.finished = True
 
     def failed(self, error: DistributedLogError) -> None:
