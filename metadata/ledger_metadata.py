@@ -156,6 +156,8 @@ def _fault(metadata: LedgerMetadata) -> str | None:
         return f"first entries {starts} do not ascend"
     if any(len(ensemble.bookies) != e for ensemble in metadata.ensembles):
         return f"an ensemble does not have {e} members"
+    if not all(bookie for ensemble in metadata.ensembles for bookie in ensemble.bookies):
+        return "an ensemble has a member without a name"
     if metadata.is_closed and (metadata.last_entry < -1 or metadata.length < 0):
         return f"closed at entry {metadata.last_entry} with length {metadata.length}"
     return _fault_of_version(metadata)

@@ -45,9 +45,8 @@ T = TypeVar("T")
 DEFAULT_ROOT: Final = "/ledgers"
 FIRST_LONG_ID: Final = 2_147_483_647
 MAX_LEDGER_ID: Final = 2**63 - 1
-_LAYOUT_FORMAT: Final = 2
 _KEPT_HOBS: Final = 3
-_SUFFIX: Final = re.compile(r"-?\d{10}")
+_SUFFIX: Final = re.compile(r"\d{10}|-\d{9,10}")
 _HOB: Final = re.compile(r"HOB-(\d{10})")
 _LEAF: Final = re.compile(r"L(\d{4})")
 _FLAT_LEAF: Final = re.compile(r"L(\d{10,19})")
@@ -70,15 +69,14 @@ class LedgerLayout(Enum):
     FLAT = "FlatLedgerManagerFactory"
 
     def encode(self) -> bytes:
-        return f"{_LAYOUT_FORMAT}\norg.apache.bookkeeper.meta.{self.value}:1".encode("ascii")
+        return f"2\norg.apache.bookkeeper.meta.{self.value}:1".encode("ascii")
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> LedgerLayout:
         """Read LAYOUT: format 2 names a class, format 1 the manager's type. Raises CorruptDataError."""
         lines = data.decode("utf-8", "replace").rstrip("\n").split("\n")
         manager, _, version = lines[1].rpartition(":") if len(lines) == 2 else ("", "", "")
-        known = {layout.value: layout for layout in cls} if lines[0] == str(_LAYOUT_FORMAT) else _LAYOUTS_OF_FORMAT_1
-        layout = known.get(manager.rpartition(".")[2])
+        layout = _LAYOUTS.get(lines[0], {}).get(manager.rpartition(".")[2])
         if layout is None or version != "1":
             raise CorruptDataError(
                 f"unknown ledger layout {lines!r}",
@@ -102,7 +100,10 @@ class LedgerLayout(Enum):
         return join(root, digits[:2], digits[2:6], f"L{digits[6:]}")
 
 
-_LAYOUTS_OF_FORMAT_1: Final = {"flat": LedgerLayout.FLAT, "hierarchical": LedgerLayout.LEGACY_HIERARCHICAL}
+_LAYOUTS: Final[dict[str, dict[str, LedgerLayout]]] = {
+    "2": {layout.value: layout for layout in LedgerLayout},
+    "1": {"flat": LedgerLayout.FLAT, "hierarchical": LedgerLayout.LEGACY_HIERARCHICAL},
+}
 
 
 class LedgerStore:

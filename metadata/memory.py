@@ -122,7 +122,7 @@ class MemoryTree:
         self._next_session = _FIRST_SESSION
         self._data_watches: _Watches = {}
         self._child_watches: _Watches = {}
-        self._stalled: list[Callable[[], None]] | None = None
+        self._stalled: list[tuple[_Session, Callable[[], None]]] | None = None
         now = now_ms()
         self._nodes: dict[str, _Znode] = {"/": _Znode(b"", 0, 0, now, now)}
 
@@ -143,6 +143,7 @@ class MemoryTree:
                 session.connected = False
                 session.losses += 1
                 self._drop_watches(session)
+                self._release(session)
                 session.store._hear(SessionState.SUSPENDED)
 
     def reconnect(self, session_id: int) -> None:
@@ -161,7 +162,7 @@ class MemoryTree:
     def resume(self) -> None:
         with self.lock:
             waiting, self._stalled = self._stalled or [], None
-        for wake in waiting:
+        for _, wake in waiting:
             wake()
 
     def set_sequence(self, path: str, number: int) -> None:
@@ -182,6 +183,7 @@ class MemoryTree:
         session.alive = session.connected = False
         del self._sessions[session.id]
         self._drop_watches(session)
+        self._release(session)
         for path in sorted(path for path, node in self._nodes.items() if node.owner == session.id):
             self._zxid += 1
             self._fire(self._delete(Delete(path))[1])
@@ -195,12 +197,19 @@ class MemoryTree:
                 if not table[path]:
                     del table[path]
 
-    def _stall_point(self, wake: Callable[[], None]) -> bool:
-        """True while stalled: `wake` is then called by `resume`."""
+    def _stall_point(self, session: _Session, wake: Callable[[], None]) -> bool:
+        """True while stalled: `wake` is then called by `resume`, or when the connection is lost."""
         with self.lock:
-            if self._stalled is not None:
-                self._stalled.append(wake)
-            return self._stalled is not None
+            if self._stalled is None or not session.connected:
+                return False
+            self._stalled.append((session, wake))
+            return True
+
+    def _release(self, session: _Session) -> None:
+        """A lost connection ends the wait of its stalled requests; they were not applied."""
+        for owner, wake in self._stalled or []:
+            if owner is session:
+                wake()
 
     # ---- reads ------------------------------------------------------------------------------------------------------
 
@@ -239,6 +248,7 @@ class MemoryTree:
             except DistributedLogError as error:
                 for step in reversed(undo):
                     step()
+                error.path = op.path
                 error.op_index = index  # type: ignore[attr-defined]
                 raise
             results.append(result)
@@ -441,7 +451,7 @@ class MemoryStore(MetadataStore):
         fault = self._tree.inject(session.id, name, path) if self._tree.inject is not None else None
         if fault is Fault.REFUSE:
             raise MetadataUnavailableError(f"{name} was not sent", path=path)
-        await self._travel()
+        await self._travel(session)
         if fault is Fault.LOSE_REQUEST:
             self._flicker(session)
         outcome: T | DistributedLogError
@@ -459,7 +469,7 @@ class MemoryStore(MetadataStore):
             raise outcome
         return outcome
 
-    async def _travel(self) -> None:
+    async def _travel(self, session: _Session) -> None:
         """Give the loop one turn, and wait while the server is stalled."""
         loop = asyncio.get_running_loop()
         released = loop.create_future()
@@ -473,7 +483,7 @@ class MemoryStore(MetadataStore):
                 loop.call_soon_threadsafe(release)
 
         await asyncio.sleep(0)
-        if self._tree._stall_point(wake):
+        if self._tree._stall_point(session, wake):
             await released
 
     def _ensure_connected(self, session: _Session, losses: int, name: str, path: str) -> None:

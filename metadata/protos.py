@@ -151,7 +151,21 @@ def _complete(message: Message, path: str) -> Message:
     missing = message.FindInitializationErrors()  # type: ignore[attr-defined]  # absent from the stubs only
     if missing:
         raise CorruptDataError(f"{message.DESCRIPTOR.name} lacks {', '.join(missing)}", path=path)
+    if not _strings_are_text(message):
+        raise CorruptDataError(f"{message.DESCRIPTOR.name} has a string that is no UTF-8", path=path)
     return message
+
+
+def _strings_are_text(message: Message) -> bool:
+    """False for a string that is not UTF-8: of proto2 the runtime lets it pass, as bytes."""
+    for field, value in message.ListFields():
+        parts = [value] if isinstance(value, str | bytes | int | Message) else value
+        for part in parts:
+            if isinstance(part, Message) and not _strings_are_text(part):
+                return False
+            if field.type == field.TYPE_STRING and not isinstance(part, str):
+                return False
+    return True
 
 
 def format_text(message: Message) -> bytes:

@@ -1,0 +1,115 @@
+"""Both metadata stores behind one face, so that one suite holds them to the same semantics."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+from typing import Protocol
+
+from kazoo.client import KazooClient
+
+from metadata.embedded import EmbeddedZooKeeper
+from metadata.memory import MemoryStore, MemoryTree
+from metadata.store import MetadataStore
+from metadata.zookeeper import ZooKeeperStore
+
+_NUMBERS = itertools.count(1)
+
+
+class Heard:
+    """A callback that remembers what it was called with, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.items: list[object] = []
+        self._more = asyncio.Event()
+
+    def __call__(self, *args: object) -> None:
+        self.items.append(args[0] if args else None)
+        self._more.set()
+
+    async def wait(self, count: int) -> list[object]:
+        while len(self.items) < count:
+            self._more.clear()
+            await asyncio.wait_for(self._more.wait(), 20)
+        return self.items
+
+
+class World(Protocol):
+    """A metadata server that stores can be opened on and that can be made to fail."""
+
+    root: str
+
+    async def open(self) -> MetadataStore: ...
+
+    async def expire(self, store: MetadataStore) -> None: ...
+
+    async def break_connection(self, store: MetadataStore) -> None: ...
+
+    def freeze(self) -> None: ...
+
+    def thaw(self) -> None: ...
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self.root = f"/t{next(_NUMBERS)}"
+        self.tree = MemoryTree()
+        self.stores: list[MetadataStore] = []
+
+    async def open(self) -> MetadataStore:
+        self.stores.append(MemoryStore(self.tree))
+        return self.stores[-1]
+
+    async def expire(self, store: MetadataStore) -> None:
+        self.tree.expire(store.session_id)
+
+    async def break_connection(self, store: MetadataStore) -> None:
+        self.tree.disconnect(store.session_id)
+        asyncio.get_running_loop().call_later(0.02, self.tree.reconnect, store.session_id)
+
+    def freeze(self) -> None:
+        self.tree.stall()
+
+    def thaw(self) -> None:
+        self.tree.resume()
+
+
+class ZooKeeperWorld:
+    def __init__(self, server: EmbeddedZooKeeper) -> None:
+        self.root = f"/t{next(_NUMBERS)}"
+        self.server = server
+        self.stores: list[MetadataStore] = []
+
+    async def open(self) -> MetadataStore:
+        self.stores.append(await ZooKeeperStore.connect(self.server.address, session_timeout_ms=10_000))
+        return self.stores[-1]
+
+    async def expire(self, store: MetadataStore) -> None:
+        """A second client that takes over the session and closes it ends it for both."""
+        assert isinstance(store, ZooKeeperStore)
+        identity = store._client.client_id
+
+        def take_over() -> None:
+            thief = KazooClient(self.server.address, client_id=identity)
+            thief.start()
+            thief.stop()
+            thief.close()
+
+        await asyncio.to_thread(take_over)
+
+    async def break_connection(self, store: MetadataStore) -> None:
+        assert isinstance(store, ZooKeeperStore)
+        connection = store._handler._socket
+        assert connection is not None
+        connection.shutdown(socket.SHUT_RDWR)
+
+    def freeze(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, signal.SIGCONT)
