@@ -193,6 +193,8 @@ class AsyncLog:
         opened, self._open = self._open, []
         errors: list[BaseException] = []
         for one in opened:
+            if one.closed:
+                continue  # Its user has seen how that ended.
             try:
                 await one.close()
             except Exception as error:

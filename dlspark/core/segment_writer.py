@@ -37,7 +37,7 @@ from dlspark.core.records import (
 )
 from dlspark.core.settings import Settings
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError
-from metadata.errors import check
+from metadata.errors import DistributedLogError, check
 from metadata.logs import SegmentMetadata
 from storage_node.client import LedgerWriter
 
@@ -72,6 +72,10 @@ class _Sent:
     futures: list[asyncio.Future[DLSN]]
     batch: _Batch | None
     has_user_data: bool
+
+
+def _brief(error: BaseException | None) -> str:
+    return error.message if isinstance(error, DistributedLogError) else repr(error)
 
 
 class SegmentWriter:
@@ -381,7 +385,7 @@ class SegmentWriter:
         if self._builder.count:
             self._builder.finish()
         error = WriteCancelledError(
-            f"An earlier write failed ({cause}); the record was not sent",
+            f"The record was not sent, because an earlier one failed: {_brief(cause)}",
             advice="Open the writer again, and write again from the first record that was not acknowledged",
         )
         error.__cause__ = cause
@@ -398,7 +402,7 @@ class SegmentWriter:
 
     def _transmit_error(self, what: str, entry_id: int | None = None) -> TransmitError:
         error = TransmitError(
-            f"{what} ({self.error}); whether the log keeps the records is decided when it is opened for writing again",
+            f"{what}: {_brief(self.error)}; whether the log keeps it is decided when it is opened for writing again",
             advice="Open the writer again and read the log's end before writing these records again",
             ledger_id=self.ledger.ledger_id,
             entry_id=entry_id,
@@ -408,7 +412,7 @@ class SegmentWriter:
 
     def _write_error(self, what: str) -> WriteError:
         error = WriteError(
-            f"{what} ({self.error})" if self.error is not None else what,
+            f"{what}: {_brief(self.error)}" if self.error is not None else what,
             advice="Open the writer again, and write again from the first record that was not acknowledged",
             ledger_id=self.ledger.ledger_id,
         )

@@ -111,6 +111,7 @@ class AsyncLogWriter:
         Raises OwnershipAcquireFailedError naming the owner, LogNotFoundError, and what recovery raises; the lock is
         not held then.
         """
+        await services.logs.open(name)  # A missing log is an error of its own, not of its lock.
         paths = services.logs.paths(name)
         lock = DistributedLock(services.store, paths.lock, client_id or default_client_id())
         await lock.acquire(settings.lock_timeout_s * 1000)
@@ -488,7 +489,7 @@ class AsyncLogWriter:
         """The first failure is final: later writes are refused, and so is what waits in the queue."""
         if isinstance(cause, BadVersionError | OwnershipAcquireFailedError | LockingError):
             error = WriterDeposedError(
-                f"another owner has the log ({cause}); the record was not written",
+                f"another owner has the log: {cause.message}",
                 log=self.name,
                 advice="Open the writer again; it waits for the other owner or reports it",
             )
@@ -513,7 +514,10 @@ class AsyncLogWriter:
 
     def _failed(self) -> WriteError:
         kind = WriterDeposedError if isinstance(self._error, WriterDeposedError) else WriteError
-        error = kind(f"The writer has failed ({self._error})", log=self.name, advice=_ADVICE_REOPEN)
+        cause = self._error.message if isinstance(self._error, DistributedLogError) else repr(self._error)
+        error = kind(
+            f"The record was not written, the writer has failed: {cause}", log=self.name, advice=_ADVICE_REOPEN
+        )
         error.__cause__ = self._error
         return error
 

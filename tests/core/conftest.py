@@ -13,7 +13,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings import Settings
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryStore, MemoryTree
+from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
 from storage_node.client import ClientSettings
 
@@ -70,6 +70,12 @@ class World:
         self.tree.expire(namespace.store.session_id)
         await namespace.store.close()
         self.clients.remove(namespace)
+
+    def cut_off(self, namespace: AsyncNamespace) -> None:
+        """The client loses its session, and its metadata store stays out of reach; its storage nodes do not."""
+        store = namespace.store
+        self.tree.inject = lambda session, operation, path: Fault.REFUSE if session == store.session_id else None
+        self.tree.expire(store.session_id)
 
     async def stop(self) -> None:
         for namespace in self.clients:

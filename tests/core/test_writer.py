@@ -68,6 +68,13 @@ async def test_a_batch_of_columns_is_written_as_entries_of_its_own(namespace):
     assert [record.position for record in records] == list(range(1, 5003))
 
 
+async def _until(condition):
+    deadline = asyncio.get_running_loop().time() + 10
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)
+
+
 async def _sent(writer, future):
     await writer.flush()
     return await future
@@ -137,8 +144,7 @@ async def test_keep_alives_are_written_while_nothing_else_is(world):
     writer = await log.open_writer()
     await _sent(writer, writer.write(1, b"one"))
     ledger = writer._segment.ledger
-    while ledger.last_add_confirmed < 2:
-        await asyncio.sleep(0.01)
+    await _until(lambda: ledger.last_add_confirmed >= 2)
     await writer.close()
     assert [record.payload for record in await _payloads(namespace, "alive")] == [b"one"]
 

@@ -1,0 +1,474 @@
+"""The reader: every record once and in order, from any position, at the tail, over rolls, truncation and loss."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.rows import ROW_SCHEMA
+from dlspark.errors import (
+    AlreadyTruncatedError,
+    CallerError,
+    CorruptDataError,
+    EndOfStreamError,
+    IdleReaderError,
+    LogNotFoundError,
+    PositionGapError,
+    ReadCancelledError,
+    SegmentNotFoundError,
+)
+from metadata.logs import TruncationStatus
+from metadata.store import Create, Delete
+
+
+async def _written(namespace, name, segments, *, start=0):
+    """A log of these segments (lists of payloads); transaction ids count up by 10. Returns its handle."""
+    log = await namespace.open_log(name)
+    txid = start
+    for payloads in segments:
+        async with await log.open_writer() as writer:
+            for payload in payloads:
+                writer.write(txid, payload)
+                txid += 10
+    return log
+
+
+async def _drained(reader):
+    records = []
+    while more := await reader.read_available(100, wait=True):
+        records += more
+    return records
+
+
+async def _read(log, start="earliest"):
+    async with await log.open_reader(start) as reader:
+        return [record.payload for record in await _drained(reader)]
+
+
+SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0", b"b1"], [b"c0", b"c1", b"c2", b"c3"]]
+FLAT = [payload for segment in SEGMENTS for payload in segment]
+
+
+# ---------------------------------------------------------------------- positions
+
+
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        ("earliest", 0),
+        (DLSN.INITIAL, 0),
+        (DLSN.NON_INCLUSIVE_LOWER_BOUND, 0),
+        (DLSN(1, 0, 1), 1),
+        ("1:0:2", 2),
+        (DLSN(1, 0, 3), 3),
+        (DLSN(1, 7, 0), 3),
+        (DLSN(2, 0, 0), 3),
+        (DLSN(3, 0, 3), 8),
+        (DLSN(4, 0, 0), 9),
+        ("latest", 9),
+        (0, 0),
+        (1, 1),
+        (10, 1),
+        (29, 3),
+        (30, 3),
+        (41, 5),
+        (80, 8),
+        (81, 9),
+    ],
+)
+async def test_a_reader_starts_at_any_position(world, start, first):
+    namespace = await world.namespace()
+    log = await _written(namespace, "positions", SEGMENTS)
+    assert await _read(log, start) == FLAT[first:]
+
+
+@pytest.mark.parametrize("start", [True, None, 1.5, "somewhere", "1:2"])
+async def test_what_is_no_position_is_refused(namespace, start):
+    log = await _written(namespace, "refused", [[b"x"]])
+    with pytest.raises(CallerError):
+        await log.open_reader(start)
+
+
+async def test_a_missing_log_is_not_found(namespace):
+    log = await namespace.open_log("missing")
+    for start in ("earliest", "latest", 5, DLSN(1, 0, 0)):
+        with pytest.raises(LogNotFoundError):
+            await log.open_reader(start)
+
+
+async def test_a_position_that_does_not_exist_yet_is_waited_for(namespace):
+    log = await _written(namespace, "future", [[b"a"]])
+    async with await log.open_reader(DLSN(2, 0, 1)) as reader:
+        reading = asyncio.ensure_future(reader.read_next())
+        await _written(namespace, "future", [[b"b", b"c"]], start=100)
+        assert (await asyncio.wait_for(reading, 5)).payload == b"c"
+
+
+async def test_position_is_where_the_next_reader_goes_on(namespace):
+    log = await _written(namespace, "resumed", SEGMENTS)
+    seen, position = [], DLSN.INITIAL
+    for _ in range(len(FLAT)):
+        async with await log.open_reader(position) as reader:
+            seen.append((await reader.read_next()).payload)
+            position = reader.position
+    assert seen == FLAT
+
+
+# ---------------------------------------------------------------------- the tail
+
+
+async def test_a_tailing_reader_sees_every_record_once_and_in_order_while_segments_roll(world):
+    writing = await world.namespace(
+        rolling_minutes=0, max_segment_bytes=3000, output_buffer_bytes=200, periodic_flush_ms=20
+    )
+    reading = await world.namespace()
+    log = await writing.open_log("rolling")
+    writer = await log.open_writer()
+    async with await (await reading.open_log("rolling")).open_reader() as reader:
+
+        async def read():
+            return [(await reader.read_next()) for _ in range(1000)]
+
+        tail = asyncio.ensure_future(read())
+        written = []
+        for i in range(1000):
+            written.append(writer.write(i, b"%d" % i + b"." * (i % 50)))
+            if i % 7 == 0:
+                await asyncio.sleep(0)
+        await writer.flush()
+        records = await asyncio.wait_for(tail, 30)
+        assert [record.dlsn for record in records] == [await future for future in written]
+        assert [record.txid for record in records] == list(range(1000))
+        assert [record.sequence_id for record in records] == list(range(1000))
+        assert len({record.dlsn.lssn for record in records}) > 5
+        await writer.close()
+    segments = await log.segments()
+    assert [segment.in_progress for segment in segments] == [False] * len(segments)
+    assert sum(segment.record_count for segment in segments) == 1000
+    again = await (await reading.open_log("rolling")).open_reader()
+    assert [record.dlsn for record in await _drained(again)] == [record.dlsn for record in records]
+
+
+async def test_a_reader_follows_the_log_over_a_crash_of_its_writer(world):
+    one, other, reading = await world.namespace(), await world.namespace(), await world.namespace()
+    writer = await (await one.open_log("crash")).open_writer()
+    writer.write(1, b"one")
+    await writer.commit()
+    async with await (await reading.open_log("crash")).open_reader() as reader:
+        assert (await reader.read_next()).payload == b"one"
+        pending = asyncio.ensure_future(reader.read_next())
+        last = writer.write(2, b"acknowledged, not visible")
+        await writer.flush()
+        await last
+        await world.crash(one)
+        writer = await (await other.open_log("crash")).open_writer()
+        assert (await asyncio.wait_for(pending, 5)).payload == b"acknowledged, not visible"
+        writer.write(3, b"three")
+        await writer.commit()
+        record = await asyncio.wait_for(reader.read_next(), 5)
+        assert (record.payload, record.dlsn, record.sequence_id) == (b"three", DLSN(2, 0, 0), 2)
+        await writer.close()
+
+
+async def test_the_end_of_the_stream_ends_reading(namespace):
+    log = await namespace.open_log("sealed")
+    async with await log.open_writer() as writer:
+        writer.write(1, b"one")
+        writer.write(2, b"two")
+        await writer.mark_end_of_stream()
+    async with await log.open_reader() as reader:
+        assert [record.payload async for record in reader] == [b"one", b"two"]
+        with pytest.raises(EndOfStreamError):
+            await reader.read_next()
+        with pytest.raises(EndOfStreamError):
+            await reader.read_available(1, wait=False)
+    async with await log.open_reader() as reader:
+        assert [batch.num_rows async for batch in reader.batches()] == [2]
+
+
+async def test_bulk_reads_wait_for_what_was_asked(namespace):
+    log = await namespace.open_log("bulk")
+    writer = await log.open_writer()
+    async with await log.open_reader() as reader:
+        assert await reader.read_available(5, wait=False) == []
+        assert await reader.read_available(5, wait=True) == []
+        reading = asyncio.ensure_future(reader.read_bulk(3))
+        writer.write(1, b"a")
+        await writer.commit()
+        assert [r.payload for r in await asyncio.wait_for(reading, 5)] == [b"a"]
+        reading = asyncio.ensure_future(reader.read_bulk(2, wait_ms=10_000))
+        writer.write(2, b"b")
+        await writer.commit()
+        writer.write(3, b"c")
+        await writer.commit()
+        assert [r.payload for r in await asyncio.wait_for(reading, 5)] == [b"b", b"c"]
+        assert reader.caught_up or await reader.read_available(1, wait=True) == []
+    await writer.close()
+
+
+async def test_a_cancelled_read_loses_nothing(namespace):
+    log = await _written(namespace, "cancelled", [[b"a"]])
+    async with await log.open_reader() as reader:
+        assert (await reader.read_next()).payload == b"a"
+        reading = asyncio.ensure_future(reader.read_next())
+        await asyncio.sleep(0.01)
+        reading.cancel()
+        await asyncio.wait([reading])
+        await _written(namespace, "cancelled", [[b"b"]], start=100)
+        assert (await asyncio.wait_for(reader.read_next(), 5)).payload == b"b"
+
+
+async def test_closing_a_reader_ends_its_waiting_reads(namespace):
+    log = await _written(namespace, "closing", [[]])
+    reader = await log.open_reader()
+    reading = asyncio.ensure_future(reader.read_next())
+    await asyncio.sleep(0.01)
+    await reader.close()
+    await reader.close()
+    with pytest.raises(ReadCancelledError):
+        await reading
+    with pytest.raises(ReadCancelledError):
+        await reader.read_next()
+
+
+async def test_a_reader_for_which_nothing_arrives_fails_after_its_threshold(world):
+    namespace = await world.namespace(idle_error_ms=50)
+    log = await _written(namespace, "idle", [[b"a"]])
+    async with await log.open_reader() as reader:
+        await reader.read_next()
+        with pytest.raises(IdleReaderError):
+            await reader.read_next()
+
+
+# ---------------------------------------------------------------------- columns
+
+
+async def test_batches_carry_the_columns_of_a_spark_row(namespace):
+    log = await _written(namespace, "columns", SEGMENTS, start=1_372_636_800_000)
+    async with await log.open_reader(DLSN(1, 0, 1)) as reader:
+        batches = [await reader.next_batch() for _ in range(3)]
+    table = pa.Table.from_batches(batches)
+    assert table.schema == ROW_SCHEMA
+    rows = table.to_pylist()
+    assert [row["value"] for row in rows] == FLAT[1:]
+    assert [(row["segment"], row["entry"], row["slot"]) for row in rows[:3]] == [(1, 0, 1), (1, 0, 2), (2, 0, 0)]
+    assert [row["sequence_id"] for row in rows] == list(range(1, 9))
+    assert rows[0]["timestamp"].isoformat() == "2013-07-01T00:00:00.010000+00:00"
+    assert {row["log"] for row in rows} == {"columns"}
+
+
+async def test_batches_and_single_records_share_one_position(namespace):
+    log = await _written(namespace, "mixed", SEGMENTS)
+    async with await log.open_reader() as reader:
+        first = await reader.read_next()
+        batch = await reader.next_batch()
+        record = await reader.read_next()
+        rest = await _drained(reader)
+    assert first.payload == b"a0"
+    assert batch.column("value").to_pylist() == [b"a1", b"a2"]
+    assert record.payload == b"b0"
+    assert [r.payload for r in rest] == FLAT[4:]
+
+
+async def test_large_batches_come_back_equal(world):
+    namespace = await world.namespace()
+    log = await namespace.open_log("large")
+    txids = np.arange(20_000, dtype=np.int64)
+    payloads = pa.array([b"%d" % i * (i % 9) for i in range(20_000)])
+    async with await log.open_writer() as writer:
+        await writer.write_batch(txids, payloads)
+        await writer.mark_end_of_stream()
+    async with await log.open_reader() as reader:
+        table = pa.Table.from_batches([batch async for batch in reader.batches(max_bytes=100_000)])
+    assert table["value"].to_pylist() == payloads.to_pylist()
+    assert table["transaction_id"].to_numpy().tolist() == txids.tolist()
+    assert table["sequence_id"].to_numpy().tolist() == txids.tolist()
+
+
+async def test_a_transaction_id_that_is_no_time_gives_no_timestamp(namespace):
+    log = await namespace.open_log("no-time")
+    async with await log.open_writer() as writer:
+        writer.write(5, b"")
+        writer.write(2**62, b"")
+    async with await log.open_reader() as reader:
+        times = (await reader.next_batch()).column("timestamp").to_pylist()
+    assert times[0] is not None
+    assert times[1] is None
+
+
+async def test_what_is_read_ahead_is_bounded(world):
+    namespace = await world.namespace(output_buffer_bytes=0, read_ahead_entries=5)
+    log = await _written(namespace, "ahead", [[b"x"] * 200])
+    async with await log.open_reader() as reader:
+        await reader.read_next()
+        await asyncio.sleep(0.05)
+        assert len(reader._ahead._queue) <= 5
+        assert len(await _drained(reader)) == 199
+
+
+# ---------------------------------------------------------------------- truncation, loss
+
+
+async def _rewrite(namespace, name, lssn, **changes):
+    """Change a segment's metadata as upstream's truncation does: delete and create in one transaction."""
+    segment = next(s for s in await namespace.logs_store.segments(name) if s.lssn == lssn)
+    path = namespace.logs_store.paths(name).segment(segment)
+    await namespace.store.multi([Delete(path), Create(path, replace(segment, **changes).encode())])
+
+
+async def _remove(namespace, name, lssn):
+    segment = next(s for s in await namespace.logs_store.segments(name) if s.lssn == lssn)
+    await namespace.ledgers.delete(segment.ledger_id)
+    await namespace.logs_store.delete_segment(name, segment)
+
+
+async def test_a_reader_from_the_start_skips_what_was_truncated(namespace):
+    log = await _written(namespace, "truncated", SEGMENTS)
+    await _rewrite(namespace, "truncated", 1, truncation=TruncationStatus.TRUNCATED)
+    await _rewrite(namespace, "truncated", 2, truncation=TruncationStatus.PARTIALLY_TRUNCATED, min_entry=0, min_slot=1)
+    assert await _read(log) == FLAT[4:]
+    assert await log.start() == DLSN(2, 0, 1)
+    assert await log.find_txid(0) == DLSN(2, 0, 1)
+    assert (await log.first_record()).payload == b"b1"
+    for start in (DLSN(1, 0, 1), DLSN(2, 0, 0)):
+        async with await log.open_reader(start) as reader:
+            with pytest.raises(AlreadyTruncatedError, match="the log begins at 2:0:1"):
+                await reader.read_next()
+    assert await _read(log, DLSN(2, 0, 1)) == FLAT[4:]
+
+
+async def test_truncation_can_be_skipped_or_ignored_by_setting(world):
+    namespace = await world.namespace()
+    await _written(namespace, "tools", SEGMENTS)
+    await _rewrite(namespace, "tools", 1, truncation=TruncationStatus.TRUNCATED)
+    lenient = await world.namespace(fail_on_truncated=False)
+    assert await _read(await lenient.open_log("tools"), DLSN(1, 0, 1)) == FLAT[3:]
+    curious = await world.namespace(ignore_truncation=True)
+    assert await _read(await curious.open_log("tools"), DLSN(1, 0, 1)) == FLAT[1:]
+
+
+async def test_a_position_below_the_oldest_segment_left_is_truncated(namespace):
+    log = await _written(namespace, "purged", SEGMENTS)
+    await _remove(namespace, "purged", 1)
+    assert await _read(log) == FLAT[3:]
+    async with await log.open_reader(DLSN(1, 0, 1)) as reader:
+        with pytest.raises(AlreadyTruncatedError):
+            await reader.read_next()
+
+
+@pytest.mark.parametrize("how", ["truncated", "removed"])
+async def test_what_goes_away_before_it_was_read_is_an_error_not_a_gap(world, how):
+    namespace = await world.namespace(read_ahead_entries=1, output_buffer_bytes=0)
+    name = f"going-{how}"
+    log = await _written(namespace, name, [[b"a"] * 5, [b"b"] * 5, [b"c"]])
+    async with await log.open_reader() as reader:
+        await reader.read_next()
+        for lssn in (1, 2):
+            if how == "truncated":
+                await _rewrite(namespace, name, lssn, truncation=TruncationStatus.TRUNCATED)
+            else:
+                await _remove(namespace, name, lssn)
+        with pytest.raises(AlreadyTruncatedError):
+            await _drained(reader)
+        with pytest.raises(AlreadyTruncatedError):
+            await reader.read_next()
+
+
+async def test_a_ledger_deleted_behind_the_logs_back_is_an_error_of_the_segment(world, monkeypatch):
+    monkeypatch.setattr("dlspark.core.read_ahead.LEDGER_GONE_S", 0.1)
+    namespace = await world.namespace()
+    log = await _written(namespace, "vanished", SEGMENTS)
+    await namespace.ledgers.delete((await log.segments())[1].ledger_id)
+    async with await log.open_reader() as reader:
+        assert [(await reader.read_next()).payload for _ in range(3)] == SEGMENTS[0]
+        with pytest.raises(SegmentNotFoundError):
+            await reader.read_next()
+
+
+async def test_deleting_the_log_fails_its_readers(namespace):
+    log = await _written(namespace, "deleted", [[b"a"]])
+    async with await log.open_reader() as reader:
+        await reader.read_next()
+        reading = asyncio.ensure_future(reader.read_next())
+        await asyncio.sleep(0.01)
+        await namespace.delete_log("deleted")
+        with pytest.raises(LogNotFoundError):
+            await asyncio.wait_for(reading, 5)
+
+
+def _tamper(world, change):
+    for bookie in world.bookies:
+        for ledger in bookie.ledgers.values():
+            change(ledger)
+
+
+async def test_a_missing_record_between_two_is_a_gap(world):
+    # The writer's count jumps: what a lost record would look like to a reader.
+    namespace = await world.namespace(output_buffer_bytes=0)
+    log = await namespace.open_log("gap")
+    async with await log.open_writer() as writer:
+        await writer.write(1, b"one")
+        writer._segment.position += 1
+        await writer.write(2, b"three")
+    async with await log.open_reader() as reader:
+        assert (await reader.read_next()).payload == b"one"
+        with pytest.raises(PositionGapError) as failure:
+            await reader.read_next()
+        assert failure.value.dlsn == DLSN(1, 1, 0)
+    async with await log.open_reader() as reader:
+        batch = await reader.next_batch()
+        assert batch.column("value").to_pylist() == [b"one"]
+        with pytest.raises(PositionGapError):
+            await reader.next_batch()
+    lenient = await world.namespace(gap_detection=False)
+    assert await _read(await lenient.open_log("gap")) == [b"one", b"three"]
+
+
+async def test_an_entry_damaged_on_every_node_is_never_delivered(world):
+    namespace = await world.namespace(output_buffer_bytes=0)
+    log = await _written(namespace, "damaged", [[b"one", b"two", b"three"]])
+
+    def damage(ledger):
+        if 1 in ledger.entries:
+            body = bytearray(ledger.entries[1])
+            body[-1] ^= 1
+            ledger.entries[1] = bytes(body)
+
+    _tamper(world, damage)
+    async with await log.open_reader() as reader:
+        assert (await reader.read_next()).payload == b"one"
+        with pytest.raises(CorruptDataError):
+            await reader.read_next()
+
+
+async def test_storage_nodes_that_are_away_for_a_while_are_waited_for(world):
+    namespace = await world.namespace(output_buffer_bytes=0, read_ahead_entries=1)
+    log = await _written(namespace, "away", [[b"x"] * 50])
+    async with await log.open_reader() as reader:
+        await reader.read_next()
+        for bookie in world.bookies:
+            bookie.stop()
+        reading = asyncio.ensure_future(_drained(reader))
+        while not namespace.counters["read-retried"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for bookie in world.bookies:
+            bookie.up = True
+        assert len(await asyncio.wait_for(reading, 20)) == 49
+
+
+async def test_a_reader_survives_the_loss_of_its_metadata_session(world):
+    writing, reading = await world.namespace(), await world.namespace()
+    log = await _written(writing, "session", [[b"a"]])
+    async with await (await reading.open_log("session")).open_reader() as reader:
+        assert (await reader.read_next()).payload == b"a"
+        pending = asyncio.ensure_future(reader.read_next())
+        await asyncio.sleep(0.01)
+        world.tree.expire(reading.store.session_id)
+        await _written(writing, "session", [[b"b"]], start=100)
+        assert (await asyncio.wait_for(pending, 5)).payload == b"b"
+    assert await _read(log) == [b"a", b"b"]

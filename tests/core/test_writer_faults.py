@@ -1,0 +1,473 @@
+"""The writer when something fails: crashes, two owners, lost answers, storage nodes that refuse."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dlspark.core.dlsn import DLSN
+from dlspark.errors import (
+    LogNotFoundError,
+    NotAppliedError,
+    OutcomeUnknownError,
+    OverCapacityError,
+    StreamNotReadyError,
+    TransmitError,
+    WriteCancelledError,
+    WriteError,
+    WriterDeposedError,
+)
+from metadata.memory import Fault
+from storage_node.protocol.messages import Status
+
+
+async def _all(namespace, name):
+    log = await namespace.open_log(name)
+    async with await log.open_reader() as reader:
+        records = []
+        while more := await reader.read_available(1000, wait=True):
+            records += more
+        return records
+
+
+async def _until(condition):
+    deadline = asyncio.get_running_loop().time() + 10
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def _outcome(future):
+    try:
+        return await asyncio.wait_for(future, 10)
+    except Exception as error:
+        return error
+
+
+# ---------------------------------------------------------------------- crash and recovery
+
+
+async def test_what_a_crashed_writer_was_acknowledged_is_recovered_by_the_next(world):
+    one, other = await world.namespace(), await world.namespace()
+    writer = await (await one.open_log("crash")).open_writer()
+    kept = [writer.write(i, b"%d" % i) for i in range(10)]
+    await writer.flush()
+    written = [await future for future in kept]
+    buffered = writer.write(10, b"never sent")
+    await world.crash(one)
+    log = await other.open_log("crash")
+    writer = await log.open_writer()
+    assert other.counters["segment-recovered"] == 1
+    (segment,) = await log.segments()
+    assert (segment.in_progress, segment.record_count, segment.last_txid) == (False, 10, 9)
+    assert writer.last_txid == 9
+    future = writer.write(10, b"10")
+    await writer.close()
+    assert await future == DLSN(2, 0, 0)
+    records = await _all(other, "crash")
+    assert [record.dlsn for record in records] == [*written, DLSN(2, 0, 0)]
+    assert [record.sequence_id for record in records] == list(range(11))
+    assert not (buffered.done() and buffered.exception() is None), "what was not sent is not acknowledged"
+
+
+async def test_an_empty_segment_of_a_crashed_writer_is_removed_with_its_ledger(world):
+    one, other = await world.namespace(), await world.namespace()
+    writer = await (await one.open_log("empty")).open_writer()
+    for bookie in world.bookies:
+        bookie.stop()  # The segment starts in metadata, but no record reaches a node.
+    writer.write(1, b"lost")
+    await _until(lambda: writer.segment is not None)
+    (segment,) = await one.logs_store.segments("empty")
+    await world.crash(one)
+    for bookie in world.bookies:
+        bookie.up = True
+    log = await other.open_log("empty")
+    async with await log.open_writer() as writer:
+        assert await log.segments() == []
+        assert other.counters["empty-segment-removed"] == 1
+        assert segment.ledger_id not in [ledger async for ledger in other.ledgers._ledgers.ids()]
+        future = writer.write(1, b"kept")
+    assert await future == DLSN(1, 0, 0), "the number of the removed segment is used again"
+
+
+async def test_recovery_that_was_interrupted_is_repeated_to_the_same_end(world):
+    one = await world.namespace()
+    writer = await (await one.open_log("twice")).open_writer()
+    for i in range(3):
+        writer.write(i, b"%d" % i)
+    await writer.flush()
+    await world.crash(one)
+    other = await world.namespace()
+    session = other.store.session_id
+    # The multi that completes the segment never reaches the server; the recovering client dies.
+    world.tree.inject = lambda s, op, path: Fault.LOSE_REQUEST if s == session and op == "multi" else None
+    opening = asyncio.ensure_future((await other.open_log("twice")).open_writer())
+    await _until(lambda: other.counters["lost-answer-not-applied"])
+    opening.cancel()
+    await asyncio.wait([opening])
+    world.tree.inject = None
+    await world.crash(other)
+    third = await world.namespace()
+    log = await third.open_log("twice")
+    async with await log.open_writer():
+        (segment,) = await log.segments()
+        assert (segment.in_progress, segment.record_count, segment.last_entry) == (False, 3, 0)
+    assert [record.payload for record in await _all(third, "twice")] == [b"0", b"1", b"2"]
+
+
+async def test_a_segment_whose_ledger_was_removed_by_a_recovery_that_died_is_removed(world):
+    one = await world.namespace()
+    log = await one.open_log("half")
+    async with await log.open_writer() as writer:
+        writer.write(1, b"one")
+    writer = await log.open_writer()
+    metadata, _ = await writer._transitions.start(1)
+    await one.ledgers.delete(metadata.ledger_id)
+    await world.crash(one)
+    other = await world.namespace()
+    async with await (await other.open_log("half")).open_writer() as writer:
+        future = writer.write(2, b"two")
+    assert await future == DLSN(2, 0, 0)
+    assert other.counters["segment-without-ledger"] == 1
+    assert [record.payload for record in await _all(other, "half")] == [b"one", b"two"]
+
+
+async def test_a_ledger_allocated_and_never_used_is_deleted_by_the_next_owner(world):
+    one = await world.namespace()
+    writer = await (await one.open_log("leftover")).open_writer()
+    ledger = await writer._transitions._allocate()
+    await world.crash(one)
+    other = await world.namespace()
+    async with await (await other.open_log("leftover")).open_writer() as writer:
+        writer.write(1, b"x")
+    left = [ledger_id async for ledger_id in other.ledgers._ledgers.ids()]
+    assert ledger.ledger_id not in left
+    (segment,) = await other.logs_store.segments("leftover")
+    assert left == [segment.ledger_id]
+    assert (await other.logs_store.open("leftover")).allocation.value == b""
+
+
+# ---------------------------------------------------------------------- two owners
+
+
+async def test_a_deposed_writer_gets_no_acknowledgement_after_its_successor(world):
+    one, other = await world.namespace(), await world.namespace()
+    old = await (await one.open_log("fenced")).open_writer()
+    first = old.write(1, b"first")
+    await old.flush()
+    world.cut_off(one)
+    log = await other.open_log("fenced")
+    new = await log.open_writer()
+    kept = new.write(5, b"kept")
+    await new.flush()
+    late = old.write(2, b"late")
+    with pytest.raises((TransmitError, WriteError)):
+        await old.flush()
+    assert isinstance(await _outcome(late), OutcomeUnknownError | NotAppliedError)
+    world.tree.inject = None
+    refused = old.write(3, b"never")
+    assert isinstance(await _outcome(refused), WriteError)
+    await new.close()
+    with pytest.raises(Exception):  # noqa: B017  whichever of its failures came first
+        await old.close()
+    assert (await first, await kept) == (DLSN(1, 0, 0), DLSN(2, 0, 0))
+    assert [record.payload for record in await _all(other, "fenced")] == [b"first", b"kept"]
+
+
+async def test_a_writer_that_lost_its_lock_for_good_refuses_every_later_write(world):
+    one, other = await world.namespace(), await world.namespace()
+    old = await (await one.open_log("lost")).open_writer()
+    old.write(1, b"one")
+    await old.flush()
+    world.cut_off(one)
+    new = await (await other.open_log("lost")).open_writer("usurper")
+    world.tree.inject = None
+    for _ in range(200):
+        outcome = await _outcome(old.write(2, b"two"))
+        if isinstance(outcome, WriterDeposedError):
+            break
+        await asyncio.sleep(0.02)
+    assert isinstance(outcome, WriterDeposedError)
+    assert "usurper" in str(outcome)
+    with pytest.raises(WriterDeposedError):
+        await old.close()
+    await new.close()
+
+
+async def test_a_session_that_expires_alone_is_survived(world):
+    namespace = await world.namespace()
+    writer = await (await namespace.open_log("blink")).open_writer()
+    writer.write(1, b"one")
+    await writer.flush()
+    world.tree.expire(namespace.store.session_id)
+    later = writer.write(2, b"two")
+    await writer.flush()
+    assert await later == DLSN(1, 1, 0)
+    await _until(lambda: writer._lock.held)
+    await writer.close()
+    assert len(await _all(namespace, "blink")) == 2
+
+
+async def test_a_start_that_lost_the_race_is_refused_and_leaves_no_ledger(world):
+    one = await world.namespace()
+    writer = await (await one.open_log("race")).open_writer()
+    path = one.logs_store.paths("race").ledgers
+    await one.store.put(path, b"0", -1)  # somebody else's conditional set came first
+    outcome = await _outcome(writer.write(1, b"x"))
+    assert isinstance(outcome, WriterDeposedError)
+    assert [ledger async for ledger in one.ledgers._ledgers.ids()] == []
+    with pytest.raises(WriterDeposedError):
+        await writer.close()
+
+
+# ---------------------------------------------------------------------- lost answers
+
+
+def _once(world, namespace, fault, operation, part):
+    """Have `fault` befall the next such request of this client; returns a list that shows whether it did."""
+    session, struck = namespace.store.session_id, []
+
+    def inject(session_id, name, path):
+        if session_id == session and name == operation and part in path and not struck:
+            struck.append(path)
+            return fault
+        return None
+
+    world.tree.inject = inject
+    return struck
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.REFUSE])
+@pytest.mark.parametrize("step", ["record the ledger", "start", "complete"])
+async def test_a_lost_answer_is_resolved_by_looking(world, fault, step):
+    namespace = await world.namespace()
+    log = await namespace.open_log("doubt")
+    writer = await log.open_writer()
+    struck: list[str] = []
+    if step == "record the ledger":
+        struck = _once(world, namespace, fault, "put", "allocation")
+    elif step == "start":
+        struck = _once(world, namespace, fault, "multi", "")
+    future = writer.write(1, b"one")
+    await writer.flush()
+    if step == "complete":
+        struck = _once(world, namespace, fault, "multi", "")
+    await writer.close()
+    assert struck, "the fault was reached"
+    if fault is not Fault.REFUSE:
+        name = "lost-answer-applied" if fault is Fault.LOSE_REPLY else "lost-answer-not-applied"
+        assert namespace.counters[name] == 1
+    assert await future == DLSN(1, 0, 0)
+    assert [record.payload for record in await _all(namespace, "doubt")] == [b"one"]
+    (segment,) = await log.segments()
+    assert not segment.in_progress
+    assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id]
+
+
+async def test_a_start_whose_answer_stays_unknown_leaves_the_ledger_alone(world):
+    namespace = await world.namespace(zk_session_timeout_s=1)
+    log = await namespace.open_log("unknown")
+    writer = await log.open_writer()
+    session = namespace.store.session_id
+    applied: list[str] = []
+
+    def inject(session_id, name, path):
+        if session_id != session:
+            return None
+        if name == "multi" and not applied:
+            applied.append(path)
+            return Fault.LOSE_REPLY
+        return Fault.REFUSE if applied else None
+
+    world.tree.inject = inject
+    outcome = await asyncio.wait_for(_outcome(writer.write(1, b"x")), 60)
+    assert isinstance(outcome, WriteError), "the record itself was definitely not sent"
+    world.tree.inject = None
+    (segment,) = await log.segments()
+    assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id]
+    with pytest.raises(WriteError):
+        await writer.close()
+    async with await log.open_writer() as writer:
+        future = writer.write(1, b"x")
+    assert await future == DLSN(1, 0, 0)
+
+
+# ---------------------------------------------------------------------- storage nodes
+
+
+async def test_the_first_failed_entry_decides_the_outcome_of_those_behind_it(world):
+    namespace = await world.namespace()
+    writer = await (await namespace.open_log("failing")).open_writer()
+    good = writer.write(1, b"good")
+    await writer.flush()
+    for bookie in world.bookies:
+        bookie.hold_adds = True
+    sent = [writer.write(2, b"sent"), writer.write(3, b"sent too")]
+    writer._segment.send()
+    behind = writer.write(4, b"sent behind")
+    writer._segment.send()
+    buffered = writer.write(5, b"buffered")
+    for bookie in world.bookies:
+        bookie.reject = Status.EFENCED
+        bookie.release()
+        bookie.hold_adds = False
+    outcomes = [await _outcome(future) for future in (*sent, behind, buffered)]
+    # Those held were stored before the fence and acknowledged, or not: never "not applied" for what was sent.
+    assert all(isinstance(o, DLSN | OutcomeUnknownError) for o in outcomes[:3])
+    later = await _outcome(_flushed(writer, writer.write(6, b"later")))
+    assert isinstance(later, WriteError | TransmitError)
+    assert isinstance(outcomes[3], WriteCancelledError | DLSN | TransmitError)
+    assert await good == DLSN(1, 0, 0)
+    with pytest.raises((WriteError, TransmitError)):
+        await writer.close()
+
+
+async def _flushed(writer, future):
+    await writer.flush()
+    return await future
+
+
+async def _fail_segment(world, writer):
+    for bookie in world.bookies:
+        bookie.reject = Status.EFENCED
+    failed = writer.write(writer.last_txid, b"refused by the nodes")
+    with pytest.raises((TransmitError, WriteError)):
+        await writer.flush()
+    for bookie in world.bookies:
+        bookie.reject = None
+    return await _outcome(failed)
+
+
+async def test_after_a_failed_entry_the_writer_stays_failed_and_the_next_one_recovers(world):
+    namespace = await world.namespace()
+    log = await namespace.open_log("sticky")
+    writer = await log.open_writer()
+    writer.write(1, b"one")
+    await writer.flush()
+    assert isinstance(await _fail_segment(world, writer), TransmitError)
+    outcome = await _outcome(writer.write(2, b"two"))
+    assert isinstance(outcome, WriteError)
+    assert isinstance(outcome.__cause__, Exception)
+    with pytest.raises(WriteError):
+        await writer.close()
+    async with await log.open_writer() as writer:
+        writer.write(2, b"two")
+    assert [record.payload for record in await _all(namespace, "sticky")] == [b"one", b"two"]
+
+
+async def test_by_setting_the_next_write_recovers_and_starts_over(world):
+    namespace = await world.namespace(disable_rolling_on_error=False)
+    log = await namespace.open_log("restart")
+    writer = await log.open_writer()
+    writer.write(1, b"one")
+    await writer.flush()
+    assert isinstance(await _fail_segment(world, writer), TransmitError)
+    future = writer.write(2, b"two")
+    await writer.flush()
+    assert await future == DLSN(2, 0, 0)
+    await writer.close()
+    records = await _all(namespace, "restart")
+    assert [record.payload for record in records] == [b"one", b"two"]
+    assert [record.sequence_id for record in records] == [0, 1]
+
+
+async def test_losing_one_node_of_four_stops_nothing(world):
+    namespace = await world.namespace()
+    writer = await (await namespace.open_log("replaced")).open_writer()
+    written = [writer.write(0, b"0")]
+    await writer.flush()
+    used = {name for e in writer._segment.ledger.metadata.ensembles for name in e.bookies}
+    next(bookie for bookie in world.bookies if bookie.id in used).stop()
+    for i in range(1, 20):
+        written.append(writer.write(i, b"%d" % i))
+        await writer.flush()
+    await writer.close()
+    assert [record.dlsn for record in await _all(namespace, "replaced")] == [await future for future in written]
+
+
+async def test_too_few_nodes_is_said_before_anything_is_taken_for_written(world):
+    namespace = await world.namespace(ensemble_size=5, write_quorum=5)
+    writer = await (await namespace.open_log("five")).open_writer()
+    outcome = await _outcome(writer.write(1, b"x"))
+    assert isinstance(outcome, WriteError)
+    assert "NotEnoughBookies" in type(outcome.__cause__).__name__
+    with pytest.raises(WriteError):
+        await writer.close()
+
+
+async def test_an_aborted_writer_leaves_its_segment_to_be_recovered(world):
+    namespace = await world.namespace()
+    log = await namespace.open_log("aborted")
+    writer = await log.open_writer()
+    kept = writer.write(1, b"kept")
+    await writer.flush()
+    dropped = writer.write(2, b"dropped")
+    await writer.abort()
+    assert isinstance(await _outcome(dropped), WriteCancelledError)
+    assert (await log.segments())[0].in_progress
+    await (await log.open_writer()).close()
+    assert [record.dlsn for record in await _all(namespace, "aborted")] == [await kept]
+
+
+async def test_an_error_in_the_body_aborts_instead_of_completing(world):
+    namespace = await world.namespace()
+    log = await namespace.open_log("body")
+    with pytest.raises(RuntimeError):
+        async with await log.open_writer() as writer:
+            writer.write(1, b"x")
+            raise RuntimeError("the user's")
+    async with await log.open_writer() as writer:
+        assert writer.last_txid == 0
+
+
+# ---------------------------------------------------------------------- starting
+
+
+async def test_fail_fast_refuses_while_a_segment_is_being_started(world):
+    namespace = await world.namespace(fail_fast=True)
+    writer = await (await namespace.open_log("fast")).open_writer()
+    first = writer.write(1, b"first")
+    with pytest.raises(StreamNotReadyError):
+        await writer.write(2, b"second")
+    await writer.flush()
+    assert await first == DLSN(1, 0, 0)
+    await writer.close()
+
+
+async def test_what_waits_for_a_start_is_bounded(world, monkeypatch):
+    monkeypatch.setattr("dlspark.core.writer.MAX_QUEUED_BYTES", 1000)
+    namespace = await world.namespace()
+    writer = await (await namespace.open_log("bounded")).open_writer()
+    world.tree.stall()
+    taken = [writer.write(1, b"x" * 600)]
+    with pytest.raises(OverCapacityError):
+        await writer.write(1, b"x" * 600)
+    world.tree.resume()
+    await writer.wait_for_room()
+    taken.append(writer.write(1, b"x" * 600))
+    await writer.close()
+    assert [await future for future in taken] == [DLSN(1, 0, 0), DLSN(1, 0, 1)]
+
+
+async def test_a_missing_log_is_created_only_if_the_setting_says_so(world):
+    namespace = await world.namespace(create_log_if_missing=False)
+    with pytest.raises(LogNotFoundError):
+        await (await namespace.open_log("missing")).open_writer()
+    assert await namespace.logs() == []
+
+
+async def test_a_cancelled_open_leaves_no_lock_behind(world):
+    namespace = await world.namespace()
+    log = await namespace.open_log("cancelled")
+    world.tree.stall()
+    opening = asyncio.ensure_future(log.open_writer())
+    await asyncio.sleep(0.01)
+    world.tree.resume()
+    for _ in range(6):
+        await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.wait([opening])
+    if not opening.cancelled():
+        await opening.result().close()
+    await (await log.open_writer()).close()
