@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -18,6 +19,8 @@ from benchmarks.results import Row, as_json, table
 from benchmarks.storage import StorageBenchmark
 
 SECTIONS = ("codec", "storage", "spark")
+NEEDED_BYTES = 30 << 30
+"""Three replicas of everything that is written, and the journals; nothing is collected meanwhile."""
 
 
 class Benchmark(Protocol):
@@ -30,10 +33,13 @@ class Benchmark(Protocol):
 
 
 def main() -> int:
-    """Returns 1 if a row missed half of its target, else 0."""
+    """Returns 1 if a row missed half of its target, 2 if nothing could be measured, else 0."""
     options = _options()
     with tempfile.TemporaryDirectory(prefix="dlspark-bench-", dir=options.dir) as name, ExitStack() as stack:
         directory = Path(name)
+        if shutil.disk_usage(directory).free < NEEDED_BYTES:
+            print(f"fewer than {NEEDED_BYTES >> 30} GB are free in {directory}: name another --dir", file=sys.stderr)
+            return 2
         print(header(directory, options.rounds, options.seconds), end="\n\n", flush=True)
         benchmarks = _benchmarks(options.section or SECTIONS, directory, stack)
         begin = time.monotonic()

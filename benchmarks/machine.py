@@ -25,6 +25,7 @@ def header(directory: Path, rounds: int, seconds: float) -> str:
             f"machine: {os.cpu_count()} x {_processor()}, {_memory_gb():.0f} GB, {platform.platform(terse=True)}",
             f"python {platform.python_version()}, {versions}; loop {type(loop).__module__}",
             f"disk: {directory} ({_file_system(directory)}), {mode}; fdatasync before every acknowledgement",
+            f"load average before the start: {os.getloadavg()[0]:.1f} (other work on the machine spoils the figures)",
             f"replicas {REPLICAS}, acknowledged by {ACK_QUORUM}; {REPLICAS} nodes and the client share the machine",
             f"load: closed loop; rows P1-P5: windows of {seconds:g} s, the first fifth warm-up; rows P6-P8: the first "
             "run of each job is warm-up",
