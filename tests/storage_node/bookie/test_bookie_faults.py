@@ -1,0 +1,230 @@
+"""Failing disks: the journal's failure stops the node, a ledger directory's makes it read-only."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Sequence
+
+import pytest
+from bookie_harness import KEY, Cluster, entry
+
+from metadata.bookies import BookieRegistry
+from metadata.memory import MemoryStore
+from storage_node.bookie.disk import SystemDisk
+from storage_node.edge import Buffer, DiskFile
+from storage_node.errors import BookieFailedError
+from storage_node.protocol import messages as m
+from storage_node.protocol.messages import Status
+
+
+class FaultyFile:
+    """A file whose writes or syncs may fail, or wait for a gate."""
+
+    def __init__(self, inner: DiskFile, disk: FaultyDisk) -> None:
+        self._inner = inner
+        self._disk = disk
+        self.path = inner.path
+
+    @property
+    def direct(self) -> bool:
+        return self._inner.direct
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        self._disk.before("write", self.path)
+        self._inner.write_at(offset, buffers)
+
+    def sync_data(self) -> None:
+        self._disk.before("sync", self.path)
+        self._inner.sync_data()
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        self._disk.before("read", self.path)
+        return self._inner.read_at(offset, length)
+
+    def read_now(self, offset: int, length: int) -> bytearray | None:
+        return None
+
+    def size(self) -> int:
+        return self._inner.size()
+
+    def truncate(self, size: int) -> None:
+        self._inner.truncate(size)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class FaultyDisk(SystemDisk):
+    """The real disk, with errors on request: (call, part of the path) -> errno."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: dict[tuple[str, str], int] = {}
+        self.hits: list[tuple[str, str]] = []
+        self.full = False
+        self.gate: threading.Event | None = None
+
+    def before(self, call: str, path: str) -> None:
+        if self.gate is not None and call == "sync" and "/journal-" in path:
+            self.gate.wait(20)
+        for (wanted, part), number in self.errors.items():
+            if wanted == call and part in path:
+                self.hits.append((call, path))
+                raise OSError(number, "injected", path)
+
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> DiskFile:
+        return FaultyFile(super().open(path, create=create, direct=direct), self)
+
+    def usage(self, path: str) -> tuple[int, int, int]:
+        return (1, 1000, 0) if self.full else (1, 1000, 1000)
+
+
+@pytest.mark.parametrize("call", ["sync", "write"])
+async def test_a_journal_that_fails_stops_the_node_and_acknowledges_nothing_more(cluster: Cluster, call: str) -> None:
+    disk = FaultyDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    assert await client.add(entry(5, 0)) == Status.EOK
+    disk.errors[(call, "/journal-")] = errno.EIO
+    doomed = [client.send_add(entry(5, number)) for number in range(1, 4)]
+    fence = client.send_read(6, -1, key=KEY, fence=True)
+    await asyncio.wait_for(bookie.failed.wait(), 10)
+    answers = await asyncio.gather(*doomed, fence, return_exceptions=True)
+    assert all(isinstance(answer, ConnectionError) for answer in answers)
+    assert len(disk.hits) <= 2, "a failed sync is never tried again"
+    assert isinstance(bookie.failure, BookieFailedError)
+    with pytest.raises(OSError):
+        await asyncio.open_connection("127.0.0.1", bookie.address.port)
+    registry = BookieRegistry(cluster.running[0][1])
+    assert await registry.writable() == []
+    await cluster.stop(bookie)
+    client = await cluster.connect(await cluster.start())
+    assert (await client.read(5, 0)).status == Status.EOK
+
+
+async def test_nothing_is_answered_before_the_sync_returns(cluster: Cluster) -> None:
+    disk = FaultyDisk()
+    bookie = await cluster.start(disk=disk)
+    client, other = await cluster.connect(bookie), await cluster.connect(bookie)
+    await client.add(entry(5, 0))
+    disk.gate = threading.Event()
+    add = client.send_add(entry(5, 1))
+    fence = client.send_read(5, -1, key=KEY, fence=True)
+    lac = asyncio.ensure_future(client.write_lac(7, 3))
+    force = client.ask(lambda txn: m.encode_force_ledger_request(txn, 5))
+    forced = asyncio.ensure_future(force)
+    unknown = other.send_read(8, -1, key=KEY, fence=True)
+    for _ in range(5):
+        assert (await other.read(5, 0)).status == Status.EOK
+    assert (await other.read(5, 1)).status == Status.EOK, "readable before it is durable"
+    assert await other.add(entry(5, 2)) == Status.EFENCED
+    assert not any(waiting.done() for waiting in (add, fence, lac, forced, unknown))
+    disk.gate.set()
+    statuses = [(await one).status for one in (add, fence, unknown)]
+    assert statuses == [Status.EOK, Status.EOK, Status.ENOENTRY]
+    assert await lac == Status.EOK
+    assert (await forced).status == Status.EOK
+
+
+@pytest.mark.parametrize(("call", "part"), [("write", ".log"), ("sync", ".idx"), ("write", ".idx")])
+async def test_a_failing_ledger_directory_makes_the_node_read_only_and_loses_nothing(
+    cluster: Cluster, call: str, part: str
+) -> None:
+    disk = FaultyDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    for number in range(3):
+        await client.add(entry(5, number))
+    disk.errors[(call, f"/ledgers/current/0000000000000001{part}")] = errno.EIO
+    await bookie.storage.checkpoint()
+    assert bookie.read_only
+    assert await client.add(entry(5, 3)) == Status.EREADONLY
+    assert await client.add(entry(5, 3), recovery=True, priority=100) == Status.EREADONLY
+    assert await client.write_lac(5, 1) == Status.EREADONLY
+    for number in range(3):
+        assert bytes((await client.read(5, number)).body or b"") == entry(5, number)
+    assert (await client.fence(5)).status == Status.EOK
+    store = MemoryStore(cluster.tree)
+    registry = BookieRegistry(store)
+    while [address.bookie_id for address in await registry.readonly()] != ["a"]:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert await registry.writable() == []
+    await store.close()
+    await cluster.stop(bookie)
+    client = await cluster.connect(await cluster.start())
+    for number in range(3):
+        assert bytes((await client.read(5, number)).body or b"") == entry(5, number)
+    assert await client.add(entry(5, 3)) == Status.EFENCED
+
+
+async def test_a_full_disk_makes_the_node_read_only_until_there_is_room(cluster: Cluster) -> None:
+    disk = FaultyDisk()
+    bookie = await cluster.start(disk=disk, disk_usage_threshold=0.95)
+    client = await cluster.connect(bookie)
+    await client.add(entry(5, 0))
+    store = MemoryStore(cluster.tree)
+    registry = BookieRegistry(store)
+    disk.full = True
+    await bookie.check_disks()
+    assert await client.add(entry(5, 1)) == Status.EREADONLY
+    assert (await client.read(5, 0)).status == Status.EOK
+    assert [address.bookie_id for address in await registry.readonly()] == ["a"]
+    assert await registry.writable() == []
+    disk.full = False
+    await bookie.check_disks()
+    assert await client.add(entry(5, 1)) == Status.EOK
+    assert [address.bookie_id for address in await registry.writable()] == ["a"]
+    assert await registry.readonly() == []
+    await store.close()
+
+
+async def test_high_priority_adds_are_taken_while_read_only_for_space(cluster: Cluster) -> None:
+    disk = FaultyDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    bookie._disk_full = True
+    assert await client.add(entry(5, 0)) == Status.EREADONLY
+    assert await client.add(entry(5, 0), recovery=True, priority=100) == Status.EOK
+
+
+async def test_a_read_that_fails_is_an_error_for_that_entry_only(cluster: Cluster) -> None:
+    bookie = await cluster.start()
+    client = await cluster.connect(bookie)
+    await client.add(entry(5, 0))
+    await cluster.stop(bookie)
+    disk = FaultyDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    await client.add(entry(6, 0))
+    disk.errors[("read", ".log")] = errno.EIO
+    assert (await client.read(5, 0)).status == Status.EIO
+    assert (await client.read(6, 0)).status == Status.EOK
+    disk.errors.clear()
+    assert (await client.read(5, 0)).status == Status.EOK
+
+
+async def test_the_threads_of_a_stopped_node_are_gone(cluster: Cluster) -> None:
+    bookie = await cluster.start()
+    client = await cluster.connect(bookie)
+    await client.add(entry(5, 0))
+    assert any(thread.name.startswith("bookie-") for thread in threading.enumerate())
+    await cluster.stop(bookie)
+    assert not any(thread.name.startswith("bookie-") for thread in threading.enumerate())
+    await bookie.stop()
+
+
+async def test_adds_are_answered_before_an_orderly_stop(cluster: Cluster) -> None:
+    bookie = await cluster.start()
+    client = await cluster.connect(bookie)
+    await client.add(entry(5, 0))
+    adds = [client.send_add(entry(5, number)) for number in range(1, 200)]
+    await client.read(5, 0)
+    await cluster.stop(bookie)
+    answers = await asyncio.gather(*adds, return_exceptions=True)
+    accepted = [a for a in answers if not isinstance(a, BaseException) and a.status == Status.EOK]
+    client = await cluster.connect(await cluster.start())
+    for answer in accepted:
+        assert isinstance(answer, m.AddResponse)
+        assert (await client.read(5, answer.entry_id)).status == Status.EOK
