@@ -42,8 +42,11 @@ class Resolved:
 class SourceDriver:
     """Opened once for a query (or a plan), asked many times, closed; one call at a time."""
 
-    def __init__(self, query: SourceQuery) -> None:
+    def __init__(
+        self, query: SourceQuery, connect: Callable[[str], Awaitable[AsyncNamespace]] = AsyncNamespace.open
+    ) -> None:
         self.query = query
+        self._connect = connect
         self._namespace: AsyncNamespace | None = None
         self._views: dict[str, LogView] = {}
         self._warned: set[str] = set()
@@ -54,7 +57,7 @@ class SourceDriver:
     async def open(self) -> None:
         """Connect. Raises MetadataUnavailableError, or CallerError for a namespace that does not exist."""
         try:
-            self._namespace = await AsyncNamespace.open(self.query.uri)
+            self._namespace = await self._connect(self.query.uri)
         except MetadataUnavailableError as error:
             raise MetadataUnavailableError(
                 f"ZooKeeper of {self.query.uri} cannot be reached: {error.message}; nothing was read",

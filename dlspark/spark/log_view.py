@@ -57,6 +57,8 @@ class LogView:
 
     def __init__(self, namespace: AsyncNamespace, log: AsyncLog) -> None:
         self.name = log.name
+        self.probes = log.probes
+        """What searches have read."""
         self._namespace = namespace
         self._log = log
         self._segments: list[SegmentMetadata] = []

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.planning import Span
+from metadata.errors import CorruptDataError, NotAppliedError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client import ReplicaReader
-from storage_node.errors import BookieError, NotEnoughBookiesError
+from storage_node.errors import NotEnoughBookiesError
 
 
 async def check_served(namespace: AsyncNamespace, spans: Iterable[Span]) -> None:
@@ -50,7 +51,9 @@ async def _probe(span: Span, entry_id: int, living: set[str]) -> None:
     try:
         async for _ in reader.entries(span.ledger, entry_id, entry_id):
             return
-    except BookieError as error:
+    except CorruptDataError:
+        raise
+    except NotAppliedError as error:
         nodes = sorted({node for ensemble in span.ledger.metadata.ensembles for node in ensemble.bookies} - living)
         raise NotEnoughBookiesError(
             f"No storage node that has the entry answers; not running: {', '.join(nodes)}; nothing was read",

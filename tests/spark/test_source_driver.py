@@ -1,0 +1,524 @@
+"""The driver's side of the source over real storage nodes in this process and metadata in memory; no Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.settings import Settings
+from dlspark.core.writer import AsyncLogWriter
+from dlspark.spark.driver import SourceDriver
+from dlspark.spark.errors import DataLossError, OffsetError, OptionError
+from dlspark.spark.filters import Bounds
+from dlspark.spark.log_view import LogView
+from dlspark.spark.offsets import Offsets
+from dlspark.spark.options import Options, Scope
+from dlspark.spark.partition_reader import LogPartition, read_partition
+from dlspark.spark.planning import Partition
+from dlspark.spark.selection import SourceQuery
+from dlspark.spark.serving import orphans
+from metadata.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.ledgers import LedgerStore
+from metadata.logs import LogNotFoundError
+from metadata.memory import MemoryStore, MemoryTree
+from metadata.namespaces import Binding, NamespaceStore
+from metadata.segments import TruncationStatus
+from storage_node.bookie.bookie import Bookie
+from storage_node.bookie.settings import MIB, BookieSettings
+from storage_node.client import ClientSettings
+
+URI = "distributedlog://memory:2181/dl"
+
+
+class World:
+    """Three storage nodes in this process, and namespaces on them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._tree = MemoryTree()
+        self._bookies: list[tuple[Bookie, MemoryStore]] = []
+        self._drivers: list[SourceDriver] = []
+        self._writers: dict[str, AsyncLogWriter] = {}
+        self.namespace: AsyncNamespace
+
+    async def start(self) -> None:
+        operator = MemoryStore(self._tree)
+        await LedgerStore(operator).format()
+        await NamespaceStore(operator, "/dl").bind(Binding.for_cluster("memory:2181"))
+        await operator.close()
+        for index in range(3):
+            place = self._directory / f"node-{index}"
+            settings = BookieSettings(
+                journal_directories=(str(place / "journal"),),
+                ledger_directories=(str(place / "ledgers"),),
+                bookie_port=0,
+                listening_address="127.0.0.1",
+                bookie_id=f"node-{index}",
+                journal_max_size_mb=16,
+                journal_pre_alloc_size_mb=1,
+                skip_list_size_limit=32 * MIB,
+            )
+            store = MemoryStore(self._tree)
+            bookie = Bookie(settings, store)
+            await bookie.start()
+            self._bookies.append((bookie, store))
+        self.namespace = await self.connect(URI)
+
+    async def stop(self) -> None:
+        for driver in self._drivers:
+            await driver.close()
+        await self.namespace.close()
+        for bookie, store in self._bookies:
+            await bookie.stop()
+            await store.close()
+
+    async def stop_node(self, index: int) -> None:
+        bookie, store = self._bookies.pop(index)
+        await bookie.stop()
+        await store.close()
+
+    async def connect(self, uri: str) -> AsyncNamespace:
+        store = MemoryStore(self._tree)
+        client = ClientSettings(read_entry_timeout_ms=3_000, speculative_read_ms=500, long_poll_ms=1_000)
+        return await AsyncNamespace.over(store, uri, Settings(lock_timeout_s=5), client_settings=client, own=(store,))
+
+    async def driver(self, scope: Scope = Scope.SOURCE_STREAM, **raw: object) -> SourceDriver:
+        options = Options({"uri": URI, **{name: str(value) for name, value in raw.items()}}, scope)
+        driver = SourceDriver(SourceQuery.of(options), self.connect)
+        await driver.open()
+        self._drivers.append(driver)
+        return driver
+
+    async def view(self, name: str) -> LogView:
+        return (await (await self.driver(log=name)).views())[name]
+
+    async def create(self, name: str = "flights") -> str:
+        await self.namespace.create_log(name)
+        return name
+
+    async def write(self, name: str, ids: Sequence[int], *, entry: int = 10, keep_open: bool = False) -> None:
+        """One record an id, `entry` of them an entry, a control record behind; one segment."""
+        if name not in self._writers:
+            self._writers[name] = await (await self.namespace.open_log(name)).open_writer()
+        writer = self._writers[name]
+        for first in range(0, len(ids), entry):
+            part = np.array(ids[first : first + entry], dtype=np.int64)
+            await writer.write_batch(part, pa.array([str(n).encode() for n in part], type=pa.binary()))
+        await writer.commit()
+        if not keep_open:
+            await self._writers.pop(name).close()
+
+    async def commit(self, name: str) -> None:
+        await self._writers[name].commit()
+
+    async def seal(self, name: str) -> None:
+        writer = self._writers.pop(name)
+        await writer.mark_end_of_stream()
+        await writer.close()
+
+    async def truncate(self, name: str, index: int, status: TruncationStatus, entry: int = 0) -> None:
+        """Mark a segment as upstream's truncation does: the znode is replaced."""
+        logs = self.namespace.logs_store
+        old = (await logs.segments(name))[index]
+        new = replace(old, truncation=status, min_entry=entry)
+        path = logs.paths(name).segment(old)
+        await self.namespace.store.delete(path)
+        await self.namespace.store.create(path, new.encode())
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def read(partitions: Sequence[Partition]) -> list[int]:
+    """Transaction ids that tasks read, in order."""
+
+    def run() -> list[int]:
+        found: list[int] = []
+        for spans in partitions:
+            for batch in read_partition(LogPartition(spans), ["transaction_id"]):
+                found += batch["transaction_id"].to_pylist()
+        return found
+
+    return await asyncio.get_running_loop().run_in_executor(None, run)
+
+
+async def mixed_log(world: World) -> tuple[str, list[DLSN]]:
+    """Segments of 7, 0 (only control records), 12 and 5 records, the last one open; and the place of each record."""
+    name = await world.create()
+    await world.write(name, range(7), entry=3)
+    await world.write(name, range(7, 19), entry=5)
+    await world.write(name, range(19, 22), entry=2, keep_open=True)
+    await world.commit(name)
+    await world.write(name, range(22, 24), entry=2, keep_open=True)
+    reader = await (await world.namespace.open_log(name)).open_reader()
+    records = [await reader.read_next() for _ in range(24)]
+    await reader.close()
+    return name, [record.dlsn for record in records]
+
+
+# ---------------------------------------------------------------------- positions and counts
+
+
+async def test_counting_and_advancing_agree_with_a_walk_over_every_record(world: World) -> None:
+    name, places = await mixed_log(world)
+    view = await world.view(name)
+    end = await view.latest()
+    assert end == DLSN(places[-1].lssn, places[-1].entry_id + 1, 0)
+    for first, last in itertools.combinations(range(len(places)), 2):
+        assert await view.count(places[first], places[last]) == last - first
+    for first in range(len(places)):
+        assert await view.count(places[first], end) == len(places) - first
+        for records in range(1, len(places) - first):
+            reached = await view.advance(places[first], end, records)
+            assert await view.count(places[first], reached) == records
+            assert await view.count(reached, end) == len(places) - first - records
+
+
+async def test_the_end_does_not_move_for_control_records_or_the_end_of_stream(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(5), keep_open=True)
+    view = await world.view(name)
+    before = await view.latest()
+    for _ in range(4):
+        await world.commit(name)
+        assert await view.latest() == before
+    await world.write(name, [5], keep_open=True)
+    assert await view.latest() > before
+    await world.seal(name)
+    assert await view.count(view.earliest(), await view.latest()) == 6
+
+
+async def test_positions_are_found_by_search_not_by_scanning(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(0, 4_000, 2), entry=2, keep_open=True)
+    view = await world.view(name)
+    end = await view.latest()
+    assert end.entry_id >= 1_000
+    allowed = math.ceil(math.log2(1_001)) + 4
+    for action in (
+        lambda: view.at_txid(2_501),
+        lambda: view.advance(DLSN.INITIAL, end, 777),
+        lambda: view.count(DLSN(1, 123, 1), DLSN(1, 901, 1)),
+    ):
+        view.probes.entries = 0
+        await action()
+        assert view.probes.entries <= allowed
+    assert await view.at_txid(2_501) == DLSN(1, 625, 1)
+    assert await view.at_txid(3_999) is None
+
+
+async def test_a_log_without_records_has_one_position(world: World) -> None:
+    view = await world.view(await world.create())
+    assert view.earliest() == DLSN.INITIAL
+    assert await view.latest() == DLSN.INITIAL
+    assert not await view.beyond_end(DLSN.INITIAL)
+    assert await view.beyond_end(DLSN(1, 0, 1))
+
+
+# ---------------------------------------------------------------------- plans
+
+
+async def test_any_two_positions_plan_exactly_the_records_between_them(world: World) -> None:
+    name, places = await mixed_log(world)
+    driver = await world.driver(log=name, minPartitions=4)
+    end = await (await world.view(name)).latest()
+    for first, last in [(0, 24), (1, 23), (6, 7), (6, 8), (3, 3), (17, 20), (19, 24), (7, 19)]:
+        until = places[last] if last < 24 else end
+        planned = await driver.plan(Offsets({name: places[first]}), Offsets({name: until}))
+        assert await read(planned) == list(range(first, last))
+
+
+async def test_a_plan_is_made_from_offsets_alone(world: World) -> None:
+    name, _ = await mixed_log(world)
+    driver = await world.driver(log=name)
+    start = (await driver.resolve(driver.query.start)).offsets
+    end = await driver.end_of_batch(start, 9, None)
+    first = await driver.plan(start, end)
+    await world.write(name, range(24, 40))
+    replayed = await (await world.driver(log=name)).plan(
+        Offsets.from_stored(json.loads(json.dumps(start.stored()))),
+        Offsets.from_stored(json.loads(json.dumps(end.stored()))),
+    )
+    assert await read(replayed) == await read(first) == list(range(9))
+
+
+async def test_sequence_ids_are_the_same_before_and_after_a_segment_is_completed(world: World) -> None:
+    name, _ = await mixed_log(world)
+
+    async def sequence_ids() -> list[int]:
+        driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+        start = (await driver.resolve(driver.query.start)).offsets
+        planned = await driver.plan(start, await driver.latest())
+        found = []
+        for spans in planned:
+            for span in spans:
+                found.append((span.lssn, span.start_sequence_id))
+        return found
+
+    before = await sequence_ids()
+    await world.seal(name)
+    assert await sequence_ids() == before == [(1, 0), (2, 7), (3, 19)]
+
+
+async def test_bounds_of_filters_narrow_a_plan(world: World) -> None:
+    name, _ = await mixed_log(world)
+    driver = await world.driver(log=name)
+    start = (await driver.resolve(driver.query.start)).offsets
+    end = await driver.latest()
+    for bounds, expected in [
+        (Bounds(min_txid=5, end_txid=21), range(5, 21)),
+        (Bounds(min_segment=2, end_segment=3), range(7, 19)),
+        (Bounds(logs=frozenset({"other"})), []),
+        (Bounds(min_txid=1_000), []),
+        (Bounds(min_segment=1, end_segment=1), []),
+    ]:
+        assert await read(await driver.plan(start, end, bounds)) == list(expected), bounds
+
+
+# ---------------------------------------------------------------------- how far a batch goes
+
+
+async def test_a_limit_is_exact_over_logs_and_all_of_them_get_on(world: World) -> None:
+    names = [await world.create(f"log-{n}") for n in range(3)]
+    for name, count in zip(names, (50, 5, 1), strict=True):
+        await world.write(name, range(count), entry=4)
+    driver = await world.driver(subscribePattern="log-.*")
+    position = (await driver.resolve(driver.query.start)).offsets
+    sizes = []
+    while (end := await driver.end_of_batch(position, 8, None)) != position:
+        sizes.append(len(await read(await driver.plan(position, end))))
+        if len(sizes) == 1:
+            assert all(end[name] > position[name] for name in names)
+        position = end
+    assert sizes == [8] * 7
+    assert position == await driver.latest()
+
+
+async def test_a_target_is_not_passed_and_new_logs_wait(world: World) -> None:
+    name = await world.create("log-1")
+    await world.write(name, range(10))
+    driver = await world.driver(subscribePattern="log-.*")
+    start = (await driver.resolve(driver.query.start)).offsets
+    target = await driver.latest()
+    await world.write(name, range(10, 20))
+    await world.write(await world.create("log-2"), range(5))
+    end = await driver.end_of_batch(start, None, target)
+    assert end == target
+    assert await driver.end_of_batch(end, None, target) == end
+    beyond = await driver.end_of_batch(end, None, None)
+    assert await read(await driver.plan(end, beyond)) == [*range(10, 20), *range(5)]
+
+
+async def test_a_log_that_is_not_read_any_more_keeps_its_position(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(5))
+    driver = await world.driver(log=name)
+    start = Offsets({name: DLSN.INITIAL, "formerly": DLSN(3, 4, 5)})
+    end = await driver.end_of_batch(start, None, None)
+    assert end["formerly"] == DLSN(3, 4, 5)
+    assert await read(await driver.plan(start, end)) == list(range(5))
+
+
+async def test_only_a_start_that_cannot_change_is_settled(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(10))
+
+    async def settled(**raw: object) -> bool:
+        driver = await world.driver(log=name, **raw)
+        return (await driver.resolve(driver.query.start)).settled
+
+    assert await settled()
+    assert not await settled(startingOffsets="latest")
+    assert await settled(startingTransactionId=5)
+    assert not await settled(startingTransactionId=50)
+    assert await settled(startingOffsets=json.dumps({name: "1:0:3"}))
+
+
+# ---------------------------------------------------------------------- what is gone
+
+
+async def test_truncated_segments_are_not_read_and_positions_in_them_are_data_loss(world: World) -> None:
+    name, places = await mixed_log(world)
+    await world.truncate(name, 0, TruncationStatus.TRUNCATED)
+    await world.truncate(name, 1, TruncationStatus.PARTIALLY_TRUNCATED, entry=1)
+    driver = await world.driver(log=name)
+    start = (await driver.resolve(driver.query.start)).offsets
+    assert start[name] == DLSN(2, 1, 0)
+    end = await driver.latest()
+    assert await read(await driver.plan(start, end)) == list(range(12, 24))
+    for lost in (places[2], places[8], DLSN.INITIAL):
+        with pytest.raises(DataLossError, match="now begins at 2:1:0") as caught:
+            await driver.plan(Offsets({name: lost}), end)
+        assert "failOnDataLoss" in str(caught.value)
+        assert caught.value.log == name
+        tolerant = await world.driver(log=name, failOnDataLoss="false")
+        assert await read(await tolerant.plan(Offsets({name: lost}), end)) == list(range(12, 24))
+
+
+async def test_a_truncated_segment_that_was_read_to_its_end_is_no_loss(world: World) -> None:
+    name, places = await mixed_log(world)
+    await world.truncate(name, 0, TruncationStatus.TRUNCATED)
+    driver = await world.driver(log=name)
+    after = DLSN(places[6].lssn, places[6].entry_id + 1, 0)
+    assert await read(await driver.plan(Offsets({name: after}), await driver.latest())) == list(range(7, 24))
+
+
+async def test_a_skip_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    name, places = await mixed_log(world)
+    await world.truncate(name, 0, TruncationStatus.TRUNCATED)
+    driver = await world.driver(log=name, failOnDataLoss="false")
+    start = Offsets({name: places[2]})
+    for _ in range(2):
+        await driver.plan(start, await driver.end_of_batch(start, None, None))
+    warnings = [record.getMessage() for record in caplog.records if record.name == "dlspark.spark.driver"]
+    assert len(warnings) == 1
+    assert "failOnDataLoss is false" in warnings[0]
+
+
+async def test_a_log_created_again_shorter_is_noticed(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(5))
+    driver = await world.driver(log=name)
+    ahead = Offsets({name: DLSN(4, 0, 0)})
+    with pytest.raises(DataLossError, match="deleted and created again"):
+        await driver.end_of_batch(ahead, None, None)
+    tolerant = await world.driver(log=name, failOnDataLoss="false")
+    end = await tolerant.end_of_batch(ahead, None, None)
+    assert await read(await tolerant.plan(ahead, end)) == list(range(5))
+
+
+async def test_a_deleted_log_is_data_loss(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(5))
+    driver = await world.driver(log=name)
+    start = (await driver.resolve(driver.query.start)).offsets
+    end = await driver.latest()
+    await world.namespace.delete_log(name)
+    for action in (lambda: driver.end_of_batch(start, None, None), lambda: driver.plan(start, end)):
+        with pytest.raises(DataLossError, match="does not exist any more"):
+            await action()
+    tolerant = await world.driver(log=name, failOnDataLoss="false")
+    assert await tolerant.end_of_batch(start, None, None) == start
+    assert await tolerant.plan(start, end) == []
+
+
+async def test_missing_logs_and_foreign_positions_are_named(world: World) -> None:
+    await world.create("there")
+    with pytest.raises(LogNotFoundError, match="missing"):
+        await (await world.driver(subscribe="there,missing")).required_views()
+    driver = await world.driver(subscribePattern="th.*", startingOffsets='{"other": "1:0:0"}')
+    with pytest.raises(OffsetError, match="position for other"):
+        await driver.resolve(driver.query.start)
+    driver = await world.driver(log="there", startingOffsets='{"there": "7:0:0"}')
+    with pytest.raises(OffsetError, match="behind the log's end"):
+        await driver.resolve(driver.query.start)
+
+
+async def test_a_closed_driver_says_so(world: World) -> None:
+    driver = await world.driver(log=await world.create())
+    await driver.close()
+    with pytest.raises(OptionError, match="closed"):
+        await driver.views()
+
+
+# ---------------------------------------------------------------------- storage nodes
+
+
+def test_orphans_are_the_write_sets_without_a_living_node() -> None:
+    metadata = LedgerMetadata(3, 2, 2, (Ensemble(0, ("a", "b", "c")), Ensemble(100, ("a", "b", "d"))))
+    everyone = {"a", "b", "c", "d"}
+    assert orphans(metadata, 0, 200, everyone) == []
+    assert orphans(metadata, 0, 200, {"a", "b", "c"}) == []
+    assert orphans(metadata, 0, 200, {"a"}) == [1, 100]
+    assert orphans(metadata, 0, 99, {"a", "d"}) == [1]
+    assert orphans(metadata, 100, 200, {"a", "d"}) == []
+    assert orphans(metadata, 2, 3, {"a"}) == []
+    assert orphans(metadata, 0, 0, set()) == [0]
+
+
+async def test_a_plan_that_no_node_can_serve_is_refused_with_the_nodes_names(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(5))
+    driver = await world.driver(log=name)
+    start = (await driver.resolve(driver.query.start)).offsets
+    end = await driver.latest()
+    for index in (2, 1):
+        await world.stop_node(index)
+    assert await read(await driver.plan(start, end)) == list(range(5))
+    await world.stop_node(0)
+    with pytest.raises(Exception, match="node-0, node-1, node-2") as caught:
+        await driver.plan(start, end)
+    assert "nothing was read" in str(caught.value)
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+@pytest.mark.parametrize("news", ["record", "segment"])
+async def test_waiting_ends_with_news(world: World, news: str) -> None:
+    name = await world.create()
+    await world.write(name, range(5), keep_open=news == "record")
+    driver = await world.driver(log=name)
+    before = await driver.latest()
+    waiting = asyncio.ensure_future(driver.wait_for_news(30))
+    await world.write(name, range(5, 8), keep_open=True)
+    await asyncio.wait_for(waiting, 10)
+    assert (await driver.latest())[name] > before[name]
+
+
+async def test_waiting_without_news_ends_in_time_and_leaves_no_task(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(5), keep_open=True)
+    driver = await world.driver(log=name)
+    await driver.latest()
+    before = len(asyncio.all_tasks())
+    began = asyncio.get_running_loop().time()
+    await driver.wait_for_news(0.3)
+    assert asyncio.get_running_loop().time() - began >= 0.25
+    assert len(asyncio.all_tasks()) <= before
+
+
+async def test_control_records_do_not_end_the_wait(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(5), keep_open=True)
+    driver = await world.driver(log=name)
+    await driver.latest()
+    waiting = asyncio.ensure_future(driver.wait_for_news(30))
+    for _ in range(3):
+        await world.commit(name)
+    done, _ = await asyncio.wait({waiting}, timeout=0.3)
+    assert not done
+    await world.write(name, [9], keep_open=True)
+    await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_task_that_stops_early_closes_its_connections(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(2_000), entry=100)
+    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+    start = (await driver.resolve(driver.query.start)).offsets
+    (spans,) = await driver.plan(start, await driver.latest())
+
+    def first_batch() -> int:
+        batches = read_partition(LogPartition(spans), ["entry"])
+        rows: int = next(batches).num_rows
+        batches.close()  # type: ignore[attr-defined]
+        return rows
+
+    assert await asyncio.get_running_loop().run_in_executor(None, first_batch) > 0
