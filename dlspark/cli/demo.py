@@ -227,6 +227,7 @@ def spark_session(uri: str, work: Path) -> SparkSession:
         .appName("dlspark demo")
         .config("spark.distributedlog.uri", uri)
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))

@@ -14,6 +14,9 @@ from dlspark.cli.common import UriOption, namespace_uri
 from dlspark.core.sync import Namespace
 from metadata.logs import SegmentMetadata
 
+# Wide enough for every column; a narrower terminal wraps lines rather than losing digits.
+_TABLE_WIDTH = 130
+
 NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -46,6 +49,7 @@ def info(name: NameArgument, uri: UriOption = None, as_json: JsonOption = False)
     for segment in segments:
         table.add_row(*(str(value) for value in _as_dict(segment).values()))
     console = Console()
+    console.width = max(console.width, _TABLE_WIDTH)
     console.print(table)
     console.print(f"next position to read: {end}")
 
