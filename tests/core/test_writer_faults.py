@@ -413,10 +413,14 @@ async def test_an_aborted_writer_leaves_its_segment_to_be_recovered(world):
 async def test_an_error_in_the_body_aborts_instead_of_completing(world):
     namespace = await world.namespace()
     log = await namespace.open_log("body")
-    with pytest.raises(RuntimeError):
+
+    async def fail_midway():
         async with await log.open_writer() as writer:
             writer.write(1, b"x")
             raise RuntimeError("the user's")
+
+    with pytest.raises(RuntimeError):
+        await fail_midway()
     async with await log.open_writer() as writer:
         assert writer.last_txid == 0
 

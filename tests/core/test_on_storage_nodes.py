@@ -1,0 +1,109 @@
+"""The same log over real storage nodes in this process: TCP, journals, restarts; and the test kit's cluster itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import pytest_asyncio
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.settings import Settings
+from dlspark.testing.cluster import InProcessCluster
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path):
+    settings = Settings(long_poll_ms=300, read_ahead_wait_ms=50, rolling_concurrency=0)
+    async with InProcessCluster(tmp_path, settings=settings) as cluster:
+        yield cluster
+    await asyncio.sleep(0)
+    others = [task for task in asyncio.all_tasks() if task.get_name().startswith("dlspark")]
+    assert others == []
+
+
+async def _drained(reader):
+    records = []
+    while more := await reader.read_available(1000, wait=True):
+        records += more
+    return records
+
+
+async def test_records_survive_the_restart_of_every_node(cluster):
+    namespace = await cluster.connect()
+    log = await namespace.open_log("durable")
+    async with await log.open_writer() as writer:
+        written = [writer.write(i, b"%d" % i) for i in range(500)]
+    for index in range(4):
+        await cluster.stop_node(index)
+    assert await cluster.writable_nodes() == []
+    for index in range(4):
+        await cluster.start_node(index)
+    async with await log.open_reader() as reader:
+        assert [record.dlsn for record in await _drained(reader)] == [await future for future in written]
+
+
+async def test_a_node_may_go_and_come_back_under_a_writer_and_a_tailing_reader(cluster):
+    writing, reading = await cluster.connect(), await cluster.connect()
+    writer = await (await writing.open_log("tail")).open_writer()
+    written = [writer.write(0, b"0")]
+    await writer.commit()
+    async with await (await reading.open_log("tail")).open_reader() as reader:
+        tail = asyncio.ensure_future(_take(reader, 300))
+        for i in range(1, 300):
+            written.append(writer.write(i, b"%d" % i))
+            if i % 10 == 0:
+                await writer.commit()
+            if i == 100:
+                await cluster.stop_node(0)
+            if i == 200:
+                await cluster.start_node(0)
+        await writer.commit()
+        records = await asyncio.wait_for(tail, 60)
+        assert [record.dlsn for record in records] == [await future for future in written]
+    await writer.close()
+
+
+async def _take(reader, count):
+    return [await reader.read_next() for _ in range(count)]
+
+
+async def test_a_crash_of_the_writer_loses_nothing_that_was_acknowledged(cluster):
+    one, other = await cluster.connect(), await cluster.connect()
+    writer = await (await one.open_log("crash")).open_writer()
+    payloads = pa.array([b"x" * 100] * 50_000)
+    entries = await writer.write_batch(np.arange(50_000), payloads)
+    await cluster.crash(one)
+    log = await other.open_log("crash")
+    async with await log.open_writer() as writer:
+        assert writer.last_txid == 49_999
+        last = writer.write(50_000, b"after")
+    assert await last == DLSN(2, 0, 0)
+    async with await log.open_reader() as reader:
+        rows = 0
+        while rows < 50_001:
+            rows += (await reader.next_batch()).num_rows
+    assert sum(entry.record_count for entry in entries) == 50_000
+
+
+async def test_the_old_writer_is_fenced_by_the_new_one(cluster):
+    one, other = await cluster.connect(), await cluster.connect()
+    old = await (await one.open_log("fenced")).open_writer()
+    old.write(1, b"first")
+    await old.flush()
+    await one.store.delete(old._lock.member_path)  # an operator breaks the lock
+    log = await other.open_log("fenced")
+    new = await log.open_writer()
+    late = old.write(2, b"late")
+    with pytest.raises(Exception, match=r"not acknowledged|was not"):
+        await old.flush()
+    assert late.exception() is not None
+    kept = new.write(2, b"kept")
+    await new.close()
+    with pytest.raises(Exception, match="failed"):
+        await old.close()
+    assert await kept == DLSN(2, 0, 0)
+    async with await log.open_reader() as reader:
+        assert [record.payload for record in await _drained(reader)] == [b"first", b"kept"]

@@ -1,0 +1,169 @@
+"""The synchronous classes, driven from the background loop; once over a real ZooKeeper server too."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dlspark import DLSN, Namespace, Runtime
+from dlspark.core.settings import Settings
+from dlspark.errors import AlreadyClosedError, EndOfStreamError, TransactionIdOutOfOrderError
+from dlspark.testing.cluster import InProcessCluster
+from metadata.zookeeper import ZooKeeperStore
+from storage_node.bookie import Bookie, BookieSettings
+
+
+@pytest.fixture
+def runtime():
+    runtime = Runtime("sync-tests")
+    yield runtime
+    runtime.close()
+    assert "sync-tests" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.fixture
+def namespace(runtime, tmp_path):
+    cluster = InProcessCluster(tmp_path, nodes=3, settings=Settings(long_poll_ms=300, read_ahead_wait_ms=50))
+    runtime.run(cluster.start())
+    with Namespace(runtime, runtime.run(cluster.connect())) as namespace:
+        yield namespace
+    runtime.run(cluster.stop())
+
+
+def test_the_story_of_the_readme(namespace):
+    with namespace.open_log("events") as log:
+        with log.open_writer() as writer:
+            first = writer.write(writer.last_txid + 1, b"first").result()
+            assert writer.last_txid == 1
+            writer.write(2, b"second")
+        with log.open_reader() as reader:
+            assert [record.payload for record in reader.read_bulk(10)] == [b"first", b"second"]
+            assert reader.read_next() is None
+            assert reader.read_next(non_blocking=True) is None
+            assert reader.position == DLSN(1, 1, 1)
+        assert first == DLSN(1, 0, 0)
+        assert log.find_txid(2) == DLSN(1, 1, 0)
+        assert log.end() == DLSN(2, 0, 0)
+        assert (log.first_record().txid, log.last_record().txid) == (1, 2)
+    assert namespace.logs() == ["events"]
+    namespace.delete_log("events")
+    assert not namespace.log_exists("events")
+
+
+def test_a_result_waits_for_no_buffer_that_nobody_fills(namespace):
+    with namespace.open_log("pending") as log, log.open_writer() as writer:
+        pending = [writer.write(i, b"x") for i in range(3)]
+        assert not any(write.done() for write in pending)
+        assert [write.result(10) for write in pending] == [DLSN(1, 0, i) for i in range(3)]
+        bulk = writer.write_bulk([(3, b"a"), (4, b"b")])
+        assert bulk[1].result(10) == DLSN(1, 1, 1)
+        (entry,) = writer.write_batch(np.array([5, 6]), pa.array([b"c", b"d"])).result(10)
+        assert (entry.dlsn, entry.record_count) == (DLSN(1, 2, 0), 2)
+        writer.flush()
+        writer.commit()
+
+
+def test_a_refusal_is_raised_where_the_record_is_written(namespace):
+    with namespace.open_log("refused") as log, log.open_writer() as writer:
+        writer.write(5, b"x")
+        with pytest.raises(TransactionIdOutOfOrderError):
+            writer.write(4, b"y")
+        with pytest.raises(TransactionIdOutOfOrderError):
+            writer.write_bulk([(6, b"z"), (4, b"y")])
+
+
+def test_iterating_ends_when_the_log_is_sealed(namespace):
+    with namespace.open_log("sealed") as log:
+        seen: list[bytes] = []
+
+        def follow() -> None:
+            with log.open_reader() as reader:
+                seen.extend(record.payload for record in reader)
+
+        with log.open_writer() as writer:
+            writer.write(1, b"one")
+            writer.commit()
+            thread = threading.Thread(target=follow)
+            thread.start()
+            writer.write(2, b"two")
+            writer.mark_end_of_stream()
+        thread.join(30)
+        assert seen == [b"one", b"two"]
+        assert log.is_sealed()
+        with log.open_reader() as reader:
+            rows = 0
+            while rows < 2:
+                rows += reader.next_batch().num_rows
+            with pytest.raises(EndOfStreamError):
+                reader.next_batch()
+
+
+def test_closing_the_runtime_completes_what_was_left_open(runtime, tmp_path):
+    cluster = InProcessCluster(tmp_path, nodes=3)
+    runtime.run(cluster.start())
+    namespace = Namespace(runtime, runtime.run(cluster.connect()))
+    writer = namespace.open_log("left").open_writer()
+    pending = writer.write(1, b"x")
+
+    async def stop() -> None:
+        await cluster.stop()
+
+    runtime._closers.insert(0, stop)  # closers run last first: the cluster outlives the namespace
+    runtime.close()
+    assert pending.done()
+    assert pending.result() == DLSN(1, 0, 0)
+    with pytest.raises(AlreadyClosedError):
+        namespace.logs()
+    namespace.close()
+    writer.close()
+
+
+@pytest.mark.processes
+def test_a_namespace_is_bound_and_used_over_a_real_zookeeper(runtime, tmp_path):
+    from metadata.embedded import EmbeddedZooKeeper
+    from metadata.ledgers import LedgerStore
+
+    with EmbeddedZooKeeper(tmp_path / "zookeeper") as zookeeper:
+        uri = f"distributedlog://{zookeeper.address}/logs"
+        nodes: list[tuple[Bookie, ZooKeeperStore]] = []
+
+        async def start() -> None:
+            for i in range(3):
+                store = await ZooKeeperStore.connect(zookeeper.address)
+                if not i:
+                    await LedgerStore(store).format()
+                settings = BookieSettings(
+                    journal_directories=(str(tmp_path / f"journal-{i}"),),
+                    ledger_directories=(str(tmp_path / f"ledgers-{i}"),),
+                    bookie_port=0,
+                    listening_address="127.0.0.1",
+                    journal_max_size_mb=16,
+                    min_usable_size_for_entry_log_creation=0,
+                )
+                nodes.append((Bookie(settings, store), store))
+                await nodes[-1][0].start()
+
+        async def stop() -> None:
+            for bookie, store in nodes:
+                await bookie.stop()
+                await store.close()
+
+        runtime.run(start())
+        try:
+            Namespace.bind(uri)
+            with Namespace.open(uri, {"readAheadWaitTime": 50}, runtime=runtime) as namespace:
+                with namespace.open_log("real") as log:
+                    for i in range(2):
+                        with log.open_writer() as writer:
+                            writer.write(i, b"%d" % i)
+                    with log.open_reader() as reader:
+                        records = reader.read_bulk(10)
+                assert [(r.dlsn, r.payload) for r in records] == [(DLSN(1, 0, 0), b"0"), (DLSN(2, 0, 0), b"1")]
+                namespace.delete_log("real")
+                assert namespace.logs() == []
+        finally:
+            runtime.run(stop())
+            Runtime.shared().close()
