@@ -292,10 +292,10 @@ class DistributedLock:
                 await self._remove_remains()
                 continue
             self._ensure_current(member)
-            if deadline is None or not await self._wait_for(names[place - 1], deadline):
+            if deadline is None or not await self._wait_for(names[place - 1], member, deadline):
                 raise OwnershipAcquireFailedError(owner.client_id, path=self._path)
 
-    async def _wait_for(self, name: str, deadline: float) -> bool:
+    async def _wait_for(self, name: str, member: _Member, deadline: float) -> bool:
         """Wait until `name` may be gone; False when the time is up."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
@@ -307,6 +307,7 @@ class DistributedLock:
         path = join(self._path, name)
         if await repeat(self._store, lambda: self._store.exists(path, wake)) is None:
             return True
+        self._ensure_current(member)  # nothing would wake us from here on if the session or the lock ended meanwhile
         self._woken = woken
         try:
             await asyncio.wait_for(woken, max(deadline - loop.time(), 0))
