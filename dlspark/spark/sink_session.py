@@ -31,8 +31,6 @@ from metadata.store import SessionState
 from storage_node.client import LedgerWriter
 from storage_node.errors import NotEnoughBookiesError
 
-LOCK_SLACK_S = 10
-"""A commit waits for a log's lock until a dead owner's session must have ended, and this much longer."""
 ABANDONED_JOBS_EVERY_S = 3600.0
 READY_FOR_S = 60.0
 """A running query asks once whether it can write, and again only after a pause of this long."""
@@ -59,7 +57,7 @@ class SinkSession:
         self._services = namespace.services
         rules = LogRules(
             owner=f"dlspark-sink:{socket.gethostname()}:{os.getpid()}",
-            lock_timeout_ms=(settings.zk_session_timeout_s + LOCK_SLACK_S) * 1000,
+            lock_timeout_ms=settings.lock_timeout_s * 1000,
             create_missing=settings.create_log_if_missing,
             first_lssn=self._services.binding.first_lssn or settings.first_lssn,
         )

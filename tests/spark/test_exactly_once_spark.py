@@ -1,0 +1,174 @@
+"""Exactly once with Spark itself: drivers as processes, killed, doubled, retried and left without an answer.
+
+Three rounds of each kind; twenty of each without a JVM are in `test_exactly_once_rounds`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from sink_driver import read_values
+from spark_driver import ROWS_PER_BATCH
+
+from dlspark.sandbox import Sandbox
+from dlspark.testing import faults
+
+pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture]
+
+ROUNDS = 3
+UNTIL = 2
+DRIVER_TIMEOUT_S = 150
+SCRIPT = Path(__file__).with_name("spark_driver.py")
+
+
+class Driver:
+    """One driver process with everything that it starts."""
+
+    def __init__(self, sandbox: Sandbox, place: Path, targets: list[tuple[str, Path]], **options: object) -> None:
+        self._output = place / "driver.log"
+        environment = {
+            **os.environ,
+            "DLSPARK_URI": sandbox.uri,
+            "DLSPARK_SET_zkSessionTimeoutSeconds": "4",
+            "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")]),
+            faults.VARIABLE: json.dumps(options.get("faults", {})),
+        }
+        arguments = [f"{log}:{checkpoint}" for log, checkpoint in targets]
+        with self._output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(options.get("master", "local[2]")), str(UNTIL), *arguments],
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        """Wait for a clean end."""
+        status = self.process.wait(DRIVER_TIMEOUT_S)
+        assert status == 0, self._output.read_text()[-4000:]
+
+    def await_file(self, path: Path) -> None:
+        """Wait until `path` exists, while the driver runs."""
+        deadline = time.monotonic() + DRIVER_TIMEOUT_S
+        while not path.exists():
+            assert self.process.poll() is None, self._output.read_text()[-4000:]
+            assert time.monotonic() < deadline, self._output.read_text()[-4000:]
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """SIGKILL the driver, its JVM and every Python worker, as the loss of the machine would."""
+        if self.process.poll() is None:
+            family = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
+            for member in family:
+                try:
+                    member.send_signal(signal.SIGKILL)
+                except psutil.NoSuchProcess:
+                    continue
+            psutil.wait_procs(family, 20)
+        self.process.wait(20)
+
+
+@pytest.fixture
+def drivers() -> Iterator[list[Driver]]:
+    started: list[Driver] = []
+    yield started
+    for driver in started:
+        driver.kill()
+
+
+def check(sandbox: Sandbox, log: str) -> None:
+    """Every batch whole and once: the first task's rows (even numbers), then the second's."""
+    txids, values = read_values(sandbox.uri, log)
+    assert values == [
+        str(batch * ROWS_PER_BATCH + n).encode()
+        for batch in range(UNTIL + 1)
+        for n in (*range(0, ROWS_PER_BATCH, 2), *range(1, ROWS_PER_BATCH, 2))
+    ]
+    assert len(set(txids)) == UNTIL + 1
+    assert txids == sorted(txids)
+
+
+@pytest.mark.parametrize("round_number", range(ROUNDS))
+def test_a_driver_killed_between_publication_and_commit_log_leaves_one_copy(
+    sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], round_number: int
+) -> None:
+    log, checkpoint, flag = f"spark-killed-{round_number}", tmp_path / "checkpoint", tmp_path / "flag"
+    point = ["sink.published", "sink.applied", "sink.published"][round_number]
+    script = {point: {"do": "hang", "flag": str(flag), "after": round_number}}
+    doomed = Driver(sandbox, tmp_path, [(log, checkpoint)], faults=script)
+    drivers.append(doomed)
+    doomed.await_file(flag)
+    doomed.kill()
+    batch = round_number
+    assert (checkpoint / "offsets" / str(batch)).exists()
+    assert not (checkpoint / "commits" / str(batch)).exists()
+    assert len(read_values(sandbox.uri, log)[0]) == ROWS_PER_BATCH * (batch + 1)
+    again = Driver(sandbox, tmp_path, [(log, checkpoint)])
+    drivers.append(again)
+    again.wait()
+    check(sandbox, log)
+
+
+def test_a_task_that_fails_after_writing_and_runs_again_leaves_one_copy(
+    sandbox: Sandbox, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    targets = [(f"spark-retried-{number}", tmp_path / f"checkpoint-{number}") for number in range(ROUNDS)]
+    flag = tmp_path / "flag"
+    # A worker that failed is not used again, so each of the struck tasks is the first of its process.
+    script = {"sink.staged": {"do": "raise", "flag": str(flag)}}
+    driver = Driver(sandbox, tmp_path, targets, master="local[2,3]", faults=script)
+    drivers.append(driver)
+    for _, checkpoint in targets:
+        driver.await_file(flag)
+        flag.rename(checkpoint.with_suffix(".struck"))  # the next query is struck as well
+        driver.await_file(checkpoint / "commits" / str(UNTIL - 1))
+    driver.wait()
+    for log, _ in targets:
+        check(sandbox, log)
+
+
+def test_two_drivers_with_one_checkpoint_leave_one_copy(
+    sandbox: Sandbox, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    targets = [(f"spark-twice-{number}", tmp_path / f"checkpoint-{number}") for number in range(ROUNDS)]
+    copies = [(log, tmp_path / f"copy-{number}") for number, (log, _) in enumerate(targets)]
+    for (_, checkpoint), (_, copy) in zip(targets, copies, strict=True):
+        checkpoint.mkdir()
+        (checkpoint / "metadata").write_text(
+            json.dumps({"id": f"00000000-0000-0000-0000-{time.time_ns() % 10**12:012d}"})
+        )
+        shutil.copytree(checkpoint, copy)
+    for place, chosen in ((tmp_path / "one", targets), (tmp_path / "two", copies)):
+        place.mkdir()
+        drivers.append(Driver(sandbox, place, chosen))
+    for driver in drivers:
+        driver.wait()
+    for log, _ in targets:
+        check(sandbox, log)
+
+
+def test_a_publication_whose_answer_is_lost_leaves_one_copy(
+    sandbox: Sandbox, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    targets = [(f"spark-unknown-{number}", tmp_path / f"checkpoint-{number}") for number in range(ROUNDS)]
+    flag = tmp_path / "flag"
+    driver = Driver(sandbox, tmp_path, targets, faults={"sink.applied": {"do": "lose", "flag": str(flag)}})
+    drivers.append(driver)
+    for _, checkpoint in targets:
+        driver.await_file(flag)
+        flag.rename(checkpoint.with_suffix(".struck"))
+        driver.await_file(checkpoint / "commits" / str(UNTIL - 1))
+    driver.wait()
+    for log, _ in targets:
+        check(sandbox, log)
