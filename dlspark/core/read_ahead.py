@@ -128,7 +128,7 @@ class ReadAhead:
     async def _follow(self) -> None:
         position = await self._first_position()
         while True:
-            segment = await self._segment(position.lssn)
+            segment = await self._segment(position)
             position = await self._read_segment(segment, position)
 
     async def _first_position(self) -> DLSN:
@@ -144,7 +144,7 @@ class ReadAhead:
             earliest = DLSN(left[0].lssn, 0, 0) if settings.ignore_truncation else first_active(left[0])
         if self.first >= earliest:
             return self.first
-        if self.first > DLSN.INITIAL and settings.fail_on_truncated:
+        if self.first > DLSN.INITIAL and settings.fail_on_truncated and self._lost(earliest):
             raise AlreadyTruncatedError(
                 f"position {self.first} was truncated; the log begins at {earliest}",
                 log=self._name,
@@ -154,14 +154,22 @@ class ReadAhead:
         self.first = earliest
         return earliest
 
-    async def _segment(self, lssn: int) -> SegmentMetadata:
-        """Segment `lssn`, as soon as it exists and those before it are completed."""
+    def _lost(self, earliest: DLSN) -> bool:
+        """Whether there was a record at or after the start and before `earliest`; assumed where nothing tells."""
+        if self.first.lssn < self._list.segments[0].lssn or earliest > DLSN(earliest.lssn, 0, 0):
+            return True
+        hidden = (segment for segment in self._list.segments if segment.lssn < earliest.lssn)
+        return any(DLSN(segment.lssn, segment.last_entry, segment.last_slot) >= self.first for segment in hidden)
+
+    async def _segment(self, position: DLSN) -> SegmentMetadata:
+        """The segment of `position`, as soon as it exists and those before it are completed."""
+        lssn = position.lssn
         while True:
             segments = await self._list.load()
             earlier_open = any(s.in_progress and s.lssn < lssn for s in segments)
             found = next((s for s in segments if s.lssn == lssn), None)
             if found is not None and not earlier_open:
-                self._check_truncation(found, 0 if found.in_progress else None)
+                self._check_truncation(found, max(position.entry_id, 0))
                 return found
             if found is None and any(s.lssn > lssn for s in segments):
                 raise self._removed(DLSN(lssn, 0, 0))
@@ -171,18 +179,16 @@ class ReadAhead:
         self.reached_tail()
         await self._list.changed()
 
-    def _check_truncation(self, segment: SegmentMetadata, next_entry: int | None) -> None:
+    def _check_truncation(self, segment: SegmentMetadata, next_entry: int) -> None:
         """Raise if truncation has hidden entries that would be delivered next (I8)."""
         if self._settings.ignore_truncation:
             return
-        hidden = is_truncated(segment)
-        if next_entry is not None and not hidden:
-            hidden = first_active(segment).entry_id > next_entry
-        if hidden:
+        after = segment.last_entry + 1 if is_truncated(segment) else first_active(segment).entry_id
+        if after > next_entry:
             raise AlreadyTruncatedError(
                 f"segment {segment.lssn} was truncated before it was read",
                 log=self._name,
-                dlsn=DLSN(segment.lssn, next_entry or 0, 0),
+                dlsn=DLSN(segment.lssn, next_entry, 0),
                 advice="Start again at the log's first record; what was between is not kept",
             )
 

@@ -67,6 +67,14 @@ LOCK_CHECK_S = 0.2
 _ADVICE_REOPEN = "Open the writer again, and write again from the first record that was not acknowledged"
 
 
+async def _release(lock: DistributedLock) -> None:
+    """Give the lock up. Where the store cannot be told, the lock goes with the session: that fails nobody's close."""
+    try:
+        await lock.release()
+    except DistributedLogError as error:
+        _log.warning("the lock could not be released, it ends with its session: %s", error)
+
+
 def default_client_id() -> str:
     """How this process names itself in a lock: host and process id."""
     return f"{socket.gethostname()}/{os.getpid()}"
@@ -114,8 +122,8 @@ class AsyncLogWriter:
         await services.logs.open(name)  # A missing log is an error of its own, not of its lock.
         paths = services.logs.paths(name)
         lock = DistributedLock(services.store, paths.lock, client_id or default_client_id())
-        await lock.acquire(settings.lock_timeout_s * 1000)
         try:
+            await lock.acquire(settings.lock_timeout_s * 1000)
             # Versions are read only now that the lock is held: read earlier, they could be the last owner's.
             transitions = SegmentTransitions(services, name, settings, await services.logs.open(name))
             writer = cls(services, name, settings, lock, transitions)
@@ -126,7 +134,7 @@ class AsyncLogWriter:
                 raise
             return writer
         except BaseException:
-            await lock.release()
+            await _release(lock)
             raise
 
     # ------------------------------------------------------------------ for users
@@ -333,7 +341,7 @@ class AsyncLogWriter:
         if segment is None:
             raise InvariantViolation("a record was issued without a segment", log=self.name)
         operation.issue(segment)
-        if segment.error is None and self._roll_due(segment) and self._services.permits.take():
+        if segment.error is None and self._roll_due(segment) and self._may_roll():
             self._begin(self._roll)
 
     def _issue_queued(self) -> None:
@@ -354,6 +362,10 @@ class AsyncLogWriter:
         if settings.rolling_minutes > 0:
             return self._loop.time() - self._last_roll > 60 * settings.rolling_minutes
         return 0 < settings.max_segment_bytes < segment.ledger.length
+
+    def _may_roll(self) -> bool:
+        """Rolling is put off while the metadata store is out of reach, and while too many segments roll at once."""
+        return self._services.store.state is SessionState.CONNECTED and self._services.permits.take()
 
     # ------------------------------------------------------------------ transitions
 
@@ -561,7 +573,7 @@ class AsyncLogWriter:
                 await asyncio.wait([watching])
             if self._segment is not None:
                 await self._segment.abandon()
-            await self._lock.release()
+            await _release(self._lock)
 
     async def _close(self) -> None:
         await self._settle(lambda segment: segment.flush())

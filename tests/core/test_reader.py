@@ -342,6 +342,14 @@ async def test_a_reader_from_the_start_skips_what_was_truncated(namespace):
     assert await _read(log, DLSN(2, 0, 1)) == FLAT[4:]
 
 
+async def test_a_position_behind_the_last_truncated_record_has_lost_nothing(namespace):
+    log = await _written(namespace, "behind", SEGMENTS)
+    await _rewrite(namespace, "behind", 1, truncation=TruncationStatus.TRUNCATED)
+    assert await _read(log, DLSN(1, 0, 3)) == FLAT[3:]
+    assert await _read(log, DLSN(1, 9, 0)) == FLAT[3:]
+    assert await _read(log, DLSN(2, 0, 0)) == FLAT[3:]
+
+
 async def test_truncation_can_be_skipped_or_ignored_by_setting(world):
     namespace = await world.namespace()
     await _written(namespace, "tools", SEGMENTS)

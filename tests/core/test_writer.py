@@ -292,3 +292,75 @@ async def test_an_empty_log_can_be_sealed(namespace):
             await reader.read_next()
         with pytest.raises(EndOfStreamError):
             await reader.read_next()
+
+
+# ---------------------------------------------------------------------- rolling
+
+
+async def test_a_segment_rolls_by_age(world):
+    namespace = await world.namespace(rolling_minutes=1)
+    log = await namespace.open_log("aged")
+    async with await log.open_writer() as writer:
+        first = await _sent(writer, writer.write(1, b"a"))
+        writer._last_roll -= 61
+        last_of_old = writer.write(2, b"b")
+        queued = writer.write(3, b"c")
+        await writer.flush()
+    assert (first, await last_of_old, await queued) == (DLSN(1, 0, 0), DLSN(1, 1, 0), DLSN(2, 0, 0))
+    old, new = await log.segments()
+    assert (old.record_count, new.record_count) == (2, 1)
+    assert (new.first_txid, new.start_sequence_id) == (2, 2), "it begins where the old one ended"
+
+
+async def test_a_roll_with_nothing_waiting_writes_a_control_record_into_the_new_segment(world):
+    namespace = await world.namespace(rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0)
+    log = await namespace.open_log("idle-roll")
+    writer = await log.open_writer()
+    await writer.write(1, b"a")
+    await _until(lambda: writer.segment == 2 and writer._segment.ledger.last_add_confirmed == 0)
+    await writer.close()
+    assert [segment.record_count for segment in await log.segments()] == [1, 0]
+    assert [record.payload for record in await _payloads(namespace, "idle-roll")] == [b"a"]
+
+
+async def test_closing_waits_for_a_roll_under_way(world):
+    namespace = await world.namespace(rolling_minutes=0, max_segment_bytes=100, output_buffer_bytes=0)
+    log = await namespace.open_log("roll-close")
+    writer = await log.open_writer()
+    written = [writer.write(i, b"x" * 200) for i in range(3)]
+    await writer.close()
+    dlsns = [await future for future in written]
+    assert [record.dlsn for record in await _payloads(namespace, "roll-close")] == dlsns
+    assert not any(segment.in_progress for segment in await log.segments())
+
+
+async def test_without_a_permit_the_old_segment_goes_on(world):
+    namespace = await world.namespace(
+        rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0, rolling_concurrency=1
+    )
+    log = await namespace.open_log("permit")
+    async with await log.open_writer() as writer:
+        for i in range(10):
+            await writer.write(i, b"x")
+    assert len(await log.segments()) == 2
+
+
+async def test_a_segment_whose_positions_are_used_up_is_rolled_before_the_record(world, monkeypatch):
+    monkeypatch.setattr("dlspark.core.writer.MAX_POSITION", 3)
+    namespace = await world.namespace()
+    log = await namespace.open_log("positions")
+    async with await log.open_writer() as writer:
+        written = [writer.write(i, b"%d" % i) for i in range(7)]
+        batch = writer.write_batch(np.array([7, 8, 9]), pa.array([b"7", b"8", b"9"]))
+    assert [(await future).lssn for future in written] == [1, 1, 1, 2, 2, 2, 3]
+    assert (await batch)[0].dlsn == DLSN(4, 0, 0)
+    assert [record.sequence_id for record in await _payloads(namespace, "positions")] == list(range(10))
+
+
+async def test_sends_keep_a_minimum_distance_where_that_is_set(world):
+    namespace = await world.namespace(output_buffer_bytes=0, immediate_flush=True, immediate_flush_delay_ms=60)
+    writer = await (await namespace.open_log("spaced")).open_writer()
+    written = [writer.write(i, b"") for i in range(20)]
+    dlsns = [await future for future in written]
+    assert {dlsn.entry_id for dlsn in dlsns} <= {0, 1}, "what came within the delay shares an entry"
+    await writer.close()
