@@ -22,13 +22,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from metadata.embedded import EmbeddedZooKeeper
-
 from metadata.errors import CallerError, NotAppliedError
 
 NAMESPACE_PATH = "/distributedlog"
@@ -111,6 +111,7 @@ class Sandbox:
         self._port_wanted = port
         self._zookeeper: EmbeddedZooKeeper | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._spawner: ThreadPoolExecutor | None = None
         self._state: SandboxState | None = None
 
     def __enter__(self) -> Sandbox:
@@ -185,6 +186,9 @@ class Sandbox:
                 process.kill()
                 process.wait()
         self._processes.clear()
+        if self._spawner is not None:
+            self._spawner.shutdown()
+            self._spawner = None
         if self._zookeeper is not None:
             self._zookeeper.stop()
             self._zookeeper = None
@@ -253,8 +257,15 @@ class Sandbox:
         directory.mkdir(exist_ok=True)
         conf = directory / "bookie.conf"
         conf.write_text(_bookie_conf(directory, self.state.node_ports[index], self.zookeeper_address))
+        # The kernel tells a child of its parent's death when the *thread* that started it ends: one thread starts them
+        # all and lives as long as they do, whoever calls (a caller's own thread may end at any time).
+        if self._spawner is None:
+            self._spawner = ThreadPoolExecutor(1, thread_name_prefix="dlspark-sandbox")
+        self._processes[index] = self._spawner.submit(self._start_process, index, conf).result()
+
+    def _start_process(self, index: int, conf: Path) -> subprocess.Popen[bytes]:
         with self._log_file(index).open("ab") as log:
-            self._processes[index] = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "storage_node.bookie", "--conf", str(conf)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
