@@ -16,6 +16,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from metadata.errors import DistributedLogError
 from storage_node.edge import Buffer, FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
 from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
@@ -287,6 +288,10 @@ class TcpListener:
             link = self._network.adopt(self._loop, sock, f"{address[0]}:{address[1]}")
             try:
                 handler = self._accept(link)
+            except DistributedLogError as error:
+                logger.warning("refusing the connection from %s: %s", link.peer, error)
+                link.close()
+                continue
             except Exception:  # the boundary: a refused connection must not stop the listener
                 logger.exception("refusing the connection from %s", link.peer)
                 link.close()

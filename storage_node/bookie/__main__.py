@@ -18,6 +18,9 @@ from metadata.errors import DistributedLogError
 from storage_node.bookie.bookie import Bookie
 from storage_node.bookie.settings import BookieSettings
 
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Requests make many short-lived objects and hardly any cycles: look for them less often."""
+
 logger = logging.getLogger("storage_node.bookie")
 
 
@@ -76,6 +79,7 @@ async def _serve(settings: BookieSettings) -> int:
             return 1
         starting.result()
         gc.freeze()  # what a start leaves behind stays: let the collector not walk it again
+        gc.set_threshold(*GC_THRESHOLDS)
         print(f"bookie {bookie.address.bookie_id} serves on port {bookie.address.port}", flush=True)
         failed = loop.create_task(bookie.failed.wait())
         await asyncio.wait([failed, signalled], return_when=asyncio.FIRST_COMPLETED)

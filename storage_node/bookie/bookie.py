@@ -69,6 +69,8 @@ class Bookie:
         self._disk_full = False
         self._announced_read_only = False
         self._background: set[asyncio.Task[None]] = set()
+        self.read_only = False
+        """Adds are refused: a disk is too full, or writing to a ledger directory has failed."""
         self.failed: asyncio.Event = asyncio.Event()
         """Set when the node has stopped by itself; `failure` says why."""
         self.failure: BookieFailedError | None = None
@@ -86,10 +88,6 @@ class Bookie:
         if self._storage is None:
             raise BookieFailedError("the bookie is not started")
         return self._storage
-
-    @property
-    def read_only(self) -> bool:
-        return self._disk_full or self.storage.writing_failed
 
     @property
     def takes_high_priority(self) -> bool:
@@ -146,7 +144,7 @@ class Bookie:
             degraded=self._degraded,
         )
         await self._storage.start()
-        self._disk_full = self._is_full()
+        self._judge_disks()
         self._announced_read_only = self.read_only
         self._serving = True
         await self._registry.register(self._address, readonly=self._announced_read_only)
@@ -199,8 +197,12 @@ class Bookie:
 
     async def check_disks(self) -> None:
         """Look at the disks' usage now, and announce a change of mode."""
-        self._disk_full = self._is_full()
+        self._judge_disks()
         await self._announce()
+
+    def _judge_disks(self) -> None:
+        self._disk_full = self._is_full()
+        self.read_only = self._disk_full or self.storage.writing_failed
 
     def _is_full(self) -> bool:
         """True above the threshold; once full, until below the low-water mark."""
@@ -223,6 +225,7 @@ class Bookie:
     def _degraded(self, error: BaseException) -> None:
         """Writing to a ledger directory failed; what is not there yet is in the journal and in memory."""
         logger.error("read-only until the node is restarted with a working disk: %s", error)
+        self.read_only = True
         self._run(self._announce())
 
     async def _announce(self) -> None:

@@ -75,7 +75,6 @@ class Connection:
         self._polls: set[LacWaiter] = set()
         self._closed = False
         self._handlers: dict[type, Callable[..., None]] = {
-            m.AddRequest: self._add,
             m.ReadRequest: self._read,
             m.ReadLacRequest: self._read_lac,
             m.WriteLacRequest: self._write_lac,
@@ -178,9 +177,6 @@ class Connection:
             self._link.close()
 
     # ------------------------------------------------------------------------------------ adds
-
-    def _add(self, request: m.AddRequest) -> None:
-        self._try_add(request)
 
     def _try_add(self, request: m.AddRequest) -> bool:
         """Store or refuse an add; False: there is no memory for it at present."""

@@ -76,14 +76,13 @@ class EntryLogs:
         slab_bytes: int,
         memory_bytes: int,
         log_bytes: int,
-        next_log_id: int,
         choose_directory: Callable[[], str],
         room_made: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._disk = disk
         self._log_bytes = log_bytes
-        self.next_log_id = next_log_id
+        self.next_log_id = 1
         self._choose_directory = choose_directory
         self._room_made = room_made
         self._failed = failed
@@ -103,7 +102,7 @@ class EntryLogs:
     # ------------------------------------------------------------------------------------ appending
 
     def append(
-        self, kind: int, ledger_id: int, entry_id: int, body: Buffer, *, beyond_limit: bool = False
+        self, kind: int, ledger_id: int, entry_id: int, body: Buffer, beyond_limit: bool = False
     ) -> tuple[Slab, int, int] | None:
         """Copy a record into memory: (slab, start, end). None while there is no room: `room_made` will be called."""
         length = len(body)
@@ -124,6 +123,13 @@ class EntryLogs:
         if end - slab.written >= PIECE_BYTES and not self._writing:
             self._write_on()
         return slab, start, end
+
+    def has_room(self, length: int) -> bool:
+        """True if a record with a body of `length` can be appended now."""
+        slab = self._slab
+        if slab is None or slab.end + aligned(HEADER_BYTES + length) > slab.size:
+            slab = self._next_slab(False)
+        return slab is not None
 
     def align(self, slab: Slab) -> None:
         """Let the slab's next record begin on a block."""

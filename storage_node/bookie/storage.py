@@ -52,6 +52,9 @@ from storage_node.protocol.schema import Status
 
 logger = logging.getLogger(__name__)
 
+ROOM_FOR_KEY = 256
+"""More than a LEDGER record takes."""
+
 REPLAY_TURN_BYTES = 8 * MIB
 """Replay lets the writers follow after so many bytes."""
 
@@ -88,7 +91,7 @@ class Storage:
         self._checkpointing: asyncio.Task[None] | None = None
         self._checkpoint_due = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
-        self._entry_logs: EntryLogs | None = None
+        self._logs = self._make_entry_logs()
         self._journal: Journal | None = None
         self.checkpoint_error: BaseException | None = None
 
@@ -107,7 +110,7 @@ class Storage:
             mark = found.mark
         self._counter = found.counter
         self.lossy = found.lossy
-        self._entry_logs = self._make_entry_logs(found)
+        self._logs.next_log_id = self._first_free_log(found)
         if opened is not None:
             await self._open_logs(found)
         for ledger in self.ledgers.values():
@@ -127,23 +130,22 @@ class Storage:
         if logs or not reader.empty():
             raise checkpoints.missing(self.ledger_directories)
 
-    def _make_entry_logs(self, found: Checkpoint) -> EntryLogs:
-        seen = [
-            log_id
-            for directory in self.ledger_directories
-            for name in self._disk.list_directory(directory)
-            if (log_id := parse_log_name(name) or parse_log_name(name, ".idx")) is not None
-        ]
+    def _make_entry_logs(self) -> EntryLogs:
         return EntryLogs(
             self._disk,
             slab_bytes=self._settings.slab_bytes,
             memory_bytes=self._settings.skip_list_size_limit,
             log_bytes=self._settings.log_size_limit,
-            next_log_id=max([found.next_log_id, *(log_id + 1 for log_id in seen)]),
             choose_directory=self._choose_directory,
             room_made=self._room_made,
             failed=self._degraded,
         )
+
+    def _first_free_log(self, found: Checkpoint) -> int:
+        """A log id behind all that a checkpoint or a directory knows."""
+        names = [name for directory in self.ledger_directories for name in self._disk.list_directory(directory)]
+        seen = [parse_log_name(name) or parse_log_name(name, ".idx") or 0 for name in names]
+        return max([found.next_log_id, *(log_id + 1 for log_id in seen)])
 
     async def _open_logs(self, found: Checkpoint) -> None:
         work = partial(index_logs, self._disk, self.ledger_directories, found, self.ledgers)
@@ -224,15 +226,13 @@ class Storage:
             self._ticker = None
         if clean and self._journal is not None and self._journal.error is None:
             await self._last_checkpoint()
-        if self._entry_logs is not None:
-            self._entry_logs.halt()
+        self._logs.halt()
         if self._journal is not None:
             await self._journal.close(abandon=not clean)
         if self._checkpointing is not None:
             await asyncio.wait([self._checkpointing])
         await self._disk.submit("entries", _nothing)
-        if self._entry_logs is not None:
-            self._entry_logs.close()
+        self._logs.close()
 
     async def _last_checkpoint(self) -> None:
         try:
@@ -242,12 +242,6 @@ class Storage:
             return
         if self._logs.error is None:
             await self.checkpoint(clean=True)
-
-    @property
-    def _logs(self) -> EntryLogs:
-        if self._entry_logs is None:
-            raise BookieFailedError("the storage is not started")
-        return self._entry_logs
 
     @property
     def journal(self) -> Journal:
@@ -275,6 +269,8 @@ class Storage:
             return Status.EBADREQ
         ledger = self.ledgers.get(ledger_id)
         if ledger is None or ledger.master_key != master_key:
+            if ledger is None and not self._logs.has_room(len(body) + ROOM_FOR_KEY):
+                return None
             ledger = self._keyed(ledger_id, master_key)
             if ledger is None:
                 return Status.EUA
@@ -297,7 +293,8 @@ class Storage:
         beyond_limit: bool = False,
     ) -> bool:
         """Put a record into memory, log and journal, and an entry into the index."""
-        placed = self._logs.append(kind, ledger.ledger_id, entry_id, body, beyond_limit=beyond_limit)
+        ledger_id = ledger.ledger_id
+        placed = self._logs.append(kind, ledger_id, entry_id, body, beyond_limit)
         if placed is None:
             return False
         slab, start, end = placed
@@ -309,9 +306,9 @@ class Storage:
             new = self._new.get(log_id)
             if new is None:
                 new = self._new[log_id] = NewPlaces()
-            new.put(ledger.ledger_id, entry_id, place, size)
+            new.put(ledger_id, entry_id, place, size)
         else:
-            self._changed.add(ledger.ledger_id)
+            self._changed.add(ledger_id)
         if self._journal is not None:
             self._journal.extend(slab, start, end, acknowledge)
         return True

@@ -65,10 +65,16 @@ class FaultyDisk(SystemDisk):
         self.hits: list[tuple[str, str]] = []
         self.full = False
         self.gate: threading.Event | None = None
+        self.waiting = 0
+        self.passed = 0
 
     def before(self, call: str, path: str) -> None:
-        if self.gate is not None and call == "sync" and "/journal-" in path:
-            self.gate.wait(20)
+        if call == "sync" and "/journal-" in path:
+            gate = self.gate
+            if gate is not None:
+                self.waiting += 1
+                gate.wait(20)
+            self.passed += 1
         for (wanted, part), number in self.errors.items():
             if wanted == call and part in path:
                 self.hits.append((call, path))
@@ -128,6 +134,30 @@ async def test_nothing_is_answered_before_the_sync_returns(cluster: Cluster) -> 
     assert (await forced).status == Status.EOK
 
 
+async def test_batches_that_finish_out_of_order_are_answered_in_order(cluster: Cluster) -> None:
+    disk = FaultyDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    await client.add(entry(5, 0))
+    first_gate = disk.gate = threading.Event()
+    first = client.send_add(entry(5, 1))
+    while not bookie.storage.journal._calls:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    while disk.waiting == 0:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    disk.gate = None
+    before = disk.passed
+    second = client.send_add(entry(5, 2))
+    while disk.passed == before:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(3):
+        await client.read(5, 0)
+    assert not first.done()
+    assert not second.done(), "its own batch is durable, the one before it is not"
+    first_gate.set()
+    assert [(await answer).status for answer in (first, second)] == [Status.EOK] * 2
+
+
 @pytest.mark.parametrize(("call", "part"), [("write", ".log"), ("sync", ".idx"), ("write", ".idx")])
 async def test_a_failing_ledger_directory_makes_the_node_read_only_and_loses_nothing(
     cluster: Cluster, call: str, part: str
@@ -184,7 +214,7 @@ async def test_high_priority_adds_are_taken_while_read_only_for_space(cluster: C
     disk = FaultyDisk()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)
-    bookie._disk_full = True
+    bookie.read_only = True
     assert await client.add(entry(5, 0)) == Status.EREADONLY
     assert await client.add(entry(5, 0), recovery=True, priority=100) == Status.EOK
 

@@ -1,0 +1,104 @@
+"""`python -m storage_node.bookie` as a process, with a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bookie_harness import WireClient, entry
+
+from metadata.bookies import BookieRegistry
+from metadata.embedded import EmbeddedZooKeeper
+from metadata.ledgers import LedgerStore
+from metadata.zookeeper import ZooKeeperStore
+from storage_node.protocol.messages import Status
+from storage_node.transport import TcpNetwork
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).parents[3]
+
+
+def spawn(conf: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "storage_node.bookie", "--conf", str(conf)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 60)
+    assert ready, "the node did not get ready"
+    return process.stdout.readline()
+
+
+@pytest.fixture
+def zookeeper(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper(tmp_path / "zk") as server:
+        yield server
+
+
+async def talk(port: int, adds: range, reads: range) -> None:
+    client = WireClient()
+    client.link = await TcpNetwork().connect("127.0.0.1", port, client, timeout_ms=5000)
+    for number in adds:
+        assert await client.add(entry(5, number)) == Status.EOK
+    for number in reads:
+        assert bytes((await client.read(5, number)).body or b"") == entry(5, number)
+    client.link.close()
+    await client.closed.wait()
+
+
+async def initialise(servers: str) -> None:
+    store = await ZooKeeperStore.connect(servers)
+    await LedgerStore(store).format()
+    await store.close()
+
+
+async def writable(servers: str) -> list[str]:
+    store = await ZooKeeperStore.connect(servers)
+    found = [address.bookie_id for address in await BookieRegistry(store).writable()]
+    await store.close()
+    return found
+
+
+def test_a_node_serves_dies_comes_back_and_stops_in_good_order(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> None:
+    asyncio.run(initialise(zookeeper.address))
+    conf = tmp_path / "bookie.conf"
+    conf.write_text(
+        f"bookiePort=0\nbookieId=n1\nlisteningAddress=127.0.0.1\njournalDirectories={tmp_path}/j\n"
+        f"ledgerDirectories={tmp_path}/l\nzkServers={zookeeper.address}\nzkTimeout=2000\n"
+    )
+    done = 0
+    for ending in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+        process = spawn(conf)
+        line = first_line(process)
+        assert line.startswith("bookie n1 serves on port ")
+        asyncio.run(talk(int(line.rsplit(" ", 1)[1]), range(done, done + 10), range(done + 10)))
+        done += 10
+        assert asyncio.run(writable(zookeeper.address)) == ["n1"]
+        process.send_signal(ending)
+        out, log = process.communicate(timeout=30)
+        assert out == "", "one line on standard output, no more"
+        assert process.returncode == (-9 if ending is signal.SIGKILL else 0), log
+    assert asyncio.run(writable(zookeeper.address)) == []
+
+
+def test_a_node_that_cannot_start_says_why_and_ends_with_status_one(tmp_path: Path) -> None:
+    conf = tmp_path / "bookie.conf"
+    for text, reason in (("bookiePrt=1\n", "bookiePort"), ("bookiePort=0\n", "journalDirectories is not set")):
+        conf.write_text(text)
+        process = spawn(conf)
+        out, log = process.communicate(timeout=30)
+        assert (process.returncode, out) == (1, "")
+        assert reason in log
+        assert "Traceback" not in log

@@ -1,0 +1,69 @@
+"""Configuration: every key is documented, and nothing that cannot be honoured is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from storage_node.bookie import BookieSettings
+from storage_node.errors import BookieConfigurationError
+
+CONF = Path(__file__).parents[3] / "conf" / "bookie.conf"
+DIRECTORIES = {"journalDirectories": "/j", "ledgerDirectories": "/l1, /l2"}
+
+
+def test_the_shipped_file_names_every_key_with_its_default() -> None:
+    lines = [line.lstrip("#") for line in CONF.read_text().splitlines() if "=" in line and not line.startswith("# ")]
+    named = dict(line.split("=", 1) for line in lines)
+    assert set(named) == {str(f.metadata["key"]) for f in fields(BookieSettings)}
+    loaded = BookieSettings.from_properties(CONF)
+    bare = BookieSettings(loaded.journal_directories, loaded.ledger_directories)
+    assert loaded == bare
+
+
+def test_values_are_read_as_their_types() -> None:
+    settings = BookieSettings.from_mapping(
+        {**DIRECTORIES, "bookiePort": "0", "allowLoopback": "FALSE", "bookieId": "n1", "diskUsageThreshold": "0.8"}
+    )
+    assert settings.ledger_directories == ("/l1", "/l2")
+    assert (settings.bookie_port, settings.allow_loopback, settings.bookie_id) == (0, False, "n1")
+    assert settings.low_water_mark == 0.8
+
+
+def test_upstreams_singular_name_of_the_journal_is_understood() -> None:
+    settings = BookieSettings.from_mapping({"journalDirectory": "/j", "ledgerDirectories": "/l"})
+    assert settings.journal_directories == ("/j",)
+
+
+BAD: dict[str, tuple[dict[str, str], str]] = {
+    "unknown key": ({"bookiePrt": "1"}, "nearest key is bookiePort"),
+    "no number": ({"bookiePort": "many"}, "bookiePort=many"),
+    "no boolean": ({"allowLoopback": "perhaps"}, "allowLoopback=perhaps"),
+    "out of bounds": ({"bookiePort": "65536"}, "0 to 65535"),
+    "two journals": ({"journalDirectories": "/a,/b"}, "one journal"),
+    "no ledger directory": ({"ledgerDirectories": ""}, "names no directory"),
+    "a directory twice": ({"ledgerDirectories": "/l,/l"}, "twice"),
+    "marks the wrong way round": ({"diskUsageThreshold": "0.5", "diskUsageLwmThreshold": "0.9"}, "does not hold"),
+    "frames beyond what memory is cut into": ({"nettyMaxFrameSizeBytes": "99999999"}, "out of bounds"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_configurations_are_refused_by_name(what: str) -> None:
+    values, message = BAD[what]
+    with pytest.raises(BookieConfigurationError, match=message):
+        BookieSettings.from_mapping({**DIRECTORIES, **values})
+
+
+def test_missing_directories_and_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BookieConfigurationError, match="journalDirectories is not set"):
+        BookieSettings.from_mapping({"ledgerDirectories": "/l"})
+    with pytest.raises(BookieConfigurationError, match=r"nowhere\.conf"):
+        BookieSettings.from_properties(tmp_path / "nowhere.conf")
+    bad = tmp_path / "bad.conf"
+    bad.write_text("journalDirectories=/j\nledgerDirectories=/l\nflushIntervall=3\n")
+    with pytest.raises(BookieConfigurationError, match=r"flushInterval;.*") as caught:
+        BookieSettings.from_properties(bad)
+    assert str(bad) in str(caught.value)
