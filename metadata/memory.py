@@ -489,7 +489,7 @@ class MemoryStore(MetadataStore):
     def _ensure_connected(self, session: _Session, losses: int, name: str, path: str) -> None:
         if not session.alive:
             raise SessionExpiredError(f"the session ended during {name}", path=path)
-        if session.losses != losses:
+        if session.losses != losses or not session.connected:
             raise ConnectionLossError(f"the connection was lost during {name}", path=path)
 
     def _flicker(self, session: _Session) -> None:
