@@ -149,7 +149,7 @@ class OurBookie:
         stdout = process.stdout
         assert stdout is not None
         ready, _, _ = select.select([stdout], [], [], BOOKIE_START_S)
-        if not ready or not os.read(stdout.fileno(), 4096):
+        if not ready or not stdout.readline().endswith(b"\n"):
             self.kill()
             raise RuntimeError(f"the node did not start: {(self.directory / 'bookie.log').read_text()[-2000:]}")
         stdout.close()

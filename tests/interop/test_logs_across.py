@@ -254,7 +254,7 @@ def test_we_follow_a_java_writer(plain_java_log: JavaLog, uri: str, log_name: st
 def test_we_recover_and_continue_the_log_of_a_killed_java_writer(
     victim: JavaTool, plain_java_log: JavaLog, uri: str, log_name: str
 ) -> None:
-    dying = JavaLog(victim, uri, log_name)
+    dying = JavaLog(victim, uri, log_name, zkSessionTimeoutSeconds=2)
     dying.call("create")
     writer = dying.call("writer")
     dlsns = dying.call("write", writer=writer, txid=1000, count=120, size=RECORD_BYTES)
@@ -272,7 +272,7 @@ import sys
 from dlspark.core.sync import Namespace
 from java_tool import make_payload
 uri, name = sys.argv[1:]
-with Namespace.open(uri, {"zkSessionTimeoutSeconds": 4}) as namespace:
+with Namespace.open(uri, {"zkSessionTimeoutSeconds": 2}) as namespace:
     namespace.create_log(name)
     with namespace.open_log(name) as log, log.open_writer() as writer:
         futures = [writer.write(1000 + index, make_payload(0, index, 150)) for index in range(120)]
@@ -392,6 +392,22 @@ def test_a_large_and_an_empty_record_pass_both_ways(java_log: JavaLog, uri: str,
         ]
         assert [(r["dlsn"], r["size"], r["crc32"]) for r in java_log.read(4)] == facts
         assert [(str(r.dlsn), bytes(r.payload)) for r in we_read(log, 4)] == list(zip(dlsns, contents, strict=True))
+
+
+@pytest.mark.parametrize("codec", ["NONE", "LZ4"])
+def test_a_record_set_of_java_is_its_members_to_both(java_log: JavaLog, uri: str, log_name: str, codec: str) -> None:
+    java_log.call("create")
+    writer = java_log.call("writer")
+    dlsns = java_log.call("write", writer=writer, txid=1000, count=3, size=RECORD_BYTES)
+    dlsns += java_log.call("write_set", writer=writer, txid=1003, first=3, count=5, size=RECORD_BYTES, codec=codec)
+    dlsns += java_log.call("write", writer=writer, txid=1008, first=8, count=2, size=RECORD_BYTES)
+    java_log.call("close_writer", writer=writer)
+    members = [{**record, "txid": 1003} if 3 <= index < 8 else record for index, record in enumerate(expected(dlsns))]
+    with our_log(uri, log_name) as log:
+        assert our_view(we_read(log, 10)) == members
+        assert our_view(we_read(log, 5, dlsns[5])) == members[5:]
+        assert log.segments()[0].record_count == 10
+    assert java_view(java_log.read(10)) == members
 
 
 @both_versions

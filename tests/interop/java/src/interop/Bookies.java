@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import org.apache.bookkeeper.client.BookKeeperAdmin;
 import org.apache.bookkeeper.conf.ServerConfiguration;
+import org.apache.bookkeeper.net.BookieId;
 import org.apache.bookkeeper.server.EmbeddedServer;
 import org.apache.bookkeeper.server.conf.BookieConfiguration;
 
@@ -57,9 +58,12 @@ final class Bookies {
         conf.setHttpServerEnabled(false);
         EmbeddedServer server = EmbeddedServer.builder(new BookieConfiguration(conf)).build();
         server.getLifecycleComponentStack().start();
-        String id = server.getBookieService().getServer().getBookieId().toString();
-        running.put(id, server);
-        return id;
+        BookieId id = server.getBookieService().getServer().getBookieId();
+        running.put(id.toString(), server);
+        while (!server.getRegistrationManager().isBookieRegistered(id)) {  // happens after start() returns
+            Thread.sleep(10);
+        }
+        return id.toString();
     }
 
     private synchronized Object stop(JsonNode line) {

@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.net.URI;
+import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
@@ -13,6 +14,7 @@ import java.util.concurrent.TimeUnit;
 import org.apache.distributedlog.DLSN;
 import org.apache.distributedlog.DistributedLogConfiguration;
 import org.apache.distributedlog.LogRecord;
+import org.apache.distributedlog.LogRecordSet;
 import org.apache.distributedlog.LogRecordWithDLSN;
 import org.apache.distributedlog.LogSegmentMetadata;
 import org.apache.distributedlog.api.AsyncLogReader;
@@ -23,6 +25,7 @@ import org.apache.distributedlog.api.LogWriter;
 import org.apache.distributedlog.api.namespace.Namespace;
 import org.apache.distributedlog.api.namespace.NamespaceBuilder;
 import org.apache.distributedlog.impl.metadata.BKDLConfig;
+import org.apache.distributedlog.io.CompressionCodec;
 import org.apache.distributedlog.metadata.DLMetadata;
 
 /** The real DistributedLog core: namespaces, log writers and readers. */
@@ -60,6 +63,7 @@ final class Logs {
         commands.put("dl.recover", this::recover);
         commands.put("dl.writer", this::openWriter);
         commands.put("dl.write", this::write);
+        commands.put("dl.write_set", this::writeSet);
         commands.put("dl.end_of_stream", this::markEndOfStream);
         commands.put("dl.close_writer", this::closeWriter);
         commands.put("dl.abort_writer", this::abortWriter);
@@ -209,6 +213,27 @@ final class Logs {
         ArrayNode answer = Main.JSON.createArrayNode();
         for (CompletableFuture<DLSN> write : writes) {
             answer.add(text(await(write)));
+        }
+        return answer;
+    }
+
+    /** One record set of all payloads under "txid", compressed as "codec" says; answers the DLSN of each member. */
+    private Object writeSet(JsonNode line) throws Exception {
+        LogRecordSet.Writer set =
+            LogRecordSet.newWriter(64 * 1024, CompressionCodec.Type.valueOf(line.path("codec").asText("NONE")));
+        List<CompletableFuture<DLSN>> members = new ArrayList<>();
+        for (byte[] payload : Payloads.of(line)) {
+            CompletableFuture<DLSN> member = new CompletableFuture<>();
+            set.writeRecord(ByteBuffer.wrap(payload), member);
+            members.add(member);
+        }
+        LogRecord record = new LogRecord(line.get("txid").asLong(), set.getBuffer());
+        record.setRecordSet();
+        DLSN first = await(writer(line).what.write(record));
+        set.completeTransmit(first.getLogSegmentSequenceNo(), first.getEntryId(), first.getSlotId());
+        ArrayNode answer = Main.JSON.createArrayNode();
+        for (CompletableFuture<DLSN> member : members) {
+            answer.add(text(await(member)));
         }
         return answer;
     }
