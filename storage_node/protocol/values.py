@@ -1,0 +1,229 @@
+"""Requests and responses of protocol version 3 as values.
+
+A response's `status` is resolved as wire specification 1.3 says: the sub-message's unless the outer one is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from storage_node.protocol.schema import Operation, Status
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    """Store an entry. The bookie takes ledger id, entry id and LAC from `body`; the ids here are only echoed."""
+
+    operation: ClassVar[Operation] = Operation.ADD
+    txn_id: int
+    ledger_id: int
+    entry_id: int
+    master_key: bytes
+    body: memoryview
+    recovery: bool = False
+    deferred_sync: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Read an entry (-1: the last stored one), fence first, or wait for the LAC to pass `previous_lac`."""
+
+    operation: ClassVar[Operation] = Operation.READ
+    txn_id: int
+    ledger_id: int
+    entry_id: int
+    master_key: bytes | None = None
+    fence: bool = False
+    previous_lac: int | None = None
+    timeout_ms: int | None = None
+    piggyback: bool = False
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLacRequest:
+    operation: ClassVar[Operation] = Operation.READ_LAC
+    txn_id: int
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLacRequest:
+    """Store an explicit-LAC packet (`body`)."""
+
+    operation: ClassVar[Operation] = Operation.WRITE_LAC
+    txn_id: int
+    ledger_id: int
+    lac: int
+    master_key: bytes
+    body: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ForceLedgerRequest:
+    operation: ClassVar[Operation] = Operation.FORCE_LEDGER
+    txn_id: int
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfoRequest:
+    """`requested` is a bit mask: 1 total capacity, 2 free space."""
+
+    operation: ClassVar[Operation] = Operation.BOOKIE_INFO
+    txn_id: int
+    requested: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListEntriesRequest:
+    operation: ClassVar[Operation] = Operation.LIST_ENTRIES
+    txn_id: int
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuthRequest:
+    operation: ClassVar[Operation] = Operation.AUTH
+    txn_id: int
+    plugin: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StartTlsRequest:
+    operation: ClassVar[Operation] = Operation.START_TLS
+    txn_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedRequest:
+    """A well-formed request that has to be refused with `status`: EBADVERSION, or EBADREQ."""
+
+    operation: Operation
+    txn_id: int
+    status: Status
+
+
+Request: TypeAlias = (
+    AddRequest
+    | ReadRequest
+    | ReadLacRequest
+    | WriteLacRequest
+    | ForceLedgerRequest
+    | BookieInfoRequest
+    | ListEntriesRequest
+    | AuthRequest
+    | StartTlsRequest
+    | UnsupportedRequest
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AddResponse:
+    operation: ClassVar[Operation] = Operation.ADD
+    txn_id: int
+    status: Status
+    ledger_id: int
+    entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResponse:
+    """`entry_id` is as requested (-1 stays -1), except that a long poll that found an entry names it."""
+
+    operation: ClassVar[Operation] = Operation.READ
+    txn_id: int
+    status: Status
+    ledger_id: int
+    entry_id: int
+    body: memoryview | None = None
+    max_lac: int | None = None
+    lac_update_timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLacResponse:
+    operation: ClassVar[Operation] = Operation.READ_LAC
+    txn_id: int
+    status: Status
+    ledger_id: int
+    lac_body: memoryview | None = None
+    last_entry_body: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLacResponse:
+    operation: ClassVar[Operation] = Operation.WRITE_LAC
+    txn_id: int
+    status: Status
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForceLedgerResponse:
+    operation: ClassVar[Operation] = Operation.FORCE_LEDGER
+    txn_id: int
+    status: Status
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfoResponse:
+    operation: ClassVar[Operation] = Operation.BOOKIE_INFO
+    txn_id: int
+    status: Status
+    total_disk_capacity: int | None = None
+    free_disk_space: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListEntriesResponse:
+    """`availability` is the blob of wire specification 7.9."""
+
+    operation: ClassVar[Operation] = Operation.LIST_ENTRIES
+    txn_id: int
+    status: Status
+    ledger_id: int
+    availability: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuthResponse:
+    operation: ClassVar[Operation] = Operation.AUTH
+    txn_id: int
+    status: Status
+    plugin: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StartTlsResponse:
+    operation: ClassVar[Operation] = Operation.START_TLS
+    txn_id: int
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse:
+    """An answer without the operation's own message: refused before the operation began."""
+
+    operation: Operation
+    txn_id: int
+    status: Status
+
+
+Response: TypeAlias = (
+    AddResponse
+    | ReadResponse
+    | ReadLacResponse
+    | WriteLacResponse
+    | ForceLedgerResponse
+    | BookieInfoResponse
+    | ListEntriesResponse
+    | AuthResponse
+    | StartTlsResponse
+    | ErrorResponse
+)
