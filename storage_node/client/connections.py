@@ -26,10 +26,21 @@ from storage_node.errors import (
     ProtocolError,
     RequestTimeoutError,
 )
-from storage_node.protocol.messages import AddResponse, Operation, Response, Status, decode_response
+from storage_node.protocol.frames import LENGTH_BYTES
+from storage_node.protocol.messages import (
+    AddResponse,
+    Operation,
+    Response,
+    Status,
+    decode_response,
+    encode_add_response,
+)
 from storage_node.protocol.writing import Seat
 
 logger = logging.getLogger(__name__)
+
+MAX_ACKNOWLEDGEMENT_BYTES = 64
+"""No canonical EOK answer to an add is longer."""
 
 Answer: TypeAlias = Response | DistributedLogError
 Resolver: TypeAlias = Callable[[str], Awaitable[tuple[str, int]]]
@@ -51,9 +62,12 @@ class Sweeper:
         self._interval_s = interval_s
         self._members: dict[Callable[[float], bool], None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
 
     def join(self, member: Callable[[float], bool]) -> None:
         """Call `member(now)` from now on until it returns False. Joining twice is joining once."""
+        if self._stopped:
+            return  # the client is closed: connections end their requests without being swept
         self._members[member] = None
         if self._timer is None:
             self._timer = self._loop.call_later(self._interval_s, self._sweep)
@@ -62,6 +76,8 @@ class Sweeper:
         self._members.pop(member, None)
 
     def stop(self) -> None:
+        """For good."""
+        self._stopped = True
         self._members.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -95,7 +111,8 @@ class Connection:
         self._lost_early = False
         self._backlog: list[Buffer] = []
         self._address: tuple[str, int] | None = None
-        self._adds: dict[int, tuple[AddOwner, Seat, int, float]] = {}
+        # by the bytes of the answer that will acknowledge it: owner, seat, entry id, deadline, transaction id
+        self._adds: dict[bytes, tuple[AddOwner, Seat, int, float, int]] = {}
         self._requests: dict[int, tuple[Operation, float, Callable[[Answer], None], int]] = {}
 
     @property
@@ -108,12 +125,19 @@ class Connection:
     # ------------------------------------------------------------------------------------ requests
 
     def send_add(
-        self, txn_id: int, owner: AddOwner, seat: Seat, entry_id: int, deadline: float, *frame: Buffer
+        self,
+        txn_id: int,
+        answer: bytes,
+        owner: AddOwner,
+        seat: Seat,
+        entry_id: int,
+        deadline: float,
+        frame: tuple[Buffer, ...],
     ) -> None:
-        """Send an add; its deadlines must not decrease from call to call."""
+        """Send an add; `answer` is the EOK to come. Deadlines must not decrease from call to call."""
         if not self._adds:
             self._pool.sweeper.join(self._sweep)
-        self._adds[txn_id] = (owner, seat, entry_id, deadline)
+        self._adds[answer] = (owner, seat, entry_id, deadline, txn_id)
         if self._link is not None:
             self._link.send(*frame)
         else:
@@ -173,17 +197,14 @@ class Connection:
     # ------------------------------------------------------------------------------------ FrameHandler
 
     def frame_received(self, frame: memoryview) -> None:
-        """One response. An add's is the hot path."""
+        """One response. An add's acknowledgement, the hot path, is recognised by its bytes."""
+        add = self._adds.pop(bytes(frame), None) if len(frame) < MAX_ACKNOWLEDGEMENT_BYTES else None
+        if add is not None:
+            add[0].on_added(add[1], add[2])
+            return
         response = decode_response(frame)
         if response.operation is Operation.ADD:
-            add = self._adds.pop(response.txn_id, None)
-            if add is None:
-                return  # too late: its time was over
-            if type(response) is AddResponse and response.status is Status.EOK:
-                add[0].on_added(add[1], add[2])
-            else:
-                ledger_id = response.ledger_id if isinstance(response, AddResponse) else None
-                self._add_refused(add, response.status, ledger_id)
+            self._other_add_answer(response)
             return
         request = self._requests.get(response.txn_id)
         if request is None or request[0] is not response.operation:
@@ -191,12 +212,34 @@ class Connection:
         del self._requests[response.txn_id]
         request[2](response)
 
-    def _add_refused(self, add: tuple[AddOwner, Seat, int, float], status: Status, ledger_id: int | None) -> None:
-        owner, seat, entry_id, _ = add
-        if status is Status.EOK:
-            owner.on_refused(seat, entry_id, ProtocolError("an EOK without an answer to the add", node=self.bookie))
+    def _other_add_answer(self, response: Response) -> None:
+        """An error, an EOK in another field order, or an answer whose time was over."""
+        add = self._take_add(response)
+        if add is None:
+            return
+        owner, seat, entry_id, _, _ = add
+        if not isinstance(response, AddResponse):
+            error: DistributedLogError = ProtocolError("an EOK without an answer to the add", node=self.bookie)
+            if response.status is not Status.EOK:
+                error = answer_error(response.status, self.bookie, None, entry_id)
+            owner.on_refused(seat, entry_id, error)
+        elif response.status is Status.EOK:
+            owner.on_added(seat, entry_id)
         else:
-            owner.on_refused(seat, entry_id, answer_error(status, self.bookie, ledger_id, entry_id))
+            error = answer_error(response.status, self.bookie, response.ledger_id, entry_id)
+            owner.on_refused(seat, entry_id, error)
+
+    def _take_add(self, response: Response) -> tuple[AddOwner, Seat, int, float, int] | None:
+        if isinstance(response, AddResponse):
+            ids = (response.ledger_id, response.entry_id)
+            add = self._adds.pop(encode_add_response(response.txn_id, Status.EOK, *ids)[LENGTH_BYTES:], None)
+            if add is not None:
+                return add
+        for answer, add in self._adds.items():  # without ids, or with wrong ones: rare enough to be searched for
+            if add[4] == response.txn_id:
+                del self._adds[answer]
+                return add
+        return None
 
     def batch_done(self) -> None:
         """Acknowledgements are passed on one by one; there is nothing to collect."""
@@ -218,7 +261,7 @@ class Connection:
         self._backlog.clear()
         adds, self._adds = self._adds, {}
         requests, self._requests = self._requests, {}
-        for owner, seat, entry_id, _ in adds.values():
+        for owner, seat, entry_id, _, _ in adds.values():
             owner.on_refused(seat, entry_id, error)
         for _, _, answer, _ in requests.values():
             answer(error)
@@ -226,10 +269,10 @@ class Connection:
     def _sweep(self, now: float) -> bool:
         """End what has waited too long; True while anything waits."""
         while self._adds:
-            txn_id, (owner, seat, entry_id, deadline) = next(iter(self._adds.items()))
+            expected, (owner, seat, entry_id, deadline, _) = next(iter(self._adds.items()))
             if deadline > now:
                 break
-            del self._adds[txn_id]
+            del self._adds[expected]
             self._pool.health.failed(self.bookie)
             owner.on_refused(seat, entry_id, self._timeout(self._pool.settings.add_entry_timeout_ms, entry_id))
         for txn_id, (_, deadline, answer, limit_ms) in list(self._requests.items()):
@@ -290,4 +333,3 @@ class ConnectionPool:
         self.sweeper.stop()
         for connection in list(self._connections.values()):
             await connection.close()
-        self.sweeper.stop()

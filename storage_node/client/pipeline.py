@@ -9,10 +9,11 @@ Small frames are joined once, large payloads travel as they are. Futures resolve
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from metadata.errors import BadVersionError, CallerError, DistributedLogError, InvariantViolation, OutcomeUnknownError
 from metadata.ledger_metadata import DigestType, LedgerMetadata
@@ -22,8 +23,8 @@ from storage_node.client.placement import Placement
 from storage_node.client.settings import ClientSettings
 from storage_node.edge import Buffer
 from storage_node.errors import EntryTooLargeError, LedgerFencedError, UnauthorizedAccessError
+from storage_node.protocol.adds import AddTemplate
 from storage_node.protocol.digests import EntryDigest, master_key
-from storage_node.protocol.messages import RECOVERY_PRIORITY, encode_add_request
 from storage_node.protocol.writing import (
     Acknowledged,
     Closed,
@@ -38,8 +39,14 @@ from storage_node.protocol.writing import (
     WriterMachine,
 )
 
+logger = logging.getLogger(__name__)
+
 JOIN_BELOW_BYTES = 16 * 1024
 """Frames below this are joined once instead of travelling in pieces to every replica."""
+
+MAX_ROUTES = 64
+
+Route: TypeAlias = tuple[Seat, Callable[..., None]]
 
 FRAME_OVERHEAD_BYTES = 128
 """Room for everything in an add's frame but the entry: length prefix, header, ids, master key, flags."""
@@ -61,15 +68,25 @@ def digest_of(metadata: LedgerMetadata) -> EntryDigest:
 
 
 class Tasks:
-    """Background tasks of one object, all of which end with it (I16)."""
+    """Background tasks of one object, all of which end with it (I16); `broken` hears of one that should not fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, broken: Callable[[InvariantViolation], None]) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._broken = broken
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("a background task failed", exc_info=error)
+            violation = InvariantViolation(f"a background task failed: {error!r}")
+            violation.__cause__ = error
+            self._broken(violation)
 
     async def stop(self) -> None:
         """Cancel them all and wait until they have ended."""
@@ -130,14 +147,15 @@ class AddPipeline:
         self._pool = context.pool
         self._loop = context.pool.loop
         self._digest = digest_of(machine.metadata)
-        self._key = master_key(machine.metadata.password or b"")
-        self._recovering = recovering
-        self._priority = RECOVERY_PRIORITY if recovering else 0
+        key = master_key(machine.metadata.password or b"")
+        self._template = AddTemplate(machine.ledger_id, key, recovery=recovering)
         self._timeout_s = context.settings.add_entry_timeout_ms / 1000
         self._max_payload = context.settings.max_frame_bytes - FRAME_OVERHEAD_BYTES - self._digest.header_size
         # entry id -> its future, payload size, header, payload; in entry order
         self._entries: dict[int, tuple[asyncio.Future[int], int, bytes, tuple[Buffer, ...]]] = {}
-        self._tasks = Tasks()
+        # Where the adds for each set of seats go; a seat is never reused, so a route is never wrong, only old.
+        self._routes: dict[tuple[Seat, ...], list[Route]] = {}
+        self._tasks = Tasks(self._broken)
         self._next_retry = 0.0
         self._updates = MetadataUpdates(
             context.ledgers,
@@ -180,21 +198,20 @@ class AddPipeline:
         """Send one entry to some seats, under one transaction id."""
         pool = self._pool
         txn_id = pool.next_txn_id()
-        head, tail = encode_add_request(
-            txn_id,
-            self.ledger_id,
-            entry_id,
-            self._key,
-            len(header) + size,
-            recovery=self._recovering,
-            priority=self._priority,
-        )
-        frame: tuple[Buffer, ...] = (head, header, *payload, tail)
+        template = self._template
+        head, answer = template.frames(txn_id, entry_id, len(header) + size)
+        frame: tuple[Buffer, ...] = (head, header, *payload, template.tail)
         if size < JOIN_BELOW_BYTES:
             frame = (b"".join(frame),)
         deadline = self._loop.time() + self._timeout_s
-        for seat in seats:
-            pool.to(seat.bookie).send_add(txn_id, self, seat, entry_id, deadline, *frame)
+        for seat, send_add in self._routes.get(seats) or self._route(seats):
+            send_add(txn_id, answer, self, seat, entry_id, deadline, frame)
+
+    def _route(self, seats: tuple[Seat, ...]) -> list[Route]:
+        if len(self._routes) >= MAX_ROUTES:
+            self._routes.clear()
+        route = self._routes[seats] = [(seat, self._pool.to(seat.bookie).send_add) for seat in seats]
+        return route
 
     def on_added(self, seat: Seat, entry_id: int) -> None:
         """A bookie's EOK (hot: two of three such calls have no effect)."""
@@ -240,7 +257,7 @@ class AddPipeline:
                 self._fail(effect.error)
             elif isinstance(effect, Closed):
                 self._closed(effect.metadata)
-        if self.machine.vacant:
+        if self.machine.vacant and not self.machine.ended:
             self._pool.sweeper.join(self._retry_vacancies)
 
     def _acknowledge(self, effect: Acknowledged) -> None:
@@ -274,7 +291,7 @@ class AddPipeline:
         if now >= self._next_retry:
             self._next_retry = now + self._context.settings.vacancy_retry_ms / 1000
             self._guard(self.machine.retry_vacancies)
-        return bool(self.machine.vacant)
+        return bool(self.machine.vacant) and not self.machine.ended
 
     async def stop(self) -> None:
         """End what runs in the background. The machine must have ended before."""

@@ -68,7 +68,7 @@ class LedgerReader:
         self._digest = digest_of(current.value)
         self._fetcher = EntryFetcher(context.pool, ledger_id, on_lac=self._raise_lac)
         self._last_add_confirmed = -1
-        self._tasks = Tasks()
+        self._tasks = Tasks(self._lose)
         self._changed: asyncio.Future[None] = self._loop.create_future()
         self._gone: DistributedLogError | None = None
         self._ended = False
@@ -116,12 +116,25 @@ class LedgerReader:
         """Entries first..last in order, with up to the window of them fetched ahead."""
         self._ensure_usable()
         check_range(first, last, self._last_add_confirmed, self.ledger_id)
-        entries = in_order(self._fetcher, lambda: self.metadata, first, last, window_bytes, window_entries)
+        entries = in_order(
+            self._fetcher, lambda: self.metadata, self._fetch_again, first, last, window_bytes, window_entries
+        )
         try:
             async for entry in entries:
                 yield entry
         finally:
             await entries.aclose()
+
+    async def _fetch_again(self, entry_id: int, known: LedgerMetadata, error: DistributedLogError) -> Entry:
+        """No replica that was `known` had it: perhaps it lies elsewhere by now, and the watch has not told yet."""
+        try:
+            self._take(await self._context.ledgers.read(self.ledger_id))
+        except DistributedLogError as second:
+            logger.info("the metadata of ledger %d could not be read again: %s", self.ledger_id, second)
+            raise error from second
+        if self.metadata.ensemble_for(entry_id) == known.ensemble_for(entry_id):
+            raise error
+        return await self._fetcher.fetch(self.metadata, entry_id)
 
     # ------------------------------------------------------------------------------------ the LAC
 
@@ -219,7 +232,11 @@ class LedgerReader:
         while True:
             self._ensure_usable()
             if next_entry <= self._last_add_confirmed:
-                return await self._fetcher.fetch(self.metadata, next_entry)
+                known = self.metadata
+                try:
+                    return await self._fetcher.fetch(known, next_entry)
+                except DistributedLogError as error:
+                    return await self._fetch_again(next_entry, known, error)
             left_s = deadline - self._loop.time()
             if self.closed:
                 return None
@@ -330,13 +347,11 @@ class LedgerReader:
             try:
                 self._take(await self._context.ledgers.read(self.ledger_id, fire))
             except NoNodeError as error:
-                self._gone = error
-                self._wake()
+                self._lose(error)
                 return
             except DistributedLogError as error:
                 if self._context.ledgers.store.state is SessionState.CLOSED:
-                    self._gone = error
-                    self._wake()
+                    self._lose(error)
                     return
                 logger.warning("the metadata of ledger %d is not to be read at present: %s", self.ledger_id, error)
                 await asyncio.sleep(RETRY_S)
@@ -355,6 +370,11 @@ class LedgerReader:
             self.on_closed.set()
         if changed:
             self._wake()
+
+    def _lose(self, error: DistributedLogError) -> None:
+        """The ledger, or the way to follow it, is gone: every later call raises this."""
+        self._gone = error
+        self._wake()
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, self._loop.create_future()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from metadata.bookies import UnknownBookieError
@@ -169,16 +169,17 @@ class EntryFetcher:
 async def in_order(
     fetcher: EntryFetcher,
     metadata: Callable[[], LedgerMetadata],
+    again: Callable[[int, LedgerMetadata, DistributedLogError], Awaitable[Entry]],
     first: int,
     last: int,
     window_bytes: int,
     window_entries: int,
 ) -> AsyncGenerator[Entry, None]:
-    """Entries first..last, in order, with up to the window fetched ahead.
+    """Entries first..last, in order, with up to the window fetched ahead; `again` decides on failed ones.
 
     The window counts entries, and bytes by the average size seen so far; one entry is always fetched.
     """
-    ahead: deque[asyncio.Future[Entry]] = deque()
+    ahead: deque[tuple[asyncio.Future[Entry], LedgerMetadata]] = deque()
     following = first
     seen_bytes = seen = 0
     try:
@@ -187,15 +188,20 @@ async def in_order(
             # Before any size is known, a few at a time; the first answer opens the window.
             room = min(window_entries, window_bytes // average if average else 4)
             while following <= last and (not ahead or len(ahead) < room):
-                ahead.append(fetcher.fetch(metadata(), following))
+                known = metadata()
+                ahead.append((fetcher.fetch(known, following), known))
                 following += 1
-            entry = await ahead[0]
+            future, known = ahead[0]
+            try:
+                entry = await future
+            except DistributedLogError as error:
+                entry = await again(following - len(ahead), known, error)
             ahead.popleft()
             seen_bytes += len(entry.payload)
             seen += 1
             yield entry
     finally:
-        for future in ahead:
+        for future, _ in ahead:
             future.cancel()
             if future.done() and not future.cancelled():
                 future.exception()  # the first error was raised; the others say nothing new
@@ -242,7 +248,11 @@ class ReplicaReader:
         if self._pool is None:
             self._pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop())
         fetcher = EntryFetcher(self._pool, location.ledger_id)
-        entries = in_order(fetcher, lambda: metadata, first, last, window_bytes, window_entries)
+
+        async def no_more(_entry_id: int, _known: LedgerMetadata, error: DistributedLogError) -> Entry:
+            raise error
+
+        entries = in_order(fetcher, lambda: metadata, no_more, first, last, window_bytes, window_entries)
         try:
             async for entry in entries:
                 yield entry

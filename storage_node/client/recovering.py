@@ -96,7 +96,7 @@ class _Round:
         machine = self._machine = RecoveryMachine(ledger_id, current.value, current.version, window=window)
         self._adds: _AddsAgain | None = None
         self._outcome: asyncio.Future[Recovered | StartOver] = context.pool.loop.create_future()
-        self._tasks = Tasks()
+        self._tasks = Tasks(self._fail)
         self._open: dict[int, str] = {}  # transaction ids under way and their bookies
         self._updates = MetadataUpdates(
             context.ledgers,

@@ -104,7 +104,7 @@ class LedgerWriter(AddPipeline):
             except DistributedLogError as error:
                 self._end_close(error)
         metadata = await asyncio.shield(self._closing)
-        await self._tasks.stop()
+        await self.stop()
         return metadata
 
     async def abandon(self) -> None:

@@ -195,17 +195,6 @@ Effect: TypeAlias = Send | Resend | Acknowledged | PickReplacements | WriteMetad
 Effects: TypeAlias = tuple[Effect, ...]
 
 
-class _Pending:
-    """An entry that is not acknowledged yet: bit masks of seats that have it and of seats that failed it."""
-
-    __slots__ = ("acks", "failures", "length")
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.acks = 0
-        self.failures = 0
-
-
 class WriterMachine:
     """See the module's docstring. Attributes other than methods are for reading."""
 
@@ -239,7 +228,10 @@ class WriterMachine:
         self._spare = metadata.write_quorum - metadata.ack_quorum
         self._size = metadata.ensemble_size
         self._windows = write_sets(metadata.ensemble_size, metadata.write_quorum)
-        self._pending: dict[int, _Pending] = {}
+        # Entries not acknowledged yet, in order: a bit mask of the seats that have each, and its cumulative length.
+        self._acks: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
+        self._failures: dict[int, int] = {}  # masks of the seats that failed an entry, with delayed changes
         self._seats = [Seat(i, bookie) for i, bookie in enumerate(metadata.last_ensemble.bookies)]
         self._targets: tuple[tuple[Seat, ...], ...] = ()
         self._failing: set[int] = set()  # failed since the last change began; the next change's business
@@ -254,7 +246,12 @@ class WriterMachine:
 
     @property
     def pending_count(self) -> int:
-        return len(self._pending)
+        return len(self._acks)
+
+    @property
+    def ended(self) -> bool:
+        """Closed or failed."""
+        return self.state in (State.CLOSED, State.FAILED)
 
     @property
     def frozen(self) -> bool:
@@ -273,7 +270,8 @@ class WriterMachine:
         entry_id = self.last_add_pushed + 1
         self.last_add_pushed = entry_id
         self.length = total = self.length + size if length is None else length
-        self._pending[entry_id] = _Pending(total)
+        self._acks[entry_id] = 0
+        self._lengths[entry_id] = total
         change: Effects = ()
         if self._failing and self.state is State.WRITING:
             # A bookie failed an entry that was acknowledged already: its seat is changed now that it is needed again.
@@ -285,11 +283,11 @@ class WriterMachine:
         """The bookie in `seat` stored the entry durably."""
         if not seat.current:  # only the bookie that still is at that index counts (D12)
             return ()
-        pending = self._pending.get(entry_id)
-        if pending is None:
+        acks = self._acks.get(entry_id)
+        if acks is None:
             return ()
-        pending.acks |= seat.bit
-        if entry_id != self.last_add_confirmed + 1 or pending.acks.bit_count() < self._ack_quorum:
+        self._acks[entry_id] = acks = acks | seat.bit
+        if entry_id != self.last_add_confirmed + 1 or acks.bit_count() < self._ack_quorum:
             return ()
         return self._drain()
 
@@ -303,17 +301,16 @@ class WriterMachine:
             return ()  # known, and being dealt with (D12)
         failed = {seat.index}
         if self._delay and not isinstance(error, ReadOnlyError):
-            pending = self._pending.get(entry_id)
-            if pending is None:
+            if entry_id not in self._acks:
                 return ()
-            pending.failures |= seat.bit
-            if pending.failures.bit_count() <= self._spare:
+            mask = self._failures[entry_id] = self._failures.get(entry_id, 0) | seat.bit
+            if mask.bit_count() <= self._spare:
                 return ()  # an ack quorum is still to be had from the others
-            failed = {s.index for s in self._seats if s.bit & pending.failures and s.index not in self._round}
+            failed = {s.index for s in self._seats if s.bit & mask and s.index not in self._round}
             failed -= self.vacant
         self._failing |= failed
         self._suspects.update(self._seats[index].bookie for index in failed)
-        if self.state is not State.WRITING or not self._pending:
+        if self.state is not State.WRITING or not self._acks:
             return ()  # merged into the running change's sequel, or due at the next add
         return self._begin_change()
 
@@ -321,12 +318,14 @@ class WriterMachine:
         """Acknowledge what is complete, in entry order, unless frozen (D4); then a requested close may go on."""
         if self.state is not State.WRITING:
             return ()
-        pending, quorum = self._pending, self._ack_quorum
+        pending, quorum = self._acks, self._ack_quorum
         before = head = self.last_add_confirmed
-        while (entry := pending.get(head + 1)) is not None and entry.acks.bit_count() >= quorum:
+        while (acks := pending.get(head + 1)) is not None and acks.bit_count() >= quorum:
             head += 1
             del pending[head]
-            self.acknowledged_length = entry.length
+            self.acknowledged_length = self._lengths.pop(head)
+            if self._failures:
+                self._failures.pop(head, None)
         if head == before:
             return self._close_if_drained()
         self.last_add_confirmed = head
@@ -395,20 +394,20 @@ class WriterMachine:
         self.state = State.WRITING
         self._retarget()
         effects: list[Effect] = []
-        for entry_id, pending in self._pending.items():
-            pending.acks &= ~changed  # a replaced bookie's acknowledgements of pending entries are void
-            pending.failures &= ~changed
+        self._failures = {entry_id: mask & ~changed for entry_id, mask in self._failures.items()}
+        for entry_id in self._acks:
+            self._acks[entry_id] &= ~changed  # a replaced bookie's acknowledgements of pending entries are void
             window = self._windows[entry_id % self._size]
             seats = tuple(self._seats[index] for index in window if changed >> index & 1)
             if seats:
                 effects.append(Resend(entry_id, seats))
-        if self._failing and self._pending:
+        if self._failing and self._acks:
             return (*effects, *self._begin_change())
         return (*effects, *self._drain())
 
     def retry_vacancies(self) -> Effects:
         """Look again for bookies to fill vacant seats; does nothing where there are none, or nothing is pending."""
-        if self.state is not State.WRITING or not self.vacant or not self._pending:
+        if self.state is not State.WRITING or not self.vacant or not self._acks:
             return ()
         return self._begin_change()
 
@@ -482,7 +481,7 @@ class WriterMachine:
         return self._fail(error)
 
     def _close_if_drained(self) -> Effects:
-        if not self.close_requested or self._pending:
+        if not self.close_requested or self._acks:
             return ()
         return self._write_close(self.metadata)
 
@@ -528,7 +527,9 @@ class WriterMachine:
         if not isinstance(self.error, _FATAL):
             self.error = error
         self.state = State.FAILED
-        self._pending.clear()
+        self._acks.clear()
+        self._lengths.clear()
+        self._failures.clear()
         self._retire()
         return (Failed(error),)
 

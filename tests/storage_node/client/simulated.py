@@ -19,7 +19,7 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.client import ClientSettings, LedgerClient
 from storage_node.edge import Buffer, FrameHandler
-from storage_node.errors import BookieUnreachableError
+from storage_node.errors import BookieUnreachableError, ProtocolError
 from storage_node.protocol.digests import ENTRY_IDS
 from storage_node.protocol.frames import LENGTH
 from storage_node.protocol.messages import (
@@ -118,6 +118,7 @@ class ModelBookie:
         self.delay_s = 0.0
         self.refuse_adds: Status | None = None
         self.corrupt = False  # flips a byte of every entry it returns
+        self.odd_encoding = False  # answers adds with an unknown field at the end
         self.requests: list[Request] = []
         self.adds: list[int] = []  # entry ids in the order of arrival
 
@@ -141,7 +142,8 @@ class ModelBookie:
                 self.world.loop.call_later(self.delay_s, reply, data)
 
         if isinstance(request, AddRequest):
-            answer(encode_add_response(request.txn_id, self._add(request), request.ledger_id, request.entry_id))
+            data = encode_add_response(request.txn_id, self._add(request), request.ledger_id, request.entry_id)
+            answer(LENGTH.pack(len(data) - 1) + data[4:] + b"\x98\x06\x01" if self.odd_encoding else data)
         elif isinstance(request, ReadLacRequest):
             answer(self._read_lac(request))
         elif isinstance(request, ReadRequest):
@@ -283,8 +285,11 @@ class ModelLink:
 
     def _deliver(self, data: bytes) -> None:
         if self._open and not self._bookie.down:
-            self._handler.frame_received(memoryview(data)[4:])
-            self._handler.batch_done()
+            try:
+                self._handler.frame_received(memoryview(data)[4:])
+                self._handler.batch_done()
+            except ProtocolError:
+                self.close()
 
     async def drain(self) -> None:
         await asyncio.sleep(self._world.jitter_s)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from dataclasses import replace
 
 import pytest
 from simulated import FAST, Cluster, simulated
 
-from metadata.errors import CallerError, CorruptDataError, NoNodeError
-from metadata.ledger_metadata import DigestType
+from metadata.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
+from metadata.ledger_metadata import DigestType, Ensemble
 from storage_node.client import ClientSettings, LedgerWriter, ReplicaReader
 from storage_node.errors import (
     BookieUnreachableError,
@@ -423,3 +424,43 @@ def test_a_long_poll_that_could_only_time_out_is_refused() -> None:
         ClientSettings(long_poll_ms=5_000)
     with pytest.raises(CallerError, match="add_entry_timeout_ms"):
         ClientSettings(add_entry_timeout_ms=0)
+
+
+@simulated
+async def test_entries_that_moved_to_bookies_the_reader_has_not_heard_of_are_found_there() -> None:
+    async with Cluster(6) as cluster:
+        writer = await written(cluster, 5)
+        reader = await cluster.client().open(writer.ledger_id, recover=False)
+        old = writer.metadata.last_ensemble.bookies
+        new = tuple(sorted(set(cluster.bookies) - set(old)))
+        for source, target in zip(cluster.holding(old), cluster.holding(new), strict=True):
+            target.ledgers = source.ledgers  # what re-replication does
+            source.ledgers = {}
+        current = await cluster.ledgers.read(writer.ledger_id)
+        moved = replace(current.value, ensembles=(Ensemble(0, new),))
+        await cluster.ledgers.write(writer.ledger_id, moved, current.version)
+        assert len(await reader.read(0, 4)) == 5
+        for bookie in cluster.holding(new):
+            bookie.ledgers = {}
+        with pytest.raises(NoSuchLedgerError, match="none of 3 replicas"):
+            await reader.read(0, 4)
+
+
+@simulated
+async def test_a_client_closed_under_its_users_ends_them_with_errors_and_leaves_no_timer() -> None:
+    async with Cluster(3) as cluster:
+        client = cluster.client()
+        writer = await client.create()
+        await write(writer, 3)
+        reader = await client.open(writer.ledger_id, recover=False)
+        for bookie in cluster.bookies.values():
+            bookie.silent = True
+        adding = writer.add(b"x")
+        reading = asyncio.ensure_future(reader.read(0, 1))
+        recovering = asyncio.ensure_future(client.open(writer.ledger_id, recover=True))
+        await cluster.settle(0.1)
+        await client.close()
+        results = await asyncio.gather(adding, reading, recovering, return_exceptions=True)
+        assert all(isinstance(r, DistributedLogError) for r in results), results
+        assert client._context is not None
+        assert client._context.pool.sweeper._timer is None

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from simulated import FAST, Cluster, simulated
 
-from metadata.errors import CallerError, OutcomeUnknownError
+from metadata.errors import CallerError, InvariantViolation, OutcomeUnknownError
 from metadata.ledger_metadata import DigestType, LedgerState
 from metadata.memory import Fault, MemoryStore
-from storage_node.client import LedgerWriter
+from storage_node.client import LedgerClient, LedgerWriter
 from storage_node.errors import (
     EntryTooLargeError,
     LedgerClosedError,
@@ -380,3 +380,32 @@ async def test_a_change_while_the_metadata_store_is_away_freezes_and_then_goes_o
         cluster.tree.resume()
         assert await asyncio.gather(*futures) == list(range(5, 15))
         assert MemoryStore is type(cluster.store)
+
+
+@simulated
+async def test_a_background_failure_that_nobody_foresaw_ends_the_writer_instead_of_hanging_it() -> None:
+    class Broken:
+        async def new_ensemble(self, size: int) -> tuple[str, ...]:
+            return tuple(sorted(cluster.bookies))[:size]
+
+        async def replacements(self, wanted: object) -> dict[int, str]:
+            raise ZeroDivisionError("a bug")
+
+    async with Cluster(4) as cluster:
+        client = LedgerClient(cluster.ledgers, cluster.registry, settings=FAST, network=cluster, placement=Broken())
+        cluster.clients.append(client)
+        writer = await client.create()
+        await write(writer, 2)
+        cluster.bookies[writer.metadata.last_ensemble.bookies[0]].kill()
+        with pytest.raises(InvariantViolation, match="a bug"):
+            await asyncio.gather(*(writer.add(b"x") for _ in range(3)))
+
+
+@simulated
+async def test_an_answer_in_another_field_order_acknowledges_as_well() -> None:
+    async with Cluster(3) as cluster:
+        writer = await cluster.client().create()
+        for bookie in cluster.bookies.values():
+            bookie.odd_encoding = True
+        assert await write(writer, 300) == list(range(300))
+        await writer.close()

@@ -1,0 +1,65 @@
+"""The frames of one ledger's adds, from a template: the request, and the bytes of the answer it will get.
+
+An EOK answer says nothing but what the request said: transaction id, ledger, entry. Its canonical bytes are therefore
+known when the request is sent, and recognising them is one dictionary look-up instead of decoding; any other answer
+(errors, other field orders) takes the ordinary way through `protocol.messages`. A property in the tests holds both
+byte strings to what that module encodes.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from storage_node.protocol.messages import RECOVERY_PRIORITY
+from storage_node.protocol.schema import Operation, Status
+from storage_node.protocol.wire import varint
+
+_PREFIX = Struct(">i")
+_HEADER = b"\x08\x03\x10" + varint(Operation.ADD) + b"\x18"
+_ADD = b"\xaa\x06"
+_VARINT_LENGTHS = range(11)
+_RECOVERY_FLAG = b"\xa0\x06\x01"
+
+
+class AddTemplate:
+    """Everything of an add that does not change from entry to entry, cut up around what does."""
+
+    __slots__ = ("_answer_ends", "_answer_starts", "_fixed", "_ids", "_key", "_middle", "_outer", "_starts", "tail")
+
+    def __init__(self, ledger_id: int, master_key: bytes, *, recovery: bool = False) -> None:
+        ledger = varint(ledger_id)
+        priority = b"\x20" + varint(RECOVERY_PRIORITY) if recovery else b""
+        self.tail = _RECOVERY_FLAG if recovery else b""
+        """What follows the body in every frame."""
+        self._ids = b"\x08" + ledger + b"\x10"
+        self._key = b"\x1a" + varint(len(master_key)) + master_key + b"\x22"
+        self._middle = priority + _ADD
+        self._fixed = len(self._ids) + len(self._key) + len(self.tail)
+        self._outer = 2 + len(_HEADER) + len(self._middle)
+        # Beginnings by the length of the transaction id, ends by the length of the entry id.
+        self._starts = [b"\x0a" + varint(len(_HEADER) + n + len(priority)) + _HEADER for n in _VARINT_LENGTHS]
+        self._answer_starts = [b"\x0a" + varint(len(_HEADER) + n) + _HEADER for n in _VARINT_LENGTHS]
+        status = varint(Status.EOK)
+        ids = b"\x08" + status + b"\x10" + ledger + b"\x18"
+        self._answer_ends = [b"\x10" + status + _ADD + varint(len(ids) + n) + ids for n in _VARINT_LENGTHS]
+
+    def frames(self, txn_id: int, entry_id: int, body_length: int) -> tuple[bytes, bytes]:
+        """What goes before the body of `body_length` bytes, and the body of the EOK frame that will answer."""
+        txn, entry, size = varint(txn_id), varint(entry_id), varint(body_length)
+        txn_length, entry_length = len(txn), len(entry)
+        message = self._fixed + entry_length + len(size) + body_length
+        length = varint(message)
+        head = b"".join(
+            (
+                _PREFIX.pack(self._outer + txn_length + len(length) + message),
+                self._starts[txn_length],
+                txn,
+                self._middle,
+                length,
+                self._ids,
+                entry,
+                self._key,
+                size,
+            )
+        )
+        return head, self._answer_starts[txn_length] + txn + self._answer_ends[entry_length] + entry

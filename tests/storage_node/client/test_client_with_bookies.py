@@ -1,0 +1,219 @@
+"""The ledger client against real bookies in this process: real sockets, real journals, metadata in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from metadata.bookies import BookieRegistry
+from metadata.ledger_metadata import DigestType, LedgerState
+from metadata.ledgers import LedgerStore
+from metadata.memory import MemoryStore, MemoryTree
+from storage_node.bookie.bookie import Bookie
+from storage_node.bookie.settings import MIB, BookieSettings
+from storage_node.client import ClientSettings, LedgerClient, ReplicaReader
+from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
+
+SETTINGS = ClientSettings(
+    add_entry_timeout_ms=3_000,
+    read_entry_timeout_ms=3_000,
+    speculative_read_ms=500,
+    long_poll_ms=1_000,
+    vacancy_retry_ms=100,
+    replacement_pause_ms=200,
+)
+
+
+class Nodes:
+    """Four bookies, each with a directory and a metadata session of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.tree = MemoryTree()
+        self.store = MemoryStore(self.tree)
+        self.ledgers = LedgerStore(self.store)
+        self.registry = BookieRegistry(self.store)
+        self.running: dict[str, tuple[Bookie, MemoryStore]] = {}
+        self.clients: list[LedgerClient] = []
+
+    async def start(self, name: str, port: int = 0) -> Bookie:
+        settings = BookieSettings(
+            journal_directories=(str(self.directory / name / "journal"),),
+            ledger_directories=(str(self.directory / name / "ledgers"),),
+            bookie_port=port,
+            listening_address="127.0.0.1",
+            bookie_id=name,
+            journal_max_size_mb=16,
+            journal_pre_alloc_size_mb=1,
+            skip_list_size_limit=32 * MIB,
+        )
+        store = MemoryStore(self.tree)
+        bookie = Bookie(settings, store)
+        await bookie.start()
+        self.running[name] = (bookie, store)
+        return bookie
+
+    async def stop(self, name: str) -> None:
+        bookie, store = self.running.pop(name)
+        await bookie.stop()
+        await store.close()
+
+    def client(self, settings: ClientSettings = SETTINGS) -> LedgerClient:
+        client = LedgerClient(self.ledgers, self.registry, settings=settings)
+        self.clients.append(client)
+        return client
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    await nodes.ledgers.format()
+    for i in range(4):
+        await nodes.start(f"node-{i}")
+    try:
+        yield nodes
+    finally:
+        for client in nodes.clients:
+            await client.close()
+        for name in list(nodes.running):
+            await nodes.stop(name)
+        await nodes.store.close()
+
+
+def payload(entry_id: int) -> bytes:
+    return b"%08d" % entry_id * (1 + entry_id % 50)
+
+
+@pytest.mark.parametrize("digest", DigestType)
+async def test_a_ledger_is_written_closed_and_read_with_every_digest(nodes: Nodes, digest: DigestType) -> None:
+    client = nodes.client()
+    writer = await client.create(digest_type=digest, password=b"pw")
+    futures = [writer.add(payload(i)) for i in range(500)]
+    futures += [writer.add(b""), writer.add(bytes(3 * MIB))]
+    assert await asyncio.gather(*futures) == list(range(502))
+    metadata = await writer.close()
+    reader = await nodes.client().open(writer.ledger_id, password=b"pw", recover=False)
+    assert reader.metadata == metadata
+    entries = await reader.read(0, 501)
+    assert [bytes(e.payload) for e in entries] == [payload(i) for i in range(500)] + [b"", bytes(3 * MIB)]
+    assert entries[-1].length == reader.length
+
+
+async def test_a_node_that_stops_in_the_middle_is_replaced_and_nothing_is_lost(nodes: Nodes) -> None:
+    client = nodes.client()
+    writer = await client.create()
+    futures = [writer.add(payload(i)) for i in range(300)]
+    await futures[20]
+    await nodes.stop(writer.metadata.last_ensemble.bookies[0])
+    futures += [writer.add(payload(i)) for i in range(300, 600)]
+    assert await asyncio.gather(*futures) == list(range(600))
+    await writer.close()
+    assert len(writer.metadata.ensembles) >= 1
+    reader = await nodes.client().open(writer.ledger_id, recover=True)
+    assert [bytes(e.payload) for e in await reader.read(0, 599)] == [payload(i) for i in range(600)]
+
+
+async def test_a_second_client_fences_the_writer_and_both_agree(nodes: Nodes) -> None:
+    writer = await nodes.client().create()
+    futures = [writer.add(payload(i)) for i in range(200)]
+    await futures[10]
+    reader = await nodes.client().open(writer.ledger_id, recover=True)
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    acknowledged = [r for r in results if isinstance(r, int)]
+    assert all(isinstance(r, LedgerFencedError) for r in results[len(acknowledged) :])
+    assert reader.last_add_confirmed >= len(acknowledged) - 1
+    entries = await reader.read(0, reader.last_add_confirmed)
+    assert [bytes(e.payload) for e in entries] == [payload(i) for i in range(len(entries))]
+    if len(acknowledged) == 200:
+        with pytest.raises(LedgerFencedError):
+            await writer.add(b"after the fence")
+
+
+async def test_a_fence_survives_a_restart_of_every_node(nodes: Nodes) -> None:
+    writer = await nodes.client().create()
+    await writer.add(b"one")
+    await nodes.client().open(writer.ledger_id, recover=True)
+    for name in writer.metadata.last_ensemble.bookies:
+        await nodes.stop(name)
+        await nodes.start(name)
+    with pytest.raises(LedgerFencedError):
+        await writer.add(b"two")
+
+
+async def test_recovery_with_one_of_three_down_succeeds_and_with_two_down_never_closes_short(nodes: Nodes) -> None:
+    writer = await nodes.client().create()
+    for i in range(30):
+        await writer.add(payload(i))
+    a, b, _ = writer.metadata.last_ensemble.bookies
+    await nodes.stop(a)
+    await nodes.stop(b)
+    with pytest.raises(LedgerRecoveryError):
+        await nodes.client().open(writer.ledger_id, recover=True)
+    assert (await nodes.ledgers.read(writer.ledger_id)).value.state is LedgerState.IN_RECOVERY
+    await nodes.start(b)
+    reader = await nodes.client().open(writer.ledger_id, recover=True)
+    assert reader.last_add_confirmed == 29
+    assert [bytes(e.payload) for e in await reader.read(0, 29)] == [payload(i) for i in range(30)]
+
+
+async def test_all_nodes_restart_and_a_long_lived_client_goes_on(nodes: Nodes) -> None:
+    client = nodes.client()
+    writer = await client.create()
+    for i in range(20):
+        await writer.add(payload(i))
+    await writer.close()
+    reader = await client.open(writer.ledger_id, recover=False)
+    assert len(await reader.read(0, 19)) == 20
+    for name in sorted(nodes.running):
+        await nodes.stop(name)
+    for i in range(4):
+        await nodes.start(f"node-{i}")
+    assert [bytes(e.payload) for e in await reader.read(0, 19)] == [payload(i) for i in range(20)]
+    again = await client.create()
+    assert await again.add(b"x") == 0
+    await again.close()
+
+
+async def test_a_tail_is_followed_by_long_poll_to_the_end(nodes: Nodes) -> None:
+    writer = await nodes.client().create()
+    reader = await nodes.client().open(writer.ledger_id, recover=False)
+
+    async def produce() -> None:
+        for i in range(100):
+            await writer.add(payload(i))
+        await writer.close()
+
+    producing = asyncio.ensure_future(produce())
+    seen = []
+    while not (reader.closed and len(seen) > reader.last_add_confirmed):
+        entry = await reader.poll(len(seen), 5_000)
+        if entry is not None:
+            seen.append(bytes(entry.payload))
+    await producing
+    assert seen == [payload(i) for i in range(100)]
+
+
+async def test_executors_read_by_location_alone(nodes: Nodes) -> None:
+    client = nodes.client()
+    writer = await client.create(ensemble_size=4, write_quorum=3)
+    await asyncio.gather(*(writer.add(payload(i)) for i in range(50)))
+    await writer.close()
+    location = await client.locate(writer.ledger_id)
+    reader = ReplicaReader(settings=SETTINGS)
+    try:
+        assert [bytes(e.payload) async for e in reader.entries(location, 10, 49)] == [payload(i) for i in range(10, 50)]
+    finally:
+        await reader.close()
+
+
+async def test_a_wrong_password_is_refused_by_the_nodes_too(nodes: Nodes) -> None:
+    writer = await nodes.client().create(password=b"right")
+    await writer.add(b"x")
+    current = await nodes.ledgers.read(writer.ledger_id)
+    await nodes.ledgers.write(writer.ledger_id, replace(current.value, password=b"other"), current.version)
+    with pytest.raises(UnauthorizedAccessError):
+        await nodes.client().open(writer.ledger_id, password=b"other", recover=True)
