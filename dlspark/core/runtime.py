@@ -165,7 +165,11 @@ class Runtime:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._loop.shutdown_asyncgens()
-        await self._loop.shutdown_default_executor()
+        try:
+            await self._loop.shutdown_default_executor()
+        except RuntimeError as error:
+            # At interpreter exit no thread can be started to wait for the pool's; they end with the process.
+            _log.debug("the loop's thread pool was not waited for: %s", error)
 
 
 class _Call(Generic[_T]):
