@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,15 +100,24 @@ class Sandbox:
     """ZooKeeper and `nodes` storage nodes under `directory`.
 
     Three replicas need three nodes; the fourth is the spare that lets a node be lost without stopping a writer.
-    `port` is ZooKeeper's (0: a free one, kept from then on). Usable as a context manager.
+    `port` is ZooKeeper's (0: a free one, kept from then on). `node_settings` are further settings of the storage nodes
+    (keys of conf/bookie.conf). Usable as a context manager.
     """
 
-    def __init__(self, directory: str | Path, *, nodes: int = DEFAULT_NODES, port: int = 0) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        nodes: int = DEFAULT_NODES,
+        port: int = 0,
+        node_settings: Mapping[str, object] | None = None,
+    ) -> None:
         if nodes < 1:
             raise CallerError(f"a sandbox needs at least one storage node, not {nodes}")
         self.directory = Path(directory).absolute()
         self._nodes_wanted = nodes
         self._port_wanted = port
+        self._node_settings = dict(node_settings or {})
         self._zookeeper: EmbeddedZooKeeper | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._spawner: ThreadPoolExecutor | None = None
@@ -256,7 +265,8 @@ class Sandbox:
         directory = self.node_directory(index)
         directory.mkdir(exist_ok=True)
         conf = directory / "bookie.conf"
-        conf.write_text(_bookie_conf(directory, self.state.node_ports[index], self.zookeeper_address))
+        port = self.state.node_ports[index]
+        conf.write_text(_bookie_conf(directory, port, self.zookeeper_address, self._node_settings))
         # The kernel tells a child of its parent's death when the *thread* that started it ends: one thread starts them
         # all and lives as long as they do, whoever calls (a caller's own thread may end at any time).
         if self._spawner is None:
@@ -315,7 +325,7 @@ async def _initialise(servers: str) -> None:
         await store.close()
 
 
-def _bookie_conf(directory: Path, port: int, zookeeper: str) -> str:
+def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, object]) -> str:
     settings = {
         "bookiePort": port,
         "listeningAddress": "127.0.0.1",
@@ -324,6 +334,7 @@ def _bookie_conf(directory: Path, port: int, zookeeper: str) -> str:
         "ledgerDirectories": directory / "ledgers",
         "zkServers": zookeeper,
         "zkLedgersRootPath": LEDGERS_PATH,
+        **more,
     }
     return "".join(f"{key}={value}\n" for key, value in settings.items())
 

@@ -29,6 +29,8 @@ CANARY = "canary"
 CANARY_RECORDS = 300
 VICTIM = 3
 """The node whose files are damaged."""
+NODE_SETTINGS = {"zkTimeout": 3000}
+"""A node that was killed cannot register again before its former session has expired."""
 
 
 def canary_payload(index: int) -> bytes:
@@ -40,7 +42,7 @@ class Rig:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.sandbox = Sandbox(directory / "sandbox", nodes=4)
+        self.sandbox = Sandbox(directory / "sandbox", nodes=4, node_settings=NODE_SETTINGS)
         self.sandbox.start()
         self.namespace = Namespace.open(self.sandbox.uri, SETTINGS)
         self._write_canary()

@@ -39,6 +39,8 @@ DEFAULT_ROUNDS = 50
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 NUMBERS_PER_WRITER = 1_000_000
 PROGRESS_S = 45
+NODE_SETTINGS = {"zkTimeout": 2000}
+"""A node that was killed cannot register again before its former session has expired."""
 FAULT_KINDS = ("node", "zookeeper", "writer")
 
 
@@ -137,7 +139,7 @@ class Arena:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.sandbox = Sandbox(directory / "sandbox", nodes=4)
+        self.sandbox = Sandbox(directory / "sandbox", nodes=4, node_settings=NODE_SETTINGS)
         self.sandbox.start()
         self.namespace = Namespace.open(self.sandbox.uri, SETTINGS)
         self._reserve = Writer(directory / "writers.log")

@@ -16,6 +16,9 @@ from java_tool import JavaTool
 
 from dlspark.sandbox import Sandbox
 
+NODE_SETTINGS = {"zkTimeout": 3000}
+"""A node that was killed cannot register again before its former session has expired."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
@@ -59,7 +62,7 @@ def victim(processes: JavaProcesses, zk: str, version: str) -> Iterator[JavaTool
 @pytest.fixture(scope="session")
 def sandbox(processes: JavaProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     processes.get(NEWEST)  # no sandbox is started where the Java software is out of reach
-    with Sandbox(tmp_path_factory.mktemp("sandbox"), nodes=4) as running:
+    with Sandbox(tmp_path_factory.mktemp("sandbox"), nodes=4, node_settings=NODE_SETTINGS) as running:
         yield running
         processes.stop()
 
