@@ -37,7 +37,7 @@ class Output(str, Enum):
 
 
 def write(name: NameArgument, uri: UriOption = None) -> None:
-    """Append the lines of standard input, one record each; the transaction id is the time in milliseconds."""
+    """Append the lines of standard input, one record each, with the time as transaction id; creates a missing log."""
     with (
         Namespace.open(namespace_uri(uri)) as namespace,
         namespace.open_log(name) as log,

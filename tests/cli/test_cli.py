@@ -85,6 +85,10 @@ class TestLogs:
         assert run("read", "positions", "--limit", "1", "--output", "raw", uri=sandbox.uri).stdout == b"0\n"
         assert run("read", "positions", "--from", "latest", uri=sandbox.uri).stdout == b""
 
+    def test_writing_creates_a_missing_log_as_upstream_does(self, sandbox: Sandbox) -> None:
+        assert run("write", "new", uri=sandbox.uri, stdin=b"a\n").returncode == 0
+        assert run("read", "new", "--output", "raw", uri=sandbox.uri).stdout == b"a\n"
+
     def test_info_lists_the_segments(self, sandbox: Sandbox) -> None:
         run("log", "create", "described", uri=sandbox.uri)
         run("write", "described", uri=sandbox.uri, stdin=b"a\nb\n")
@@ -114,7 +118,6 @@ class TestLogs:
         ("arguments", "message"),
         [
             (("read", "absent"), b"absent"),
-            (("write", "absent"), b"absent"),
             (("log", "info", "absent"), b"absent"),
             (("log", "create", "bad//name"), b"bad//name"),
             (("read", "absent", "--from", "yesterday"), b"no position"),
