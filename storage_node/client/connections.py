@@ -172,6 +172,13 @@ class Connection:
             self._opening = None
             self._lose(error)
             return
+        except (
+            Exception
+        ) as error:  # the boundary: whatever a network raises, the requests must end and the next one retry
+            logger.exception("cannot connect to %s", self.bookie)
+            self._opening = None
+            self._lose(BookieUnreachableError(f"the connection could not be made: {error!r}", node=self.bookie))
+            return
         self._opening = None
         if self._lost_early:
             self._lose(ConnectionClosedError("the connection was lost as soon as it was made", node=self.bookie))

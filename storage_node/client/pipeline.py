@@ -67,6 +67,14 @@ def digest_of(metadata: LedgerMetadata) -> EntryDigest:
     return EntryDigest(metadata.digest_type or DigestType.CRC32, metadata.password or b"")
 
 
+def check_payload(piece: object) -> None:
+    """Raise CallerError unless `piece` is what can be sent as it is. After this nothing about an add can go wrong."""
+    if not isinstance(piece, bytes | bytearray | memoryview):
+        raise CallerError(f"a payload must be bytes, not {type(piece).__name__}", advice="Encode it first")
+    if isinstance(piece, memoryview) and (piece.nbytes != len(piece) or not piece.c_contiguous):
+        raise CallerError("a payload must be bytes or a contiguous view of bytes", advice='Use memoryview.cast("B")')
+
+
 class Tasks:
     """Background tasks of one object, all of which end with it (I16); `broken` hears of one that should not fail."""
 
@@ -172,9 +180,9 @@ class AddPipeline:
         """Give the payload the next entry id and send it; the future resolves in entry order."""
         size = 0
         for piece in payload:
+            if type(piece) is not bytes:
+                check_payload(piece)
             size += len(piece)
-            if type(piece) is memoryview and piece.nbytes != len(piece):
-                raise CallerError("a payload must be bytes or a view of bytes", advice='Use memoryview.cast("B")')
         if size > self._max_payload:
             raise EntryTooLargeError(
                 f"an entry of {size} bytes does not fit in a frame; nothing was sent",

@@ -6,12 +6,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from simulated import FAST, Cluster, simulated
+from simulated import FAST, Cluster, ModelLink, simulated
 
 from metadata.errors import CallerError, InvariantViolation, OutcomeUnknownError
 from metadata.ledger_metadata import DigestType, LedgerState
 from metadata.memory import Fault, MemoryStore
 from storage_node.client import LedgerClient, LedgerWriter
+from storage_node.edge import FrameHandler
 from storage_node.errors import (
     EntryTooLargeError,
     LedgerClosedError,
@@ -229,8 +230,9 @@ async def test_quorums_and_payloads_that_cannot_be_are_refused_before_anything_i
         writer = await client.create()
         with pytest.raises(EntryTooLargeError, match="nothing was sent"):
             writer.add(bytes(5 * 1024 * 1024))
-        with pytest.raises(CallerError, match="view of bytes"):
-            writer.add(memoryview(b"12345678").cast("I"))
+        for odd in (memoryview(b"12345678").cast("I"), memoryview(b"12345678")[::2], "text", None):
+            with pytest.raises(CallerError, match="payload must be bytes"):
+                writer.add(odd)  # type: ignore[arg-type]
         assert writer.last_add_pushed == -1
         largest = bytes(writer._max_payload)
         await writer.add(largest)
@@ -409,3 +411,25 @@ async def test_an_answer_in_another_field_order_acknowledges_as_well() -> None:
             bookie.odd_encoding = True
         assert await write(writer, 300) == list(range(300))
         await writer.close()
+
+
+@simulated
+async def test_whatever_a_network_raises_the_requests_end_and_the_next_ones_connect_again() -> None:
+    async with Cluster(3) as cluster:
+        writer = await cluster.client().create()
+        faults = 3
+        connect = cluster.connect
+
+        async def faulty(host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> ModelLink:
+            nonlocal faults
+            faults -= 1
+            if faults >= 0:
+                raise RuntimeError("a network of another kind")
+            return await connect(host, port, handler, timeout_ms=timeout_ms)
+
+        cluster.connect = faulty  # type: ignore[method-assign]
+        with pytest.raises(QuorumWriteError):
+            await writer.add(b"x")
+        again = await cluster.client().create()
+        assert await again.add(b"y") == 0
+        await again.close()
