@@ -16,8 +16,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import javaproperties
-
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options import Options
 
@@ -94,5 +92,7 @@ def _uri_in_file(path: Path) -> str | None:
         text = path.read_text(encoding="utf-8")
     except OSError:
         return None
+    import javaproperties  # imported late: it is slow to load, and most queries name their uri elsewhere
+
     value = javaproperties.loads(text).get(CONF_KEY)
     return str(value).strip() or None if value is not None else None

@@ -24,7 +24,7 @@ from dlspark.spark.offsets import Bound, Offsets
 from dlspark.spark.planning import Partition, Span, partitions, shares
 from dlspark.spark.selection import AtTxid, Everywhere, SourceQuery, Where
 from dlspark.spark.serving import check_served
-from metadata.errors import MetadataUnavailableError
+from metadata.errors import MetadataUnavailableError, NoNodeError
 from metadata.logs import LogNotFoundError
 
 _log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class SourceDriver:
         self._check_deleted(start, ends)
         if target is not None:
             ends = Offsets({log: min(ends[log], target[log]) for log in ends if log in target})
-        begins = {log: await self._begin(self._views[log], start.get(log)) for log in ends if log in self._views}
+        begins = await _gathered({log: self._begin(self._views[log], start.get(log)) for log in ends})
         news = {log: ends[log] for log, begin in begins.items() if ends[log] > begin}
         if limit is not None and news:
             news = await self._limited(begins, news, limit)
@@ -227,18 +227,27 @@ class SourceDriver:
         """The partitions from `start` to before `end`, from these alone: nothing that was asked before matters."""
         wanted = [log for log in end if start.get(log) != end[log]]
         found = await self.views() if wanted else {}
-        spans: list[Span] = []
         for log in wanted:
-            view = found.get(log)
-            if view is None:
+            if log not in found:
                 self._lost(log, start.get(log, DLSN.INITIAL), "the log does not exist any more", "it is left out")
-                continue
-            begin = await self._begin(view, start.get(log))
-            spans += await self._spans(view, begin, end[log], bounds)
+        planned = await _gathered(
+            {log: self._spans(found[log], start.get(log), end[log], bounds) for log in wanted if log in found}
+        )
+        spans = [span for part in planned.values() for span in part]
         await check_served(self._opened(), spans)
         return partitions(spans, min_partitions=self.query.min_partitions, max_bytes=self.query.max_bytes_per_partition)
 
-    async def _spans(self, view: LogView, begin: DLSN, end: DLSN, bounds: Bounds | None) -> list[Span]:
+    async def _spans(self, view: LogView, start: DLSN | None, end: DLSN, bounds: Bounds | None) -> list[Span]:
+        try:
+            return await self._spans_now(view, start, end, bounds)
+        except NoNodeError:
+            # A segment was deleted after it was listed: what is lost by that shows in the list as it is now.
+            view.look_again()
+            await view.latest()
+            return await self._spans_now(view, start, end, bounds)
+
+    async def _spans_now(self, view: LogView, start: DLSN | None, end: DLSN, bounds: Bounds | None) -> list[Span]:
+        begin = await self._begin(view, start)
         if await view.beyond_end(end):
             self._lost(view.name, end, f"the log ends at {await view.latest()}", "only what is there is read")
             end = await view.latest()

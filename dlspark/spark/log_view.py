@@ -65,6 +65,7 @@ class LogView:
         self._readers: dict[tuple[int, bool], SegmentReader] = {}
         self._locations: dict[int, LedgerLocation] = {}
         self._next_lssn = 1
+        self._known_end: DLSN | None = None
         self._tail: _Tail | None = None
         self._before: dict[tuple[int, int, int], int] = {}
         self._changed = asyncio.Event()
@@ -111,13 +112,17 @@ class LogView:
     async def latest(self) -> DLSN:
         """The position after the last user record that is committed now: control records do not make news."""
         await self._refresh()
+        self._known_end = max(await self._last_end(), self.earliest())
+        return self._known_end
+
+    async def _last_end(self) -> DLSN:
         for segment in reversed(self._visible()):
             if segment.in_progress:
                 tail = await self._look_at_tail(segment)
                 if tail.end is not None:
-                    return max(tail.end, self.earliest())
+                    return tail.end
             elif segment.last_entry >= 0:
-                return max(_end_position(segment), self.earliest())
+                return _end_position(segment)
         return self.earliest()
 
     async def at_txid(self, txid: int) -> DLSN | None:
@@ -132,8 +137,8 @@ class LogView:
         The LAC that this reader learns may lie below one that an earlier reader saw (the node that knew it is down), so
         in the open segment the entry itself decides.
         """
-        latest = await self.latest()
-        if position <= latest:
+        known = not self._changed.is_set() and self._known_end is not None and position <= self._known_end
+        if known or position <= await self.latest():
             return False
         last = self._visible()[-1] if self._segments else None
         if last is None:
@@ -254,6 +259,10 @@ class LogView:
             await self._readers.pop(key).close()
         ledgers = {segment.ledger_id for segment in self._segments}
         self._locations = {ledger: found for ledger, found in self._locations.items() if ledger in ledgers}
+
+    def look_again(self) -> None:
+        """What is known proved to be out of date: read the segment list again when next asked."""
+        self._changed.set()
 
     def _on_change(self, event: WatchEvent) -> None:
         self._changed.set()

@@ -1,0 +1,146 @@
+"""When the streaming source holds its answer back, and what it makes of the calls that Spark makes; no cluster."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.runtime import Runtime
+from dlspark.spark import stream
+from dlspark.spark.driver import Resolved
+from dlspark.spark.offsets import Offsets
+from dlspark.spark.options import Options, Scope
+from dlspark.spark.planning import Partition
+from dlspark.spark.selection import SourceQuery, Where
+from dlspark.spark.stream import StreamReader
+
+
+def at(entry: int) -> Offsets:
+    return Offsets({"flights": DLSN(1, entry, 0)})
+
+
+class ToldDriver:
+    """Stands in for `SourceDriver`: the log's end is set by the test."""
+
+    def __init__(self) -> None:
+        self.end = at(10)
+        self.settled = True
+        self.calls: list[str] = []
+        self.newest: Offsets | None = None
+
+    async def resolve(self, where: Where, *, ending: bool = False) -> Resolved:
+        return Resolved(self.end if not self.settled else at(0), self.settled)
+
+    async def latest(self) -> Offsets:
+        self.newest = self.end
+        return self.end
+
+    async def end_of_batch(self, start: Offsets, limit: int | None, target: Offsets | None) -> Offsets:
+        self.calls.append(f"end_of_batch limit={limit}")
+        return await self.latest() if target is None else target
+
+    async def wait_for_news(self, timeout_s: float) -> None:
+        self.calls.append("wait")
+
+    async def plan(self, start: Offsets, end: Offsets) -> list[Partition]:
+        self.calls.append("plan")
+        return []
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.fixture
+def told() -> ToldDriver:
+    return ToldDriver()
+
+
+@pytest.fixture
+def reader(told: ToldDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamReader]:
+    monkeypatch.setattr(stream, "ASKED_AGAIN_S", 10.0)
+    options = Options(
+        {"uri": "distributedlog://h:1/n", "log": "flights", "maxOffsetsPerTrigger": "7"}, Scope.SOURCE_STREAM
+    )
+    made = StreamReader(SourceQuery.of(options), ["value"])
+    made._runtime = Runtime("tests")
+    made._driver = told  # type: ignore[assignment]
+    yield made
+    made.stop()
+
+
+def test_the_answer_is_held_back_only_when_spark_asks_again_at_once(reader: StreamReader, told: ToldDriver) -> None:
+    everything = ReadAllAvailable()
+    assert reader.latestOffset(at(0).stored(), everything) == at(10).stored()
+    assert reader.latestOffset(at(10).stored(), everything) == at(10).stored()
+    assert "wait" not in told.calls, "the first time that nothing is new, another source may have news"
+    assert reader.latestOffset(at(10).stored(), everything) == at(10).stored()
+    assert told.calls.count("wait") == 1
+    told.end = at(11)
+    assert reader.latestOffset(at(10).stored(), everything) == at(11).stored()
+    assert reader.latestOffset(at(11).stored(), everything) == at(11).stored()
+    assert told.calls.count("wait") == 1, "after a batch it begins anew"
+
+
+def test_a_query_that_was_busy_in_between_is_never_held_up(
+    reader: StreamReader, told: ToldDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "ASKED_AGAIN_S", 0.0)
+    for _ in range(5):
+        reader.latestOffset(at(10).stored(), ReadAllAvailable())
+    assert "wait" not in told.calls
+
+
+def test_available_now_is_never_held_up_and_keeps_its_target(reader: StreamReader, told: ToldDriver) -> None:
+    reader.prepareForTriggerAvailableNow()
+    told.end = at(99)
+    for _ in range(3):
+        assert reader.latestOffset(at(10).stored(), ReadMaxRows(7)) == at(10).stored()
+    assert "wait" not in told.calls
+
+
+def test_the_limit_is_sparks_to_give(reader: StreamReader, told: ToldDriver) -> None:
+    assert reader.getDefaultReadLimit() == ReadMaxRows(7)
+    reader.latestOffset(at(0).stored(), ReadMaxRows(7))
+    reader.latestOffset(at(0).stored(), ReadAllAvailable())
+    assert told.calls == ["end_of_batch limit=7", "end_of_batch limit=None"]
+
+
+def test_a_start_that_could_move_is_written_down_by_an_empty_first_batch(
+    reader: StreamReader, told: ToldDriver
+) -> None:
+    told.settled = False
+    initial = reader.initialOffset()
+    told.end = at(20)
+    assert reader.latestOffset(initial, ReadAllAvailable()) == initial
+    assert reader.latestOffset(initial, ReadAllAvailable()) == at(20).stored()
+
+
+def test_a_settled_start_needs_no_empty_batch(reader: StreamReader, told: ToldDriver) -> None:
+    initial = reader.initialOffset()
+    assert reader.latestOffset(initial, ReadAllAvailable()) == at(10).stored()
+
+
+def test_an_empty_range_is_planned_without_asking_anybody(reader: StreamReader, told: ToldDriver) -> None:
+    assert reader.partitions(at(3).stored(), at(3).stored()) == []
+    assert told.calls == []
+
+
+def test_stop_closes_once_and_a_reader_that_never_opened_has_nothing_to_close(
+    told: ToldDriver, reader: StreamReader
+) -> None:
+    copy = pickle.loads(pickle.dumps(reader))
+    copy.stop()
+    assert copy.reportLatestOffset() is None
+    reader.stop()
+    reader.stop()
+    assert told.calls == ["close"]
+
+
+def test_the_newest_position_is_reported(reader: StreamReader, told: ToldDriver) -> None:
+    reader.latestOffset(at(0).stored(), ReadMaxRows(7))
+    assert json.dumps(reader.reportLatestOffset()) == '{"v": 1, "logs": {"flights": "1:10:0"}}'
