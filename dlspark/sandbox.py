@@ -194,6 +194,9 @@ class Sandbox:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for process in self._processes.values():
+            if process.stdout is not None:
+                process.stdout.close()
         self._processes.clear()
         if self._spawner is not None:
             self._spawner.shutdown()
@@ -289,7 +292,10 @@ class Sandbox:
         """Wait for the line that a node prints once it serves."""
         process = self._processes[index]
         output = process.stdout
-        if output is None or not _first_line(output, START_TIMEOUT_S):
+        served = output is not None and _first_line(output, START_TIMEOUT_S)
+        if output is not None:
+            output.close()
+        if not served:
             process.kill()
             process.wait()
             raise SandboxError(
@@ -297,7 +303,6 @@ class Sandbox:
                 f"{self._log_tail(index)}",
                 node=self.node_ids[index],
             )
-        output.close()
 
     def _log_file(self, index: int) -> Path:
         return self.node_directory(index) / "bookie.log"
@@ -334,6 +339,8 @@ def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, 
         "ledgerDirectories": directory / "ledgers",
         "zkServers": zookeeper,
         "zkLedgersRootPath": LEDGERS_PATH,
+        # A killed node that comes back waits for its old session to end first.
+        "zkTimeout": 4000,
         **more,
     }
     return "".join(f"{key}={value}\n" for key, value in settings.items())
