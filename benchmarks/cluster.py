@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -55,10 +54,6 @@ class Cluster:
         """Bytes that the nodes have handed to the disk since they started (Linux)."""
         return sum(_written(self.sandbox.node_pid(i)) for i in range(self.sandbox.node_count))
 
-    def cpu_seconds(self) -> float:
-        """CPU time that the nodes have used since they started (Linux)."""
-        return sum(_cpu(self.sandbox.node_pid(i)) for i in range(self.sandbox.node_count))
-
 
 def run(coroutine: Coroutine[object, object, _T]) -> _T:
     """Run on a loop like the product's: uvloop where it is installed."""
@@ -74,8 +69,3 @@ def run(coroutine: Coroutine[object, object, _T]) -> _T:
 def _written(pid: int | None) -> int:
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
-
-
-def _cpu(pid: int | None) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

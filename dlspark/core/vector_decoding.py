@@ -1,28 +1,16 @@
 """Entries into columns: the fast way from what storage nodes return to Arrow, without Python work for each record.
 
-Theory of operation. Records are a chain: where one starts is known only from the one before. So the starts are
-*guessed* in bulk and the whole chain is then *proved* at once, on arrays: the first record starts at 0, each record's
-start plus header plus length is the next one's start, the last one ends at the end, and every entry begins at a start.
-By induction there is only one such chain, so a wrong guess cannot go unnoticed; it only costs the time to guess again:
-
-1. equal lengths: the starts are multiples of the first record's size (a strided view, no gather at all);
-2. short records of different lengths: wherever the eight bytes that are zero in the header of an ordinary user record
-   (flags 0, position and length below their highest bytes, transaction id below 2^48) are zero, a record may start;
-3. otherwise one record after the other, in a loop of a few bytecodes.
-
-If the chain is broken, the plain decoder finds the place and words the error. Small entries are joined into runs of
-`RUN_BYTES` that fit in a core's cache, so that a call on arrays is paid for by many records. Runs that hold record sets
+`record_chain` finds where the records are. Their headers are moved as opaque items and taken apart once a batch; their
+payloads go straight to one buffer. Small entries are joined into runs of `RUN_BYTES` that fit in a core's cache, so
+that a call on arrays is paid for by many records. Runs in which something is hidden, ends the stream or is a record set
 take the plain decoder.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from struct import Struct
-from struct import error as struct_error
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +19,15 @@ import pyarrow.compute as pc
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.plain_entries import decode_content, entry_content
+from dlspark.core.record_chain import (
+    OPAQUE_HEADER,
+    RECORD_HEADER,
+    IntArray,
+    Run,
+    counts_by_entry,
+    diagnosis,
+    find_chain,
+)
 from dlspark.core.record_sets import record_set_count
 from dlspark.core.records import (
     FLAG_CONTROL,
@@ -44,12 +41,9 @@ from dlspark.core.records import (
     POSITION_MASK,
     POSITION_SHIFT,
 )
-from dlspark.errors import CallerError, InvalidEntryError
-from metadata.errors import InvariantViolation
+from dlspark.errors import CallerError
 from storage_node.protocol.frames import Buffer
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 _Integer = TypeVar("_Integer", np.int32, np.int64)
 
 RUN_BYTES = 256 * 1024
@@ -57,18 +51,6 @@ RUN_BYTES = 256 * 1024
 
 MAX_BATCH_BYTES = 2**31 - 1
 """Most record bytes of one batch: Arrow's binary arrays have 32-bit offsets."""
-
-_HEADER = np.dtype([("word", ">i8"), ("txid", ">i8"), ("length", ">u4")])
-_SWAPPED_HEADER = np.dtype([("word", "<u8"), ("txid", "<i8"), ("length", "<u4")])
-"""The same bytes read in the other order: enough to compare or combine fields, and native on most machines."""
-_LENGTH = Struct(">I")
-_OPAQUE_HEADER = np.dtype("V20")
-"""A header as one opaque item: gathering these and then looking inside is thrice as fast as gathering the fields."""
-
-_SAMPLE_RECORDS = 16
-_PROBE_BYTES = 8 * 1024
-_SEARCH_BELOW_BYTES = 256
-"""Mean record size below which searching for headers beats walking from one to the next."""
 
 _USER_FLAGS_HIDE = FLAG_CONTROL | FLAG_END_OF_STREAM
 
@@ -143,10 +125,10 @@ def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | Non
     content = entry_content(payload, enveloped, place)
     if not len(content):
         return EntrySummary(0, 0, None, None, 0, 0, False)
-    run = _Run([place.entry_id], [content])
-    chain = _chain(run)
+    run = Run([place.entry_id], [content])
+    chain = find_chain(run)
     if chain is None:
-        raise _diagnosis(run, place.lssn)
+        raise diagnosis(run, place.lssn)
     words = chain.headers["word"].astype(np.int64)
     txids, lengths = chain.headers["txid"], chain.headers["length"]
     flags = words & FLAGS_MASK
@@ -157,7 +139,7 @@ def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | Non
     positions = words >> POSITION_SHIFT & POSITION_MASK
     last = positions + counts - 1
     if last.max() > MAX_POSITION:
-        raise _diagnosis(run, place.lssn)
+        raise diagnosis(run, place.lssn)
     user = np.flatnonzero((flags & _USER_FLAGS_HIDE) == 0)
     seen = user if len(user) else np.arange(len(flags))
     return EntrySummary(
@@ -171,37 +153,7 @@ def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | Non
     )
 
 
-class _Run:
-    """Consecutive entries decoded together."""
-
-    __slots__ = ("contents", "data", "ends", "entry_ids")
-
-    def __init__(self, entry_ids: list[int], contents: list[memoryview]) -> None:
-        self.entry_ids = entry_ids
-        self.contents = contents
-        self.data: Buffer = contents[0] if len(contents) == 1 else b"".join(contents)
-        self.ends: IntArray | None = None
-        """Where each entry ends in `data`; None for one entry alone."""
-        if len(contents) > 1:
-            self.ends = np.cumsum(np.fromiter(map(len, contents), np.int64, len(contents)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """The proved record headers of a run: `starts` tells where they are unless all are `stride` bytes apart."""
-
-    headers: npt.NDArray[np.void]
-    starts: IntArray | None
-    stride: int
-    any_word: int
-    """All metadata words or-ed together: tells in one number which flags and position bits occur."""
-
-    def start_of(self, record: int) -> int:
-        """Where record number `record` of the run starts."""
-        return record * self.stride if self.starts is None else int(self.starts[record])
-
-
-def _runs(contents: list[tuple[int, memoryview]], include_control: bool) -> Iterator[_Run]:
+def _runs(contents: list[tuple[int, memoryview]], include_control: bool) -> Iterator[Run]:
     entry_ids: list[int] = []
     pieces: list[memoryview] = []
     size = 0
@@ -209,13 +161,13 @@ def _runs(contents: list[tuple[int, memoryview]], include_control: bool) -> Iter
         if not len(content) or (not include_control and _is_one_control_record(content)):
             continue
         if pieces and size + len(content) > RUN_BYTES:
-            yield _Run(entry_ids, pieces)
+            yield Run(entry_ids, pieces)
             entry_ids, pieces, size = [], [], 0
         entry_ids.append(entry_id)
         pieces.append(content)
         size += len(content)
     if pieces:
-        yield _Run(entry_ids, pieces)
+        yield Run(entry_ids, pieces)
 
 
 def _is_one_control_record(content: memoryview) -> bool:
@@ -225,109 +177,6 @@ def _is_one_control_record(content: memoryview) -> bool:
     word, _, length = HEADER.unpack_from(content)
     in_range = (word >> POSITION_SHIFT & POSITION_MASK) <= MAX_POSITION
     return bool(in_range and word & KNOWN_FLAGS == FLAG_CONTROL and HEADER_BYTES + length == len(content))
-
-
-def _chain(run: _Run) -> _Chain | None:
-    """The record headers of the run, proved; None where its bytes are not a chain of records."""
-    if len(run.data) < HEADER_BYTES:
-        return None
-    found = _equal_lengths(run) or _proved(run, _search(run.data)) or _proved(run, _walk(run.data))
-    if found is None:
-        return None
-    headers, starts, stride = found
-    swapped = int(np.bitwise_or.reduce(headers.view(_SWAPPED_HEADER)["word"]))
-    any_word = int.from_bytes(swapped.to_bytes(8, "little"), "big")
-    if any_word >> POSITION_SHIFT & POSITION_MASK > MAX_POSITION:  # the topmost position bit is set somewhere
-        return None
-    return _Chain(headers, starts, stride, any_word)
-
-
-_Found: TypeAlias = "tuple[npt.NDArray[np.void], IntArray | None, int]"
-
-
-def _equal_lengths(run: _Run) -> _Found | None:
-    data, size = run.data, len(run.data)
-    length = HEADER.unpack_from(data)[2]
-    stride = HEADER_BYTES + length
-    count, rest = divmod(size, stride)
-    if rest or (run.ends is not None and (run.ends % stride).any()):
-        return None
-    headers = np.ndarray((count,), _OPAQUE_HEADER, data, 0, (stride,)).copy().view(_HEADER)
-    swapped = int.from_bytes(length.to_bytes(4, "big"), "little")
-    if (headers.view(_SWAPPED_HEADER)["length"] != swapped).any():
-        return None
-    return headers, None, stride
-
-
-def _proved(run: _Run, starts: IntArray | None) -> _Found | None:
-    """The headers at `starts` if they are the run's records, all of them and nothing else; or None."""
-    size = len(run.data)
-    if starts is None or not len(starts) or starts[-1] > size - HEADER_BYTES:
-        return None
-    headers = np.ndarray((size - HEADER_BYTES + 1,), _OPAQUE_HEADER, run.data, 0, (1,))[starts].view(_HEADER)
-    following = starts + HEADER_BYTES
-    following += headers["length"]
-    if starts[0] != 0 or following[-1] != size or not np.array_equal(following[:-1], starts[1:]):
-        return None
-    ends = run.ends
-    if ends is not None and not np.array_equal(following[np.searchsorted(following, ends)], ends):
-        return None
-    return headers, starts, 0
-
-
-def _walk(data: Buffer) -> IntArray | None:
-    """Record starts, each found from the one before; None where the last header is cut off."""
-    starts: list[int] = []
-    append = starts.append
-    unpack_length = _LENGTH.unpack_from
-    start, size = 0, len(data)
-    try:
-        while start < size:
-            append(start)
-            # Unsigned: a negative length must lead past the end, never backwards.
-            start += unpack_length(data, start + 16)[0] + 20
-    except struct_error:
-        return None
-    return np.fromiter(starts, np.int64, len(starts))
-
-
-class _Scratch(threading.local):
-    """Two arrays a thread, for `_search`: fresh memory would cost more than the search itself."""
-
-    zero: BoolArray = np.empty(0, np.bool_)
-    both: BoolArray = np.empty(0, np.bool_)
-
-    def sized(self, size: int) -> tuple[BoolArray, BoolArray]:
-        if len(self.zero) < size:
-            self.zero, self.both = np.empty(size, np.bool_), np.empty(size, np.bool_)
-        return self.zero[:size], self.both[:size]
-
-
-_scratch = _Scratch()
-
-
-def _search(data: Buffer) -> IntArray | None:
-    """Where headers of ordinary user records may start; None where walking is faster."""
-    size = len(data)
-    sample = start = 0
-    while sample < _SAMPLE_RECORDS and start <= size - HEADER_BYTES:
-        start += HEADER_BYTES + _LENGTH.unpack_from(data, start + 16)[0]
-        sample += 1
-    if start > sample * _SEARCH_BELOW_BYTES or sample < _SAMPLE_RECORDS:
-        return None
-    zero, both = _scratch.sized(size)
-    np.equal(np.frombuffer(data, np.uint8), 0, out=zero)
-    np.bitwise_and(zero[:-1], zero[1:], out=both[:-1])
-    last = size - HEADER_BYTES + 1
-    found = zero[:last]
-    # Bytes 0-1 and 6-9 (ends of the metadata word, head of the transaction id) and 16-17 (head of the length).
-    np.bitwise_and(both[:last], both[6 : 6 + last], out=found)
-    np.bitwise_and(found, both[8 : 8 + last], out=found)
-    np.bitwise_and(found, both[16 : 16 + last], out=found)
-    # Payloads full of zeros look like headers everywhere; a look at the head saves collecting them.
-    if np.count_nonzero(found[:_PROBE_BYTES]) > _PROBE_BYTES // HEADER_BYTES:
-        return None
-    return np.flatnonzero(found)
 
 
 class _Batch:
@@ -351,18 +200,18 @@ class _Batch:
         self._counts: list[int] = []
         self._slots: list[tuple[int, IntArray]] = []
 
-    def add(self, run: _Run) -> None:
+    def add(self, run: Run) -> None:
         """Decode one run. Raises InvalidEntryError."""
-        chain = _chain(run)
+        chain = find_chain(run)
         if chain is None:
-            raise _diagnosis(run, self._lssn)
+            raise diagnosis(run, self._lssn)
         # Most runs are ordinary user records only; flags this version does not know are ignored.
         if chain.any_word & (FLAG_RECORD_SET | FLAG_END_OF_STREAM | self._hidden):
             self._add_plain(run)
             return
         self._headers.append(chain.headers)
         self._entry_ids += run.entry_ids
-        self._counts += _counts(run, chain)
+        self._counts += counts_by_entry(run, chain)
         if chain.starts is None:
             self._take_strided(run.data, len(chain.headers), chain.stride)
         else:
@@ -371,10 +220,10 @@ class _Batch:
     def finish(self) -> DecodedBatch:
         """Everything added, as one batch."""
         count = sum(map(len, self._headers))
-        headers = np.frombuffer(pa.allocate_buffer(count * HEADER_BYTES), _OPAQUE_HEADER)
+        headers = np.frombuffer(pa.allocate_buffer(count * HEADER_BYTES), OPAQUE_HEADER)
         if count:
-            np.concatenate([part.view(_OPAQUE_HEADER) for part in self._headers], out=headers)
-        headers = headers.view(_HEADER)
+            np.concatenate([part.view(OPAQUE_HEADER) for part in self._headers], out=headers)
+        headers = headers.view(RECORD_HEADER)
         words, txid, position, flags, sequence_id = (_column(count, np.int64) for _ in range(5))
         words[:], txid[:] = headers["word"], headers["txid"]
         np.bitwise_and(words, FLAGS_MASK, out=flags)
@@ -404,7 +253,7 @@ class _Batch:
             end_of_stream=self._end_of_stream,
         )
 
-    def _add_plain(self, run: _Run) -> None:
+    def _add_plain(self, run: Run) -> None:
         """Record by record: runs in which something is hidden, ends the stream or is to be expanded."""
         for entry_id, content in zip(run.entry_ids, run.contents, strict=True):
             records = decode_content(content, self._lssn, entry_id, self._start_sequence_id)
@@ -415,7 +264,7 @@ class _Batch:
             fields = [(r.position << POSITION_SHIFT | r.flags, r.txid, len(r.payload)) for r in shown]
             slots = np.array([record.dlsn.slot_id for record in shown], np.int64)
             self._slots.append((sum(map(len, self._headers)), slots))
-            self._headers.append(np.array(fields, _HEADER))
+            self._headers.append(np.array(fields, RECORD_HEADER))
             self._entry_ids.append(entry_id)
             self._counts.append(len(shown))
             self._take(pa.array([record.payload for record in shown], pa.binary()))
@@ -452,18 +301,6 @@ class _Batch:
         return room
 
 
-def _counts(run: _Run, chain: _Chain) -> list[int]:
-    """How many records each entry of the run has."""
-    if run.ends is None:
-        return [len(chain.headers)]
-    if chain.starts is None:
-        ends = run.ends // chain.stride
-    else:
-        ends = np.append(np.searchsorted(chain.starts, run.ends[:-1]), len(chain.headers))
-    counts: list[int] = np.diff(ends, prepend=0).tolist()
-    return counts
-
-
 def _payloads(data: Buffer, starts: IntArray) -> pa.BinaryArray:
     """The payloads gathered: records as one Arrow array over `data`, whose headers are then sliced off in C++."""
     count = len(starts)
@@ -486,13 +323,3 @@ def _span(payloads: pa.BinaryArray) -> tuple[int, int]:
 def _column(length: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
     """Room for a column, from Arrow's pool: it keeps pages where malloc returns them, to be faulted in again."""
     return np.frombuffer(pa.allocate_buffer(length * np.dtype(dtype).itemsize), dtype)
-
-
-def _diagnosis(run: _Run, lssn: int) -> InvalidEntryError:
-    """The error for a run that is not a chain of records, worded by the plain decoder."""
-    for entry_id, content in zip(run.entry_ids, run.contents, strict=True):
-        try:
-            decode_content(content, lssn, entry_id, 0)
-        except InvalidEntryError as error:
-            return error
-    raise InvariantViolation("a run was refused that the plain decoder accepts", entry_id=run.entry_ids[0])

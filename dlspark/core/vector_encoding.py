@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 
 from dlspark.core.envelopes import ENVELOPE_BYTES, Compression, wrap
 from dlspark.core.plain_entries import EncodedEntry
+from dlspark.core.record_chain import OPAQUE_HEADER, RECORD_HEADER, IntArray
 from dlspark.core.records import (
     HEADER_BYTES,
     MAX_LOGRECORDSET_SIZE,
@@ -30,14 +30,9 @@ from dlspark.core.records import (
 )
 from dlspark.errors import CallerError, InvalidRecordError, SegmentFullError
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
-
 DEFAULT_ENTRY_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 """Small entries are encoded together up to this many bytes of records."""
-
-_HEADER = np.dtype([("word", ">i8"), ("txid", ">i8"), ("length", ">u4")])
-_OPAQUE_HEADER = np.dtype("V20")
 
 
 def encode_entries(
@@ -192,11 +187,11 @@ def _records(columns: _Columns, first: int, after: int) -> memoryview:
     """The bytes of records first..after-1, laid out one behind the other."""
     count = after - first
     lengths = columns.lengths[first:after]
-    headers = np.empty(count, _HEADER)
+    headers = np.empty(count, RECORD_HEADER)
     headers["word"] = columns.words[first:after]
     headers["txid"] = columns.txids[first:after]
     headers["length"] = lengths
-    opaque = headers.view(_OPAQUE_HEADER)
+    opaque = headers.view(OPAQUE_HEADER)
     length = int(lengths[0])
     if (lengths == length).all():
         start = int(columns.offsets[first])
@@ -209,7 +204,7 @@ def _equal_lengths(headers: npt.NDArray[np.void], data: npt.NDArray[np.uint8], l
     """Headers and payloads of `length` bytes, alternating. Opaque items are moved whole, rows of bytes one by one."""
     count, stride = len(headers), HEADER_BYTES + length
     records = np.empty(count * stride, np.uint8)
-    np.ndarray((count,), _OPAQUE_HEADER, records, 0, (stride,))[:] = headers
+    np.ndarray((count,), OPAQUE_HEADER, records, 0, (stride,))[:] = headers
     if length:
         payload = np.dtype((np.void, length))
         np.ndarray((count,), payload, records, HEADER_BYTES, (stride,))[:] = data.view(payload)
@@ -228,5 +223,5 @@ def _any_lengths(headers: npt.NDArray[np.void], payloads: pa.Array, offsets: Int
     starts = np.zeros(len(headers), np.int64)
     starts[1:] = offsets[:-1]
     starts[1:] += len(records) - offsets[-1]
-    np.ndarray((len(records) - HEADER_BYTES + 1,), _OPAQUE_HEADER, records, 0, (1,))[starts] = headers
+    np.ndarray((len(records) - HEADER_BYTES + 1,), OPAQUE_HEADER, records, 0, (1,))[starts] = headers
     return records.data
