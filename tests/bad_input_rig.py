@@ -29,8 +29,9 @@ CANARY = "canary"
 CANARY_RECORDS = 300
 VICTIM = 3
 """The node whose files are damaged."""
-NODE_SETTINGS = {"zkTimeout": 3000}
-"""A node that was killed cannot register again before its former session has expired."""
+NODE_SETTINGS = {"zkTimeout": 3000, "flushInterval": 3_600_000}
+"""A node that was killed cannot register again before its former session has expired. Checkpoints are made only at
+start and end, so that a case knows what is in the journal."""
 
 
 def canary_payload(index: int) -> bytes:
@@ -155,6 +156,17 @@ class Rig:
             shutil.rmtree(place)
             copy.rename(place)
             self.sandbox.start_node(node)
+
+    def fill_journals(self, batches: int = 12) -> None:
+        """Let every node's journal hold at least so many batches that no checkpoint has made superfluous."""
+
+        async def add(client: LedgerClient) -> None:
+            writer = await client.create(ensemble_size=4, write_quorum=4, ack_quorum=4)
+            for index in range(batches):
+                await writer.add(b"batch %d" % index)
+            await writer.close()
+
+        self.with_ledgers(add)
 
     def _end_in_order(self, node: int) -> None:
         pid = self.sandbox.node_pid(node)

@@ -161,6 +161,11 @@ def create_ledger(**options: object) -> Callable[[Rig], object]:
     return lambda rig: rig.with_ledgers(lambda client: client.create(**options))  # type: ignore[arg-type]
 
 
+def open_with_another_password(rig: Rig) -> object:
+    ledger_id = rig.canary_ledger
+    return rig.with_ledgers(lambda client: client.open(ledger_id, password=b"guess", recover=False))
+
+
 API_CASES = [
     Case("a URI of another scheme", opened("kafka://{zk}/distributedlog"), CallerError, "kafka"),
     Case("a URI without a path", opened("distributedlog://{zk}"), CallerError, "path"),
@@ -204,7 +209,7 @@ API_CASES = [
     Case("more nodes than there are", create_ledger(ensemble_size=5), NotEnoughBookiesError, "5"),
     Case(
         "a wrong password",
-        lambda rig: rig.with_ledgers(lambda client: client.open(rig.canary_ledger, password=b"guess", recover=False)),
+        open_with_another_password,
         UnauthorizedAccessError,
         "password",
     ),
@@ -330,6 +335,7 @@ def start_with(damage: Callable[[Path], None]) -> Callable[[Rig], object]:
     """Kill a node, damage its files, start it."""
 
     def do(rig: Rig) -> object:
+        rig.fill_journals()
         with rig.node_down() as place:
             damage(place)
             return rig.sandbox.start_node(VICTIM)
@@ -337,10 +343,13 @@ def start_with(damage: Callable[[Path], None]) -> Callable[[Rig], object]:
     return do
 
 
-def journal_files(place: Path) -> list[Path]:
-    return sorted(
-        path for path in (place / "journal").rglob("*") if path.is_file() and b"dlsBATCH" in path.read_bytes()
-    )
+def newest_journal_file(place: Path) -> Path:
+    return max((place / "journal" / "current").glob("journal-*.log"))
+
+
+def batches_of(path: Path) -> list[int]:
+    """Where the batches of a journal file begin."""
+    return [found.start() for found in re.finditer(b"dlsBATCH", path.read_bytes())]
 
 
 def flip(path: Path, offset: int) -> None:
@@ -349,13 +358,13 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def flip_bit_of_an_early_batch(place: Path) -> None:
-    path = journal_files(place)[0]
-    flip(path, path.read_bytes().index(b"dlsBATCH") + 300)
+def flip_a_bit_of_a_durable_batch(place: Path) -> None:
+    path = newest_journal_file(place)
+    flip(path, batches_of(path)[-6] + 70)
 
 
-def lose_a_journal_file(place: Path) -> None:
-    for path in journal_files(place):
+def lose_the_journal(place: Path) -> None:
+    for path in (place / "journal" / "current").glob("journal-*.log"):
         path.unlink()
 
 
@@ -375,10 +384,6 @@ def a_cookie_of_garbage(place: Path) -> None:
 def all_files_gone(place: Path) -> None:
     shutil.rmtree(place / "journal")
     shutil.rmtree(place / "ledgers")
-
-
-def nothing(place: Path) -> None:
-    """Only a restart."""
 
 
 def read_a_flipped_bit(rig: Rig) -> object:
@@ -408,11 +413,11 @@ def settings_of(text: str) -> Callable[[Rig], object]:
 FILE_CASES = [
     Case(
         "a flipped bit in the journal",
-        start_with(flip_bit_of_an_early_batch),
+        start_with(flip_a_bit_of_a_durable_batch),
         SandboxError,
         "JournalCorrupt|damaged|durable",
     ),
-    Case("a journal file gone", start_with(lose_a_journal_file), SandboxError, "missing"),
+    Case("a journal file gone", start_with(lose_the_journal), SandboxError, "missing"),
     Case("another node's cookie", start_with(another_cookie), SandboxError, "ookie"),
     Case("a directory without its cookie", start_with(one_cookie_less), SandboxError, "ookie"),
     Case("a cookie of garbage", start_with(a_cookie_of_garbage), SandboxError, "ookie|layout"),
@@ -436,7 +441,14 @@ def with_znode(path: Callable[[Rig], str], data: bytes, then: Callable[[Rig], ob
 
 def read_canary(rig: Rig) -> object:
     with Namespace.open(rig.uri) as namespace, namespace.open_log(CANARY) as log, log.open_reader() as reader:
-        return reader.read_bulk(1)
+        while reader.read_bulk(1000):
+            pass
+    return None
+
+
+def start_in_another_cluster(rig: Rig) -> object:
+    with rig.node_down(), rig.overwritten("/ledgers/INSTANCEID", b"another"):
+        return rig.sandbox.start_node(VICTIM)
 
 
 def write_canary(rig: Rig) -> object:
@@ -500,7 +512,7 @@ ZNODE_CASES = [
     ),
     Case(
         "another instance's id",
-        with_znode(lambda rig: "/ledgers/INSTANCEID", b"another", start_with(nothing)),
+        start_in_another_cluster,
         SandboxError,
         "ookie",
     ),
@@ -510,10 +522,10 @@ ZNODE_CASES = [
 
 
 def garbage_behind_the_journal(place: Path) -> None:
-    """A torn batch: its header is there, of its records only rubbish."""
-    path = journal_files(place)[-1]
+    """A torn batch: its header begins, the rest is rubbish."""
+    path = newest_journal_file(place)
     data = bytearray(path.read_bytes())
-    last = data.rindex(b"dlsBATCH")
+    last = batches_of(path)[-1]
     end = last + int.from_bytes(data[last + 32 : last + 36], "big")
     data[end : end + len(GARBAGE)] = data[last : last + 24] + GARBAGE[24:]
     path.write_bytes(data)
@@ -565,6 +577,7 @@ def test_bad_input_gives_its_error_and_nothing_is_lost(rig: Rig, case: Case) -> 
 def test_damage_that_a_crash_can_leave_is_survived(
     rig: Rig, what: str, damage: Callable[[Path], None], in_order: bool
 ) -> None:
+    rig.fill_journals()
     with rig.node_down(in_order=in_order) as place:
         damage(place)
         rig.sandbox.start_node(VICTIM)
