@@ -202,6 +202,11 @@ class SinkStore:
         except NodeExistsError:
             pass  # the name is nobody else's: an earlier try whose answer was lost
 
+    async def stands(self, sink_id: str, ledger: StagedLedger) -> bool:
+        """Whether `ledger` is listed and not condemned: asked once it exists, because a sweep may have come before."""
+        stat = await self.stat(sink_id, ledger)
+        return stat is not None and stat.version == LISTED_VERSION
+
     async def staged(self, sink_id: str) -> list[StagedLedger]:
         """Every ledger listed and not published, by batch; empty if there is no such sink."""
         names = await self._names(self.paths(sink_id).attempts)

@@ -5,7 +5,7 @@
 | planner, once a job | options and columns are checked; attempt id and timestamp are chosen and travel to the tasks |
 | each task | rows are staged in ledgers that no log refers to (`sink_task`), a small message goes back |
 | driver's commit | one conditional metadata write publishes all or nothing (`sink_commit`), then left-overs are swept |
-| driver's abort | the ledgers that the messages name are swept; what a publication took in time stays published |
+| driver's abort | what the job has listed is swept; what a publication took in time stays published |
 
 Spark makes a new writer for each micro-batch on the planner and another, with no state of the first, for the commit:
 what the commit needs travels in the messages. A batch write's own object travels to tasks and commit alike.
@@ -93,9 +93,9 @@ class BatchWriter(DataSourceArrowWriter):
         commit_batch(self._options, _sink_messages(messages), self._job.batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        from dlspark.spark.sink_run import abort_batch
+        from dlspark.spark.sink_run import abort_jobs
 
-        abort_batch(self._options, _sink_messages(messages))
+        abort_jobs(self._options, {self._job, *(message.job for message in _sink_messages(messages))})
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -127,9 +127,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commit_batch(self._options, _sink_messages(messages), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        from dlspark.spark.sink_run import abort_batch
+        # Without a message nobody knows the query here: its left-overs wait for the next commit.
+        from dlspark.spark.sink_run import abort_jobs
 
-        abort_batch(self._options, _sink_messages(messages))
+        abort_jobs(self._options, {message.job for message in _sink_messages(messages)})
 
 
 def _check_ready(options: Options) -> None:

@@ -37,7 +37,7 @@ from dlspark.spark.sink_errors import (
     PublishUnknownError,
     TransactionOrderError,
 )
-from dlspark.spark.sink_messages import Publication, StagedSegment
+from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
 from dlspark.testing import faults
 from metadata.errors import (
     BadVersionError,
@@ -179,7 +179,7 @@ class Publisher:
         if mark is None:
             # Only a sweep of abandoned jobs removes a sink; its ledgers were condemned before. It must not be created
             # again here, or a zombie's publication would start a new life.
-            raise _swept(publication)
+            raise swept(publication.job)
         return mark
 
     async def _settled(self, publication: Publication) -> Outcome | None:
@@ -230,7 +230,7 @@ class Publisher:
             # A token is gone. Either our own multi was applied after all, or another driver published this batch and
             # swept our ledgers, or an abandoned job was swept: the mark knows.
             if await self._settled(publication) is None:
-                raise _swept(publication) from error
+                raise swept(publication.job) from error
             raise
 
     async def _restamp(self, publication: Publication, tails: dict[str, LogTail]) -> Publication:
@@ -330,6 +330,7 @@ def check_size(publication: Publication, ops: Sequence[Op]) -> None:
 
 
 def sealed(log: str) -> BatchRefusedError:
+    """The error for a log that takes no more records."""
     return BatchRefusedError(
         "The log has been sealed by an end-of-stream record and takes no more records; nothing of the batch is visible",
         log=log,
@@ -337,9 +338,9 @@ def sealed(log: str) -> BatchRefusedError:
     )
 
 
-def _swept(publication: Publication) -> BatchSweptError:
+def swept(job: JobId) -> BatchSweptError:
+    """The error for a job whose ledgers, or whose sink, a sweep has taken for abandoned."""
     return BatchSweptError(
-        f"What attempt {publication.job.attempt} had staged for {publication.job} "
-        "was swept as abandoned; nothing of the batch is visible",
+        f"What attempt {job.attempt} had staged for {job} was swept as abandoned; nothing of the batch is visible",
         advice="Run the write again",
     )

@@ -6,7 +6,7 @@ These are the only synchronous parts; they drive coroutines on the process's `Ru
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -135,21 +135,21 @@ async def _commit(options: Options, publication: Publication) -> Outcome:
     return outcome
 
 
-def abort_batch(options: Options, messages: Sequence[SinkMessage]) -> None:
-    """Sweep the ledgers that an aborted job's messages name; others of it wait for a later commit's sweep.
+def abort_jobs(options: Options, jobs: Iterable[JobId]) -> None:
+    """Sweep what aborted jobs have listed so far; tasks of theirs that still run add to it, for a later commit's sweep.
 
     A commit whose answer was lost is followed by an abort as well: what it published has no listing any more, so the
     sweep cannot touch it.
     """
-    publications = [publication for publication in gather(messages) if publication.segments]
-    if publications:
-        Runtime.shared().run(_abort(options, publications))
+    doomed = list(jobs)
+    if doomed:
+        Runtime.shared().run(_abort(options, doomed))
 
 
-async def _abort(options: Options, publications: Sequence[Publication]) -> None:
+async def _abort(options: Options, jobs: Sequence[JobId]) -> None:
     session = await open_session(options)
-    for publication in publications:
-        await session.sweeper.own(publication)
+    for job in jobs:
+        await session.sweeper.own(job)
 
 
 def _one_publication(messages: Sequence[SinkMessage]) -> Publication | None:

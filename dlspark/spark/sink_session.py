@@ -19,7 +19,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.core.settings import Settings
 from dlspark.core.transitions import SegmentTransitions
 from dlspark.spark.options import Options
-from dlspark.spark.sink_commit import MAX_TXID, Publisher, sealed
+from dlspark.spark.sink_commit import MAX_TXID, Publisher, sealed, swept
 from dlspark.spark.sink_logs import LogRules, NamespaceLogs, missing
 from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
 from dlspark.spark.sink_sweep import Sweeper
@@ -123,19 +123,28 @@ class SinkSession:
         return stamp_ms if highest is None else max(stamp_ms, highest)
 
     async def create_ledger(self, job: JobId) -> LedgerWriter:
-        """A new ledger of `job`, listed under its sink before it exists."""
+        """A new ledger of `job`, listed under its sink before it exists.
+
+        Raises BatchSweptError if the listing was swept meanwhile: the sweep found no ledger, and this one must not
+        outlive it.
+        """
         ensemble_size, write_quorum, ack_quorum = self.settings.quorums
 
         async def list_first(ledger_id: int) -> None:
             await self.sinks.list_ledger(job.sink_id, job.staged(ledger_id))
 
-        return await self._services.ledgers.create(
+        ledger = await self._services.ledgers.create(
             ensemble_size=ensemble_size,
             write_quorum=write_quorum,
             ack_quorum=ack_quorum,
             password=self.settings.password,
             before_create=list_first,
         )
+        if not await self.sinks.stands(job.sink_id, job.staged(ledger.ledger_id)):
+            await ledger.abandon()
+            await self._services.ledgers.delete(ledger.ledger_id)
+            raise swept(job)
+        return ledger
 
     def abandoned_jobs_due(self, *, always: bool) -> bool:
         """Whether this commit should look for abandoned jobs: batch writes always do, a query now and then."""

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from dlspark.spark.sink_messages import Publication
+from dlspark.spark.sink_messages import JobId
 from metadata.errors import DistributedLogError
 from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger
 
@@ -49,21 +49,21 @@ class Sweeper:
             _log.warning("left-over ledgers of sink %s were not swept, the next commit tries again: %s", sink_id, error)
             return 0
 
-    async def own(self, publication: Publication) -> int:
-        """Sweep the ledgers of a batch that its own driver has given up.
+    async def own(self, job: JobId) -> int:
+        """Sweep the ledgers of a job that its own driver has given up.
 
         Needs no look at the mark: ledgers that were published after all (the answer was lost) have no listing, so they
         cannot be condemned; and if a publication is still under way, condemning decides against it.
         """
         try:
-            swept = await self._sweep(
-                publication.job.sink_id, [publication.job.staged(s.ledger_id) for s in publication.segments]
-            )
-            if publication.job.sink_id.startswith(JOB_PREFIX):
-                await self._sinks.remove(publication.job.sink_id)
+            staged = await self._sinks.staged(job.sink_id)
+            mine = [ledger for ledger in staged if (ledger.batch, ledger.attempt) == (job.batch, job.attempt)]
+            swept = await self._sweep(job.sink_id, mine[:MAX_SWEPT_PER_COMMIT])
+            if job.sink_id.startswith(JOB_PREFIX):
+                await self._sinks.remove(job.sink_id)
             return swept
         except DistributedLogError as error:
-            _log.warning("ledgers of aborted %s were not swept, a later commit does: %s", publication.job, error)
+            _log.warning("ledgers of aborted %s were not swept, a later commit does so: %s", job, error)
             return 0
 
     async def abandoned_jobs(self, sink_id: str) -> int:

@@ -147,9 +147,12 @@ async def test_publishing_moves_the_mark_and_takes_the_tokens_in_one_step(sinks:
 async def test_a_condemned_ledger_can_never_be_published(sinks: SinkStore, store: MemoryStore) -> None:
     mark = await sinks.ensure("q")
     ledger = StagedLedger(0, "a", 1)
+    assert not await sinks.stands("q", ledger)
     await sinks.list_ledger("q", ledger)
+    assert await sinks.stands("q", ledger)
     assert await sinks.condemn("q", ledger) is True
     assert await sinks.condemn("q", ledger) is True
+    assert not await sinks.stands("q", ledger)
     with pytest.raises(BadVersionError) as caught:
         await store.multi(sinks.publish_ops("q", Mark(0, "a"), mark.version, [ledger]))
     assert caught.value.op_index == 1  # type: ignore[attr-defined]

@@ -378,24 +378,39 @@ async def test_a_store_out_of_reach_ends_in_an_error_that_says_what_is_known(wor
         with pytest.raises(kind):
             await driver.publisher.publish(batch)
         world.tree.inject = None
-        await driver.sweeper.own(batch)
+        await driver.sweeper.own(batch.job)
         await driver.store.close()
 
 
 async def test_an_abort_after_a_lost_answer_touches_nothing_that_was_published(world: World, driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 0, 9)])
     await driver.publisher.publish(batch)
-    assert await driver.sweeper.own(batch) == 0
+    assert await driver.sweeper.own(batch.job) == 0
     assert set(world.ledgers) == {batch.segments[0].ledger_id}
 
 
 async def test_an_abort_before_publication_decides_against_it(world: World, driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 0, 9), ("trains", 0, 9)])
-    assert await driver.sweeper.own(batch) == 2
+    assert await driver.sweeper.own(batch.job) == 2
     assert world.ledgers == {}
     assert await driver.sinks.staged(SINK) == []
     with pytest.raises(BatchSweptError):
         await driver.publisher.publish(batch)
+
+
+async def test_an_abort_leaves_other_attempts_alone(world: World, driver: Process) -> None:
+    other = await driver.stage(job(0, "other"), [("flights", 0, 9)])
+    mine = await driver.stage(job(0, "mine"), [("flights", 0, 9)])
+    await driver.write(mine.job, "flights", 1, 10)  # by a task that told nobody
+    assert await driver.sweeper.own(mine.job) == 2
+    assert await driver.publisher.publish(other) is Outcome.PUBLISHED
+    assert set(world.ledgers) == {other.segments[0].ledger_id}
+
+
+async def test_an_aborted_batch_write_leaves_no_sink(driver: Process) -> None:
+    batch = await driver.stage(job(0, "a", "job-a"), [("flights", 0, 9)])
+    assert await driver.sweeper.own(batch.job) == 1
+    assert await driver.sinks.sinks() == []
 
 
 async def test_a_sweep_takes_what_the_mark_has_settled_and_leaves_the_rest(world: World, driver: Process) -> None:

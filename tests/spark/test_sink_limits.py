@@ -1,0 +1,99 @@
+"""The bound of one publishing multi, held against a real ZooKeeper."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from sink_world import NS, SINK, job, staged_segment
+
+from dlspark.spark.sink_commit import MAX_MULTI_BYTES, Outcome, Publisher, check_size
+from dlspark.spark.sink_errors import BatchRefusedError
+from dlspark.spark.sink_logs import LogRules, NamespaceLogs
+from dlspark.spark.sink_messages import Publication, StagedSegment
+from metadata.embedded import EmbeddedZooKeeper
+from metadata.ledgers import Versioned
+from metadata.logs import LogState, LogStore, SegmentMetadata
+from metadata.sinks import Mark, SinkStore
+from metadata.store import Create, Delete, Op
+from metadata.zookeeper import ZooKeeperStore
+
+pytestmark = pytest.mark.processes
+
+BIG = 2**62
+LONG_NAME = "a-log-with-a-rather-long-name/and-a-folder"
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper")) as running:
+        yield running
+
+
+@pytest.fixture
+async def store(zookeeper: EmbeddedZooKeeper) -> AsyncIterator[ZooKeeperStore]:
+    store = await ZooKeeperStore.connect(zookeeper.address)
+    yield store
+    await store.close()
+
+
+async def unused(*_args: object) -> StagedSegment:
+    raise AssertionError("not part of this test")
+
+
+def operations(sinks: SinkStore, logs: LogStore, batch: Publication) -> list[Op]:
+    """The publishing multi of `batch` into an empty log, with the longest numbers that there are."""
+    segments = [
+        SegmentMetadata(
+            ledger_id=segment.ledger_id,
+            lssn=lssn,
+            first_txid=segment.first_txid,
+            last_txid=segment.last_txid,
+            completion_time_ms=BIG,
+            record_count=segment.record_count,
+            last_entry=segment.last_entry,
+            last_slot=segment.last_slot,
+            start_sequence_id=BIG,
+            in_progress=False,
+        )
+        for lssn, segment in enumerate(batch.segments, 1)
+    ]
+    winners = [batch.job.staged(segment.ledger_id) for segment in batch.segments]
+    state = LogState(Versioned(0, 0), Versioned(0, 0), Versioned(b"", 0))
+    mark = Mark(0, batch.job.attempt)
+    return [*sinks.publish_ops(SINK, mark, 0, winners), *logs.publish_ops(LONG_NAME, state, segments)]
+
+
+def largest(sinks: SinkStore, logs: LogStore) -> Publication:
+    """The largest batch that passes the check."""
+    low, high = 1, MAX_MULTI_BYTES // 100
+    while high - low > 1:
+        middle = (low + high) // 2
+        batch = publication(middle)
+        try:
+            check_size(batch, operations(sinks, logs, batch))
+            low = middle
+        except BatchRefusedError:
+            high = middle
+    return publication(low)
+
+
+def publication(count: int) -> Publication:
+    segments = [staged_segment(LONG_NAME, BIG + n, n, BIG + n, BIG + n, count=2**31 - 1) for n in range(count)]
+    return Publication(job(0, "f" * 32), tuple(segments))
+
+
+async def test_zookeeper_takes_the_largest_batch_that_is_let_through(store: ZooKeeperStore) -> None:
+    await store.create(NS, make_parents=True)
+    sinks, logs = SinkStore(store, NS), LogStore(store, NS)
+    access = NamespaceLogs(store, logs, LogRules("test", 5_000), recover=unused, restamp=unused)  # type: ignore[arg-type]
+    batch = largest(sinks, logs)
+    assert len(batch.segments) > 1500
+    await sinks.ensure(SINK)
+    listings = [Create(op.path) for op in operations(sinks, logs, batch) if isinstance(op, Delete)]
+    for first in range(0, len(listings), 500):
+        await store.multi(listings[first : first + 500])
+    assert await Publisher(store, sinks, access).publish(batch) is Outcome.PUBLISHED
+    names, _ = await store.children(logs.paths(LONG_NAME).ledgers)
+    assert len(names) == len(batch.segments)
+    assert await sinks.staged(SINK) == []
