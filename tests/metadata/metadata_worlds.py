@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from kazoo.client import KazooClient
@@ -35,6 +36,14 @@ class Heard:
             self._more.clear()
             await asyncio.wait_for(self._more.wait(), 20)
         return self.items
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Try `condition` now and after each further call; what is heard while it is tried counts."""
+        while True:
+            seen = len(self.items)
+            if await condition():
+                return
+            await self.wait(seen + 1)
 
 
 class World(Protocol):

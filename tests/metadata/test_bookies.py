@@ -209,12 +209,17 @@ async def test_an_expired_session_registers_again_by_itself(
     view = BookieRegistry(other, ledgers_root)
     stop = view.watch(changes)
     await changes.wait(1)
+    old = store.session_id
     await world.expire(store)
-    while store.session_id == 0 or await view.readonly() != [FIRST] or not await reconnected(store, 20_000):
-        await changes.wait(len(changes.items) + 1)
     path = f"{ledgers_root}/available/readonly/{FIRST.bookie_id}"
-    while (stat := await other.exists(path)) is None or stat.ephemeral_owner != store.session_id:
-        await changes.wait(len(changes.items) + 1)
+
+    async def registered_again() -> bool:
+        assert await reconnected(store, 20_000)
+        stat = await other.exists(path)
+        return stat is not None and stat.ephemeral_owner == store.session_id != old
+
+    await changes.until(registered_again)
+    assert await view.readonly() == [FIRST]
     stop()
 
 
@@ -299,15 +304,20 @@ async def test_a_watch_hears_of_both_lists_until_it_is_ended(
     await rival.register(FIRST)
     await changes.wait(2)
     await rival.register(FIRST, readonly=True)
-    while (await registry.writable(), await registry.readonly()) != ([], [FIRST]):
-        await changes.wait(len(changes.items) + 1)
+
+    async def moved() -> bool:
+        return (await registry.writable(), await registry.readonly()) == ([], [FIRST])
+
+    await changes.until(moved)
     stop()
     count = len(changes.items)
     await world.break_connection(store)
     await rival.unregister(FIRST.bookie_id)
-    before = len(kept.items)
-    while await registry.readonly():
-        await kept.wait(before + 1)
+
+    async def empty() -> bool:
+        return await registry.readonly() == []
+
+    await kept.until(empty)
     assert len(changes.items) == count
     stop_kept()
 

@@ -39,8 +39,11 @@ async def members(store: MetadataStore, path: str) -> list[str]:
 async def settled(task: asyncio.Task[None], store: MetadataStore, path: str, count: int) -> None:
     """Wait until `count` members queue, while `task` waits for the lock."""
     heard = Heard()
-    while len((await store.children(path, heard))[0]) != count:
-        await heard.wait(len(heard.items) + 1)
+
+    async def queued() -> bool:
+        return len((await store.children(path, heard))[0]) == count
+
+    await heard.until(queued)
     assert not task.done()
 
 
@@ -304,16 +307,26 @@ async def test_the_member_can_guard_a_transaction(
 async def test_a_lock_lost_with_its_session_is_acquired_again(world: World, store: MetadataStore, path: str) -> None:
     lock = DistributedLock(store, path, "me")
     await lock.acquire(0)
-    old = lock.member_path
+    old, old_session = lock.member_path, store.session_id
+    states = Heard()
+    store.on_session(states)
     await world.expire(store)
+
+    async def renewed() -> bool:
+        return store.session_id != old_session
+
+    await states.until(renewed)
     assert await reconnected(store, 20_000)
     heard = Heard()
-    while not lock.held or lock.member_path == old:
+
+    async def queued_again() -> bool:
         await lock.ensure_held()
-        names, _ = await store.children(path, heard)
-        if not names:
-            await heard.wait(len(heard.items) + 1)
-        await asyncio.sleep(0)
+        return len((await store.children(path, heard))[0]) == 1
+
+    await heard.until(queued_again)
+    while not lock.held:
+        await store.exists(path)
+    assert lock.member_path != old
     assert (await store.get(lock.member_path))[1].ephemeral_owner == store.session_id
     assert len(await members(store, path)) == 1
     await lock.release()

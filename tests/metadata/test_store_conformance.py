@@ -373,8 +373,11 @@ async def test_an_expired_session_loses_its_ephemerals_and_a_new_one_follows(
     await other.exists(f"{root}/e", gone)
     await world.expire(store)
     assert await gone.wait(1) == [WatchEvent(EventKind.DELETED, f"{root}/e")]
-    while SessionState.EXPIRED not in states.items:
-        await states.wait(len(states.items) + 1)
+
+    async def expired() -> bool:
+        return SessionState.EXPIRED in states.items
+
+    await states.until(expired)
     assert await reconnected(store, 20_000)
     assert states.items[-2:] == [SessionState.EXPIRED, SessionState.CONNECTED]
     assert len(watched.items) == 1
