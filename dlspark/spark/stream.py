@@ -16,6 +16,7 @@ Facts of Spark that shape this module (spec of the connector; each was measured)
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -52,6 +53,9 @@ ASKED_AGAIN_S = 0.05
 """Asking again within this time means that the query idles: a batch in between takes longer."""
 
 _T = TypeVar("_T")
+
+_ENDING = threading.Event()
+"""Set when this process was told to end by SIGTERM, which only the process of a query's source waits for."""
 
 
 def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
@@ -143,6 +147,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 runtime.run(driver.close())
         finally:
             runtime.close()
+            if _ENDING.is_set():
+                # Spark has closed its side: going on would only print the trace of a broken pipe.
+                sys.stderr.flush()
+                os._exit(0)
 
     def _opened(self) -> SourceDriver:
         if self._driver is None:
@@ -168,4 +176,5 @@ def _exit_on_sigterm() -> None:
 
 
 def _exit(signum: int, frame: FrameType | None) -> None:
+    _ENDING.set()
     sys.exit(0)
