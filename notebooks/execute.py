@@ -27,6 +27,9 @@ def execute(path: Path) -> nbformat.NotebookNode:
         client.execute()
     for cell in notebook.cells:
         cell.get("metadata", {}).pop("execution", None)
+        # Spark logs to standard error; what a reader should see, errors included, is elsewhere.
+        if cell.cell_type == "code":
+            cell["outputs"] = [output for output in cell.get("outputs", []) if output.get("name") != "stderr"]
     return notebook
 
 
