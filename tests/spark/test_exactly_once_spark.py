@@ -23,11 +23,11 @@ from spark_driver import ROWS_PER_BATCH
 from dlspark.sandbox import Sandbox
 from dlspark.testing import faults
 
-pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture]
+pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(1000)]
 
 ROUNDS = 3
 UNTIL = 2
-DRIVER_TIMEOUT_S = 150
+DRIVER_TIMEOUT_S = 400
 SCRIPT = Path(__file__).with_name("spark_driver.py")
 
 
