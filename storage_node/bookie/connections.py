@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Protocol
 
+from storage_node.bookie.journal import Answers
 from storage_node.bookie.ledgers import LacWaiter, Ledger
 from storage_node.bookie.listing import availability
 from storage_node.bookie.storage import Storage
@@ -113,15 +114,29 @@ class Connection:
         self._node.closed(self)
 
     def _handle(self, frame: memoryview) -> None:
+        if not self._add_quickly(frame):
+            self._handle_request(frame)
+        if self._in_flight + self._link.queued_bytes > IN_FLIGHT_BYTES:
+            self._throttle()
+
+    def _add_quickly(self, frame: memoryview) -> bool:
+        """The hot path: an ordinary add that is stored. Everything else, refusals too, is for `_handle_request`."""
+        add = m.decode_add_and_answer(frame)
+        if add is None or self._node.read_only:
+            return False
+        answer, key, body = add
+        if self._storage.add(body, key, False, self, answer) is not Status.EOK:
+            return False
+        self._in_flight += len(body) + REQUEST_BYTES
+        return True
+
+    def _handle_request(self, frame: memoryview) -> None:
         request = m.decode_request(frame)
         if isinstance(request, m.AddRequest):
             if not self._try_add(request):
                 self._park(frame)
-                return
         else:
             self._handlers[type(request)](request)
-        if self._in_flight + self._link.queued_bytes > IN_FLIGHT_BYTES:
-            self._throttle()
 
     def _throttle(self) -> None:
         """Read no further until half of what is under way is done."""
@@ -184,26 +199,25 @@ class Connection:
         if node.read_only and not (request.priority > 0 and node.takes_high_priority):
             self._refuse_add(request, Status.EREADONLY)
             return True
-        body = request.body
-        cost = len(body) + REQUEST_BYTES
         answer = m.encode_add_response(request.txn_id, 0, request.ledger_id, request.entry_id)
-        status = self._storage.add(
-            body, request.master_key, recovery=request.recovery, acknowledge=partial(self._acknowledge, answer, cost)
-        )
+        status = self._storage.add(request.body, request.master_key, request.recovery, self, answer)
         if status is Status.EOK:
-            self._in_flight += cost
+            self._in_flight += len(request.body) + REQUEST_BYTES
         elif status is None:
             return False
         else:
             self._refuse_add(request, status)
         return True
 
-    def _acknowledge(self, answer: bytes, cost: int) -> None:
+    def durable(self, answers: Answers) -> None:
+        """The records of these adds are durable: their answers leave as one piece."""
+        self._link.send(b"".join(answers.frames))
+        self._done(answers.bytes_stored + REQUEST_BYTES * len(answers.frames))
+
+    def _acknowledge(self, answer: bytes) -> None:
         """The record is durable."""
         self._link.send(answer)
-        self._in_flight -= cost
-        if self._throttled and self._in_flight <= RESUME_BYTES:
-            self._go_on()
+        self._done(REQUEST_BYTES)
 
     def _refuse_add(self, request: m.AddRequest, status: Status) -> None:
         self._link.send(m.encode_add_response(request.txn_id, status, request.ledger_id, request.entry_id))
@@ -376,7 +390,7 @@ class Connection:
         if self._node.read_only:
             self._link.send(answer(status=Status.EREADONLY))
             return
-        acknowledge = partial(self._acknowledge, answer(status=Status.EOK), REQUEST_BYTES)
+        acknowledge = partial(self._acknowledge, answer(status=Status.EOK))
         status = self._storage.write_lac(request.ledger_id, request.master_key, request.body, acknowledge)
         if status is Status.EOK:
             self._in_flight += REQUEST_BYTES
@@ -386,7 +400,7 @@ class Connection:
     def _force(self, request: m.ForceLedgerRequest) -> None:
         answer = m.encode_force_ledger_response(request.txn_id, Status.EOK, request.ledger_id)
         self._in_flight += REQUEST_BYTES
-        self._storage.journal.barrier(partial(self._acknowledge, answer, REQUEST_BYTES))
+        self._storage.journal.barrier(partial(self._acknowledge, answer))
 
     def _info(self, request: m.BookieInfoRequest) -> None:
         total, free = self._node.disk_space()

@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from metadata.errors import check
 from storage_node.bookie.journal_files import JournalFile, JournalFiles
@@ -39,16 +40,46 @@ BATCH_BYTES = 4 * 1024 * 1024
 Acknowledge = Callable[[], None]
 
 
+class AnswerSink(Protocol):
+    """Who sends the answers to adds: a connection."""
+
+    def durable(self, answers: Answers) -> None:
+        """The records of these answers are on disk."""
+        ...
+
+
+class Answers:
+    """One sink's answers that wait for the same batch, so that they leave together."""
+
+    __slots__ = ("bytes_stored", "frames", "sink")
+
+    def __init__(self, sink: AnswerSink) -> None:
+        self.sink = sink
+        self.frames: list[bytes] = []
+        self.bytes_stored = 0
+
+
 class Batch:
     """A range of a slab on its way to the disk, and who waits for it."""
 
-    __slots__ = ("acknowledgements", "durable_through", "end", "offset", "sequence", "slab", "start", "written")
+    __slots__ = (
+        "acknowledgements",
+        "answers",
+        "durable_through",
+        "end",
+        "offset",
+        "sequence",
+        "slab",
+        "start",
+        "written",
+    )
 
     def __init__(self, slab: Slab, start: int) -> None:
         self.slab = slab
         self.start = start
         self.end = start
         self.acknowledgements: list[Acknowledge] = []
+        self.answers: dict[AnswerSink, Answers] = {}
         self.sequence = 0
         self.durable_through = 0
         self.offset = 0
@@ -112,8 +143,11 @@ class Journal:
 
     # ------------------------------------------------------------------------------------ appending
 
-    def extend(self, slab: Slab, start: int, end: int, acknowledge: Acknowledge | None) -> None:
-        """Records lie at [start, end) of the slab, right behind the previous ones; call `acknowledge` when durable."""
+    def extend(self, slab: Slab, start: int, end: int) -> Batch:
+        """Records lie at [start, end) of the slab, right behind the previous ones.
+
+        The caller adds to the batch returned, in the same turn of the loop, whom to tell when they are durable.
+        """
         batch = self._open
         if batch is None or batch.slab is not slab or batch.end != start:
             if batch is not None:
@@ -121,13 +155,12 @@ class Journal:
             batch = self._open = Batch(slab, start)
             slab.flying += 1
         batch.end = end
-        if acknowledge is not None:
-            batch.acknowledgements.append(acknowledge)
         if end - batch.start >= BATCH_BYTES:
             self._close_batch()
         if not self._kick_scheduled:
             self._kick_scheduled = True
             asyncio.get_running_loop().call_soon(self._kick)
+        return batch
 
     def barrier(self, acknowledge: Acknowledge) -> None:
         """Call `acknowledge` once everything appended so far is durable (at once if it is)."""
@@ -217,6 +250,8 @@ class Journal:
             done.slab.flying -= 1
             if done.slab.settled:
                 self._settled()
+            for answers in done.answers.values():
+                answers.sink.durable(answers)
             for acknowledge in done.acknowledgements:
                 acknowledge()
         self._kick()

@@ -22,11 +22,12 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from metadata.errors import check
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.entry_logs import EntryLogs, LogFile, parse_log_name, sidecar_name
 from storage_node.bookie.index import NewPlaces
-from storage_node.bookie.journal import Acknowledge, Journal
+from storage_node.bookie.journal import Acknowledge, Answers, AnswerSink, Journal
 from storage_node.bookie.journal_files import JournalFiles
 from storage_node.bookie.ledgers import Ledger
 from storage_node.bookie.opening import index_logs, read_checkpoint
@@ -44,6 +45,7 @@ from storage_node.bookie.records import (
 )
 from storage_node.bookie.replay import FIRST_BATCH_AT, JournalReader, Mark
 from storage_node.bookie.settings import MIB, BookieSettings
+from storage_node.bookie.slabs import Slab
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
@@ -176,10 +178,12 @@ class Storage:
         if ledger is None:
             return
         self._changed.add(record.ledger_id)
-        appended = self._append(record.kind, ledger, record.entry_id, record.body, None, beyond_limit=True)
-        if appended and record.kind == ENTRY:
+        if record.kind == ENTRY:
+            self._append_entry(ledger, record.entry_id, record.body, True)
             ledger.raise_lac(ENTRY_IDS.unpack_from(record.body)[2])
-        elif record.kind == LEDGER:
+            return
+        self._append_fact(record.kind, ledger, record.body, None)
+        if record.kind == LEDGER:
             key, fenced = parse_ledger_body(record.body)
             ledger.master_key = key
             ledger.fenced = ledger.fenced or fenced
@@ -256,62 +260,70 @@ class Storage:
         """A ledger directory failed: nothing more can be stored, though everything stored can be read."""
         return self._logs.error is not None
 
-    def add(self, body: memoryview, master_key: bytes, *, recovery: bool, acknowledge: Acknowledge) -> Status | None:
+    def add(
+        self, body: memoryview, master_key: bytes, recovery: bool, sink: AnswerSink, answer: bytes
+    ) -> Status | None:
         """Store an entry; ids and LAC are taken from its body.
 
-        EOK: `acknowledge` will be called once it is durable (never, if the node fails first). Another status: refused,
+        EOK: the sink gets `answer` back once it is durable (never, if the node fails first). Another status: refused,
         nothing stored. None: no memory at present, try again when `when_room` calls.
         """
-        if len(body) < ENTRY_IDS.size or len(master_key) > MAX_KEY_BYTES:
+        length = len(body)
+        if length < ENTRY_IDS.size or len(master_key) > MAX_KEY_BYTES:
             return Status.EBADREQ
         ledger_id, entry_id, lac = ENTRY_IDS.unpack_from(body)
         if ledger_id < 0 or entry_id < 0:
             return Status.EBADREQ
         ledger = self.ledgers.get(ledger_id)
         if ledger is None or ledger.master_key != master_key:
-            if ledger is None and not self._logs.has_room(len(body) + ROOM_FOR_KEY):
+            if ledger is None and not self._logs.has_room(length + ROOM_FOR_KEY):
                 return None
             ledger = self._keyed(ledger_id, master_key)
             if ledger is None:
                 return Status.EUA
         if ledger.fenced and not recovery:
             return Status.EFENCED  # no step between this check and the append: an add is before the fence or refused
-        if not self._append(ENTRY, ledger, entry_id, body, acknowledge):
+        placed = self._append_entry(ledger, entry_id, body, False)
+        if placed is None:
             return None
+        batch = self.journal.extend(*placed)
+        answers = batch.answers.get(sink)
+        if answers is None:
+            answers = batch.answers[sink] = Answers(sink)
+        answers.frames.append(answer)
+        answers.bytes_stored += length
         if lac > ledger.lac:
             ledger.raise_lac(lac)
         return Status.EOK
 
-    def _append(
-        self,
-        kind: int,
-        ledger: Ledger,
-        entry_id: int,
-        body: Buffer,
-        acknowledge: Acknowledge | None,
-        *,
-        beyond_limit: bool = False,
-    ) -> bool:
-        """Put a record into memory, log and journal, and an entry into the index."""
+    def _append_entry(
+        self, ledger: Ledger, entry_id: int, body: memoryview, beyond_limit: bool
+    ) -> tuple[Slab, int, int] | None:
+        """Put an entry into memory, log and index; the journal is the caller's business. None: no memory."""
         ledger_id = ledger.ledger_id
-        placed = self._logs.append(kind, ledger_id, entry_id, body, beyond_limit)
+        placed = self._logs.append(ENTRY, ledger_id, entry_id, body, beyond_limit)
         if placed is None:
-            return False
-        slab, start, end = placed
-        if kind == ENTRY:
-            log_id = slab.log_id
-            place = (slab.base + start) // ALIGN
-            size = HEADER_BYTES + len(body)
-            ledger.index.put(entry_id, log_id, place, size)
-            new = self._new.get(log_id)
-            if new is None:
-                new = self._new[log_id] = NewPlaces()
-            new.put(ledger_id, entry_id, place, size)
-        else:
-            self._changed.add(ledger_id)
-        if self._journal is not None:
-            self._journal.extend(slab, start, end, acknowledge)
-        return True
+            return None
+        slab = placed[0]
+        log_id = slab.log_id
+        place = (slab.base + placed[1]) // ALIGN
+        size = HEADER_BYTES + len(body)
+        ledger.index.put(entry_id, log_id, place, size)
+        new = self._new.get(log_id)
+        if new is None:
+            new = self._new[log_id] = NewPlaces()
+        new.put(ledger_id, entry_id, place, size)
+        return placed
+
+    def _append_fact(self, kind: int, ledger: Ledger, body: Buffer, acknowledge: Acknowledge | None) -> None:
+        """Put a record about a ledger into memory, log and journal, whatever the memory's limit."""
+        placed = self._logs.append(kind, ledger.ledger_id, 0, body, True)
+        check(placed is not None, "there was no memory for a record that must be stored")
+        self._changed.add(ledger.ledger_id)
+        if placed is not None and self._journal is not None:
+            batch = self._journal.extend(*placed)
+            if acknowledge is not None:
+                batch.acknowledgements.append(acknowledge)
 
     def _keyed(self, ledger_id: int, master_key: bytes) -> Ledger | None:
         """The ledger if it has this key; an unknown ledger comes into existence, its key journaled first."""
@@ -321,7 +333,7 @@ class Storage:
         if ledger is None:
             ledger = self.ledgers[ledger_id] = Ledger(ledger_id)
         ledger.master_key = master_key
-        self._append(LEDGER, ledger, 0, ledger_body(master_key, ledger.fenced), None, beyond_limit=True)
+        self._append_fact(LEDGER, ledger, ledger_body(master_key, ledger.fenced), None)
         return ledger
 
     def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[None] | None:
@@ -342,7 +354,7 @@ class Storage:
             ledger.master_key = master_key
             ledger.fence_pending = asyncio.get_running_loop().create_future()
             done = partial(_resolve, ledger.fence_pending)
-            self._append(LEDGER, ledger, 0, ledger_body(master_key, True), done, beyond_limit=True)
+            self._append_fact(LEDGER, ledger, ledger_body(master_key, True), done)
             ledger.wake_all()
         elif ledger.fence_pending is None:
             ledger.fence_pending = asyncio.get_running_loop().create_future()
@@ -356,7 +368,7 @@ class Storage:
         ledger = self._keyed(ledger_id, master_key)
         if ledger is None:
             return Status.EUA
-        self._append(LAC, ledger, 0, body, acknowledge, beyond_limit=True)
+        self._append_fact(LAC, ledger, body, acknowledge)
         ledger.explicit_lac = bytes(body)
         ledger.raise_lac(LAC_HEADER.unpack_from(body)[1])
         ledger.wake_all()

@@ -143,7 +143,7 @@ def decode_request(frame: memoryview) -> Request:
     try:
         fast: AddRequest | ReadRequest | None = None
         if start == layouts.ADD_START and head[0] == 0x0A:
-            fast = layouts.add(frame, head)
+            fast = layouts.add(frame)
         elif start == layouts.READ_START and head[0] == 0x0A:
             fast = layouts.read(frame, head)
         if fast is not None:

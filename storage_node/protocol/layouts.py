@@ -6,10 +6,19 @@ Each function returns None where the bytes have any other layout, valid or not; 
 
 from __future__ import annotations
 
+import re
+
 from storage_node.protocol.schema import Status
 from storage_node.protocol.values import AddRequest, AddResponse, ReadRequest, ReadResponse
+from storage_node.protocol.wire import varint
 
 HEAD_BYTES = 96
+_VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"  # below 2**63
+_ADD = re.compile(
+    rb"\x0a(.)\x08\x03\x10\x02\x18%b\xaa\x06%b\x08%b\x10%b\x1a\x14(.{20})\x22%b" % ((_VARINT,) * 5), re.DOTALL
+)
+"""An add up to its body: header length, txn id, message length, ledger id, entry id, key, body length."""
+_ANSWER_STARTS = [b"\x0a" + bytes([5 + length]) + b"\x08\x03\x10\x02\x18" for length in range(10)]
 ADD_START = b"\x08\x03\x10\x02\x18"
 READ_START = b"\x08\x03\x10\x01\x18"
 
@@ -27,6 +36,14 @@ def _more(head: bytes, at: int, value: int) -> tuple[int, int]:
         shift += 7
 
 
+def _value(data: bytes) -> int:
+    """The value of a whole varint."""
+    value = 0
+    for byte in reversed(data):
+        value = value << 7 | byte & 127
+    return value
+
+
 _TOO_LARGE = 1 << 63
 """A varint this large is negative, or overlong: left to the tables."""
 
@@ -40,58 +57,40 @@ def _txn(head: bytes) -> tuple[int, int]:
     return (txn_id, at) if at == 2 + head[1] and txn_id < _TOO_LARGE else (0, 0)
 
 
-def add(frame: memoryview, head: bytes) -> AddRequest | None:
-    """An add without priority whose fields are in canonical order, else None. IndexError counts as None.
+def _plain_add(frame: memoryview) -> tuple[bytes, bytes, bytes, bytes, memoryview] | None:
+    """(txn id, ledger id, entry id as they stand there, key, body) of a canonical add without options, else None."""
+    found = _ADD.match(frame)
+    if found is None:
+        return None
+    head, txn, length, ledger, entry, key, size = found.groups()
+    at = found.end()
+    total = len(frame)
+    if head[0] != 5 + len(txn) or length != varint(total - found.end(3)) or size != varint(total - at):
+        return None
+    return txn, ledger, entry, key, frame[at:]
 
-    The hottest function of a bookie: varints of one and two bytes are read in place.
+
+def add(frame: memoryview) -> AddRequest | None:
+    """An add without priority, flags and options whose fields are in canonical order, else None."""
+    found = _plain_add(frame)
+    if found is None:
+        return None
+    txn, ledger, entry, key, body = found
+    return AddRequest(_value(txn), _value(ledger), _value(entry), key, body)
+
+
+def add_and_answer(frame: memoryview) -> tuple[bytes, bytes, memoryview] | None:
+    """(EOK answer, key, body) of what `add` decodes, else None: all that a bookie needs of an add that it stores.
+
+    The answer only repeats the ids, so their bytes are put together as they came, and none is decoded.
     """
-    txn_id = head[7]
-    at = 8
-    if txn_id >= 128:
-        txn_id, at = _more(head, at, txn_id)
-    if at != 2 + head[1] or txn_id >= _TOO_LARGE or head[at] != 0xAA or head[at + 1] != 0x06:
+    found = _plain_add(frame)
+    if found is None:
         return None
-    length = head[at + 2]
-    at += 3
-    if length >= 128:
-        byte = head[at]
-        if byte < 128:
-            length += (byte << 7) - 128
-            at += 1
-        else:
-            length, at = _more(head, at, length)
-    if at + length != len(frame) or head[at] != 0x08:
-        return None
-    ledger_id = head[at + 1]
-    at += 2
-    if ledger_id >= 128:
-        ledger_id, at = _more(head, at, ledger_id)
-    if head[at] != 0x10:
-        return None
-    entry_id = head[at + 1]
-    at += 2
-    if entry_id >= 128:
-        entry_id, at = _more(head, at, entry_id)
-    if head[at] != 0x1A or head[at + 1] != 20 or head[at + 22] != 0x22:
-        return None
-    key = head[at + 2 : at + 22]
-    size = head[at + 23]
-    at += 24
-    if size >= 128:
-        byte = head[at]
-        if byte < 128:
-            size += (byte << 7) - 128
-            at += 1
-        else:
-            size, at = _more(head, at, size)
-    end = at + size
-    if ledger_id >= _TOO_LARGE or entry_id >= _TOO_LARGE:
-        return None
-    if end == len(frame):
-        return AddRequest(txn_id, ledger_id, entry_id, key, frame[at:])
-    if end < len(frame) and bytes(frame[end:]) == b"\x28\x01":
-        return AddRequest(txn_id, ledger_id, entry_id, key, frame[at:end], False, True)
-    return None
+    txn, ledger, entry, key, body = found
+    message = b"\x08\x00\x10" + ledger + b"\x18" + entry
+    start = _ANSWER_STARTS[len(txn)] + txn + b"\x10\x00\xaa\x06" + varint(len(message))
+    return b"\0\0\0" + varint(len(start) + len(message)) + start + message, key, body
 
 
 def read(frame: memoryview, head: bytes) -> ReadRequest | None:

@@ -29,6 +29,7 @@ from storage_node.protocol.encoding import (
     encode_write_lac_request,
     encode_write_lac_response,
 )
+from storage_node.protocol.layouts import add_and_answer as decode_add_and_answer
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.values import (
     AddRequest,
@@ -81,6 +82,7 @@ __all__ = [
     "UnsupportedRequest",
     "WriteLacRequest",
     "WriteLacResponse",
+    "decode_add_and_answer",
     "decode_request",
     "decode_response",
     "encode_add_request",

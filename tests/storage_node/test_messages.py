@@ -339,6 +339,39 @@ def test_adds_equal_the_runtimes_bytes_and_survive_a_round_trip(
     assert m.decode_request(body_of(frame)) == expected
 
 
+@given(txn_ids, int64s, int64s, blobs, st.booleans())
+def test_a_plain_adds_answer_is_known_without_decoding_its_ids(
+    txn: int, ledger: int, entry: int, body: bytes, deferred: bool
+) -> None:
+    frame = joined(m.encode_add_request(txn, ledger, entry, KEY, len(body), deferred_sync=deferred), body)
+    found = m.decode_add_and_answer(body_of(frame))
+    if deferred or not all(0 <= number < 1 << 63 for number in (txn, ledger, entry)):
+        assert found is None
+    else:
+        assert found == (m.encode_add_response(txn, Status.EOK, ledger, entry), KEY, body)
+
+
+@given(txn_ids, int64s, int64s, blobs, st.data())
+def test_a_damaged_add_is_plain_only_if_the_tables_read_the_same_from_it(
+    txn: int, ledger: int, entry: int, body: bytes, data: st.DataObject
+) -> None:
+    whole = bytearray(joined(m.encode_add_request(txn, ledger, entry, KEY, len(body)), body)[4:])
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    cut = memoryview(bytes(whole))[: data.draw(st.integers(len(whole) - 1, len(whole)))]
+    found = m.decode_add_and_answer(cut)
+    if found is not None:
+        values: Any = wire.decode(schema.REQUEST, cut)
+        header, add = values["header"], values["addRequest"]
+        assert set(values) == {"header", "addRequest"}
+        assert set(header) == {"version", "operation", "txnId"}
+        assert set(add) == {"ledgerId", "entryId", "masterKey", "body"}
+        answer = m.decode_response(memoryview(found[0])[4:])
+        assert answer == m.AddResponse(header["txnId"], Status.EOK, add["ledgerId"], add["entryId"])
+        assert found[1:] == (add["masterKey"], add["body"])
+        assert len(found[0]) == 4 + int.from_bytes(found[0][:4], "big")
+
+
 @given(txn_ids, int64s, int64s, maybe(blobs), maybe(int64s), maybe(int64s), st.sampled_from(list(Status)))
 def test_read_responses_equal_the_runtimes_bytes_and_survive_a_round_trip(
     txn: int, ledger: int, entry: int, body: bytes | None, lac: int | None, stamp: int | None, status: Status
