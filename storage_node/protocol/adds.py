@@ -24,7 +24,19 @@ _RECOVERY_FLAG = b"\xa0\x06\x01"
 class AddTemplate:
     """Everything of an add that does not change from entry to entry, cut up around what does."""
 
-    __slots__ = ("_answer_ends", "_answer_starts", "_fixed", "_ids", "_key", "_middle", "_outer", "_starts", "tail")
+    __slots__ = (
+        "_answer_ends",
+        "_answer_starts",
+        "_fixed",
+        "_ids",
+        "_key",
+        "_middle",
+        "_outer",
+        "_parts",
+        "_shape",
+        "_starts",
+        "tail",
+    )
 
     def __init__(self, ledger_id: int, master_key: bytes, *, recovery: bool = False) -> None:
         ledger = varint(ledger_id)
@@ -42,24 +54,24 @@ class AddTemplate:
         status = varint(Status.EOK)
         ids = b"\x08" + status + b"\x10" + ledger + b"\x18"
         self._answer_ends = [b"\x10" + status + _ADD + varint(len(ids) + n) + ids for n in _VARINT_LENGTHS]
+        self._shape = (-1, -1, -1)
+        self._parts = (b"", b"", b"")
 
     def frames(self, txn_id: int, entry_id: int, body_length: int) -> tuple[bytes, bytes]:
         """What goes before the body of `body_length` bytes, and the body of the EOK frame that will answer."""
-        txn, entry, size = varint(txn_id), varint(entry_id), varint(body_length)
+        txn, entry = varint(txn_id), varint(entry_id)
         txn_length, entry_length = len(txn), len(entry)
+        shape = (txn_length, entry_length, body_length)
+        if shape != self._shape:
+            self._shape, self._parts = shape, self._around(*shape)
+        start, middle, end = self._parts
+        answer = self._answer_starts[txn_length] + txn + self._answer_ends[entry_length] + entry
+        return start + txn + middle + entry + end, answer
+
+    def _around(self, txn_length: int, entry_length: int, body_length: int) -> tuple[bytes, bytes, bytes]:
+        """What goes before, between and behind the two ids; mostly the same as for the entry before."""
+        size = varint(body_length)
         message = self._fixed + entry_length + len(size) + body_length
         length = varint(message)
-        head = b"".join(
-            (
-                _PREFIX.pack(self._outer + txn_length + len(length) + message),
-                self._starts[txn_length],
-                txn,
-                self._middle,
-                length,
-                self._ids,
-                entry,
-                self._key,
-                size,
-            )
-        )
-        return head, self._answer_starts[txn_length] + txn + self._answer_ends[entry_length] + entry
+        start = _PREFIX.pack(self._outer + txn_length + len(length) + message) + self._starts[txn_length]
+        return start, self._middle + length + self._ids, self._key + size

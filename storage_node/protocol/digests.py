@@ -60,6 +60,7 @@ LAC_HEADER_BYTES = 16
 INVALID_ENTRY_ID = -1
 MASTER_KEY_BYTES = 20
 
+_CHECKSUMS = {DigestType.CRC32: crc32, DigestType.CRC32C: crc32c}
 DIGEST_BYTES = {DigestType.CRC32: 8, DigestType.HMAC: 20, DigestType.CRC32C: 4, DigestType.DUMMY: 0}
 
 
@@ -87,12 +88,13 @@ def mac_key(password: bytes) -> bytes:
 class EntryDigest:
     """Packages and verifies the entries of one ledger."""
 
-    __slots__ = ("_mac", "digest_size", "digest_type", "header_size")
+    __slots__ = ("_checksum", "_mac", "digest_size", "digest_type", "header_size")
 
     def __init__(self, digest_type: DigestType, password: bytes) -> None:
         self.digest_type = digest_type
         self.digest_size = DIGEST_BYTES[digest_type]
         self.header_size = ENTRY_HEADER_BYTES + self.digest_size
+        self._checksum = _CHECKSUMS.get(digest_type)
         self._mac = hmac.new(mac_key(password), digestmod="sha1") if digest_type is DigestType.HMAC else None
 
     def package(self, ledger_id: int, entry_id: int, lac: int, length: int, *payload: Buffer) -> bytes:
@@ -148,16 +150,12 @@ class EntryDigest:
         return int(lac)
 
     def _digest(self, head: Buffer, *payload: Buffer) -> bytes:
-        if self.digest_type is DigestType.CRC32:
-            value = crc32(head, 0)
+        checksum = self._checksum
+        if checksum is not None:
+            value = checksum(head, 0)
             for piece in payload:
-                value = crc32(piece, value)
-            return value.to_bytes(8, "big")
-        if self.digest_type is DigestType.CRC32C:
-            value = crc32c(head, 0)
-            for piece in payload:
-                value = crc32c(piece, value)
-            return value.to_bytes(4, "big")
+                value = checksum(piece, value)
+            return value.to_bytes(self.digest_size, "big")
         if self._mac is None:
             return b""
         mac = self._mac.copy()

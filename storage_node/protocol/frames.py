@@ -92,19 +92,21 @@ class FrameBuffer:
         view = self._view
         start, end = self._start, self._end + received
         frames: list[memoryview] = []
+        append, length_at = frames.append, LENGTH.unpack_from
+        longest = self._max_frame - LENGTH_BYTES
         need = 0
-        while end - start >= LENGTH_BYTES:
-            (length,) = LENGTH.unpack_from(view, start)
-            if length <= 0 or length + LENGTH_BYTES > self._max_frame:
+        while (first := start + LENGTH_BYTES) <= end:
+            (length,) = length_at(view, start)
+            if not 0 < length <= longest:
                 raise ProtocolError(
-                    f"a frame announces {length} bytes, allowed are 1 to {self._max_frame - LENGTH_BYTES}",
+                    f"a frame announces {length} bytes, allowed are 1 to {longest}",
                     advice="The peer is not a BookKeeper client, or the entry is too large",
                 )
-            after = start + LENGTH_BYTES + length
+            after = first + length
             if after > end:
                 need = LENGTH_BYTES + length
                 break
-            frames.append(view[start + LENGTH_BYTES : after])
+            append(view[first:after])
             start = after
         self._start, self._end = start, end
         if start + need > len(view) or len(view) - end < MIN_FREE_BYTES:
