@@ -39,6 +39,7 @@ class JavaProcesses:
 
     directory: Path
     running: dict[str, JavaTool] = field(default_factory=dict)
+    unreachable: dict[str, str] = field(default_factory=dict)
 
     def get(self, version: str) -> JavaTool:
         if version not in self.running:
@@ -46,11 +47,12 @@ class JavaProcesses:
         return self.running[version]
 
     def spawn(self, version: str, log: str) -> JavaTool:
-        try:
-            software = JavaSoftware.prepare(version)
-        except OutOfReachError as reason:
-            pytest.skip(str(reason))
-        return JavaTool(software, self.directory / log)
+        if version not in self.unreachable:
+            try:
+                return JavaTool(JavaSoftware.prepare(version), self.directory / log)
+            except OutOfReachError as reason:
+                self.unreachable[version] = str(reason)  # asked once: Maven takes its time to give up
+        pytest.skip(self.unreachable[version])
 
     def stop(self) -> None:
         for tool in self.running.values():

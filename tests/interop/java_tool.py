@@ -28,7 +28,7 @@ POM = HERE / "java" / "pom.xml"
 SOURCES = HERE / "java" / "src"
 CACHE = HERE.parent.parent / "build" / "interop"
 CLASSPATH_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
-FETCH_TIMEOUT_S = 280
+FETCH_TIMEOUT_S = 240
 ANSWER_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 20
 _UNREACHABLE = re.compile(
@@ -90,8 +90,9 @@ def _fetch(version: str, directory: Path) -> str:
     except subprocess.TimeoutExpired:
         raise OutOfReachError(f"Maven did not fetch the jars within {FETCH_TIMEOUT_S} s") from None
     if done.returncode != 0:
-        if _UNREACHABLE.search(done.stdout + done.stderr):
-            raise OutOfReachError(f"Maven's repository is out of reach: {done.stdout[-300:]}")
+        reason = next((line for line in done.stdout.splitlines() if _UNREACHABLE.search(line)), None)
+        if reason is not None:
+            raise OutOfReachError(f"Maven's repository is out of reach: {reason}")
         raise RuntimeError(f"Maven failed: {done.stdout}{done.stderr}")
     return output.read_text().strip()
 
