@@ -103,8 +103,11 @@ class EntryLogs:
 
     def append(
         self, kind: int, ledger_id: int, entry_id: int, body: Buffer, beyond_limit: bool = False
-    ) -> tuple[Slab, int, int] | None:
-        """Copy a record into memory: (slab, start, end). None while there is no room: `room_made` will be called."""
+    ) -> tuple[Slab, int, int, int] | None:
+        """Copy a record into memory: (slab, start, end, CRC-32 of the body).
+
+        None while there is no room: `room_made` will be called.
+        """
         length = len(body)
         slab = self._slab
         size = (length + HEADER_BYTES + ALIGN - 1) & -ALIGN
@@ -115,14 +118,15 @@ class EntryLogs:
         start = slab.end
         end = start + size
         at = start + HEADER_BYTES
-        head = SUMMED.pack(kind, length, ledger_id, entry_id, crc32(body, 0))
+        body_sum = crc32(body, 0)
+        head = SUMMED.pack(kind, length, ledger_id, entry_id, body_sum)
         view = slab.view
         view[start:at] = head + SUM.pack(crc32(head, 0))
         view[at : at + length] = body
         slab.end = end
         if end - slab.written >= PIECE_BYTES and not self._writing:
             self._write_on()
-        return slab, start, end
+        return slab, start, end, body_sum
 
     def has_room(self, length: int) -> bool:
         """True if a record with a body of `length` can be appended now."""

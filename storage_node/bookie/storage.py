@@ -286,7 +286,7 @@ class Storage:
         placed = self._append_entry(ledger, entry_id, body, False)
         if placed is None:
             return None
-        batch = self.journal.extend(*placed)
+        batch = self.journal.extend(*placed, length)
         answers = batch.answers.get(sink)
         if answers is None:
             answers = batch.answers[sink] = Answers(sink)
@@ -298,7 +298,7 @@ class Storage:
 
     def _append_entry(
         self, ledger: Ledger, entry_id: int, body: memoryview, beyond_limit: bool
-    ) -> tuple[Slab, int, int] | None:
+    ) -> tuple[Slab, int, int, int] | None:
         """Put an entry into memory, log and index; the journal is the caller's business. None: no memory."""
         ledger_id = ledger.ledger_id
         placed = self._logs.append(ENTRY, ledger_id, entry_id, body, beyond_limit)
@@ -321,7 +321,7 @@ class Storage:
         check(placed is not None, "there was no memory for a record that must be stored")
         self._changed.add(ledger.ledger_id)
         if placed is not None and self._journal is not None:
-            batch = self._journal.extend(*placed)
+            batch = self._journal.extend(*placed, len(body))
             if acknowledge is not None:
                 batch.acknowledgements.append(acknowledge)
 

@@ -28,6 +28,7 @@ from storage_node.errors import DigestError
 from storage_node.protocol.frames import Buffer
 
 Checksum = Callable[[Buffer, int], int]
+Combine = Callable[[int, int, int], int]
 
 
 def _pick_crc32() -> Checksum:
@@ -38,6 +39,15 @@ def _pick_crc32() -> Checksum:
     return cast(Checksum, crc32)
 
 
+def _pick_crc32_combine() -> Combine | None:
+    try:
+        from isal.isal_zlib import crc32_combine
+    except ImportError:
+        return None
+    combine: Combine = crc32_combine
+    return combine
+
+
 def _pick_crc32c() -> Checksum:
     from fastcrc.crc32 import iscsi
 
@@ -46,6 +56,9 @@ def _pick_crc32c() -> Checksum:
 
 crc32: Checksum = _pick_crc32()
 """`crc32(data, start)`: CRC-32 (IEEE) of data, continuing from the sum `start` (0 at first)."""
+
+crc32_combine: Combine | None = _pick_crc32_combine()
+"""`crc32_combine(a, b, n)`: the CRC-32 of what has sum `a` followed by `n` bytes of sum `b`; None: not to be had."""
 
 crc32c: Checksum = _pick_crc32c()
 """`crc32c(data, start)`: CRC-32C (Castagnoli), continuing from the sum `start` (0 at first)."""

@@ -13,6 +13,7 @@ from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie import records as r
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.index import LedgerIndex, NewPlaces, parse_sidecar
+from storage_node.bookie.journal import Batch
 from storage_node.bookie.journal_format import (
     BatchHeader,
     file_header,
@@ -24,7 +25,8 @@ from storage_node.bookie.journal_format import (
 from storage_node.bookie.ledgers import Ledger
 from storage_node.bookie.listing import availability
 from storage_node.bookie.replay import Mark
-from storage_node.bookie.slabs import BLOCK, Slab, SlabPool
+from storage_node.bookie.slabs import BLOCK, Slab, SlabPool, aligned_memory
+from storage_node.protocol.digests import crc32
 
 ids = st.integers(0, 2**63 - 1)
 
@@ -35,6 +37,24 @@ def stream(bodies: list[tuple[int, int, int, bytes]]) -> bytes:
         out += r.header(kind, ledger, number, body) + body
         out = out.ljust(r.aligned(len(out)), b"\xee")
     return out
+
+
+@given(st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=12), st.integers(0, 3))
+def test_a_batchs_sum_is_that_of_its_bytes_whichever_bodies_sums_it_was_given(
+    bodies: list[tuple[bytes, bool]], before: int
+) -> None:
+    slab = Slab(aligned_memory(2 * BLOCK), 1, 0)
+    slab.view[:] = b"\xee" * (2 * BLOCK)  # what an earlier use left between the records counts too
+    at = before * r.ALIGN
+    batch = Batch(slab, at)
+    for body, known in bodies:
+        record = r.header(r.ENTRY, 7, 9, body) + body
+        slab.view[at : at + len(record)] = record
+        if known:
+            batch.cover(at + r.HEADER_BYTES, crc32(body, 0), len(body))
+        at += r.aligned(len(record))
+        batch.end = at
+    assert batch.records_sum() == crc32(slab.view[batch.start : batch.end], 0)
 
 
 @given(st.lists(st.tuples(st.sampled_from([r.ENTRY, r.LEDGER, r.LAC]), ids, ids, st.binary(max_size=90)), max_size=8))
