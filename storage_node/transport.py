@@ -140,6 +140,11 @@ class TcpLink:
     def _pieces(self) -> list[Buffer]:
         """The front of the queue, joined where pieces are small."""
         out = self._out
+        if len(out) > 1 and self._queued <= min(SEND_BYTES, len(out) * JOIN_BELOW_BYTES):
+            joined = b"".join(out)  # small pieces throughout, the usual case of many small entries
+            out.clear()
+            out.append(joined)
+            return [joined]
         pieces: list[Buffer] = []
         total = 0
         for piece in out:
