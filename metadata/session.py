@@ -56,6 +56,7 @@ class SessionHub:
     def hear(self, state: SessionState, session_id: int) -> None:
         """Enter `state`, tell the listeners, then the void watches. CLOSED is final."""
         if self.state is SessionState.CLOSED:
+            self.tell_void()  # watches that learned of the end only after the state did
             return
         changed = state is not self.state or session_id != self.session_id
         self.state, self.session_id = state, session_id

@@ -21,6 +21,7 @@ from metadata.errors import (
 )
 from metadata.paths import MAX_REQUEST_BYTES
 from metadata.retry import reconnected, repeat
+from metadata.session import SessionHub
 from metadata.store import Check, Create, Delete, EventKind, MetadataStore, SessionState, SetData, Stat, WatchEvent
 
 # ---- nodes and versions ----------------------------------------------------------------------------------------------
@@ -497,3 +498,12 @@ async def test_a_cancelled_request_harms_no_other(store: MetadataStore, root: st
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert results[1::2] == [f"{root}/n{number}" for number in range(1, 20, 2)]
     assert await store.exists(root) is not None
+
+
+def test_a_watch_that_learns_of_the_end_after_the_state_is_still_told() -> None:
+    heard = Heard()
+    hub = SessionHub(SessionState.CONNECTED, 1)
+    hub.hear(SessionState.CLOSED, 1)
+    hub.void("/a", heard)
+    hub.hear(SessionState.CLOSED, 1)
+    assert heard.items == [WatchEvent(EventKind.SESSION, "/a")]

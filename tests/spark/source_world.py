@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import uuid
 from collections.abc import Sequence
@@ -53,14 +54,14 @@ class Logs:
     def delete_first_segment(self, name: str) -> None:
         self._runtime.run(self._namespace.logs_store.delete_segment(name, self.segments(name)[0]))
 
-    def sessions(self) -> int:
-        """Clients connected to ZooKeeper now."""
+    def sessions(self) -> set[str]:
+        """Ids of the sessions that clients have with ZooKeeper now."""
         host, port = self.uri.split("/")[2].split(":")
         with socket.create_connection((host, int(port)), timeout=5) as link:
             link.sendall(b"cons")
             link.shutdown(socket.SHUT_WR)
             text = b"".join(iter(lambda: link.recv(65536), b"")).decode()
-        return sum("sid=" in line for line in text.splitlines())
+        return set(re.findall(r"sid=(0x[0-9a-f]+)", text))
 
     def close(self) -> None:
         for name in list(self._writers):
