@@ -190,6 +190,8 @@ class BookieRegistry:
         self._renewals: dict[str, asyncio.Task[None]] = {}
         self._unsubscribe: Callable[[], None] | None = None
         self._watch = _ListWatch(self)
+        self._keeping = False
+        self._kept: dict[str, list[BookieAddress]] = {}
 
     # ---- registration -----------------------------------------------------------------------------------------------
 
@@ -301,10 +303,30 @@ class BookieRegistry:
         """Read-only bookies by id. One that cannot be resolved is left out."""
         return await self._addresses(self._readonly)
 
+    def keep_lists(self) -> None:
+        """From here on read a list again only after its watch fired: for callers that ask which bookies there are in
+        short intervals. A bookie that moves without its registration going away keeps its old address there;
+        `resolve` always asks."""
+        self._keeping = True
+
     async def _addresses(self, folder: str) -> list[BookieAddress]:
-        names, _ = await repeat(self._store, lambda: self._ids(folder, None))
-        found = await asyncio.gather(*(self._address(folder, name) for name in names))
-        return [address for address in found if address is not None]
+        kept = self._kept.get(folder)
+        if kept is not None and self._store.state is SessionState.CONNECTED:
+            return list(kept)
+        fired = False
+
+        def changed(_event: WatchEvent) -> None:
+            nonlocal fired
+            fired = True
+            self._kept.pop(folder, None)
+
+        watch = changed if self._keeping else None
+        names, _ = await repeat(self._store, lambda: self._ids(folder, watch))
+        read = await asyncio.gather(*(self._address(folder, name) for name in names))
+        found = [address for address in read if address is not None]
+        if self._keeping and not fired:
+            self._kept[folder] = found
+        return list(found)
 
     async def _ids(self, folder: str, watch: Watcher | None) -> tuple[list[str], int]:
         """Bookie ids in `folder` and the list's version; a missing folder is made, so that it can be watched."""

@@ -15,10 +15,11 @@ znode goes with the session).
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Generic, TypeVar
@@ -37,8 +38,8 @@ from metadata.errors import (
 )
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.paths import check_path, join, parent_of
-from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
-from metadata.store import Create, MetadataStore, Watcher
+from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, create_with_parents, reconnected, repeat
+from metadata.store import Create, MetadataStore, Op, Watcher
 
 T = TypeVar("T")
 
@@ -116,6 +117,9 @@ class LedgerStore:
         self._rng = rng if rng is not None else random.SystemRandom()
         self._layout: LedgerLayout | None = None
         self._long_ids = False
+        self._reserved: int | None = None
+        self._reserving = asyncio.Lock()
+        self._joined: dict[int, tuple[Op, ...]] = {}
 
     @property
     def store(self) -> MetadataStore:
@@ -185,8 +189,19 @@ class LedgerStore:
 
     # ---- ids --------------------------------------------------------------------------------------------------------
 
+    async def reserve_id(self) -> None:
+        """Have an id at hand, so that the next `generate_id` need not wait. Asked ahead of time, while others work."""
+        async with self._reserving:
+            if self._reserved is None:
+                self._reserved = await self._draw_id()
+
     async def generate_id(self) -> int:
         """A ledger id that nobody had before."""
+        async with self._reserving:  # one that is under way is waited for: it was asked for first
+            reserved, self._reserved = self._reserved, None
+        return await self._draw_id() if reserved is None else reserved
+
+    async def _draw_id(self) -> int:
         layout = await self.layout()
         if layout in (LedgerLayout.FLAT, LedgerLayout.LEGACY_HIERARCHICAL):
             prefix = join(self._root, "ID-" if layout is LedgerLayout.FLAT else "idgen/ID-")
@@ -263,19 +278,51 @@ class LedgerStore:
         if metadata.creator_token is None:
             metadata = replace(metadata, creator_token=self._rng.getrandbits(63))
         path, data = self.path(ledger_id), metadata.encode()
-        return await repeat(self._store, lambda: self._create(ledger_id, path, metadata, data))
+        joined = self._joined.pop(ledger_id, ())
+        return await repeat(self._store, lambda: self._create(ledger_id, path, metadata, data, joined))
+
+    def join_creation(self, ledger_id: int, ops: Sequence[Op]) -> None:
+        """Have the next `create` of this id apply `ops` in the transaction that makes the ledger's znode: both or none.
+
+        An operation of `ops` that is refused raises its own error from `create`, with nothing created; only a
+        NodeExistsError reads as an id that is taken.
+        """
+        self._joined[ledger_id] = tuple(ops)
 
     async def _create(
-        self, ledger_id: int, path: str, metadata: LedgerMetadata, data: bytes
+        self, ledger_id: int, path: str, metadata: LedgerMetadata, data: bytes, joined: Sequence[Op]
     ) -> Versioned[LedgerMetadata]:
         try:
-            await self._store.create(path, data, make_parents=True)
+            if joined:
+                await self._create_joined(Create(path, data), joined)
+            else:
+                await self._store.create(path, data, make_parents=True)
         except NodeExistsError as error:
             found = await self._found(ledger_id, path)
             if found is None or found.value.creator_token != metadata.creator_token:
                 raise NodeExistsError("the ledger id is taken", ledger_id=ledger_id, path=path) from error
             return found
         return Versioned(metadata, 0)
+
+    async def _create_joined(self, op: Create, joined: Sequence[Op]) -> None:
+        """One multi; missing parents of the ledger's znode are made as `create` would."""
+
+        async def multi(first: Create) -> str:
+            if first is not op:
+                return await self._store.create(first.path)
+            try:
+                await self._store.multi([op, *joined])
+            except NoNodeError as error:
+                index = getattr(error, "op_index", 0)
+                if index:
+                    raise _Refused(error) from error  # nothing to do with the ledger's parents
+                raise
+            return op.path
+
+        try:
+            await create_with_parents(multi, op)
+        except _Refused as refused:
+            raise refused.error from refused
 
     async def _found(self, ledger_id: int, path: str) -> Versioned[LedgerMetadata] | None:
         try:
@@ -396,6 +443,14 @@ class LedgerStore:
             return (await repeat(self._store, lambda: self._store.children(path)))[0]
         except NoNodeError:
             return []  # pruned since its parent was listed (spec trap 41)
+
+
+class _Refused(Exception):
+    """Carries the error of a joined operation past the making of parents."""
+
+    def __init__(self, error: NoNodeError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _at(error: BadVersionError | NoNodeError, ledger_id: int) -> BadVersionError | NoNodeError:

@@ -37,7 +37,7 @@ from metadata.errors import (
 )
 from metadata.paths import check_path, join
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
-from metadata.store import MetadataStore, SessionState, WatchEvent
+from metadata.store import Delete, MetadataStore, SessionState, WatchEvent
 
 _LOG: Final = logging.getLogger(__name__)
 RELEASE_TIMEOUT_MS: Final = 10_000
@@ -182,6 +182,18 @@ class DistributedLock:
         if self._state is not _State.HELD or self._member is None:
             raise self._not_held()
         return self._member.path
+
+    def release_op(self) -> Delete:
+        """Gives the lock up within a transaction, which fails unless we own the lock. Raises LockingError.
+
+        Once the transaction has been applied, tell `deleted`; `release` is to be called after that as after any end.
+        """
+        return Delete(self.member_path)
+
+    def deleted(self, op: Delete) -> None:
+        """A transaction with this `release_op` was applied: unless we own another member since, none is left."""
+        if self._member is not None and self._member.path == op.path:
+            self._forget()
 
     # ---- acquire ----------------------------------------------------------------------------------------------------
 

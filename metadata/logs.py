@@ -312,6 +312,15 @@ class LogStore:
             Versioned(int(ledgers.value), ledgers.version), Versioned(highest, max_txid.version), allocation
         )
 
+    async def highest_txid(self, name: str) -> int | None:
+        """The transaction id of `open`, by one read; None if there is no such log."""
+        path = self.paths(name).max_txid
+        try:
+            value = (await self._get(path)).value
+        except NoNodeError:
+            return None
+        return int(value) if _NUMBER.fullmatch(value) else INVALID_TXID
+
     async def _get(self, path: str) -> Versioned[bytes]:
         data, stat = await repeat(self._store, lambda: self._store.get(path))
         return Versioned(data, stat.version)

@@ -11,7 +11,7 @@ Under a namespace `NS` (names that begin with `.` are reserved, so listings of l
 
 Fault model: any process may die, and any request may be applied with its answer lost, at any line. Two rules decide:
 
-* A ledger is listed before it exists, so whatever a crash leaves behind can be found.
+* A ledger is listed before it exists, or by the transaction that makes it, so whatever a crash leaves can be found.
 * A listing node is a **token**. It is created with version 0. Publishing a ledger deletes the node at version 0 in the
   very multi that refers to the ledger from a log and moves the mark; sweeping first sets the node's data, which makes
   it version 1. So a ledger is published or swept and never both, however stale the reads of either side were.
@@ -201,6 +201,11 @@ class SinkStore:
             await repeat(self._store, lambda: self._store.create(path))
         except NodeExistsError:
             pass  # the name is nobody else's: an earlier try whose answer was lost
+
+    def listing_op(self, sink_id: str, ledger: StagedLedger) -> Op:
+        """`list_ledger` as part of the transaction that makes the ledger: then neither is ever without the other, and
+        a sweep that condemns the listing always finds the ledger. NoNodeError there as in `list_ledger`."""
+        return Create(self.paths(sink_id).staged(ledger))
 
     async def stands(self, sink_id: str, ledger: StagedLedger) -> bool:
         """Whether `ledger` is listed and not condemned: asked once it exists, because a sweep may have come before."""

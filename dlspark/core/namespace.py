@@ -99,6 +99,7 @@ class AsyncNamespace:
             settings=settings,
             clock=clock or SystemClock(),
             permits=RollingPermits(settings.rolling_concurrency),
+            ledger_store=ledgers,
         )
         return cls(parsed, services, own=own)
 

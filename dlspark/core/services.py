@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from dlspark.core.settings import Settings
+from metadata.ledgers import LedgerStore
 from metadata.logs import LogStore
 from metadata.namespaces import Binding
 from metadata.store import MetadataStore
@@ -50,5 +51,7 @@ class Services:
     settings: Settings
     clock: Clock
     permits: RollingPermits
+    ledger_store: LedgerStore
+    """The metadata of the ledgers that `ledgers` works on."""
     counters: Counter[str] = field(default_factory=Counter)
     """How often rare paths were taken: for tests and for people who look for trouble."""

@@ -58,6 +58,7 @@ class SourceDriver:
         """Connect. Raises MetadataUnavailableError, or CallerError for a namespace that does not exist."""
         try:
             self._namespace = await self._connect(self.query.uri)
+            self._namespace.ledgers.bookies.keep_lists()  # each plan asks for them
         except MetadataUnavailableError as error:
             raise MetadataUnavailableError(
                 f"ZooKeeper of {self.query.uri} cannot be reached: {error.message}; nothing was read",

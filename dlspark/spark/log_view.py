@@ -37,6 +37,8 @@ LONG_POLL_MS = 1_000
 """How long a storage node may hold back its answer at the tail."""
 
 _MAX_REMEMBERED = 256
+_MAX_SUMMARIES = 4096
+"""Entries whose counts a view keeps; some 200 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class LogView:
         self._known_end: DLSN | None = None
         self._tail: _Tail | None = None
         self._before: dict[tuple[int, int, int], int] = {}
+        self._summaries: dict[tuple[int, int], EntrySummary] = {}
         self._changed = asyncio.Event()
         self._changed.set()
 
@@ -294,7 +297,7 @@ class LogView:
         if tail is None or tail.ledger_id != segment.ledger_id:
             tail = _Tail(segment.ledger_id)
         if last >= tail.scanned:
-            summary = await reader.summary(last)
+            summary = await self._summary(segment, last)
             end: DLSN | None
             if summary.user_count:
                 end, records = DLSN(segment.lssn, last + 1, 0), summary.last_position
@@ -302,12 +305,12 @@ class LogView:
                 entry_id, _ = await self._located(segment, summary.last_position)
                 end, records = DLSN(segment.lssn, entry_id + 1, 0), summary.last_position
             else:
-                end, records = await self._walk_back(reader, segment.lssn, last - 1, tail)
+                end, records = await self._walk_back(segment, last - 1, tail)
             tail = _Tail(segment.ledger_id, last + 1, end, records)
         self._tail = tail
         return tail
 
-    async def _walk_back(self, reader: SegmentReader, lssn: int, last: int, tail: _Tail) -> tuple[DLSN | None, int]:
+    async def _walk_back(self, segment: SegmentMetadata, last: int, tail: _Tail) -> tuple[DLSN | None, int]:
         """Look for a user record among the entries not yet seen, of a writer that does not count records.
 
         One that does reaches this only with control records since the last look, and the loop ends at once.
@@ -315,15 +318,43 @@ class LogView:
         if tail.records:
             return tail.end, tail.records
         for entry_id in range(last, tail.scanned - 1, -1):
-            if (await reader.summary(entry_id)).user_count:
-                return DLSN(lssn, entry_id + 1, 0), 0
+            if (await self._summary(segment, entry_id)).user_count:
+                return DLSN(segment.lssn, entry_id + 1, 0), 0
         return tail.end, tail.records
 
     async def _located(self, segment: SegmentMetadata, position: int) -> tuple[int, int]:
         """Entry and slot of a user record that is known to exist, by its number in the segment."""
-        found = await (await self._reader(segment)).locate_position(position)
-        check(found is not None, f"record {position} of a segment is not where it was counted", log=self.name)
-        return found if found is not None else (0, 0)
+        reader = await self._reader(segment)
+        first, after = 0, reader.lac + 1
+        found: EntrySummary | None = None
+        while first < after:
+            middle = (first + after) // 2
+            summary = await self._summary(segment, middle)
+            if summary.last_position >= position:
+                found, after = summary, middle
+            else:
+                first = middle + 1
+        # Control records carry the position of the user record before them, so the entry found has the record itself.
+        check(
+            found is not None and bool(found.user_count) and found.first_position <= position,
+            f"record {position} of a segment is not where it was counted",
+            log=self.name,
+        )
+        if found is None or found.user_count == found.record_count:
+            return after, position - found.first_position if found is not None else 0
+        records = await reader.records(after)
+        return after, next(r.dlsn.slot_id for r in records if r.is_user and r.last_position >= position)
+
+    async def _summary(self, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
+        """Counts of one committed entry; it never changes, so it is read once (P8: batch after batch asks for it)."""
+        key = (segment.ledger_id, entry_id)
+        found = self._summaries.get(key)
+        if found is None:
+            found = await (await self._reader(segment)).summary(entry_id)
+            if len(self._summaries) >= _MAX_SUMMARIES:
+                self._summaries.clear()
+            self._summaries[key] = found
+        return found
 
     async def _lac(self, segment: SegmentMetadata) -> int:
         return (await self._reader(segment)).lac
@@ -348,7 +379,7 @@ class LogView:
         if segment.in_progress:
             return (await self._look_at_tail(segment)).records
         if segment.record_count == 0 and segment.last_entry >= 0:
-            _check_counted(await (await self._reader(segment)).summary(segment.last_entry), self.name)
+            _check_counted(await self._summary(segment, segment.last_entry), self.name)
         return segment.record_count
 
     async def _records_before(self, segment: SegmentMetadata, position: DLSN) -> int:
@@ -368,7 +399,7 @@ class LogView:
         return self._before[key]
 
     async def _records_before_slot(self, reader: SegmentReader, segment: SegmentMetadata, position: DLSN) -> int:
-        summary = await reader.summary(position.entry_id)
+        summary = await self._summary(segment, position.entry_id)
         _check_counted(summary, self.name)
         if not summary.user_count:
             return summary.first_position

@@ -11,6 +11,7 @@ depends on its partition alone, so a second attempt yields the same rows.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -54,30 +55,40 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
     """The columns `names` of a partition's records as record batches. A partition without spans is an empty read."""
     if not isinstance(partition, LogPartition) or not partition.spans:
         return
-    runtime = Runtime("dlspark-read")
+    runtime = Runtime.shared()
+    fetcher = runtime.run(_Fetcher.start(_shared_reader(runtime), partition.spans))
     try:
-        fetcher = runtime.run(_Fetcher.start(partition.spans))
-        try:
-            while (chunk := runtime.run(fetcher.take())) is not None:
-                yield from record_batches(_decode(chunk), chunk.span.log, names)
-        finally:
-            # Also when Spark stops asking early (LIMIT, a killed task).
-            runtime.run(fetcher.stop())
+        while (chunk := runtime.run(fetcher.take())) is not None:
+            yield from record_batches(_decode(chunk), chunk.span.log, names)
     finally:
-        runtime.close()
+        # Also when Spark stops asking early (LIMIT, a killed task).
+        runtime.run(fetcher.stop())
+
+
+_readers: dict[int, tuple[Runtime, ReplicaReader]] = {}
+
+
+def _shared_reader(runtime: Runtime) -> ReplicaReader:
+    """This process's reader: Spark uses its workers again, and connecting costs more than a small batch."""
+    found = _readers.get(os.getpid())
+    if found is None or found[0] is not runtime:  # after a fork, or once it was closed, those of the old one are void
+        reader = ReplicaReader()
+        runtime.on_close(reader.close)
+        _readers.clear()
+        found = _readers[os.getpid()] = runtime, reader
+    return found[1]
 
 
 class _Fetcher:
     """Fetches one chunk ahead of what was taken. Lives on the event loop."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._reader = ReplicaReader()
-        self._chunks = _fetch(self._reader, spans)
+    def __init__(self, reader: ReplicaReader, spans: Sequence[Span]) -> None:
+        self._chunks = _fetch(reader, spans)
         self._next = asyncio.ensure_future(anext(self._chunks, None))
 
     @classmethod
-    async def start(cls, spans: Sequence[Span]) -> _Fetcher:
-        return cls(spans)
+    async def start(cls, reader: ReplicaReader, spans: Sequence[Span]) -> _Fetcher:
+        return cls(reader, spans)
 
     async def take(self) -> _Chunk | None:
         """The next chunk, or None at the end. Raises what fetching raised."""
@@ -90,7 +101,6 @@ class _Fetcher:
         self._next.cancel()
         await asyncio.gather(self._next, return_exceptions=True)
         await self._chunks.aclose()
-        await self._reader.close()
 
 
 async def _fetch(reader: ReplicaReader, spans: Sequence[Span]) -> AsyncGenerator[_Chunk, None]:

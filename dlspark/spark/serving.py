@@ -6,6 +6,7 @@ behind; so where registrations say that an entry has no node left, that entry is
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from dlspark.core.namespace import AsyncNamespace
@@ -22,7 +23,8 @@ async def check_served(namespace: AsyncNamespace, spans: Iterable[Span]) -> None
     if not spans:
         return
     registry = namespace.ledgers.bookies
-    living = {address.bookie_id for address in [*await registry.writable(), *await registry.readonly()]}
+    writable, readonly = await asyncio.gather(registry.writable(), registry.readonly())
+    living = {address.bookie_id for address in [*writable, *readonly]}
     probed: set[tuple[int, int]] = set()
     for span in spans:
         for entry_id in orphans(span.ledger.metadata, span.first_entry, span.last_entry, living):

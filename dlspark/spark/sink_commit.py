@@ -6,7 +6,7 @@ What the multi holds, and what each part keeps true:
 |---|---|
 | set the sink's mark, at the version read | a second publication of the batch, whoever tries it (I9, D13, D15) |
 | delete each winner's listing, at version 0 | a ledger that a sweep has condemned |
-| check each log's lock member | publishing after the lock was lost |
+| delete each log's lock member | publishing after the lock was lost; the lock is given up by it |
 | create each completed segment's znode | an LSSN that somebody else took |
 | set `ledgers` and `maxtxid` of each log, at the versions read | a log that moved between reading and publishing (I7) |
 
@@ -47,10 +47,10 @@ from metadata.errors import (
     OutcomeUnknownError,
 )
 from metadata.ledgers import Versioned
-from metadata.locks import LockingError
+from metadata.locks import DistributedLock, LockingError
 from metadata.logs import LogState, SegmentMetadata
 from metadata.sinks import Mark, SinkStore, StagedLedger
-from metadata.store import Check, Create, MetadataStore, Op, SetData
+from metadata.store import Create, MetadataStore, Op, SetData
 from storage_node.edge import Clock, SystemClock
 
 MAX_TXID = 2**63 - 1
@@ -59,6 +59,8 @@ MAX_MULTI_BYTES = 900_000
 like an unknown outcome each time; so the size is checked before anything is sent."""
 _OP_OVERHEAD_BYTES = 64
 
+TAILS_AT_ONCE = 16
+"""Logs whose ends are read, and recovered if need be, at the same time."""
 PUBLISH_DEADLINE_S = 120.0
 MAX_CONFLICTS = 20
 _FIRST_PAUSE_S = 0.02
@@ -92,8 +94,8 @@ class LogAccess(Protocol):
         """Create `log` if it is missing and may be created. Raises BatchRefusedError."""
         ...
 
-    def lock(self, log: str) -> AbstractAsyncContextManager[str]:
-        """Hold the log's write lock; gives the path of its member node. Raises LogBusyError naming the owner."""
+    def lock(self, log: str) -> AbstractAsyncContextManager[DistributedLock]:
+        """Hold the log's write lock, until it is released within. Raises LogBusyError naming the owner."""
         ...
 
     async def tail(self, log: str) -> LogTail:
@@ -195,30 +197,51 @@ class Publisher:
         for log in logs:
             order_segments(log, publication.of_log(log))
             await self._logs.prepare(log)
-        async with AsyncExitStack() as locks:
+        async with AsyncExitStack() as stack:
             # Sorted, so that two commits over the same logs cannot wait for each other.
-            members = [await locks.enter_async_context(self._logs.lock(log)) for log in logs]
+            locks = [await stack.enter_async_context(self._logs.lock(log)) for log in logs]
+            # Before anything else is read: a lock lost and won again in between is another member.
+            unlock = [lock.release_op() for lock in locks]
             # Under the locks, so that no other driver's publication of this batch comes between mark and tails. Nothing
             # of an earlier try of ours is in doubt any more: what is still under way carries an older version of the
             # mark, or succeeds and makes this try fail.
-            mark = await self._read_mark(publication)
-            settled = _outcome(publication, mark)
-            if settled is not None:
-                return settled
-            tails = {log: await self._logs.tail(log) for log in logs}
+            # Mark and tails are read at the same time: the multi is conditional on all of them.
+            reading = self._begin_tails(logs)
+            try:
+                mark = await self._read_mark(publication)
+                settled = _outcome(publication, mark)
+                if settled is not None:
+                    return settled
+                tails = dict(zip(logs, await asyncio.gather(*reading), strict=True))
+            finally:
+                # None goes on without the locks: recovering a log writes to it.
+                for tail in reading:
+                    tail.cancel()
+                await asyncio.gather(*reading, return_exceptions=True)
             publication = await self._restamp(publication, tails)
             winners = [publication.job.staged(segment.ledger_id) for segment in publication.segments]
             moved = Mark(publication.job.batch, publication.job.attempt)
             ops = self._sinks.publish_ops(publication.job.sink_id, moved, mark.version, winners)
-            # Any version: the node's existence is the lock.
-            ops += [Check(member, -1) for member in members]
+            # Any version: the node's existence is the lock. Nothing is done under it after this.
+            ops += unlock
             for log in logs:
                 ops += self._logs.publish_ops(log, tails[log], self._place(publication, log, tails[log]))
             check_size(publication, ops)
             faults.reach("sink.before-publish")
             await self._multi(publication, ops, winners)
+            for lock, op in zip(locks, unlock, strict=True):
+                lock.deleted(op)
             faults.reach("sink.applied")
         return Outcome.PUBLISHED
+
+    def _begin_tails(self, logs: Sequence[str]) -> list[asyncio.Task[LogTail]]:
+        gate = asyncio.Semaphore(TAILS_AT_ONCE)
+
+        async def tail(log: str) -> LogTail:
+            async with gate:
+                return await self._logs.tail(log)
+
+        return [asyncio.ensure_future(tail(log)) for log in logs]
 
     async def _multi(self, publication: Publication, ops: Sequence[Op], winners: Sequence[StagedLedger]) -> None:
         try:

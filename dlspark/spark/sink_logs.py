@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -42,16 +43,21 @@ class NamespaceLogs:
         self._rules = rules
         self._recover = recover
         self._restamp = restamp
+        self._known: set[str] = set()
+        """Logs that were seen to exist; one that is gone after all fails its publication, and is asked for again."""
 
     async def prepare(self, log: str) -> None:
         """Create `log` if it is missing and may be created."""
+        if log in self._known:
+            return
         if not await self._logs.exists(log):
             if not self._rules.create_missing:
                 raise missing(log)
             await self._logs.ensure(log)
+        self._known.add(log)
 
     @asynccontextmanager
-    async def lock(self, log: str) -> AsyncIterator[str]:
+    async def lock(self, log: str) -> AsyncIterator[DistributedLock]:
         """Hold the write lock of `log`. A dead owner is waited out, until its session must have ended."""
         lock = DistributedLock(self._store, self._logs.paths(log).lock, self._rules.owner)
         try:
@@ -62,8 +68,14 @@ class NamespaceLogs:
                 log=log,
                 advice="Close that writer, or write to another log: a log has one writer at a time",
             ) from error
+        except NoNodeError:
+            self._known.discard(log)
+            raise
         try:
-            yield lock.member_path
+            yield lock
+        except NoNodeError:
+            self._known.discard(log)
+            raise
         finally:
             try:
                 await lock.release()
@@ -84,9 +96,12 @@ class NamespaceLogs:
     async def _look(self, log: str) -> tuple[LogTail, list[str]]:
         state = await self._logs.open(log)
         path = self._logs.paths(log).ledgers
-        names, _ = await self._store.children(path)
+        newest_name = f"logrecs_{state.max_lssn.value:018d}"
+        (names, _), newest = await asyncio.gather(self._store.children(path), self._segment(f"{path}/{newest_name}"))
         open_segments = [name for name in names if name.startswith("inprogress")]
-        newest = await self._newest(log, f"logrecs_{state.max_lssn.value:018d}", names)
+        if newest is None or newest_name not in names:
+            completed = [segment for segment in await self._logs.segments(log) if not segment.in_progress]
+            newest = completed[-1] if completed else None
         if newest is None:
             stored = state.max_lssn.value
             return LogTail(state, max(self._rules.first_lssn, stored), 0), open_segments
@@ -94,18 +109,13 @@ class NamespaceLogs:
         sequence_id = newest.effective_start_sequence_id + newest.record_count if newest.version >= 5 else 0
         return LogTail(state, newest.lssn + 1, sequence_id), open_segments
 
-    async def _newest(self, log: str, expected_name: str, names: Sequence[str]) -> SegmentMetadata | None:
-        """The newest segment: one read where its name follows from the highest number, all segments otherwise."""
-        if expected_name in names:
-            path = f"{self._logs.paths(log).ledgers}/{expected_name}"
-            try:
-                data, _ = await self._store.get(path)
-            except NoNodeError:
-                pass
-            else:
-                return SegmentMetadata.decode(data, path)
-        completed = [segment for segment in await self._logs.segments(log) if not segment.in_progress]
-        return completed[-1] if completed else None
+    async def _segment(self, path: str) -> SegmentMetadata | None:
+        """A segment by its znode: mostly the newest one, whose name follows from the highest number."""
+        try:
+            data, _ = await self._store.get(path)
+        except NoNodeError:
+            return None
+        return SegmentMetadata.decode(data, path)
 
     def publish_ops(self, log: str, tail: LogTail, segments: Sequence[SegmentMetadata]) -> list[Op]:
         """Create the segments' znodes and move the log's two conditional values."""

@@ -59,7 +59,7 @@ def run_task(
     """
     runtime = Runtime.shared()
     session = runtime.run(open_session(options))
-    if runtime.run(session.covered(job)):
+    if runtime.run(session.begin(job)):
         return SinkMessage(job, covered=True)
     task = runtime.run(_new_task(session, columns, job, partition, stamp_ms))
     try:
@@ -131,7 +131,7 @@ async def _commit(options: Options, publication: Publication) -> Outcome:
     # Before the sweep: it removes the sink of a finished job, which is the one that tells the server's time.
     if session.abandoned_jobs_due(always=sink_id.startswith(JOB_PREFIX)):
         await session.sweeper.abandoned_jobs(sink_id)
-    await session.sweeper.after_commit(sink_id)
+    await session.sweeper.after_commit(sink_id, publication.job.batch)
     return outcome
 
 

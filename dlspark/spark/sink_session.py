@@ -24,6 +24,7 @@ from dlspark.spark.sink_logs import LogRules, NamespaceLogs, missing
 from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
 from dlspark.spark.sink_sweep import Sweeper
 from dlspark.spark.sink_task import SegmentWriter, Window, cut_entries
+from metadata.bookies import BookieAddress
 from metadata.errors import check
 from metadata.logs import LogNotFoundError
 from metadata.sinks import SinkStore
@@ -55,6 +56,8 @@ class SinkSession:
         self.compression = _COMPRESSIONS[settings.compression]
         self.sinks = SinkStore(namespace.store, namespace.uri.path)
         self._services = namespace.services
+        self._one_zookeeper = self._services.ledger_store.store is namespace.store
+        self._services.ledgers.bookies.keep_lists()  # each ledger's ensemble is chosen from them
         rules = LogRules(
             owner=f"dlspark-sink:{socket.gethostname()}:{os.getpid()}",
             lock_timeout_ms=settings.lock_timeout_s * 1000,
@@ -66,6 +69,7 @@ class SinkSession:
         )
         self.publisher = Publisher(namespace.store, self.sinks, self.logs, clock=self._services.clock)
         self.sweeper = Sweeper(self.sinks, self._services.ledgers.delete)
+        self._ahead: asyncio.Future[tuple[BaseException | None, list[BookieAddress] | BaseException]] | None = None
         self._abandoned_due_at = 0.0
         self._ready_until: dict[str | None, float] = {}
 
@@ -112,26 +116,38 @@ class SinkSession:
         mark = await self.sinks.ensure(job.sink_id)
         return mark.value.covers(job.batch)
 
+    async def begin(self, job: JobId) -> bool:
+        """`covered`; what the task's first ledger needs is fetched meanwhile, and while Spark gets its first rows."""
+        # What fails is asked for again when it is needed, and fails there.
+        self._ahead = asyncio.gather(
+            self._services.ledger_store.reserve_id(), self._services.ledgers.bookies.writable(), return_exceptions=True
+        )
+        return await self.covered(job)
+
     async def stamp(self, log: str, stamp_ms: int) -> int:
         """The timestamp that this job's rows carry in `log`: chosen when the job began, not below the log's highest.
 
         Should the log move on before the batch is published, the commit mends it (`NamespaceLogs.restamp`).
         """
-        highest = await self._highest_txid(log)
+        highest = await self._services.logs.highest_txid(log)
         if highest == MAX_TXID:
             raise sealed(log)
         return stamp_ms if highest is None else max(stamp_ms, highest)
 
     async def create_ledger(self, job: JobId) -> LedgerWriter:
-        """A new ledger of `job`, listed under its sink before it exists.
+        """A new ledger of `job`, listed under its sink in the transaction that makes it.
 
-        Raises BatchSweptError if the listing was swept meanwhile: the sweep found no ledger, and this one must not
-        outlive it.
+        Where ledgers have a ZooKeeper of their own it is listed first, and BatchSweptError is raised if the listing was
+        swept meanwhile: the sweep found no ledger, and this one must not outlive it.
         """
         ensemble_size, write_quorum, ack_quorum = self.settings.quorums
 
         async def list_first(ledger_id: int) -> None:
-            await self.sinks.list_ledger(job.sink_id, job.staged(ledger_id))
+            if self._one_zookeeper:
+                listing = self.sinks.listing_op(job.sink_id, job.staged(ledger_id))
+                self._services.ledger_store.join_creation(ledger_id, [listing])
+            else:
+                await self.sinks.list_ledger(job.sink_id, job.staged(ledger_id))
 
         ledger = await self._services.ledgers.create(
             ensemble_size=ensemble_size,
@@ -140,7 +156,8 @@ class SinkSession:
             password=self.settings.password,
             before_create=list_first,
         )
-        if not await self.sinks.stands(job.sink_id, job.staged(ledger.ledger_id)):
+        # A listing that was made with the ledger cannot have been swept before the ledger existed.
+        if not self._one_zookeeper and not await self.sinks.stands(job.sink_id, job.staged(ledger.ledger_id)):
             await ledger.abandon()
             await self._services.ledgers.delete(ledger.ledger_id)
             raise swept(job)

@@ -34,13 +34,18 @@ class Sweeper:
         self._sinks = sinks
         self._delete_ledger = delete_ledger
 
-    async def after_commit(self, sink_id: str) -> int:
-        """Sweep what the sink's mark has settled, and a finished one-shot sink itself. Returns the ledgers deleted."""
+    async def after_commit(self, sink_id: str, published: int | None = None) -> int:
+        """Sweep what the sink's mark has settled, and a finished one-shot sink itself. Returns the ledgers deleted.
+
+        `published` is a batch that the mark is known to have reached; without it the mark is read.
+        """
         try:
-            mark = await self._sinks.read(sink_id)
-            if mark is None:
-                return 0
-            settled = [ledger for ledger in await self._sinks.staged(sink_id) if mark.value.covers(ledger.batch)]
+            if published is None:
+                mark = await self._sinks.read(sink_id)
+                if mark is None:
+                    return 0
+                published = mark.value.batch
+            settled = [ledger for ledger in await self._sinks.staged(sink_id) if ledger.batch <= published]
             swept = await self._sweep(sink_id, settled[:MAX_SWEPT_PER_COMMIT])
             if sink_id.startswith(JOB_PREFIX):
                 await self._sinks.remove(sink_id)

@@ -2,8 +2,8 @@
 
 Each task writes its rows into ledgers of its own, one for each log it meets (a new one whenever one has grown to the
 namespace's segment size), closes them and tells the driver. No log refers to these ledgers until the driver publishes
-the batch, so a task may fail, be repeated or run twice at any time; each ledger is listed under the sink before it
-exists, so whatever is not published is found and swept.
+the batch, so a task may fail, be repeated or run twice at any time; no ledger ever exists that is not listed under the
+sink, so whatever is not published is found and swept.
 
 Encoding runs in Spark's thread while the entries of the batch before travel; the bytes in flight of all ledgers of a
 task together are bounded.

@@ -177,6 +177,18 @@ async def test_registering_again_updates_the_address(registry: BookieRegistry) -
     assert await registry.writable() == [moved]
 
 
+async def test_lists_that_are_kept_are_read_again_after_a_change(registry: BookieRegistry) -> None:
+    registry.keep_lists()
+    assert await registry.writable() == []
+    await registry.register(FIRST)
+    await registry.resolve(FIRST.bookie_id)  # its answer comes after the event
+    assert await registry.writable() == [FIRST]
+    (await registry.writable()).clear()
+    assert await registry.writable() == [FIRST]
+    await registry.unregister(FIRST.bookie_id)
+    assert await registry.writable() == []
+
+
 async def test_a_predecessors_registration_is_waited_out(
     store: MetadataStore, other: MetadataStore, registry: BookieRegistry, ledgers_root: str
 ) -> None:

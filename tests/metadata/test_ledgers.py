@@ -21,7 +21,7 @@ from metadata.errors import (
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerLayout, LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.store import EventKind, MetadataStore
+from metadata.store import Create, EventKind, MetadataStore
 
 METADATA = LedgerMetadata(3, 3, 2, (Ensemble(0, ("a:1", "b:1", "c:1")),))
 
@@ -238,7 +238,53 @@ async def test_a_lost_answer_costs_at_most_an_id(faults: Faults, operation: str,
     assert len(set(ids)) == 3
 
 
+async def test_a_reserved_id_is_the_next_one_and_is_given_once(store: MetadataStore, ledgers: LedgerStore) -> None:
+    await asyncio.gather(ledgers.reserve_id(), ledgers.reserve_id())
+    assert [await ledgers.generate_id() for _ in range(3)] == [0, 1, 2]
+    reserving = asyncio.ensure_future(ledgers.reserve_id())
+    await asyncio.sleep(0)
+    assert await ledgers.generate_id() == 3
+    await reserving
+    assert (await store.children(f"{ledgers.root}/idgen"))[0] == []
+
+
 # ---- metadata --------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_joined_comes_with_the_ledger(store: MetadataStore, ledgers: LedgerStore, root: str) -> None:
+    ledgers.join_creation(12345, [Create(f"{root}/listing")])
+    created = await ledgers.create(12345, METADATA)
+    assert await ledgers.read(12345) == created
+    assert await store.exists(f"{root}/listing") is not None
+    await ledgers.delete(12345)
+    await ledgers.create(12345, METADATA)  # joined once only
+
+
+async def test_without_what_is_joined_no_ledger_comes(store: MetadataStore, ledgers: LedgerStore, root: str) -> None:
+    ledgers.join_creation(12345, [Create(f"{root}/gone/listing")])
+    with pytest.raises(NoNodeError) as raised:
+        await ledgers.create(12345, METADATA)
+    assert raised.value.path == f"{root}/gone/listing"
+    with pytest.raises(NoNodeError):
+        await ledgers.read(12345)
+    other = await ledgers.create(7, METADATA)
+    ledgers.join_creation(7, [Create(f"{root}/listing")])
+    with pytest.raises(NodeExistsError):
+        await ledgers.create(7, METADATA)
+    assert await store.exists(f"{root}/listing") is None
+    assert await ledgers.read(7) == other
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
+async def test_a_joined_creation_is_decided_by_the_token_when_its_answer_is_lost(faults: Faults, fault: Fault) -> None:
+    ledgers = LedgerStore(faults.store)
+    await ledgers.create(12344, METADATA)  # the parents
+    faults.arm("multi", fault, at="")
+    ledgers.join_creation(12345, [Create("/listing")])
+    created = await ledgers.create(12345, METADATA)
+    assert faults.met == 1
+    assert await ledgers.read(12345) == created
+    assert await faults.store.exists("/listing") is not None
 
 
 async def test_create_read_write_delete(store: MetadataStore, ledgers: LedgerStore) -> None:

@@ -257,6 +257,26 @@ async def test_a_lock_is_acquired_once_and_not_after_release(store: MetadataStor
         await lock.ensure_held()
 
 
+async def test_a_transaction_that_releases_needs_the_lock(store: MetadataStore, path: str) -> None:
+    lock = DistributedLock(store, path, "a")
+    await lock.acquire(0)
+    op = lock.release_op()
+    assert await members(store, path) == [op.path.rpartition("/")[2]]
+    await store.multi([op])
+    lock.deleted(op)
+    await lock.release()
+    assert await members(store, path) == []
+    again = DistributedLock(store, path, "a")
+    await again.acquire(0)
+    with pytest.raises(NoNodeError):
+        await store.multi([op])
+    again.deleted(op)  # another member than its own
+    await again.release()
+    assert await members(store, path) == []
+    with pytest.raises(LockingError):
+        again.release_op()
+
+
 async def test_the_locks_path_must_exist(store: MetadataStore, root: str) -> None:
     with pytest.raises(NoNodeError):
         await DistributedLock(store, f"{root}/nowhere", "me").acquire(0)

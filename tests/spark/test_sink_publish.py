@@ -171,6 +171,14 @@ async def test_a_session_that_expires_in_the_middle_leaves_exactly_one_copy() ->
         pytest.fail("the publication never came to its end")
 
 
+async def test_a_log_deleted_between_two_batches_is_created_again(world: World) -> None:
+    driver = Process(world)
+    assert await driver.publisher.publish(await driver.stage(job(0), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    await driver.log_store.delete_tree("flights")
+    assert await driver.publisher.publish(await driver.stage(job(1), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert [s.lssn for s in await driver.segments("flights")] == [1]
+
+
 async def test_two_drivers_with_one_batch_publish_one_copy_and_both_go_on(world: World) -> None:
     drivers = [Process(world, seed=seed, owner=f"driver-{seed}") for seed in range(2)]
     for number in range(5):
