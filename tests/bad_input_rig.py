@@ -61,9 +61,9 @@ class Rig:
             self.sandbox.stop()
 
     def _write_canary(self) -> None:
-        """Ledgers over all four nodes, so that whichever node is attacked holds some of it."""
+        """Three ledgers with a copy of every entry on all four nodes: whichever node is attacked holds all of it."""
         self.namespace.create_log(CANARY)
-        with self.namespace.open_log(CANARY) as log:
+        with self.namespace.open_log(CANARY, EVERYWHERE) as log:
             for first in range(0, CANARY_RECORDS, 100):
                 with log.open_writer() as writer:
                     futures = [writer.write(index, canary_payload(index)) for index in range(first, first + 100)]
@@ -205,6 +205,7 @@ class Rig:
 
 
 SETTINGS = {"lockTimeoutSeconds": 0, "periodicFlushFrequencyMilliSeconds": 5}
+EVERYWHERE = {"bkcEnsembleSize": 4, "bkcWriteQuorumSize": 4, "bkcAckQuorumSize": 2}
 
 
 async def _read_ledger(store: ZooKeeperStore, ledger_id: int) -> LedgerMetadata:
