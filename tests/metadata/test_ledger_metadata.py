@@ -182,12 +182,13 @@ def test_what_is_not_ledger_metadata_is_corrupt_and_names_its_path(data: bytes) 
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_decode_or_are_corrupt(tail: bytes) -> None:
+def test_any_bytes_are_corrupt_or_decode_to_what_they_are_encoded_to_again(tail: bytes) -> None:
     for version in (1, 2, 3):
         try:
-            LedgerMetadata.decode(b"BookieMetadataFormatVersion\t%d\n" % version + tail, "p")
+            found = LedgerMetadata.decode(b"BookieMetadataFormatVersion\t%d\n" % version + tail, "p")
         except CorruptDataError:
-            pass
+            continue
+        assert LedgerMetadata.decode(found.encode(), "p") == found
 
 
 @given(st.integers(0, 130), st.integers(0, 255))
@@ -195,9 +196,10 @@ def test_a_changed_byte_is_noticed_or_gives_valid_metadata(place: int, byte: int
     data = bytearray(OPEN_V3)
     data[place] = byte
     try:
-        LedgerMetadata.decode(bytes(data), "p").encode()
+        found = LedgerMetadata.decode(bytes(data), "p")
     except CorruptDataError:
-        pass
+        return
+    assert LedgerMetadata.decode(found.encode(), "p") == found
 
 
 @given(

@@ -86,9 +86,10 @@ def test_other_uris_are_refused_with_the_right_form(uri: str) -> None:
 def test_any_text_is_a_uri_or_a_callers_mistake(text: str) -> None:
     for uri in (text, f"distributedlog://{text}"):
         try:
-            NamespaceUri.parse(uri)
+            found = NamespaceUri.parse(uri)
         except CallerError:
-            pass
+            continue
+        assert NamespaceUri.parse(str(found)) == found
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,10 @@ def test_other_versions_are_unsupported(data: bytes) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_decode_or_are_corrupt(data: bytes) -> None:
     try:
-        SegmentMetadata.decode(data, "p", skip_minimum_version=True)
+        found = SegmentMetadata.decode(data, "p", skip_minimum_version=True)
     except CorruptDataError:
-        pass
+        return
+    assert SegmentMetadata.decode(found.encode(), "p", skip_minimum_version=True) == found
 
 
 _LONG = st.integers(-(2**63), 2**63 - 1)
