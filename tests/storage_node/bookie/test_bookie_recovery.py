@@ -52,8 +52,8 @@ def copies_of(directories: tuple[str, ...]) -> set[bytes]:
 
 def without_checkpoints(bookie: Bookie) -> None:
     """Let the journal grow: no checkpoint retires its files."""
-    assert bookie.storage._ticker is not None
-    bookie.storage._ticker.cancel()
+    assert bookie.storage.checkpoints._ticker is not None
+    bookie.storage.checkpoints._ticker.cancel()
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])

@@ -1,0 +1,179 @@
+"""Checkpoints: what makes the journal's older part unnecessary.
+
+In this order, and if any step fails the mark stays where it was:
+
+    1. in one step: end the journal's batch (the mark), note how long each log is, take the ledgers' states
+    2. write the logs up to there, from every slab
+    3. fdatasync every log, then append and fdatasync its sidecar, then the directories
+    4. write the checkpoint file into **every** ledger directory (D7)
+    5. give up journal files below the mark
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from storage_node.bookie import checkpoint as checkpoints
+from storage_node.bookie.checkpoint import Checkpoint
+from storage_node.bookie.contents import Contents
+from storage_node.bookie.entry_logs import LogFile, parse_log_name, sidecar_name
+from storage_node.bookie.index import NewPlaces
+from storage_node.bookie.journal import Journal
+from storage_node.edge import Disk
+from storage_node.errors import BookieFailedError
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """Takes the checkpoints of one node, one at a time. `run` once it has a journal, `end` before the files close."""
+
+    def __init__(self, contents: Contents, disk: Disk, *, directories: list[str], interval_ms: int) -> None:
+        self._contents = contents
+        self._disk = disk
+        self._directories = directories
+        self._interval_ms = interval_ms
+        self._journal: Journal | None = None
+        self._states: dict[int, bytes] = {}
+        self._counter = 0
+        self.logs_known: dict[int, int] = {}
+        """The logs of the last checkpoint, and how long they were."""
+        self._running: asyncio.Task[None] | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self.due = asyncio.Event()
+        """Set to have the next checkpoint at once."""
+        self.error: BaseException | None = None
+
+    def adopt(self, found: Checkpoint, lengths: dict[int, int]) -> None:
+        """Go on from what was found at start. The ledgers are those of the checkpoint and of the logs."""
+        self._counter = found.counter
+        self.logs_known = dict(lengths)
+        for ledger in self._contents.ledgers.values():
+            self._states[ledger.ledger_id] = ledger.encode()
+
+    async def first(self, journal: Journal) -> None:
+        """The checkpoint of a start: it covers what was replayed, and strays can go. Raises what it failed with."""
+        self._journal = journal
+        await self.take()
+        if self.error is not None:
+            raise self.error
+        await self._disk.submit("files", self._remove_strays)
+
+    def run(self) -> None:
+        """Take checkpoints from now on."""
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def end(self) -> None:
+        """Begin no more by itself."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.wait([self._ticker])
+            self._ticker = None
+
+    async def idle(self) -> None:
+        """Wait for the one that is under way."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+    async def _tick(self) -> None:
+        """Take a checkpoint every interval, and when the journal has gone on to another file."""
+        while True:
+            try:
+                await asyncio.wait_for(self.due.wait(), self._interval_ms / 1000)
+            except asyncio.TimeoutError:
+                pass
+            self.due.clear()
+            contents = self._contents
+            if contents.uncovered and contents.logs.error is None and self._mine().error is None:
+                await self.take()
+
+    async def take(self, *, clean: bool = False) -> None:
+        """Take a checkpoint; one at a time. A failure is kept in `error` and makes the node read-only."""
+        while self._running is not None:
+            await asyncio.wait([self._running])
+        task = asyncio.get_running_loop().create_task(self._take(clean))
+        self._running = task
+        task.add_done_callback(self._taken)
+        await asyncio.wait([task])
+
+    def _taken(self, task: asyncio.Task[None]) -> None:
+        self._running = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._contents.logs.error is None and self._mine().error is None:
+            logger.error("a checkpoint failed", exc_info=error)
+            self._contents.logs.give_up(error)
+        self.error = self.error or error
+
+    async def _take(self, clean: bool) -> None:
+        journal, contents, logs = self._mine(), self._contents, self._contents.logs
+        mark = journal.mark()
+        written = logs.flush_target()
+        lengths = logs.lengths()
+        new, contents.new = contents.new, {}
+        finished = [log_id for log_id, log in logs.writing.items() if logs.finished(log)]
+        self._take_states(new)
+        states = list(self._states.values())
+        await written
+        files = list(logs.writing.values())
+        await self._disk.submit("entries", partial(self._sync_logs, files, lengths, new))
+        await journal.durable()
+        self.logs_known.update(lengths)
+        self._counter += 1
+        known = dict(self.logs_known)
+        taken = Checkpoint(self._counter, mark, logs.next_log_id, known, clean, contents.lossy)
+        await self._disk.submit("files", partial(self._write_checkpoint, taken, states))
+        for log_id in finished:
+            logs.forget(log_id)
+        await journal.retire(mark)
+
+    def _mine(self) -> Journal:
+        if self._journal is None:
+            raise BookieFailedError("the storage is not started")
+        return self._journal
+
+    def _take_states(self, new: dict[int, NewPlaces]) -> None:
+        """Bring the encoded states up to date for the ledgers that changed."""
+        changed, self._contents.changed = self._contents.changed, set()
+        for places in new.values():
+            changed.update(places.ledger_ids())
+        for ledger_id in changed:
+            self._states[ledger_id] = self._contents.ledgers[ledger_id].encode()
+
+    def _sync_logs(self, logs: list[LogFile], lengths: dict[int, int], new: dict[int, NewPlaces]) -> None:
+        """On the entry-log thread: make every log and its sidecar durable."""
+        directories: set[str] = set()
+        for log in logs:
+            length = lengths.get(log.log_id, 0)
+            if length <= log.synced or log.file is None:
+                continue
+            log.file.sync_data()
+            block = new.get(log.log_id, NewPlaces()).block(log.log_id, log.synced, length)
+            sidecar = self._disk.open(f"{log.directory}/{sidecar_name(log.log_id)}", create=True)
+            try:
+                sidecar.write_at(log.sidecar_bytes, [block])
+                sidecar.sync_data()
+            finally:
+                sidecar.close()
+            if log.synced == 0:
+                directories.add(log.directory)
+            log.sidecar_bytes += len(block)
+            log.synced = length
+        for directory in directories:
+            self._disk.sync_directory(directory)
+
+    def _write_checkpoint(self, taken: Checkpoint, states: list[bytes]) -> None:
+        """On the files thread: every directory, or the checkpoint does not count (D7)."""
+        data = checkpoints.encode(taken, states)
+        for directory in self._directories:
+            self._disk.write_file(f"{directory}/{checkpoints.FILE_NAME}", data)
+
+    def _remove_strays(self) -> None:
+        """Logs that no checkpoint knows: their records were in the journal and have just been stored again."""
+        known = {*self.logs_known, *self._contents.logs.writing}
+        for directory in self._directories:
+            for name in self._disk.list_directory(directory):
+                log_id = parse_log_name(name) or parse_log_name(name, ".idx")
+                if log_id is not None and log_id not in known:
+                    self._disk.remove(f"{directory}/{name}")

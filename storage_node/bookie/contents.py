@@ -1,0 +1,66 @@
+"""`Contents`: the ledgers that a bookie holds, where their entries lie, and what no checkpoint has covered yet.
+
+Everything here is changed on the loop only. What is put here is in memory and on its way to the entry logs; making it
+durable at once is the journal's business, and the caller's.
+"""
+
+from __future__ import annotations
+
+from metadata.errors import InvariantViolation
+from storage_node.bookie.entry_logs import EntryLogs
+from storage_node.bookie.index import NewPlaces
+from storage_node.bookie.ledgers import Ledger
+from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES
+from storage_node.bookie.slabs import Slab
+from storage_node.protocol.frames import Buffer
+
+
+class Contents:
+    """Ledgers, index and entry logs, kept in step."""
+
+    def __init__(self, logs: EntryLogs) -> None:
+        self.logs = logs
+        self.ledgers: dict[int, Ledger] = {}
+        self.lossy = False
+        """Entries that were stored may be gone: what is not found is unknown, not absent (I11)."""
+        self.new: dict[int, NewPlaces] = {}
+        """For each log: what was added since the last checkpoint."""
+        self.changed: set[int] = set()
+        """Ledgers whose state is not that of the last checkpoint, besides those in `new`."""
+
+    @property
+    def uncovered(self) -> bool:
+        """True if a checkpoint would have something to write."""
+        return bool(self.new or self.changed)
+
+    def create(self, ledger_id: int) -> Ledger:
+        """A ledger that was not here comes into existence."""
+        ledger = self.ledgers[ledger_id] = Ledger(ledger_id)
+        return ledger
+
+    def append_entry(
+        self, ledger: Ledger, entry_id: int, body: memoryview, beyond_limit: bool
+    ) -> tuple[Slab, int, int, int] | None:
+        """Put an entry into memory, log and index. None: no memory."""
+        ledger_id = ledger.ledger_id
+        placed = self.logs.append(ENTRY, ledger_id, entry_id, body, beyond_limit)
+        if placed is None:
+            return None
+        slab = placed[0]
+        log_id = slab.log_id
+        place = (slab.base + placed[1]) // ALIGN
+        size = HEADER_BYTES + len(body)
+        ledger.index.put(entry_id, log_id, place, size)
+        new = self.new.get(log_id)
+        if new is None:
+            new = self.new[log_id] = NewPlaces()
+        new.put(ledger_id, entry_id, place, size)
+        return placed
+
+    def append_fact(self, kind: int, ledger: Ledger, body: Buffer) -> tuple[Slab, int, int, int]:
+        """Put a record about a ledger into memory and log, whatever the memory's limit."""
+        placed = self.logs.append(kind, ledger.ledger_id, 0, body, True)
+        if placed is None:
+            raise InvariantViolation("there was no memory for a record that must be stored")
+        self.changed.add(ledger.ledger_id)
+        return placed
