@@ -339,7 +339,6 @@ def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, 
         "ledgerDirectories": directory / "ledgers",
         "zkServers": zookeeper,
         "zkLedgersRootPath": LEDGERS_PATH,
-        # A killed node that comes back waits for its old session to end first.
         "zkTimeout": 4000,
         **more,
     }

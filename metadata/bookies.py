@@ -214,13 +214,17 @@ class BookieRegistry:
 
     async def unregister(self, bookie_id: str) -> None:
         """Take back whatever this session announced of the bookie."""
+        await self.let_go(bookie_id)
+        for folder in (self._available, self._readonly):
+            await repeat(self._store, partial(self._withdraw, join(folder, bookie_id)))
+
+    async def let_go(self, bookie_id: str) -> None:
+        """Announce the bookie no more; what is announced ends with the session."""
         self._registered.pop(bookie_id, None)
         renewal = self._renewals.pop(bookie_id, None)
         if renewal is not None:
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
-        for folder in (self._available, self._readonly):
-            await repeat(self._store, partial(self._withdraw, join(folder, bookie_id)))
 
     async def _announce(self, address: BookieAddress, readonly: bool) -> None:
         folder, other = (self._readonly, self._available) if readonly else (self._available, self._readonly)

@@ -59,6 +59,7 @@ from metadata.store import (
 T = TypeVar("T")
 P = ParamSpec("P")
 _FIRST_SESSION: Final = 0x100000000000001
+_TOKEN_BYTES: Final = 8
 
 
 class Fault(Enum):
@@ -367,6 +368,21 @@ class MemoryStore(MetadataStore):
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
         return self._hub.on_session(listener)
+
+    @property
+    def session_token(self) -> bytes:
+        return self.session_id.to_bytes(_TOKEN_BYTES, "big")
+
+    async def end_session(self, token: bytes) -> None:
+        if len(token) != _TOKEN_BYTES:
+            raise CallerError("this is no session's token")
+        session_id = int.from_bytes(token, "big")
+
+        def end(session: _Session, answered: bool) -> None:
+            if session_id in self._tree._sessions:
+                self._tree.expire(session_id)
+
+        await self._request("end_session", "/", end)
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 

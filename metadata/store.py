@@ -120,6 +120,19 @@ class MetadataStore(Protocol):
         """Call `listener` at each change of state; returns a function that unsubscribes it."""
         ...
 
+    @property
+    def session_token(self) -> bytes:
+        """What another process needs to end this session (a secret); empty before the first connection."""
+        ...
+
+    async def end_session(self, token: bytes) -> None:
+        """End the session with this token, as if it had expired: its ephemerals go, and whatever it still sends is
+        refused. One that has ended already is fine. Only for a session whose owner is known to be dead.
+
+        Raises MetadataUnavailableError where no server answered; CallerError for what is no token.
+        """
+        ...
+
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
         """Data and stat. The watch fires once, on change or deletion. Raises NoNodeError (no watch is left then)."""
         ...

@@ -72,6 +72,8 @@ block the loop; further requests wait their turn."""
 CLOSE_GRACE_MS: Final = 3_000
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.4, "max_delay": 1.0}
 _DIAL_SLICE_S: Final = 0.1
+_SESSION_ID_BYTES: Final = 8
+_PASSWORD_BYTES: Final = 16
 
 _EVENTS: Final = {
     "CREATED": EventKind.CREATED,
@@ -106,8 +108,11 @@ _ERRORS: Final[tuple[tuple[type[Exception], type[DistributedLogError], str], ...
 class ZooKeeperStore(MetadataStore):
     """One ZooKeeper session. Make it with `connect`, on the loop that uses it."""
 
-    def __init__(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> None:
+    def __init__(
+        self, servers: str, session_timeout_ms: int, connect_timeout_ms: int, resumed: tuple[int, bytes] | None = None
+    ) -> None:
         self._servers = _check_servers(servers)
+        self._timeouts_ms = session_timeout_ms, connect_timeout_ms
         self._loop = asyncio.get_running_loop()
         self._handler = _LoopHandler(self._loop, connect_timeout_ms / 1000)
         self._hub = SessionHub(SessionState.SUSPENDED)
@@ -120,6 +125,7 @@ class ZooKeeperStore(MetadataStore):
             handler=self._handler,
             logger=_KAZOO_LOG,
             connection_retry=_RECONNECT,
+            client_id=resumed,
         )
         self._client.add_listener(self._on_kazoo_state)
 
@@ -156,6 +162,26 @@ class ZooKeeperStore(MetadataStore):
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
         return self._hub.on_session(listener)
+
+    @property
+    def session_token(self) -> bytes:
+        session_id, password = self._client.client_id or (0, b"")
+        return session_id.to_bytes(_SESSION_ID_BYTES, "big", signed=True) + password if session_id else b""
+
+    async def end_session(self, token: bytes) -> None:
+        """Resume it and close it. The server orders that close before anything its old connection may still hold: a
+        resumed session refuses what comes through another connection, and a closed one refuses everything."""
+        session_id, password = int.from_bytes(token[:_SESSION_ID_BYTES], "big", signed=True), token[_SESSION_ID_BYTES:]
+        if not session_id or len(password) != _PASSWORD_BYTES:
+            raise CallerError("this is no session's token")
+        former = ZooKeeperStore(self._servers, *self._timeouts_ms, (session_id, password))
+        former._client.start_async()
+        try:
+            # A session that has ended gets a new one here, which ends as well.
+            if not await reconnected(former, self._timeouts_ms[1]):
+                raise MetadataUnavailableError("no ZooKeeper server answered; the session was not ended")
+        finally:
+            await former.close()
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 

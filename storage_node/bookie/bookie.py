@@ -1,6 +1,7 @@
 """`Bookie`: the life of a storage node, from the lock on its directories to its last checkpoint.
 
-    start   lock -> listen -> cookies -> recover (replay, checkpoint) -> register -> serve
+    start   lock -> listen -> cookies -> end a dead predecessor's session -> recover (replay, checkpoint) -> register
+            -> serve
     stop    unregister -> no more connections -> everything durable and answered -> last checkpoint -> unlock
     failure of the journal: every connection is closed at once, nothing further is answered, `failed` is set
 
@@ -21,6 +22,7 @@ from metadata.store import MetadataStore
 from storage_node.bookie.connections import Connection
 from storage_node.bookie.cookies import check_cookies
 from storage_node.bookie.disk import SystemDisk
+from storage_node.bookie.predecessor import SessionFile
 from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
@@ -57,7 +59,9 @@ class Bookie:
         self.clock: Clock = clock or SystemClock()
         self._network: Network = network or TcpNetwork(max_frame=settings.netty_max_frame_size_bytes)
         self._disk: Disk = disk or SystemDisk()
+        self._store = store
         self._registry = BookieRegistry(store, settings.zk_ledgers_root_path)
+        self._session: SessionFile | None = None
         self._address: BookieAddress | None = None
         self._storage: Storage | None = None
         self._listener: Listener | None = None
@@ -135,6 +139,8 @@ class Bookie:
             instance_id=await self._registry.instance_id(),
         )
         await check_cookies(self._registry, self._disk, cookie, list(dict.fromkeys(currents)))
+        self._session = SessionFile(self._disk, currents[0], self._store)
+        await self._session.end_former()
         self._storage = Storage(
             settings,
             self._disk,
@@ -147,6 +153,7 @@ class Bookie:
         self._judge_disks()
         self._announced_read_only = self.read_only
         self._serving = True
+        await self._session.keep()
         await self._registry.register(self._address, readonly=self._announced_read_only)
         self._monitor = asyncio.get_running_loop().create_task(self._watch_disks())
         logger.info("bookie %s serves on port %d", self._address.bookie_id, self._listener.port)
@@ -276,8 +283,9 @@ class Bookie:
         if self._stopped:
             return
         self._stopped = True
-        if unregister:
-            await self._unregister()
+        unregistered = await self._unregister() if unregister else await self._let_go()
+        if self._session is not None:
+            await self._session.close(ended=unregistered)
         if self._monitor is not None:
             self._monitor.cancel()
             await asyncio.wait([self._monitor])
@@ -305,13 +313,21 @@ class Bookie:
             logger.warning("stopping with adds unanswered: %s", error)
         await asyncio.sleep(0)
 
-    async def _unregister(self) -> None:
+    async def _unregister(self) -> bool:
+        """True if nothing of this node is registered any more."""
         if self._address is None:
-            return
+            return True
         try:
             await asyncio.wait_for(self._registry.unregister(self._address.bookie_id), METADATA_TIMEOUT_S)
         except (DistributedLogError, asyncio.TimeoutError) as error:
             logger.warning("the registration is left to end with its session: %s", error)
+            return False
+        return True
+
+    async def _let_go(self) -> bool:
+        if self._address is not None:
+            await self._registry.let_go(self._address.bookie_id)
+        return False
 
     def _run(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -363,6 +363,29 @@ async def test_close_is_final_and_idempotent(store: MetadataStore, root: str) ->
     assert await reconnected(store, 1_000) is False
 
 
+async def test_a_session_can_be_ended_by_its_token_and_one_that_has_ended_too(
+    world: World, store: MetadataStore, other: MetadataStore, root: str
+) -> None:
+    """What the restarted owner of a dead process's session does, instead of waiting for it to expire."""
+    token, old = store.session_token, store.session_id
+    await store.create(f"{root}/e", ephemeral=True)
+    await other.create(f"{root}/mine", ephemeral=True)
+    await other.end_session(token)
+    assert await other.exists(f"{root}/e") is None
+    await other.end_session(token)
+    assert await other.exists(f"{root}/mine") is not None
+    states = Heard()
+    store.on_session(states)
+
+    async def renewed() -> bool:
+        return store.session_id != old and store.state is SessionState.CONNECTED
+
+    await states.until(renewed)
+    assert store.session_token != token
+    with pytest.raises(CallerError):
+        await other.end_session(b"none")
+
+
 async def test_an_expired_session_loses_its_ephemerals_and_a_new_one_follows(
     world: World, store: MetadataStore, other: MetadataStore, root: str
 ) -> None:
