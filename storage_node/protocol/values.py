@@ -1,6 +1,8 @@
-"""Requests and responses of protocol version 3 as values.
+"""Requests and responses of both protocol versions as values.
 
 A response's `status` is resolved as wire specification 1.3 says: the sub-message's unless the outer one is an error.
+Version 2 has no transaction ids: there `txn_id` is 0, and `version` is what the packet says of itself (0 to 2, or what
+will be refused), since the answer repeats it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class AddRequest:
     recovery: bool = False
     deferred_sync: bool = False
     priority: int = 0
+    version: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,23 @@ class ReadRequest:
     timeout_ms: int | None = None
     piggyback: bool = False
     priority: int = 0
+    version: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReadRequest:
+    """Read entries from `entry_id` on, at most `max_count` (0 or less: any number) and `max_bytes`; version 2 only."""
+
+    operation: ClassVar[Operation] = Operation.BATCH_READ
+    ledger_id: int
+    entry_id: int
+    request_id: int
+    max_count: int
+    max_bytes: int
+    master_key: bytes | None = None
+    fence: bool = False
+    priority: int = 0
+    version: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +110,7 @@ class AuthRequest:
     txn_id: int
     plugin: str
     payload: bytes
+    version: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +163,21 @@ class ReadResponse:
     body: memoryview | None = None
     max_lac: int | None = None
     lac_update_timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReadResponse:
+    """Consecutive entries from `entry_id` on; none where `status` is no EOK. Version 2 only.
+
+    Nobody has checked them: they may lie beyond the LAC or the end of a fragment (trap 31).
+    """
+
+    operation: ClassVar[Operation] = Operation.BATCH_READ
+    request_id: int
+    status: Status
+    ledger_id: int
+    entry_id: int
+    entries: tuple[memoryview, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +263,6 @@ Response: TypeAlias = (
     | StartTlsResponse
     | ErrorResponse
 )
+
+RequestV2: TypeAlias = AddRequest | ReadRequest | BatchReadRequest | AuthRequest
+ResponseV2: TypeAlias = AddResponse | ReadResponse | BatchReadResponse | AuthResponse
