@@ -3,6 +3,7 @@
     DistributedLogError
     ├── CallerError
     │   ├── EntryTooLargeError           the entry does not fit in a frame; nothing was sent
+    │   ├── DuplicateEntryError          the entry id was given before; nothing was sent
     │   ├── BookieConfigurationError     a bookie's configuration is wrong; it did not start
     │   └── CookieMismatchError          a bookie's disks, id and metadata do not belong together; it did not start
     ├── NotAppliedError
@@ -48,6 +49,10 @@ from metadata.errors import (
 
 class EntryTooLargeError(CallerError):
     """The entry does not fit in a frame; nothing was sent."""
+
+
+class DuplicateEntryError(CallerError):
+    """An entry of this id is in the ledger or under way; nothing was sent."""
 
 
 class BookieConfigurationError(CallerError):

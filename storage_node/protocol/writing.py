@@ -28,19 +28,27 @@ fenced may not, since the end is then the recoverer's to decide (I5).
 **Recovering.** With `recovering` the same machine re-adds entries for a recovery: lengths are given, and ensemble
 changes stay in `metadata`, local, until the recovery's one closing write publishes them (I18).
 
-States and what each event does in them:
+**Delayed changes.** With `delay_ensemble_change` a failed add is only noted, entry by entry, until so many seats of its
+write set have failed or are vacant that it could not reach its ack quorum; then all of these are changed at once.
+A read-only bookie is changed at once all the same. A failure of what was acknowledged without it is nothing.
+
+**Deferred sync.** Bookies acknowledge before they sync; an acknowledgement moves no LAC, `forced` does. What an old
+ensemble holds unsynced could be lost with it, so such a ledger never changes its ensemble: any failure is final.
+
+**Advanced.** The caller gives entry ids, in any order. A gap holds back what lies behind it; a close makes the gap
+final, and what lies behind it fails. The length is then the sum over acknowledged entries.
+
+States, events, their table and the effects are in `writing_model`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import TypeAlias
 
 from metadata.errors import DistributedLogError, NoNodeError, OutcomeUnknownError, check
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from storage_node.errors import (
+    DuplicateEntryError,
     LedgerClosedError,
     LedgerFencedError,
     QuorumWriteError,
@@ -48,151 +56,49 @@ from storage_node.errors import (
     UnauthorizedAccessError,
 )
 from storage_node.protocol.striping import next_fragment_key, write_sets
-from storage_node.protocol.tables import Reaction, parse_table
-
-
-class State(Enum):
-    WRITING = auto()
-    """Adds are taken and acknowledged."""
-    PICKING = auto()
-    """Frozen; replacements for failed bookies are being picked."""
-    CHANGING = auto()
-    """Frozen; the ensemble change's conditional write is under way."""
-    CHECKING = auto()
-    """Frozen; the metadata is being read after a conflict or an unknown outcome."""
-    CLOSING = auto()
-    """Everything is acknowledged; the closing conditional write is under way."""
-    CLOSE_CHECKING = auto()
-    """The metadata is being read after the closing write's conflict or unknown outcome."""
-    CLOSED = auto()
-    FAILED = auto()
-
-
-class Event(Enum):
-    """One for each event method of `WriterMachine`."""
-
-    ADD = auto()
-    ADDED = auto()
-    REFUSED = auto()
-    PICKED = auto()
-    METADATA_WRITTEN = auto()
-    METADATA_DOUBTFUL = auto()
-    METADATA_FOUND = auto()
-    METADATA_FAILED = auto()
-    RETRY_VACANCIES = auto()
-    CLOSE = auto()
-    ABORT = auto()
-
-
-REACTIONS = parse_table(
-    """
-                    add added refused picked metadata_written metadata_doubtful metadata_found metadata_failed retry_vacancies close abort
-    WRITING         A   A     A       !      !                !                 !              !               A               A     A
-    PICKING         A   A     A       A      !                !                 !              !               -               A     A
-    CHANGING        A   A     A       !      A                A                 !              A               -               A     A
-    CHECKING        A   A     A       !      !                !                 A              A               -               A     A
-    CLOSING         R   -     -       !      A                A                 !              A               -               -     A
-    CLOSE_CHECKING  R   -     -       !      !                !                 A              A               -               -     A
-    CLOSED          R   -     -       -      -                -                 -              -               -               -     -
-    FAILED          R   -     -       -      -                -                 -              -               -               A     -
-    """,  # noqa: E501
-    State,
+from storage_node.protocol.tables import Reaction
+from storage_node.protocol.writing_model import (
+    REACTIONS,
+    Acknowledged,
+    Closed,
+    Cut,
+    Effect,
+    Effects,
     Event,
+    Failed,
+    PickReplacements,
+    ReadMetadata,
+    Resend,
+    Seat,
+    Send,
+    State,
+    WriteMetadata,
 )
-"""The machine as a table. In FAILED, CLOSE acts: it closes at the LAC, or raises what forbids that (see above). While
-a close waits for pending adds (`close_requested`), ADD is refused in every state."""
+
+__all__ = [
+    "REACTIONS",
+    "UNLIMITED_CHANGES",
+    "Acknowledged",
+    "Closed",
+    "Cut",
+    "Effect",
+    "Effects",
+    "Event",
+    "Failed",
+    "PickReplacements",
+    "ReadMetadata",
+    "Resend",
+    "Seat",
+    "Send",
+    "State",
+    "WriteMetadata",
+    "WriterMachine",
+]
+
+UNLIMITED_CHANGES = 2**31 - 1
 
 _FROZEN = frozenset({State.PICKING, State.CHANGING, State.CHECKING})
 _FATAL = (LedgerFencedError, UnauthorizedAccessError, LedgerClosedError)
-
-
-class Seat:
-    """One bookie's place in the last ensemble. `current` ends for ever when the bookie is replaced (D12)."""
-
-    __slots__ = ("bit", "bookie", "current", "index")
-
-    def __init__(self, index: int, bookie: str) -> None:
-        self.index = index
-        self.bookie = bookie
-        self.bit = 1 << index
-        self.current = True
-
-    def __repr__(self) -> str:
-        return f"Seat({self.index}, {self.bookie!r}{'' if self.current else ', replaced'})"
-
-
-@dataclass(slots=True)  # not frozen: one is made for every entry, and frozen ones cost twice as much to make
-class Send:
-    """Package the new entry, with this LAC and cumulative length, and send it to the seats, in this order."""
-
-    entry_id: int
-    last_add_confirmed: int
-    length: int
-    seats: tuple[Seat, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Resend:
-    """Send a pending entry to seats that were filled anew."""
-
-    entry_id: int
-    seats: tuple[Seat, ...]
-
-
-@dataclass(slots=True)
-class Acknowledged:
-    """Entries first..last are acknowledged, in this order; `last` is the new LAC."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class PickReplacements:
-    """Pick other bookies for some indices of `bookies`, none of `excluded`; answer with `picked`.
-
-    `last_resort`: without a replacement the writer fails, so that a bookie which failed lately is better than none.
-    """
-
-    bookies: tuple[str, ...]
-    indices: tuple[int, ...]
-    excluded: frozenset[str]
-    last_resort: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WriteMetadata:
-    """Set the ledger's metadata if its version still is `version`.
-
-    Answer: `metadata_written`; `metadata_doubtful` on a version conflict and on an unknown outcome;
-    `metadata_failed` where it definitely cannot be.
-    """
-
-    metadata: LedgerMetadata
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadMetadata:
-    """Read the ledger's metadata; answer with `metadata_found` or `metadata_failed`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The writer failed: every pending add fails with `error`, in entry order, and so does a close under way."""
-
-    error: DistributedLogError
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The ledger is closed as `metadata` says."""
-
-    metadata: LedgerMetadata
-
-
-Effect: TypeAlias = Send | Resend | Acknowledged | PickReplacements | WriteMetadata | ReadMetadata | Failed | Closed
-Effects: TypeAlias = tuple[Effect, ...]
 
 
 class WriterMachine:
@@ -208,26 +114,37 @@ class WriterMachine:
         length: int = 0,
         recovering: bool = False,
         delay_ensemble_change: bool = False,
+        deferred_sync: bool = False,
+        advanced: bool = False,
+        max_ensemble_changes: int = UNLIMITED_CHANGES,
     ) -> None:
+        check(not (recovering and (deferred_sync or advanced)), "a recovery adds in order and synced")
         self.ledger_id = ledger_id
         self.metadata = metadata
         self.state = State.WRITING
         self.error: DistributedLogError | None = None
-        self.last_add_confirmed = last_add_confirmed
+        self.last_acknowledged = last_add_confirmed
+        """The last entry acknowledged in order: the LAC, except where syncing is deferred."""
         self.last_add_pushed = last_add_confirmed
+        """The highest entry id given out."""
         self.length = length
         """Payload bytes of all entries pushed."""
         self.acknowledged_length = length
         """Payload bytes of all entries acknowledged: what a close writes (5.12)."""
+        self.deferred_sync = deferred_sync
+        self.advanced = advanced
         self.close_requested = False
         self.vacant: frozenset[int] = frozenset()
         self._version = version
         self._recovering = recovering
         self._delay = delay_ensemble_change
+        self._changes_left = max_ensemble_changes
+        self._synced = (last_add_confirmed, length)  # deferred sync: the last forced entry and the length up to it
         self._ack_quorum = metadata.ack_quorum
         self._spare = metadata.write_quorum - metadata.ack_quorum
         self._size = metadata.ensemble_size
         self._windows = write_sets(metadata.ensemble_size, metadata.write_quorum)
+        self._window_masks = tuple(sum(1 << index for index in window) for window in self._windows)
         # Entries not acknowledged yet, in order: a bit mask of the seats that have each, and its cumulative length.
         self._acks: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
@@ -245,6 +162,11 @@ class WriterMachine:
         return tuple(self._seats)
 
     @property
+    def last_add_confirmed(self) -> int:
+        """The LAC (-1: none)."""
+        return self._synced[0] if self.deferred_sync else self.last_acknowledged
+
+    @property
     def pending_count(self) -> int:
         return len(self._acks)
 
@@ -260,24 +182,40 @@ class WriterMachine:
 
     # ------------------------------------------------------------------------------------ adds and their answers
 
-    def add(self, size: int, length: int | None = None) -> Effects:
+    def add(self, size: int, length: int | None = None, entry_id: int | None = None) -> Effects:
         """A new entry of `size` payload bytes. A recovery gives the cumulative `length` it has read.
 
-        Raises LedgerClosedError after a close, or what made the writer fail.
+        An advanced writer gives the entry's id. Raises LedgerClosedError after a close, what made the writer fail, or
+        DuplicateEntryError.
         """
         if self.close_requested or REACTIONS[self.state][Event.ADD] is Reaction.REFUSE:
             raise self._refusal()
-        entry_id = self.last_add_pushed + 1
-        self.last_add_pushed = entry_id
+        if entry_id is None:
+            entry_id = self.last_add_pushed + 1
+            self.last_add_pushed = entry_id
+        else:
+            self._claim(entry_id)
         self.length = total = self.length + size if length is None else length
         self._acks[entry_id] = 0
-        self._lengths[entry_id] = total
+        self._lengths[entry_id] = size if self.advanced else total
         change: Effects = ()
         if self._failing and self.state is State.WRITING:
             # A bookie failed an entry that was acknowledged already: its seat is changed now that it is needed again.
             change = self._begin_change()
-        send = Send(entry_id, self.last_add_confirmed, total, self._targets[entry_id % self._size])
+        lac = self._synced[0] if self.deferred_sync else self.last_acknowledged
+        send = Send(entry_id, lac, total, self._targets[entry_id % self._size])
         return (send, *change) if change else (send,)
+
+    def _claim(self, entry_id: int) -> None:
+        """Take an id that the caller has chosen."""
+        check(self.advanced, "an entry id was given to a writer that assigns them", ledger_id=self.ledger_id)
+        if entry_id <= self.last_acknowledged or entry_id in self._acks:
+            raise DuplicateEntryError(
+                f"entry {entry_id} is in the ledger or under way; nothing was sent",
+                ledger_id=self.ledger_id,
+                entry_id=entry_id,
+            )
+        self.last_add_pushed = max(self.last_add_pushed, entry_id)
 
     def added(self, seat: Seat, entry_id: int) -> Effects:
         """The bookie in `seat` stored the entry durably."""
@@ -287,7 +225,7 @@ class WriterMachine:
         if acks is None:
             return ()
         self._acks[entry_id] = acks = acks | seat.bit
-        if entry_id != self.last_add_confirmed + 1 or acks.bit_count() < self._ack_quorum:
+        if entry_id != self.last_acknowledged + 1 or acks.bit_count() < self._ack_quorum:
             return ()
         return self._drain()
 
@@ -297,38 +235,61 @@ class WriterMachine:
             return ()
         if isinstance(error, _FATAL):
             return self._fail(error)  # EFENCED, EUA: fatal for the handle, no later acknowledgement (I5)
+        if self.deferred_sync:
+            return self._fail(self._stuck("a ledger whose syncs are deferred cannot change its ensemble", error))
         if seat.index in self.vacant or seat.index in self._round:
             return ()  # known, and being dealt with (D12)
         failed = {seat.index}
-        if self._delay and not isinstance(error, ReadOnlyError):
-            if entry_id not in self._acks:
-                return ()
-            mask = self._failures[entry_id] = self._failures.get(entry_id, 0) | seat.bit
-            if mask.bit_count() <= self._spare:
-                return ()  # an ack quorum is still to be had from the others
-            failed = {s.index for s in self._seats if s.bit & mask and s.index not in self._round}
-            failed -= self.vacant
+        if self._delay:
+            if entry_id in self._acks:
+                self._failures[entry_id] = self._failures.get(entry_id, 0) | seat.bit
+            if not isinstance(error, ReadOnlyError):
+                failed = self._due(entry_id)
+                if not failed:
+                    return ()  # acknowledged without it, or an ack quorum is still to be had from the others
+            else:
+                failed |= self._noted(entry_id)
         self._failing |= failed
         self._suspects.update(self._seats[index].bookie for index in failed)
         if self.state is not State.WRITING or not self._acks:
             return ()  # merged into the running change's sequel, or due at the next add
         return self._begin_change()
 
+    def _noted(self, entry_id: int) -> set[int]:
+        """The seats that failed this pending entry and that nobody deals with yet."""
+        mask = self._failures.get(entry_id, 0)
+        return {s.index for s in self._seats if s.bit & mask and s.index not in self._round} - self.vacant
+
+    def _due(self, entry_id: int) -> set[int]:
+        """With delayed changes: the seats to change because this entry cannot reach its ack quorum without."""
+        vacant = sum(1 << index for index in self.vacant)
+        lost = (self._failures.get(entry_id, 0) | vacant) & self._window_masks[entry_id % self._size]
+        return self._noted(entry_id) if lost.bit_count() > self._spare else set()
+
+    def forced(self, entry_id: int, length: int) -> Effects:
+        """Every bookie has synced all it had when `entry_id` was the last acknowledged, `length` bytes into it."""
+        if not self._asked(Event.FORCED):
+            return ()
+        check(self.deferred_sync, "a sync was forced where none is deferred", ledger_id=self.ledger_id)
+        self._synced = max(self._synced, (entry_id, length))
+        return ()
+
     def _drain(self) -> Effects:
         """Acknowledge what is complete, in entry order, unless frozen (D4); then a requested close may go on."""
         if self.state is not State.WRITING:
             return ()
         pending, quorum = self._acks, self._ack_quorum
-        before = head = self.last_add_confirmed
+        before = head = self.last_acknowledged
         while (acks := pending.get(head + 1)) is not None and acks.bit_count() >= quorum:
             head += 1
             del pending[head]
-            self.acknowledged_length = self._lengths.pop(head)
+            length = self._lengths.pop(head)
+            self.acknowledged_length = self.acknowledged_length + length if self.advanced else length
             if self._failures:
                 self._failures.pop(head, None)
         if head == before:
             return self._close_if_drained()
-        self.last_add_confirmed = head
+        self.last_acknowledged = head
         if self._suspects:
             self._suspects = {self._seats[index].bookie for index in self._failing}
         if self.close_requested:
@@ -366,12 +327,15 @@ class WriterMachine:
         bookies = tuple(replacements.get(seat.index, seat.bookie) for seat in self._seats)
         if bookies == self.metadata.last_ensemble.bookies:
             return self._adopt(self.metadata, self._version)  # nothing to write: vacancies, or bookies come back
+        if not self._changes_left and not self._recovering:
+            return self._fail(self._stuck("this writer may change its ensemble no more (maxNumEnsembleChanges)", error))
+        self._changes_left -= 1
         return self._propose(self.metadata, bookies)
 
     def _propose(self, base: LedgerMetadata, bookies: tuple[str, ...]) -> Effects:
         check(len(set(bookies)) == len(bookies), "an ensemble would hold a bookie twice", ledger_id=self.ledger_id)
         # The start is LAC + 1 computed under the freeze (D5); same first entry: replace, else append.
-        start, _ = next_fragment_key(self.last_add_confirmed, base.last_ensemble.first_entry)
+        start, _ = next_fragment_key(self.last_acknowledged, base.last_ensemble.first_entry)
         changed = base.with_ensemble(start, bookies)
         if self._recovering:
             return self._adopt(changed, self._version)  # local until the recovery's closing write (I18)
@@ -395,7 +359,9 @@ class WriterMachine:
         self._retarget()
         effects: list[Effect] = []
         self._failures = {entry_id: mask & ~changed for entry_id, mask in self._failures.items()}
-        for entry_id in self._acks:
+        for entry_id in self._failures:
+            self._failing |= self._due(entry_id)  # a delayed failure counts now if a seat stayed vacant beside it
+        for entry_id in sorted(self._acks) if self.advanced else self._acks:
             self._acks[entry_id] &= ~changed  # a replaced bookie's acknowledgements of pending entries are void
             window = self._windows[entry_id % self._size]
             seats = tuple(self._seats[index] for index in window if changed >> index & 1)
@@ -436,7 +402,7 @@ class WriterMachine:
             return self._judge_close(metadata, version)
         if metadata.state is not LedgerState.OPEN:
             return self._fail(self._taken_over(metadata))
-        if metadata.last_ensemble.first_entry > self.last_add_confirmed + 1:
+        if metadata.last_ensemble.first_entry > self.last_acknowledged + 1:
             return self._fail(self._foreign_fragment(metadata))
         self.metadata, self._version = metadata, version
         found = metadata.last_ensemble.bookies
@@ -481,20 +447,30 @@ class WriterMachine:
         return self._fail(error)
 
     def _close_if_drained(self) -> Effects:
-        if not self.close_requested or self._acks:
+        if not self.close_requested or self.last_acknowledged + 1 in self._acks:
             return ()
-        return self._write_close(self.metadata)
+        if not self._acks:
+            return self._write_close(self.metadata)
+        gap = LedgerClosedError(
+            f"the ledger was closed at entry {self.last_acknowledged}, and this entry lies behind a gap; it is not in it",
+            ledger_id=self.ledger_id,
+        )
+        self._drop_pending()
+        return (Cut(gap), *self._write_close(self.metadata))
+
+    def _end(self) -> tuple[int, int]:
+        """Where a close by this writer ends the ledger: its LAC, and the length up to there."""
+        return self._synced if self.deferred_sync else (self.last_acknowledged, self.acknowledged_length)
 
     def _write_close(self, base: LedgerMetadata) -> Effects:
         self.state = State.CLOSING
-        return (WriteMetadata(base.closed(self.last_add_confirmed, self.acknowledged_length), self._version),)
+        return (WriteMetadata(base.closed(*self._end()), self._version),)
 
     def _judge_close(self, metadata: LedgerMetadata, version: int) -> Effects:
         if metadata.state is LedgerState.OPEN:
             self._version = version
             return self._write_close(metadata)
-        mine = (self.last_add_confirmed, self.acknowledged_length)
-        if metadata.state is LedgerState.CLOSED and (metadata.last_entry, metadata.length) == mine:
+        if metadata.state is LedgerState.CLOSED and (metadata.last_entry, metadata.length) == self._end():
             return self._closed(metadata, version)  # ours, or a recoverer's that agrees: equal is equal
         return self._fail(self._taken_over(metadata))
 
@@ -527,11 +503,14 @@ class WriterMachine:
         if not isinstance(self.error, _FATAL):
             self.error = error
         self.state = State.FAILED
+        self._drop_pending()
+        self._retire()
+        return (Failed(error),)
+
+    def _drop_pending(self) -> None:
         self._acks.clear()
         self._lengths.clear()
         self._failures.clear()
-        self._retire()
-        return (Failed(error),)
 
     def _retire(self) -> None:
         for seat in self._seats:

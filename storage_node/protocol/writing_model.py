@@ -1,0 +1,168 @@
+"""The writer machine's vocabulary: its states, events and table, the seats of an ensemble, and its effects.
+
+`protocol.writing` holds the machine and the theory of operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+from metadata.errors import DistributedLogError
+from metadata.ledger_metadata import LedgerMetadata
+from storage_node.protocol.tables import Reaction, parse_table
+
+
+class State(Enum):
+    WRITING = auto()
+    """Adds are taken and acknowledged."""
+    PICKING = auto()
+    """Frozen; replacements for failed bookies are being picked."""
+    CHANGING = auto()
+    """Frozen; the ensemble change's conditional write is under way."""
+    CHECKING = auto()
+    """Frozen; the metadata is being read after a conflict or an unknown outcome."""
+    CLOSING = auto()
+    """Everything is acknowledged; the closing conditional write is under way."""
+    CLOSE_CHECKING = auto()
+    """The metadata is being read after the closing write's conflict or unknown outcome."""
+    CLOSED = auto()
+    FAILED = auto()
+
+
+class Event(Enum):
+    """One for each event method of `WriterMachine`."""
+
+    ADD = auto()
+    ADDED = auto()
+    REFUSED = auto()
+    PICKED = auto()
+    METADATA_WRITTEN = auto()
+    METADATA_DOUBTFUL = auto()
+    METADATA_FOUND = auto()
+    METADATA_FAILED = auto()
+    RETRY_VACANCIES = auto()
+    FORCED = auto()
+    CLOSE = auto()
+    ABORT = auto()
+
+
+REACTIONS = parse_table(
+    """
+                    add added refused picked metadata_written metadata_doubtful metadata_found metadata_failed retry_vacancies forced close abort
+    WRITING         A   A     A       !      !                !                 !              !               A               A      A     A
+    PICKING         A   A     A       A      !                !                 !              !               -               !      A     A
+    CHANGING        A   A     A       !      A                A                 !              A               -               !      A     A
+    CHECKING        A   A     A       !      !                !                 A              A               -               !      A     A
+    CLOSING         R   -     -       !      A                A                 !              A               -               -      -     A
+    CLOSE_CHECKING  R   -     -       !      !                !                 A              A               -               -      -     A
+    CLOSED          R   -     -       -      -                -                 -              -               -               -      -     -
+    FAILED          R   -     -       -      -                -                 -              -               -               -      A     -
+    """,  # noqa: E501
+    State,
+    Event,
+)
+"""The machine as a table. In FAILED, CLOSE acts: it closes at the LAC, or raises what forbids that (see above). While
+a close waits for pending adds (`close_requested`), ADD is refused in every state. FORCED belongs to deferred-sync
+ledgers alone, whose ensemble never changes."""
+
+
+class Seat:
+    """One bookie's place in the last ensemble. `current` ends for ever when the bookie is replaced (D12)."""
+
+    __slots__ = ("bit", "bookie", "current", "index")
+
+    def __init__(self, index: int, bookie: str) -> None:
+        self.index = index
+        self.bookie = bookie
+        self.bit = 1 << index
+        self.current = True
+
+    def __repr__(self) -> str:
+        return f"Seat({self.index}, {self.bookie!r}{'' if self.current else ', replaced'})"
+
+
+@dataclass(slots=True)  # not frozen: one is made for every entry, and frozen ones cost twice as much to make
+class Send:
+    """Package the new entry, with this LAC and cumulative length, and send it to the seats, in this order."""
+
+    entry_id: int
+    last_add_confirmed: int
+    length: int
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Send a pending entry to seats that were filled anew."""
+
+    entry_id: int
+    seats: tuple[Seat, ...]
+
+
+@dataclass(slots=True)
+class Acknowledged:
+    """Entries first..last are acknowledged, in this order; `last` is the new LAC."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class PickReplacements:
+    """Pick other bookies for some indices of `bookies`, none of `excluded`; answer with `picked`.
+
+    `last_resort`: without a replacement the writer fails, so that a bookie which failed lately is better than none.
+    `write_quorum` is the ledger's: racks are counted over so many consecutive indices.
+    """
+
+    bookies: tuple[str, ...]
+    indices: tuple[int, ...]
+    excluded: frozenset[str]
+    last_resort: bool
+    write_quorum: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Set the ledger's metadata if its version still is `version`.
+
+    Answer: `metadata_written`; `metadata_doubtful` on a version conflict and on an unknown outcome;
+    `metadata_failed` where it definitely cannot be.
+    """
+
+    metadata: LedgerMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMetadata:
+    """Read the ledger's metadata; answer with `metadata_found` or `metadata_failed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """All entries still pending lie behind a gap that a close has made final: they fail with `error`."""
+
+    error: DistributedLogError
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The writer failed: every pending add fails with `error`, in entry order, and so does a close under way."""
+
+    error: DistributedLogError
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The ledger is closed as `metadata` says."""
+
+    metadata: LedgerMetadata
+
+
+Effect: TypeAlias = (
+    Send | Resend | Acknowledged | PickReplacements | WriteMetadata | ReadMetadata | Cut | Failed | Closed
+)
+Effects: TypeAlias = tuple[Effect, ...]
