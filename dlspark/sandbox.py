@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from metadata.embedded import EmbeddedZooKeeper
+from metadata.embedded import TICK_MS, EmbeddedZooKeeper
 from metadata.errors import CallerError, NotAppliedError
 
 NAMESPACE_PATH = "/distributedlog"
@@ -100,8 +100,9 @@ class Sandbox:
     """ZooKeeper and `nodes` storage nodes under `directory`.
 
     Three replicas need three nodes; the fourth is the spare that lets a node be lost without stopping a writer.
-    `port` is ZooKeeper's (0: a free one, kept from then on). `node_settings` are further settings of the storage nodes
-    (keys of conf/bookie.conf). Usable as a context manager.
+    `port` is ZooKeeper's (0: a free one, kept from then on), `zookeeper_tick_ms` its unit of time: a session lasts two
+    at least. `node_settings` are further settings of the storage nodes (keys of conf/bookie.conf). Usable as a context
+    manager.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Sandbox:
         nodes: int = DEFAULT_NODES,
         port: int = 0,
         node_settings: Mapping[str, object] | None = None,
+        zookeeper_tick_ms: int = TICK_MS,
     ) -> None:
         if nodes < 1:
             raise CallerError(f"a sandbox needs at least one storage node, not {nodes}")
@@ -118,6 +120,7 @@ class Sandbox:
         self._nodes_wanted = nodes
         self._port_wanted = port
         self._node_settings = dict(node_settings or {})
+        self._tick_ms = zookeeper_tick_ms
         self._zookeeper: EmbeddedZooKeeper | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._spawner: ThreadPoolExecutor | None = None
@@ -234,7 +237,8 @@ class Sandbox:
 
     def start_zookeeper(self) -> None:
         if self._zookeeper is None:
-            zookeeper = EmbeddedZooKeeper(self.directory / "zookeeper", port=self.state.zookeeper_port)
+            directory, port = self.directory / "zookeeper", self.state.zookeeper_port
+            zookeeper = EmbeddedZooKeeper(directory, port=port, tick_ms=self._tick_ms)
             zookeeper.start()
             self._zookeeper = zookeeper
 

@@ -27,6 +27,7 @@ from typing import IO, Final
 from metadata.errors import CallerError, MetadataUnavailableError
 
 MINIMUM_JAVA: Final = 17
+TICK_MS: Final = 1_000
 START_TIMEOUT_MS: Final = 30_000
 STOP_TIMEOUT_MS: Final = 5_000
 _LOG_TAIL_BYTES: Final = 2_000
@@ -47,8 +48,8 @@ _MAIN: Final = "org.apache.zookeeper.server.ZooKeeperServerMain"
 
 # A path of the data directory relative to the working directory needs no escaping, whatever the directory's name is.
 _CONFIG: Final = """\
-tickTime=1000
-minSessionTimeout=2000
+tickTime={tick_ms}
+minSessionTimeout={minimum_ms}
 maxSessionTimeout=120000
 dataDir=./data
 clientPortAddress={host}
@@ -75,14 +76,17 @@ os.execv(command[0], command)
 class EmbeddedZooKeeper:
     """A ZooKeeper server in `directory`; `port` 0 takes a free one and keeps it over restarts of this object.
 
+    `tick_ms` is ZooKeeper's unit of time: sessions last two ticks at least and expire by the tick.
+
     Not thread-safe. `start` and `stop` block (for a fraction of a second); run them off the event loop.
     """
 
-    def __init__(self, directory: Path, *, port: int = 0, host: str = "127.0.0.1") -> None:
+    def __init__(self, directory: Path, *, port: int = 0, host: str = "127.0.0.1", tick_ms: int = TICK_MS) -> None:
         self._directory = Path(directory)
         self._host = host
         self._port = port
         self._chosen = port == 0
+        self._tick_ms = tick_ms
         self._process: subprocess.Popen[bytes] | None = None
         self._waiter: threading.Thread | None = None
         self._lock: IO[bytes] | None = None
@@ -147,7 +151,10 @@ class EmbeddedZooKeeper:
                     f"port {self._port} of {self._host} is in use",
                     advice="Stop what listens there, or choose another port (0: any free one)",
                 )
-            (self._directory / "zoo.cfg").write_text(_CONFIG.format(host=self._host, port=self._port), encoding="ascii")
+            config = _CONFIG.format(
+                host=self._host, port=self._port, tick_ms=self._tick_ms, minimum_ms=2 * self._tick_ms
+            )
+            (self._directory / "zoo.cfg").write_text(config, encoding="ascii")
             self._spawn(_command(java, _JARS))
             if self._serves(START_TIMEOUT_MS):
                 return

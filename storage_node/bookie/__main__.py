@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from metadata.errors import DistributedLogError
 from storage_node.bookie.bookie import Bookie
 from storage_node.bookie.settings import BookieSettings
+from storage_node.edge import Disk, Network
 
 GC_THRESHOLDS = (20_000, 20, 50)
 """Requests make many short-lived objects and hardly any cycles: look for them less often."""
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = BookieSettings.from_properties(options.conf)
-        return _run(settings)
+        return run(settings)
     except DistributedLogError as error:
         logger.critical("%s", error)
     except OSError as error:
@@ -40,11 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _run(settings: BookieSettings) -> int:
+def run(settings: BookieSettings, *, network: Network | None = None, disk: Disk | None = None) -> int:
+    """Run a node over the given edges (the real ones if left out) until a signal ends it, or it fails."""
     loop = _new_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_serve(settings))
+        return loop.run_until_complete(_serve(settings, network, disk))
     finally:
         asyncio.set_event_loop(None)
         loop.close()
@@ -60,7 +62,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _serve(settings: BookieSettings) -> int:
+async def _serve(settings: BookieSettings, network: Network | None, disk: Disk | None) -> int:
     from metadata.zookeeper import ZooKeeperStore
 
     stopping = asyncio.Event()
@@ -69,7 +71,7 @@ async def _serve(settings: BookieSettings) -> int:
         loop.add_signal_handler(number, stopping.set)
     store = await ZooKeeperStore.connect(settings.zk_servers, session_timeout_ms=settings.zk_timeout_ms)
     try:
-        bookie = Bookie(settings, store)
+        bookie = Bookie(settings, store, network=network, disk=disk)
         starting = loop.create_task(bookie.start())
         signalled = loop.create_task(stopping.wait())
         await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)

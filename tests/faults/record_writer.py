@@ -1,9 +1,7 @@
 """A writer process for the kill rounds: writes numbered records and prints how each one ended.
 
-Started early, it waits for one line on standard input, `<uri> <log> <first number>`, and then writes until standard
-input ends. Lines on standard output:
+It writes until standard input ends. Lines on standard output:
 
-    ready                       everything is imported
     ok <number> <dlsn>          acknowledged
     failed <number> <error>     definitely not applied
     unknown <number> <error>    may or may not be in the log
@@ -28,7 +26,7 @@ OUTSTANDING = 64
 PAUSE_S = 0.002
 GIVE_UP_S = 60
 SETTINGS = {
-    "zkSessionTimeoutSeconds": 2,
+    "zkSessionTimeoutSeconds": 1,
     "lockTimeoutSeconds": 30,
     "periodicFlushFrequencyMilliSeconds": 5,
     "writerOutputBufferSize": 2048,
@@ -107,9 +105,8 @@ def write_until_told(log: Log, number: int, stop: threading.Event) -> None:
     writer.close()
 
 
-def main() -> None:
-    say("ready")
-    uri, name, first = sys.stdin.readline().split()
+def run(name: str, uri: str, log: str, first: int) -> int:
+    """Write records from number `first` on."""
     stop = threading.Event()
 
     def wait_for_end() -> None:
@@ -117,10 +114,7 @@ def main() -> None:
         stop.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    with Namespace.open(uri, SETTINGS) as namespace, namespace.open_log(name) as log:
-        write_until_told(log, int(first), stop)
+    with Namespace.open(uri, SETTINGS) as namespace, namespace.open_log(log) as opened:
+        write_until_told(opened, first, stop)
     say("done")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -11,8 +11,6 @@ Replay one round with `--seed N`.
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -26,103 +24,65 @@ from verdict import Outcomes, check_round
 from dlspark.core.records import LogRecord
 from dlspark.core.sync import Log, Namespace
 from dlspark.sandbox import Sandbox
+from dlspark.testing.fork_server import Child, ChildError, ForkServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
 DEFAULT_ROUNDS = 50
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
+HERE = Path(__file__).resolve().parent
 NUMBERS_PER_WRITER = 1_000_000
 PROGRESS_S = 45
-NODE_SETTINGS = {"zkTimeout": 2000}
-"""A node that was killed cannot register again before its former session has expired."""
+NODE_SETTINGS = {"zkTimeout": 1000}
+"""A node that was killed cannot register again before its former session has expired, nor a writer have its log."""
+ZOOKEEPER_TICK_MS = 250
+LAST_FAULT_S = 0.8
 FAULT_KINDS = ("node", "zookeeper", "writer")
 
 
 class Writer:
-    """A writer process, warm before it is told what to write."""
+    """A writer process, and what it has said so far."""
 
-    def __init__(self, log: Path) -> None:
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"import sys; sys.path[:0] = {PATHS!r}\nimport record_writer\nrecord_writer.main()",
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        self._pump = threading.Thread(target=self._read, daemon=True)
-        self._pump.start()
-        self.outcomes: Outcomes | None = None
+    def __init__(self, process: Child, outcomes: Outcomes) -> None:
+        self._process = process
+        self._outcomes = outcomes
 
-    def _read(self) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None
-        for line in stdout:
-            if self.outcomes is not None and line.endswith("\n"):
-                self.outcomes.take(line.rstrip("\n"))
-
-    def begin(self, uri: str, log: str, first: int, outcomes: Outcomes) -> None:
-        self.outcomes = outcomes
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.write(f"{uri} {log} {first}\n")
-        stdin.flush()
+    def listen(self) -> None:
+        """Take what it has said since the last time."""
+        while not self._process.lines.empty():
+            line = self._process.lines.get()
+            if line is not None:
+                self._outcomes.take(line)
 
     def kill(self) -> None:
         self._process.kill()
-        self._end()
+        self.listen()
 
-    def finish(self, timeout_s: float = PROGRESS_S) -> None:
+    def finish(self) -> None:
         """Let it close its log in order."""
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.close()
+        self._process.close_input()
         try:
-            code = self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+            self._process.wait(PROGRESS_S)
+        except ChildError:
             self.kill()
-            raise AssertionError(f"the writer did not close; it last said {self.last_words()}") from None
-        self._end()
-        assert code == 0, f"the writer ended with {code}; it last said {self.last_words()}"
-
-    def last_words(self) -> list[str]:
-        return [] if self.outcomes is None else self.outcomes.notes[-5:]
-
-    def _end(self) -> None:
-        self._process.wait()
-        self._pump.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    pass
-
-
-PATHS = [str(REPOSITORY), str(Path(__file__).resolve().parent)]
+            raise
+        self.listen()
+        assert self._outcomes.notes[-1:] == ["done"], f"the writer ended early: {self._outcomes.notes[-5:]}"
 
 
 class Arena:
-    """The sandbox of all rounds, and one writer process in reserve, so that no round waits for imports."""
+    """The sandbox of all rounds, and where their writers come from without importing anything."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.sandbox = Sandbox(directory / "sandbox", nodes=4, node_settings=NODE_SETTINGS)
+        self.sandbox = Sandbox(
+            directory / "sandbox", nodes=4, node_settings=NODE_SETTINGS, zookeeper_tick_ms=ZOOKEEPER_TICK_MS
+        )
         self.sandbox.start()
         self.namespace = Namespace.open(self.sandbox.uri, SETTINGS)
-        self._reserve = Writer(directory / "writers.log")
+        self.writers = ForkServer(("record_writer",), log=directory / "writers.log", paths=[str(HERE)])
         self.kills: Counter[str] = Counter()
 
-    def take_writer(self) -> Writer:
-        writer, self._reserve = self._reserve, Writer(self.directory / "writers.log")
-        return writer
-
     def close(self) -> None:
-        self._reserve.kill()
+        self.writers.close()
         try:
             self.namespace.close()
         finally:
@@ -178,8 +138,9 @@ class Round:
         self.history: list[str] = []
 
     def start_writer(self) -> None:
-        self.writer = self.arena.take_writer()
-        self.writer.begin(self.sandbox.uri, self.name, self.writers * NUMBERS_PER_WRITER, self.outcomes)
+        arguments = {"uri": self.sandbox.uri, "log": self.name, "first": self.writers * NUMBERS_PER_WRITER}
+        process = self.arena.writers.spawn("record_writer:run", {"name": f"writer-{self.writers}", **arguments})
+        self.writer = Writer(process, self.outcomes)
         self.writers += 1
 
     def faults(self) -> list[tuple[float, str]]:
@@ -187,7 +148,7 @@ class Round:
         number = self.rng.randint(1, 3)
         only = self.rng.choice((*FAULT_KINDS, None, None))
         kinds = [only or self.rng.choice(FAULT_KINDS) for _ in range(number)]
-        return sorted((self.rng.uniform(0.1, 1.2), kind) for kind in kinds)
+        return sorted((self.rng.uniform(0.05, LAST_FAULT_S), kind) for kind in kinds)
 
     def run(self) -> None:
         began = time.monotonic()
@@ -198,7 +159,7 @@ class Round:
             self.history.append(f"{time.monotonic() - began:.2f}s {kind}")
             self.arena.kills[kind] += 1
             getattr(self, f"kill_{kind}")()
-        self.wait_until(began + 1.3)
+        self.wait_until(began + LAST_FAULT_S)
         for kind in list(self.repairs):
             self.repair(kind)
 
@@ -234,8 +195,11 @@ class Round:
 
     def await_progress(self) -> None:
         """All is repaired: the writer must get records acknowledged again (liveness after safety)."""
+        assert self.writer is not None
+        self.writer.listen()
         before, deadline = len(self.outcomes.acknowledged), time.monotonic() + PROGRESS_S
         while len(self.outcomes.acknowledged) < before + 20:
+            self.writer.listen()
             assert time.monotonic() < deadline, f"no progress after {self.history}: {self.outcomes.notes[-5:]}"
             time.sleep(0.01)
 
