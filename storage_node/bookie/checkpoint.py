@@ -3,20 +3,21 @@
 The same file `checkpoint` lies in every ledger directory; the one with the highest counter is the truth. It replaces
 its predecessor atomically, and the journal's files are given up only when every copy is in place (D7).
 
-    8   magic "dlsCKPT1"
+    8   magic "dlsCKPT2"
     4   flags: 1 = clean stop, nothing to replay; 2 = entries may have been lost here (I11)
     8   counter
     24  mark: journal file id, offset, batch sequence number
     8   lowest entry log id never used
     4   number of logs, then for each: 8 log id, 8 length
     4   number of ledgers, then the ledgers' states
+    4   number of ledgers that were fenced when they were deleted, then for each: 8 ledger id, 8 when (ms)
     4   CRC-32 of everything before
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as StructError
 
@@ -26,10 +27,11 @@ from storage_node.bookie.replay import Mark
 from storage_node.protocol.digests import crc32
 
 FILE_NAME = "checkpoint"
-MAGIC = b"dlsCKPT1"
+MAGIC = b"dlsCKPT2"
 _HEAD = Struct(">8sIQQQQQI")
 _LOG = Struct(">QQ")
 _COUNT = Struct(">I")
+_GONE = Struct(">qQ")
 _SUM = Struct(">I")
 _CLEAN, _LOSSY = 1, 2
 
@@ -46,7 +48,8 @@ def missing(directories: list[str]) -> CorruptDataError:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A decoded checkpoint. `logs` gives the length up to which each log is indexed and durable."""
+    """A decoded checkpoint. `logs` gives the length up to which each log is indexed and durable, `fenced_gone` when
+    (milliseconds since the epoch) a fenced ledger was deleted."""
 
     counter: int
     mark: Mark
@@ -54,6 +57,7 @@ class Checkpoint:
     logs: Mapping[int, int]
     clean: bool
     lossy: bool
+    fenced_gone: Mapping[int, int] = field(default_factory=dict)
 
 
 def encode(checkpoint: Checkpoint, ledgers: Iterable[bytes]) -> bytes:
@@ -75,7 +79,8 @@ def encode(checkpoint: Checkpoint, ledgers: Iterable[bytes]) -> bytes:
     ]
     parts += [_LOG.pack(log_id, length) for log_id, length in checkpoint.logs.items()]
     parts.append(_COUNT.pack(len(states)))
-    data = b"".join(parts + states)
+    gone = [_COUNT.pack(len(checkpoint.fenced_gone)), *(_GONE.pack(*pair) for pair in checkpoint.fenced_gone.items())]
+    data = b"".join(parts + states + gone)
     return data + _SUM.pack(crc32(data, 0))
 
 
@@ -100,8 +105,11 @@ def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
         for _ in range(ledger_count):
             ledger, at = Ledger.decode(view, at)
             ledgers[ledger.ledger_id] = ledger
+        (gone_count,) = _COUNT.unpack_from(view, at)
+        at += _COUNT.size
+        gone = dict(_GONE.unpack_from(view, at + _GONE.size * index) for index in range(gone_count))
     except StructError:
         return None
     mark = Mark(file_id, offset, sequence)
     clean, lossy = bool(flags & _CLEAN), bool(flags & _LOSSY)
-    return Checkpoint(counter, mark, next_log_id, logs, clean, lossy), ledgers
+    return Checkpoint(counter, mark, next_log_id, logs, clean, lossy, gone), ledgers

@@ -6,7 +6,10 @@ In this order, and if any step fails the mark stays where it was:
     2. write the logs up to there, from every slab
     3. fdatasync every log, then append and fdatasync its sidecar, then the directories
     4. write the checkpoint file into **every** ledger directory (D7)
-    5. give up journal files below the mark
+    5. give up journal files below the mark, and the logs in which nothing was live at step 1
+
+A log is left out of the checkpoint before its files go: a crash between leaves a file that no checkpoint knows, which
+the next start removes. What was copied out of it by compaction was written and synced in steps 2 and 3 (D8).
 """
 
 from __future__ import annotations
@@ -45,6 +48,10 @@ class Checkpointer:
         self.due = asyncio.Event()
         """Set to have the next checkpoint at once."""
         self.error: BaseException | None = None
+        self._leftover: set[str] = set()
+        """Files that are to go, and could not be removed."""
+        self.logs_deleted = 0
+        self.bytes_freed = 0
 
     def adopt(self, found: Checkpoint, lengths: dict[int, int]) -> None:
         """Go on from what was found at start. The ledgers are those of the checkpoint and of the logs."""
@@ -89,14 +96,15 @@ class Checkpointer:
             if contents.uncovered and contents.logs.error is None and self._mine().error is None:
                 await self.take()
 
-    async def take(self, *, clean: bool = False) -> None:
-        """Take a checkpoint; one at a time. A failure is kept in `error` and makes the node read-only."""
+    async def take(self, *, clean: bool = False) -> bool:
+        """Take a checkpoint; one at a time. False: it failed, which is kept in `error` and makes the node read-only."""
         while self._running is not None:
             await asyncio.wait([self._running])
         task = asyncio.get_running_loop().create_task(self._take(clean))
         self._running = task
         task.add_done_callback(self._taken)
         await asyncio.wait([task])
+        return not task.cancelled() and task.exception() is None
 
     def _taken(self, task: asyncio.Task[None]) -> None:
         self._running = None
@@ -113,20 +121,59 @@ class Checkpointer:
         lengths = logs.lengths()
         new, contents.new = contents.new, {}
         finished = [log_id for log_id, log in logs.writing.items() if logs.finished(log)]
+        idle = self._idle_logs()
         self._take_states(new)
         states = list(self._states.values())
+        fenced_gone = dict(contents.fenced_gone)
         await written
         files = list(logs.writing.values())
         await self._disk.submit("entries", partial(self._sync_logs, files, lengths, new))
         await journal.durable()
-        self.logs_known.update(lengths)
+        known = {log_id: length for log_id, length in self.logs_known.items() if log_id not in idle} | lengths
         self._counter += 1
-        known = dict(self.logs_known)
-        taken = Checkpoint(self._counter, mark, logs.next_log_id, known, clean, contents.lossy)
+        taken = Checkpoint(self._counter, mark, logs.next_log_id, known, clean, contents.lossy, fenced_gone)
         await self._disk.submit("files", partial(self._write_checkpoint, taken, states))
+        self.logs_known = known
         for log_id in finished:
             logs.forget(log_id)
         await journal.retire(mark)
+        await self._remove_logs(idle)
+
+    def _idle_logs(self) -> dict[int, int]:
+        """Logs, and their lengths, in which nothing is live: never one that is written to, or not all synced (I13)."""
+        contents = self._contents
+        kept = contents.logs.writing.keys() | contents.damaged
+        return {
+            log_id: length
+            for log_id, length in self.logs_known.items()
+            if log_id not in kept and contents.live.live(log_id) == 0
+        }
+
+    @property
+    def can_free(self) -> bool:
+        """True if a checkpoint would remove a log."""
+        return bool(self._idle_logs())
+
+    async def _remove_logs(self, idle: dict[int, int]) -> None:
+        """The checkpoint without these logs is in every directory: their files can go."""
+        for log_id, length in idle.items():
+            self._leftover.update(self._contents.logs.drop(log_id))
+            self._contents.live.forget(log_id)
+            self.logs_deleted += 1
+            self.bytes_freed += length
+        if self._leftover:
+            self._leftover = await self._disk.submit("files", partial(self._remove_files, self._leftover))
+
+    def _remove_files(self, paths: set[str]) -> set[str]:
+        """On the files thread. What cannot be removed now is tried again later; it does no harm meanwhile."""
+        left: set[str] = set()
+        for path in sorted(paths):
+            try:
+                self._disk.remove(path)
+            except OSError as error:
+                logger.error("%s is not needed any more, but cannot be removed: %s", path, error)
+                left.add(path)
+        return left
 
     def _mine(self) -> Journal:
         if self._journal is None:
@@ -135,11 +182,15 @@ class Checkpointer:
 
     def _take_states(self, new: dict[int, NewPlaces]) -> None:
         """Bring the encoded states up to date for the ledgers that changed."""
-        changed, self._contents.changed = self._contents.changed, set()
+        contents = self._contents
+        deleted, contents.deleted = contents.deleted, set()
+        for ledger_id in deleted:
+            self._states.pop(ledger_id, None)
+        changed, contents.changed = contents.changed, set()
         for places in new.values():
             changed.update(places.ledger_ids())
         for ledger_id in changed:
-            self._states[ledger_id] = self._contents.ledgers[ledger_id].encode()
+            self._states[ledger_id] = contents.ledgers[ledger_id].encode()
 
     def _sync_logs(self, logs: list[LogFile], lengths: dict[int, int], new: dict[int, NewPlaces]) -> None:
         """On the entry-log thread: make every log and its sidecar durable."""

@@ -275,16 +275,16 @@ class Connection:
     async def _read_from_disk(self, request: m.ReadRequest, ledger: Ledger, entry_id: int) -> None:
         body = await self._storage.read(ledger, entry_id)
         if body is None:
-            self._refuse_read(request, Status.EIO)
+            again = self._storage.find(request.ledger_id, request.entry_id)
+            self._refuse_read(request, again if isinstance(again, Status) else Status.EIO)  # deleted meanwhile?
         else:
             self._send_entry(request, request.entry_id, body, ledger.lac)
 
     def _fence(self, request: m.ReadRequest) -> None:
-        pending = None
-        if request.master_key is not None and request.ledger_id >= 0:
-            pending = self._storage.fence(request.ledger_id, request.master_key)
-        if pending is None:
-            self._refuse_read(request, Status.EUA)
+        key = request.master_key
+        pending = Status.EUA if key is None else self._storage.fence(request.ledger_id, key)
+        if isinstance(pending, Status):
+            self._refuse_read(request, pending)
         else:
             self._spawn(self._finish_fence(request, pending), REQUEST_BYTES)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from metadata.errors import InvariantViolation
 from storage_node.bookie.entry_logs import EntryLogs
-from storage_node.bookie.index import NewPlaces
+from storage_node.bookie.index import LedgerIndex, NewPlaces
 from storage_node.bookie.ledgers import Ledger
+from storage_node.bookie.live_bytes import LiveBytes
 from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES
 from storage_node.bookie.slabs import Slab
 from storage_node.protocol.frames import Buffer
@@ -27,16 +28,43 @@ class Contents:
         """For each log: what was added since the last checkpoint."""
         self.changed: set[int] = set()
         """Ledgers whose state is not that of the last checkpoint, besides those in `new`."""
+        self.deleted: set[int] = set()
+        """Ledgers that were deleted since the last checkpoint."""
+        self.fenced_gone: dict[int, int] = {}
+        """Ledgers that were fenced when they were deleted, and when that was: their writers are still refused."""
+        self.live = LiveBytes()
+        self.damaged: set[int] = set()
+        """Logs of which a part cannot be read: they stay until their ledgers are deleted."""
 
     @property
     def uncovered(self) -> bool:
         """True if a checkpoint would have something to write."""
-        return bool(self.new or self.changed)
+        return bool(self.new or self.changed or self.deleted)
 
     def create(self, ledger_id: int) -> Ledger:
-        """A ledger that was not here comes into existence."""
-        ledger = self.ledgers[ledger_id] = Ledger(ledger_id)
+        """A ledger that was not here comes into existence; fenced, if it was so when it was deleted."""
+        ledger = self.ledgers[ledger_id] = Ledger(ledger_id, born=self.logs.position())
+        ledger.fenced = self.fenced_gone.pop(ledger_id, None) is not None
         return ledger
+
+    def delete(self, ledger_id: int, now_ms: int) -> bool:
+        """Forget a ledger in one step; with the next checkpoint it is gone for good. False if it was not here.
+
+        Until then a crash brings it back whole, with its key and its fence, to be deleted again.
+        """
+        ledger = self.ledgers.pop(ledger_id, None)
+        if ledger is None:
+            return False
+        for new in self.new.values():
+            new.drop(ledger_id)
+        self.changed.discard(ledger_id)
+        self.deleted.add(ledger_id)
+        if ledger.fenced:
+            self.fenced_gone[ledger_id] = now_ms
+        self.live.collected(ledger.index)
+        ledger.index = LedgerIndex()
+        ledger.wake_all()
+        return True
 
     def append_entry(
         self, ledger: Ledger, entry_id: int, body: memoryview, beyond_limit: bool
@@ -50,7 +78,12 @@ class Contents:
         log_id = slab.log_id
         place = (slab.base + placed[1]) // ALIGN
         size = HEADER_BYTES + len(body)
-        ledger.index.put(entry_id, log_id, place, size)
+        previous = ledger.index.put(entry_id, log_id, place, size)
+        usage = self.live.logs.get(log_id) or self.live.of(log_id)
+        usage.live += size
+        usage.stored += size
+        if previous is not None:
+            self.live.gone(previous[0], previous[2])
         new = self.new.get(log_id)
         if new is None:
             new = self.new[log_id] = NewPlaces()

@@ -135,6 +135,11 @@ class EntryLogs:
             slab = self._next_slab(False)
         return slab is not None
 
+    def position(self) -> tuple[int, int]:
+        """(log id, offset / 32) at or behind which the next record will lie."""
+        slab = self._slab
+        return (self.next_log_id, 0) if slab is None else (slab.log_id, (slab.base + slab.end) // ALIGN)
+
     def align(self, slab: Slab) -> None:
         """Let the slab's next record begin on a block."""
         gap = up(slab.end) - slab.end
@@ -316,6 +321,14 @@ class EntryLogs:
             _, reader = self._open.popitem(last=False)
             if reader.users == 0:
                 reader.file.close()
+
+    def drop(self, log_id: int) -> list[str]:
+        """Nobody will ask for this log's records any more; reads under way come to their end. Its files' paths."""
+        reader = self._open.pop(log_id, None)
+        if reader is not None and reader.users == 0:
+            reader.file.close()
+        path = self.paths.pop(log_id)
+        return [path, f"{path.removesuffix('.log')}.idx"]
 
     def halt(self) -> None:
         """Send no more pieces to the files, and tell nobody."""

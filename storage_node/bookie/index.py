@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from struct import Struct
 from typing import TypeAlias
 
@@ -32,6 +32,8 @@ BLOCK_HEADER_BYTES = _BLOCK.size + _SUM.size
 
 MAX_GAP = 1024
 """Missing entries that are represented by empty places; beyond it an entry goes to a dict of its own."""
+
+COUNTED_TOGETHER = 4096
 
 Place: TypeAlias = tuple[int, int, int]
 """(log id, offset / 32, size of the record)"""
@@ -51,8 +53,8 @@ class LedgerIndex:
         self.last = -1
         """The highest entry id, -1 if there is none."""
 
-    def put(self, entry_id: int, log_id: int, place: int, size: int) -> None:
-        """Note where an entry lies; a previous place is forgotten."""
+    def put(self, entry_id: int, log_id: int, place: int, size: int) -> Place | None:
+        """Note where an entry lies; returned is where a previous copy lay, which is forgotten."""
         sizes = self._sizes
         at = entry_id - self._base
         count = len(sizes)
@@ -60,42 +62,43 @@ class LedgerIndex:
             if not count:
                 self._base = entry_id
             elif 0 <= at < count:
+                stray = self._strays.pop(entry_id, None) if self._strays else None
+                previous = (self._logs[at], self._places[at], sizes[at]) if sizes[at] else stray
                 self._logs[at] = log_id
                 self._places[at] = place
                 sizes[at] = size
-                return
+                return previous
             elif count < at <= count + MAX_GAP and not self._strays:
                 gap = array("I", bytes(4 * (at - count)))
                 self._logs.extend(gap)
                 self._places.extend(gap)
                 sizes.extend(gap)
             else:
+                previous = self._strays.get(entry_id)
                 self._strays[entry_id] = (log_id, place, size)
                 if entry_id > self.last:
                     self.last = entry_id
-                return
+                return previous
         self._logs.append(log_id)
         self._places.append(place)
         sizes.append(size)
-        if self._strays:
-            self._strays.pop(entry_id, None)
         if entry_id > self.last:
             self.last = entry_id
+        return self._strays.pop(entry_id, None) if self._strays else None
 
-    def put_run(self, first: int, log_id: int, places: array[int], sizes: array[int]) -> None:
-        """Many at once, as a sidecar has them; size 0 means that there is nothing."""
+    def put_run(self, first: int, log_id: int, places: array[int], sizes: array[int]) -> list[Place]:
+        """Many at once, as a sidecar has them; size 0 means that there is nothing. Returns the places forgotten."""
         count = len(self._sizes)
         if 0 in sizes or self._strays or (count and first != self._base + count):
-            for at, size in enumerate(sizes):
-                if size:
-                    self.put(first + at, log_id, places[at], size)
-            return
+            puts = (self.put(first + at, log_id, places[at], size) for at, size in enumerate(sizes) if size)
+            return [previous for previous in puts if previous is not None]
         if not count:
             self._base = first
         self._logs.extend(array("I", [log_id]) * len(sizes))
         self._places.extend(places)
         self._sizes.extend(sizes)
         self.last = max(self.last, first + len(sizes) - 1)
+        return []
 
     def get(self, entry_id: int) -> Place | None:
         """Where an entry lies, None if it is not here."""
@@ -105,6 +108,21 @@ class LedgerIndex:
             if size:
                 return self._logs[at], self._places[at], size
         return self._strays.get(entry_id)
+
+    def bytes_by_log(self) -> Iterator[tuple[int, int]]:
+        """(log id, bytes of records) of all entries; a log may come more than once."""
+        for start in range(0, len(self._sizes), COUNTED_TOGETHER):
+            logs = self._logs[start : start + COUNTED_TOGETHER]
+            sizes = self._sizes[start : start + COUNTED_TOGETHER]
+            if logs.count(logs[0]) == len(logs):
+                pairs: Iterable[tuple[int, int]] = [(logs[0], sum(sizes))]
+            else:
+                pairs = zip(logs, sizes, strict=True)
+            for log_id, size in pairs:
+                if size:
+                    yield log_id, size
+        for log_id, _, size in self._strays.values():
+            yield log_id, size
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Contiguous runs (first, last) of entry ids, ascending."""
@@ -145,6 +163,10 @@ class NewPlaces:
 
     def ledger_ids(self) -> list[int]:
         return list(self._runs)
+
+    def drop(self, ledger_id: int) -> None:
+        """The ledger is deleted: say nothing of it."""
+        self._runs.pop(ledger_id, None)
 
     def put(self, ledger_id: int, entry_id: int, place: int, size: int) -> None:
         runs = self._runs.get(ledger_id)

@@ -9,17 +9,29 @@ from struct import Struct
 
 from storage_node.bookie.index import LedgerIndex
 
-_STATE = Struct(">qqBBH")
+_STATE = Struct(">qqQIBBH")
 _FENCED, _HAS_KEY = 1, 2
 
 
 class Ledger:
     """One ledger's state. Everything here is changed on the loop only, so check and change are one step."""
 
-    __slots__ = ("explicit_lac", "fence_pending", "fenced", "index", "lac", "ledger_id", "master_key", "waiters")
+    __slots__ = (
+        "born",
+        "explicit_lac",
+        "fence_pending",
+        "fenced",
+        "index",
+        "lac",
+        "ledger_id",
+        "master_key",
+        "waiters",
+    )
 
-    def __init__(self, ledger_id: int, master_key: bytes | None = None) -> None:
+    def __init__(self, ledger_id: int, master_key: bytes | None = None, born: tuple[int, int] = (0, 0)) -> None:
         self.ledger_id = ledger_id
+        self.born = born
+        """(log id, offset / 32): records before it are of a ledger of this id that was deleted, and are not read."""
         self.master_key = master_key
         self.fenced = False
         self.fence_pending: asyncio.Future[None] | None = None
@@ -48,14 +60,15 @@ class Ledger:
         key, lac = self.master_key, self.explicit_lac or b""
         flags = (_FENCED if self.fenced else 0) | (_HAS_KEY if key is not None else 0)
         key = key or b""
-        return _STATE.pack(self.ledger_id, self.lac, flags, len(key), len(lac)) + key + lac
+        return _STATE.pack(self.ledger_id, self.lac, *self.born, flags, len(key), len(lac)) + key + lac
 
     @classmethod
     def decode(cls, data: memoryview, at: int) -> tuple[Ledger, int]:
         """A state, and the offset behind it. The bytes had their checksum."""
-        ledger_id, lac, flags, key_length, lac_length = _STATE.unpack_from(data, at)
+        ledger_id, lac, born_log, born_place, flags, key_length, lac_length = _STATE.unpack_from(data, at)
         at += _STATE.size
-        ledger = cls(ledger_id, bytes(data[at : at + key_length]) if flags & _HAS_KEY else None)
+        key = bytes(data[at : at + key_length]) if flags & _HAS_KEY else None
+        ledger = cls(ledger_id, key, (born_log, born_place))
         at += key_length
         ledger.lac = lac
         ledger.fenced = bool(flags & _FENCED)

@@ -8,16 +8,18 @@ the node calls what it cannot find unknown from then on (I11). So it does when a
 from __future__ import annotations
 
 import logging
+from array import array
 from dataclasses import dataclass, field
+from operator import sub
 
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.entry_logs import log_name, sidecar_name
 from storage_node.bookie.index import NewPlaces, Runs, parse_sidecar
 from storage_node.bookie.ledgers import Ledger
-from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES, LEDGER, aligned, parse_header, parse_ledger_body
+from storage_node.bookie.live_bytes import LiveBytes
+from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES, aligned, parse_header
 from storage_node.edge import Disk, DiskFile
-from storage_node.protocol.digests import crc32
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +29,15 @@ MAX_RECORD_BYTES = 16 * 1024 * 1024
 
 @dataclass(slots=True)
 class OpenedLogs:
-    """Where the logs are, how long they are, and whether any of their entries are lost."""
+    """Where the logs are, how long they are, and what is known of their entries."""
 
     paths: dict[int, str] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)
     lost: bool = False
+    """Entries that were stored cannot be found any more."""
+    damaged: set[int] = field(default_factory=set)
+    """Logs of which a part could not be made out: they are kept, whatever seems to be live in them."""
+    live: LiveBytes = field(default_factory=LiveBytes)
 
 
 def read_checkpoint(disk: Disk, directories: list[str]) -> tuple[Checkpoint, dict[int, Ledger]] | None:
@@ -69,7 +75,7 @@ def index_logs(disk: Disk, directories: list[str], found: Checkpoint, ledgers: d
         sidecar = disk.read_file(f"{directory}/{sidecar_name(log_id)}")
         parsed = parse_sidecar(sidecar, log_id, length) if sidecar is not None else None
         if parsed is not None:
-            _apply(ledgers, log_id, parsed[0])
+            _apply(opened.live, ledgers, log_id, parsed[0])
             if log_name(log_id) not in places:
                 logger.error("entry log %s is missing; its entries will be answered with an error", log_name(log_id))
         elif log_name(log_id) not in places:
@@ -77,36 +83,52 @@ def index_logs(disk: Disk, directories: list[str], found: Checkpoint, ledgers: d
             opened.lost = True
         else:
             logger.warning("the sidecar of entry log %s is missing or damaged, scanning the log", log_name(log_id))
-            opened.lost |= _rebuild(disk, directory, log_id, length, ledgers)
+            _rebuild(disk, directory, log_id, ledgers, opened)
     return opened
 
 
-def _apply(ledgers: dict[int, Ledger], log_id: int, runs: Runs) -> None:
+def _apply(live: LiveBytes, ledgers: dict[int, Ledger], log_id: int, runs: Runs) -> None:
+    """Put a log's entries into the indexes. What the checkpoint does not know of was deleted, and stays so."""
     for ledger_id, first, places, sizes in runs:
         ledger = ledgers.get(ledger_id)
-        if ledger is None:
-            ledger = ledgers[ledger_id] = Ledger(ledger_id)
-        ledger.index.put_run(first, log_id, places, sizes)
+        born_log, born_place = (log_id + 1, 0) if ledger is None else ledger.born
+        if log_id < born_log:
+            live.found(log_id, sizes, False)
+            continue
+        if log_id == born_log and min(places) < born_place:  # gaps have place 0, which costs a look at each
+            alive = [size if place >= born_place else 0 for place, size in zip(places, sizes, strict=True)]
+            live.found(log_id, array("I", map(sub, sizes, alive)), False)
+            sizes = array("I", alive)
+        live.found(log_id, sizes, True)
+        if ledger is not None:
+            for previous_log, _, size in ledger.index.put_run(first, log_id, places, sizes):
+                live.gone(previous_log, size)
 
 
-def _rebuild(disk: Disk, directory: str, log_id: int, length: int, ledgers: dict[int, Ledger]) -> bool:
-    """Index a log by its records and write its sidecar anew. True if anything in it could not be made out."""
+def _rebuild(disk: Disk, directory: str, log_id: int, ledgers: dict[int, Ledger], opened: OpenedLogs) -> None:
+    """Index a log by its records, and write its sidecar anew unless anything in it could not be made out."""
+    length = opened.lengths[log_id]
     file = disk.open(f"{directory}/{log_name(log_id)}")
     try:
-        new, lost = _scan(file, length, ledgers)
+        new, lost = _scan(file, length)
     finally:
         file.close()
     block = new.block(log_id, 0, length)
     parsed = parse_sidecar(block, log_id, length)
     if parsed is not None:
-        _apply(ledgers, log_id, parsed[0])
-    if not lost:
+        _apply(opened.live, ledgers, log_id, parsed[0])
+    if lost:
+        opened.lost = True
+        opened.damaged.add(log_id)
+    else:
         disk.write_file(f"{directory}/{sidecar_name(log_id)}", block)
-    return lost
 
 
-def _scan(file: DiskFile, length: int, ledgers: dict[int, Ledger]) -> tuple[NewPlaces, bool]:
-    """All entries of a log's first `length` bytes by their headers; bodies are checked when they are read."""
+def _scan(file: DiskFile, length: int) -> tuple[NewPlaces, bool]:
+    """All entries of a log's first `length` bytes by their headers; bodies are checked when they are read.
+
+    Facts about ledgers are passed over: the checkpoint knows as much as any record that it covers, or more.
+    """
     new = NewPlaces()
     lost = file.size() < length
     offset = 0
@@ -123,22 +145,8 @@ def _scan(file: DiskFile, length: int, ledgers: dict[int, Ledger]) -> tuple[NewP
             lost = True
             offset += ALIGN
             continue
-        kind, size, ledger_id, entry_id, total = found
+        kind, size, ledger_id, entry_id, _ = found
         if kind == ENTRY:
             new.put(ledger_id, entry_id, offset // ALIGN, HEADER_BYTES + size)
-        elif kind == LEDGER:
-            body = file.read_at(offset + HEADER_BYTES, size)
-            if crc32(body, 0) == total:
-                _learn(ledgers, ledger_id, memoryview(body))
         offset += aligned(HEADER_BYTES + size)
     return new, lost
-
-
-def _learn(ledgers: dict[int, Ledger], ledger_id: int, body: memoryview) -> None:
-    """A LEDGER record: key and fence are monotone, so an old record can only add."""
-    key, fenced = parse_ledger_body(body)
-    ledger = ledgers.get(ledger_id)
-    if ledger is None:
-        ledger = ledgers[ledger_id] = Ledger(ledger_id)
-    ledger.master_key = ledger.master_key if ledger.master_key is not None else key
-    ledger.fenced = ledger.fenced or fenced

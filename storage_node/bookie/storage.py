@@ -98,6 +98,7 @@ class Storage:
             self.ledgers.update(ledgers)
             mark = found.mark
         self.contents.lossy = found.lossy
+        self.contents.fenced_gone.update(found.fenced_gone)
         self._logs.next_log_id = self._first_free_log(found)
         lengths = {} if opened is None else await self._open_logs(found)
         self.checkpoints.adopt(found, lengths)
@@ -135,6 +136,8 @@ class Storage:
         work = partial(index_logs, self._disk, self.ledger_directories, found, self.ledgers)
         result = await self._disk.submit("files", work)
         self._logs.paths.update(result.paths)
+        self.contents.damaged = result.damaged
+        self.contents.live.logs.update(result.live.logs)
         if result.lost and not self.lossy:
             self.contents.lossy = True
             logger.error("entries are lost on this node; what it cannot find it will call unknown")
@@ -254,6 +257,8 @@ class Storage:
             return Status.EBADREQ
         ledger = self.ledgers.get(ledger_id)
         if ledger is None or ledger.master_key != master_key:
+            if ledger is None and ledger_id in self.contents.fenced_gone and not recovery:
+                return Status.EFENCED
             if ledger is None and not self._logs.has_room(length + ROOM_FOR_KEY):
                 return None
             ledger = self._keyed(ledger_id, master_key)
@@ -293,17 +298,19 @@ class Storage:
         self._append_fact(LEDGER, ledger, ledger_body(master_key, ledger.fenced), None)
         return ledger
 
-    def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[None] | None:
-        """Fence a ledger, which comes into existence if need be. None: another key.
+    def fence(self, ledger_id: int, master_key: bytes) -> asyncio.Future[None] | Status:
+        """Fence a ledger, which comes into existence if need be. A status: refused.
 
         The future is done when the fence is durable, and must be awaited before anything is answered (D19). Key and
         fence are one record.
         """
         if ledger_id < 0 or len(master_key) > MAX_KEY_BYTES:
-            return None
+            return Status.EUA
         ledger = self.ledgers.get(ledger_id)
         if ledger is not None and ledger.master_key not in (None, master_key):
-            return None
+            return Status.EUA
+        if ledger is None and ledger_id in self.contents.fenced_gone:
+            return Status.ENOLEDGER
         if ledger is None:
             ledger = self.contents.create(ledger_id)
         if not ledger.fenced:
@@ -322,6 +329,8 @@ class Storage:
         """Store an explicit-LAC packet, as it is. EOK: `acknowledge` follows when it is durable."""
         if ledger_id < 0 or not LAC_HEADER.size <= len(body) <= 0xFFFF or len(master_key) > MAX_KEY_BYTES:
             return Status.EBADREQ
+        if ledger_id not in self.ledgers and ledger_id in self.contents.fenced_gone:
+            return Status.ENOLEDGER
         ledger = self._keyed(ledger_id, master_key)
         if ledger is None:
             return Status.EUA
