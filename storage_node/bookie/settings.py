@@ -14,6 +14,9 @@ from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 MIB = 1024 * 1024
+MIN_SLAB_BYTES = 256 * 1024
+ROOM_IN_SLAB = 8192
+"""What a slab may hold besides the largest entry."""
 
 
 def _key(name: str, *, minimum: int | None = None, maximum: int | None = None) -> dict[str, object]:
@@ -35,6 +38,10 @@ class BookieSettings:
     """Permit advertising a loopback address that was not named explicitly."""
     bookie_id: str | None = field(default=None, metadata=_key("bookieId"))
     """None: advertised host and port."""
+    use_host_name_as_bookie_id: bool = field(default=False, metadata=_key("useHostNameAsBookieID"))
+    """Name the node by the host's name, not its address, where nothing else names it."""
+    allow_storage_expansion: bool = field(default=False, metadata=_key("allowStorageExpansion"))
+    """Accept further, empty ledger directories beside those that the cookie names."""
     zk_servers: str = field(default="127.0.0.1:2181", metadata=_key("zkServers"))
     zk_ledgers_root_path: str = field(default="/ledgers", metadata=_key("zkLedgersRootPath"))
     zk_timeout_ms: int = field(default=10_000, metadata=_key("zkTimeout", minimum=1000, maximum=600_000))
@@ -47,21 +54,58 @@ class BookieSettings:
     flush_interval_ms: int = field(default=10_000, metadata=_key("flushInterval", minimum=10, maximum=3_600_000))
     """Longest time between checkpoints while there is something to flush."""
     log_size_limit: int = field(
-        default=1024 * MIB, metadata=_key("logSizeLimit", minimum=16 * MIB, maximum=32 * 1024 * MIB)
+        default=1024 * MIB, metadata=_key("logSizeLimit", minimum=MIN_SLAB_BYTES, maximum=32 * 1024 * MIB)
     )
-    """Bytes at which the entry log goes on in another file."""
+    """Bytes at which the entry log goes on in another file; at least a slab."""
     skip_list_size_limit: int = field(
-        default=128 * MIB, metadata=_key("skipListSizeLimit", minimum=32 * MIB, maximum=1 << 40)
+        default=128 * MIB, metadata=_key("skipListSizeLimit", minimum=4 * MIN_SLAB_BYTES, maximum=1 << 40)
     )
     """Bytes of memory for entries not yet in the entry log; what is flushed stays there as the tail cache."""
     disk_usage_threshold: float = field(default=0.95, metadata=_key("diskUsageThreshold"))
+    disk_usage_warn_threshold: float = field(default=0.90, metadata=_key("diskUsageWarnThreshold"))
+    """Usage beyond which the log warns, once."""
     disk_usage_lwm_threshold: float | None = field(default=None, metadata=_key("diskUsageLwmThreshold"))
     """Usage below which a read-only node becomes writable again; None: the threshold itself."""
     disk_check_interval_ms: int = field(default=10_000, metadata=_key("diskCheckInterval", minimum=10))
     min_usable_size_for_entry_log_creation: int = field(
         default=64 * MIB, metadata=_key("minUsableSizeForEntryLogCreation", minimum=0)
     )
-    """Free bytes below which a ledger directory counts as full, whatever the threshold says."""
+    """Free bytes below which a directory counts as full, whatever the threshold says."""
+    min_usable_size_for_high_priority_writes: int | None = field(
+        default=None, metadata=_key("minUsableSizeForHighPriorityWrites", minimum=0)
+    )
+    """Free bytes above which a read-only node still takes what recovery writes; None: as for entry logs."""
+    read_only_mode_enabled: bool = field(default=True, metadata=_key("readOnlyModeEnabled"))
+    """Off: the node stops where it would become read-only."""
+    read_only_mode_on_any_disk_full_enabled: bool = field(
+        default=True, metadata=_key("readOnlyModeOnAnyDiskFullEnabled")
+    )
+    """One full ledger directory makes the node read-only; off: only when all are full."""
+    force_read_only_bookie: bool = field(default=False, metadata=_key("forceReadOnlyBookie"))
+    """The operator's wish: read-only whatever the disks say."""
+    persist_bookie_status_enabled: bool = field(default=False, metadata=_key("persistBookieStatusEnabled"))
+    """Remember over a restart that the node was read-only: the low-water mark then decides when it is writable."""
+    gc_wait_time_ms: int = field(default=600_000, metadata=_key("gcWaitTime", minimum=1))
+    """Time between two rounds of garbage collection."""
+    gc_overreplicated_ledger_wait_time_ms: int = field(
+        default=86_400_000, metadata=_key("gcOverreplicatedLedgerWaitTime")
+    )
+    """Time between two looks for closed ledgers that are stored elsewhere by now; 0 or less: never."""
+    verify_metadata_on_gc: bool = field(default=False, metadata=_key("verifyMetadataOnGC"))
+    """Read a ledger's metadata once more before it is collected."""
+    gc_metadata_op_rate_limit: int = field(default=1000, metadata=_key("gcMetadataOpRateLimit", minimum=1))
+    """Reads of single ledgers' metadata, a second."""
+    minor_compaction_threshold: float = field(default=0.2, metadata=_key("minorCompactionThreshold"))
+    """Logs of which a smaller part is live are rewritten; 0 or less: never. So for the major compaction."""
+    minor_compaction_interval_s: int = field(default=3600, metadata=_key("minorCompactionInterval"))
+    """0 or less: never."""
+    major_compaction_threshold: float = field(default=0.8, metadata=_key("majorCompactionThreshold"))
+    major_compaction_interval_s: int = field(default=86_400, metadata=_key("majorCompactionInterval"))
+    compaction_rate_by_entries: int = field(default=1000, metadata=_key("compactionRateByEntries", minimum=1))
+    """Entries that compaction copies a second."""
+    compaction_rate_by_bytes: int = field(default=1_000_000, metadata=_key("compactionRateByBytes", minimum=1))
+    """Bytes that it copies a second, where isThrottleByBytes says that they count."""
+    is_throttle_by_bytes: bool = field(default=False, metadata=_key("isThrottleByBytes"))
     netty_max_frame_size_bytes: int = field(
         default=MAX_FRAME_BYTES, metadata=_key("nettyMaxFrameSizeBytes", minimum=1024, maximum=7 * MIB)
     )
@@ -82,17 +126,56 @@ class BookieSettings:
             )
         if not 0 < self.low_water_mark <= self.disk_usage_threshold <= 1:
             raise BookieConfigurationError("0 < diskUsageLwmThreshold <= diskUsageThreshold <= 1 does not hold")
+        if not 0 < self.disk_usage_warn_threshold <= 1:
+            raise BookieConfigurationError("0 < diskUsageWarnThreshold <= 1 does not hold")
         if self.skip_list_size_limit < 4 * self.slab_bytes:
-            raise BookieConfigurationError(f"skipListSizeLimit is below {4 * self.slab_bytes} bytes")
+            raise BookieConfigurationError(
+                f"skipListSizeLimit is below {4 * self.slab_bytes} bytes",
+                advice="Raise it, or lower nettyMaxFrameSizeBytes: four parts of it each hold the largest entry",
+            )
+        if self.log_size_limit < self.slab_bytes:
+            raise BookieConfigurationError(
+                f"logSizeLimit is below {self.slab_bytes} bytes",
+                advice="Raise it, or lower skipListSizeLimit or nettyMaxFrameSizeBytes",
+            )
+        self._check_compaction()
+
+    def _check_compaction(self) -> None:
+        minor, major = self.minor_compaction_threshold, self.major_compaction_threshold
+        if max(minor, major) >= 1:
+            raise BookieConfigurationError(
+                "a compaction threshold is not below 1", advice="Every log would be rewritten for ever; 0.8 is usual"
+            )
+        if 0 < major < minor:
+            raise BookieConfigurationError("minorCompactionThreshold is above majorCompactionThreshold")
+        for key, interval in (
+            ("minorCompactionInterval", self.minor_compaction_interval_s),
+            ("majorCompactionInterval", self.major_compaction_interval_s),
+        ):
+            if 0 < interval * 1000 < self.gc_wait_time_ms:
+                raise BookieConfigurationError(
+                    f"{key} ({interval} s) is shorter than gcWaitTime ({self.gc_wait_time_ms} ms)",
+                    advice="Compaction is a part of garbage collection: lower gcWaitTime or raise the interval",
+                )
 
     @property
     def low_water_mark(self) -> float:
         return self.disk_usage_threshold if self.disk_usage_lwm_threshold is None else self.disk_usage_lwm_threshold
 
     @property
+    def high_priority_reserve(self) -> int:
+        given = self.min_usable_size_for_high_priority_writes
+        return self.min_usable_size_for_entry_log_creation if given is None else given
+
+    @property
     def slab_bytes(self) -> int:
         """Unit of the write memory: must hold the largest entry."""
-        return 8 * MIB if self.skip_list_size_limit < 128 * MIB else 16 * MIB
+        if self.skip_list_size_limit >= 32 * MIB:
+            return 8 * MIB if self.skip_list_size_limit < 128 * MIB else 16 * MIB
+        size = MIN_SLAB_BYTES
+        while size < self.netty_max_frame_size_bytes + ROOM_IN_SLAB:
+            size *= 2
+        return size
 
     @classmethod
     def from_properties(cls, path: str | Path) -> BookieSettings:
@@ -114,7 +197,7 @@ class BookieSettings:
     def from_mapping(cls, values: Mapping[str, str]) -> BookieSettings:
         """Settings from upstream's keys and their texts. Raises BookieConfigurationError."""
         by_key = {str(f.metadata["key"]): f for f in fields(cls)}
-        renamed = {"journalDirectory": "journalDirectories"}
+        renamed = {"journalDirectory": "journalDirectories", "compactionRate": "compactionRateByEntries"}
         given: dict[str, object] = {}
         for name, text in values.items():
             key = renamed.get(name, name)
@@ -140,7 +223,7 @@ def _parse(key: str, kind: str, text: str, bounds: Mapping[str, object]) -> obje
             return {"true": True, "false": False}[text.lower()]
         if kind.startswith("float"):
             return float(text)
-        if kind != "int":
+        if not kind.startswith("int"):
             return text
         number = int(text)
     except (ValueError, KeyError):
