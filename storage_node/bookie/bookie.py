@@ -5,8 +5,9 @@
     stop    unregister -> no more connections -> everything durable and answered -> last checkpoint -> unlock
     failure of the journal: every connection is closed at once, nothing further is answered, `failed` is set
 
-Read-only, announced in metadata, while a disk is too full, and for good once writing to a ledger directory has failed;
-reads, fences and, as long as they can be stored, recovery's adds go on.
+Read-only, announced in metadata, while a disk is too full or the operator wants it, and for good once writing to a
+ledger directory has failed; reads, fences and, as long as they can be stored, recovery's adds go on. Where
+`readOnlyModeEnabled` is off the node stops instead.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from metadata.store import MetadataStore
 from storage_node.bookie.connections import Connection
 from storage_node.bookie.cookies import check_cookies
 from storage_node.bookie.disk import SystemDisk
+from storage_node.bookie.disks import Disks
 from storage_node.bookie.predecessor import SessionFile
 from storage_node.bookie.settings import BookieSettings
+from storage_node.bookie.status import was_read_only, write_status
 from storage_node.bookie.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
 from storage_node.errors import BookieConfigurationError, BookieFailedError
@@ -70,7 +73,7 @@ class Bookie:
         self._serving = False
         self._stopped = False
         self._monitor: asyncio.Task[None] | None = None
-        self._disk_full = False
+        self._disks: Disks | None = None
         self._announced_read_only = False
         self._background: set[asyncio.Task[None]] = set()
         self.read_only = False
@@ -95,18 +98,17 @@ class Bookie:
 
     @property
     def takes_high_priority(self) -> bool:
-        return not self.storage.writing_failed and self._free_bytes() > self._reserve_bytes
+        return not self.storage.writing_failed and self.disks.takes_high_priority
 
     @property
-    def _reserve_bytes(self) -> int:
-        return self.settings.min_usable_size_for_entry_log_creation
+    def disks(self) -> Disks:
+        if self._disks is None:
+            raise BookieFailedError("the bookie is not started")
+        return self._disks
 
     def disk_space(self) -> tuple[int, int]:
-        disks: dict[int, tuple[int, int]] = {}
-        for directory in self.settings.ledger_directories:
-            device, total, free = self._disk.usage(directory)
-            disks[device] = (total, free)
-        return sum(total for total, _ in disks.values()), sum(free for _, free in disks.values())
+        self.disks.look()
+        return self.disks.capacity()
 
     def closed(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -141,17 +143,25 @@ class Bookie:
         await check_cookies(self._registry, self._disk, cookie, list(dict.fromkeys(currents)))
         self._session = SessionFile(self._disk, currents[0], self._store)
         await self._session.end_former()
+        journals, ledgers = currents[: len(settings.journal_directories)], currents[len(settings.journal_directories) :]
+        was_full = settings.persist_bookie_status_enabled and was_read_only(self._disk, ledgers)
+        self._disks = Disks(settings, self._disk, journals=journals, ledgers=ledgers, was_full=was_full)
+        self._disks.look()
         self._storage = Storage(
             settings,
             self._disk,
-            journal_directory=currents[0],
-            ledger_directories=currents[1:],
+            journal_directory=journals[0],
+            ledger_directories=ledgers,
+            choose_directory=self._disks.choose,
             failed=self._journal_failed,
             degraded=self._degraded,
         )
         await self._storage.start()
         self._judge_disks()
+        if self.read_only and not (settings.read_only_mode_enabled or settings.force_read_only_bookie):
+            raise self._no_read_only_mode()
         self._announced_read_only = self.read_only
+        self._note_mode()
         self._serving = True
         await self._session.keep()
         await self._registry.register(self._address, readonly=self._announced_read_only)
@@ -205,35 +215,29 @@ class Bookie:
     async def check_disks(self) -> None:
         """Look at the disks' usage now, and announce a change of mode."""
         self._judge_disks()
+        if self.read_only and not (self.settings.read_only_mode_enabled or self.settings.force_read_only_bookie):
+            self._give_up(self._no_read_only_mode())
+            return
         await self._announce()
 
     def _judge_disks(self) -> None:
-        self._disk_full = self._is_full()
-        self.read_only = self._disk_full or self.storage.writing_failed
+        self.disks.look()
+        self.storage.leave(self.disks.full_ledger_directories)
+        self.read_only = self.settings.force_read_only_bookie or self.disks.full or self.storage.writing_failed
 
-    def _is_full(self) -> bool:
-        """True above the threshold; once full, until below the low-water mark."""
-        limit = self.settings.low_water_mark if self._disk_full else self.settings.disk_usage_threshold
-        for directory in (*self.settings.journal_directories, *self.settings.ledger_directories):
-            try:
-                _, total, free = self._disk.usage(directory)
-            except OSError as error:
-                logger.error("the usage of %s cannot be read: %s", directory, error)
-                return True
-            if free < self._reserve_bytes or 1 - free / max(total, 1) > limit:
-                if not self._disk_full:
-                    logger.error("the disk of %s is too full (%d bytes free): read-only from now on", directory, free)
-                return True
-        return False
-
-    def _free_bytes(self) -> int:
-        return min(self._disk.usage(directory)[2] for directory in self.settings.ledger_directories)
+    def _no_read_only_mode(self) -> BookieFailedError:
+        return BookieFailedError(
+            "a disk is too full or fails, and readOnlyModeEnabled is off",
+            advice="Make room or mend the disk, then start the node again; what it had acknowledged is there",
+            node=None if self._address is None else self._address.bookie_id,
+        )
 
     def _degraded(self, error: BaseException) -> None:
         """Writing to a ledger directory failed; what is not there yet is in the journal and in memory."""
         logger.error("read-only until the node is restarted with a working disk: %s", error)
         self.read_only = True
-        self._run(self._announce())
+        if self._serving:
+            self._run(self.check_disks())
 
     async def _announce(self) -> None:
         """Bring the registration in line with the mode; a failure is retried with the next look at the disks."""
@@ -246,9 +250,21 @@ class Bookie:
             logger.warning("the mode could not be announced, trying again later: %s", error)
             return
         self._announced_read_only = read_only
+        self._note_mode()
         logger.warning("bookie %s is %s now", self.address.bookie_id, "read-only" if read_only else "writable")
 
+    def _note_mode(self) -> None:
+        if self.settings.persist_bookie_status_enabled:
+            folders = self.storage.ledger_directories
+            write_status(self._disk, folders, read_only=self.read_only, now_ms=self.clock.now_ms())
+
     # ------------------------------------------------------------------------------------ the end
+
+    def _give_up(self, failure: BookieFailedError) -> None:
+        """Stop in good order, and say why: the owner of the process sees `failed`."""
+        if self.failure is None and not self._stopped:
+            self.failure = failure
+            self._run(self._stop_failed(clean=True))
 
     def _journal_failed(self, error: BaseException) -> None:
         """Stop at once: nothing may be answered any more, least of all by trying the sync again."""
@@ -260,11 +276,11 @@ class Bookie:
         self._serving = False
         for connection in list(self._connections):
             connection.close()
-        self._run(self._stop_failed())
+        self._run(self._stop_failed(clean=False))
 
-    async def _stop_failed(self) -> None:
+    async def _stop_failed(self, *, clean: bool) -> None:
         try:
-            await self._tear_down(clean=False)
+            await self._tear_down(clean=clean)
         finally:
             self.failed.set()
 

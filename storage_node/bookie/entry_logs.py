@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from storage_node.bookie.records import ALIGN, HEADER_BYTES, LOG, SUM, SUMMED, aligned, pad_header
@@ -89,6 +89,7 @@ class EntryLogs:
         self._pool = SlabPool(slab_bytes, memory_bytes // slab_bytes, self._evicted)
         self._slabs: dict[tuple[int, int], Slab] = {}
         self._log: LogFile | None = None
+        self._leaving = False
         self._slab: Slab | None = None
         self._unwritten: deque[tuple[LogFile, Slab]] = deque()
         self._writing = False
@@ -147,11 +148,15 @@ class EntryLogs:
             slab.view[slab.end : slab.end + HEADER_BYTES] = pad_header(gap)
             slab.end += gap
 
+    def leave(self, directories: Collection[str]) -> None:
+        """Append to no log in these directories any longer than the slab in use lasts, if others are chosen then."""
+        self._leaving = self._log is not None and self._log.directory in directories
+
     def _next_slab(self, beyond_limit: bool) -> Slab | None:
         """Go on in a new slab, in the same log or in a new one."""
         log, old = self._log, self._slab
         base = 0 if old is None else old.base + old.size
-        if log is None or base + self._pool.slab_bytes > self._log_bytes:
+        if log is None or self._leaving or base + self._pool.slab_bytes > self._log_bytes:
             slab = self._pool.take(self.next_log_id, 0, beyond_limit=beyond_limit)
             if slab is None:
                 return None
@@ -159,6 +164,7 @@ class EntryLogs:
             if log is not None and old is not None:
                 log.length = old.base + old.end
             self._log = log = LogFile(self.next_log_id, self._choose_directory())
+            self._leaving = False
             self.next_log_id += 1
             self.writing[log.log_id] = log
             self.paths[log.log_id] = log.path

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from storage_node.bookie import checkpoint as checkpoints
@@ -63,6 +63,7 @@ class Storage:
         *,
         journal_directory: str,
         ledger_directories: list[str],
+        choose_directory: Callable[[], str],
         failed: Callable[[BaseException], None],
         degraded: Callable[[BaseException], None],
     ) -> None:
@@ -72,7 +73,7 @@ class Storage:
         self.ledger_directories = ledger_directories
         self._failed = failed
         self._degraded = degraded
-        self._directory_turn = 0
+        self._choose_directory = choose_directory
         self._room_waiters: list[Callable[[], None]] = []
         self._logs = self._make_entry_logs()
         self.contents = Contents(self._logs)
@@ -340,6 +341,10 @@ class Storage:
         ledger.wake_all()
         return Status.EOK
 
+    def leave(self, directories: Collection[str]) -> None:
+        """These directories are full: go on in a log elsewhere."""
+        self._logs.leave(directories)
+
     def when_room(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when memory has become free."""
         self._room_waiters.append(callback)
@@ -348,11 +353,6 @@ class Storage:
         waiters, self._room_waiters = self._room_waiters, []
         for callback in waiters:
             callback()
-
-    def _choose_directory(self) -> str:
-        """Where the next log goes: the directories in turn."""
-        self._directory_turn += 1
-        return self.ledger_directories[self._directory_turn % len(self.ledger_directories)]
 
     # ------------------------------------------------------------------------------------ reading
 
