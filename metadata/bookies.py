@@ -4,6 +4,7 @@
     <root>/available/readonly/<bookie id>    the same for bookies that only read
     <root>/cookies/<bookie id>               persistent text; the children are all bookies ever registered
     <root>/INSTANCEID                        the cluster's UUID
+    <root>/disableHealthCheck                an empty switch: while it is there, no client quarantines a bookie
 
 A bookie id is opaque: only where a registration is empty (bookies before 4.13), or gone, is it read as `host:port`.
 A registration that cannot be decoded makes that bookie unresolvable, not the whole list.
@@ -185,6 +186,7 @@ class BookieRegistry:
         self._readonly = join(root, "available", _READONLY)
         self._cookies = join(root, "cookies")
         self._instance_path = join(root, "INSTANCEID")
+        self._no_health_check = join(root, "disableHealthCheck")
         self._predecessor_timeout_ms = predecessor_timeout_ms
         self._registered: dict[str, tuple[BookieAddress, bool]] = {}
         self._renewals: dict[str, asyncio.Task[None]] = {}
@@ -380,6 +382,10 @@ class BookieRegistry:
         """Call `listener` after each change of either list, and once when the watch has begun: what changed before was
         not seen. Returns a function that ends it. Needs a running loop."""
         return self._watch.add(listener)
+
+    async def health_check_disabled(self) -> bool:
+        """Whether the operators have switched quarantine off for all clients of the cluster (`disableHealthCheck`)."""
+        return await repeat(self._store, lambda: self._store.exists(self._no_health_check)) is not None
 
     # ---- identity ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@
     ├── NotAppliedError
     │   ├── BookieUnreachableError       no connection could be made; nothing was sent
     │   ├── NotEnoughBookiesError        fewer usable bookies than the ensemble needs
+    │   ├── RackResolutionError          nobody could tell in which racks bookies are
     │   ├── LedgerClosedError            the ledger (or this handle) is closed; the add was not sent
     │   ├── LedgerRecoveryError          recovery could not finish; the ledger is as it was
     │   ├── ProtocolError                the peer's bytes break the wire protocol; they were not acted upon
@@ -69,6 +70,10 @@ class BookieUnreachableError(NotAppliedError):
 
 class NotEnoughBookiesError(NotAppliedError):
     """Fewer usable bookies than the ensemble needs."""
+
+
+class RackResolutionError(NotAppliedError):
+    """Where hosts are could not be found out: the topology script failed."""
 
 
 class LedgerClosedError(NotAppliedError):

@@ -12,7 +12,8 @@ from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore, Versioned
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.pipeline import ClientContext
-from storage_node.client.placement import Placement, UniformPlacement
+from storage_node.client.placement import Placement, RackResolver
+from storage_node.client.placement.factory import make_placement
 from storage_node.client.reader import LedgerReader
 from storage_node.client.reading import LedgerLocation
 from storage_node.client.recovering import recover as run_recovery
@@ -44,6 +45,7 @@ class LedgerClient:
         network: Network | None = None,
         rng: random.Random | None = None,
         placement: Placement | None = None,
+        racks: RackResolver | None = None,
     ) -> None:
         self._ledgers = ledgers
         self._bookies = bookies
@@ -51,6 +53,7 @@ class LedgerClient:
         self._network = network or TcpNetwork()
         self._rng = rng or random.Random()
         self._placement = placement
+        self._racks = racks
         self._context: ClientContext | None = None
         self._writers: set[LedgerWriter] = set()
         self._readers: set[LedgerReader] = set()
@@ -83,7 +86,7 @@ class LedgerClient:
         """
         context = self._use()
         validate_quorums(ensemble_size, write_quorum, ack_quorum)
-        bookies = await context.placement.new_ensemble(ensemble_size)
+        bookies = await context.placement.new_ensemble(ensemble_size, write_quorum, ack_quorum)
         metadata = LedgerMetadata(
             ensemble_size=ensemble_size,
             write_quorum=write_quorum,
@@ -181,8 +184,8 @@ class LedgerClient:
         if self._closed:
             raise LedgerClosedError("this client was closed")
         if self._context is None:
-            pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop())
-            placement = self._placement or UniformPlacement(self._bookies, pool.health, self._settings, self._rng)
+            pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop(), self._rng)
+            placement = self._placement or make_placement(self._bookies, pool, self._rng, self._racks)
             self._context = ClientContext(self._settings, pool, self._ledgers, placement)
         return self._context
 

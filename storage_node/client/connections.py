@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
 from metadata.errors import DistributedLogError
 from storage_node.client.health import BookieHealth
+from storage_node.client.placement.quarantine import Quarantine
 from storage_node.client.settings import ClientSettings
 from storage_node.edge import Buffer, Link, Network
 from storage_node.errors import (
@@ -217,6 +219,8 @@ class Connection:
         if request is None or request[0] is not response.operation:
             return  # answers are matched by (txn id, operation); unknown ones are dropped
         del self._requests[response.txn_id]
+        if response.status is not Status.EOK:
+            self._pool.quarantine.failed(self.bookie, answer_error(response.status, self.bookie, None, None))
         request[2](response)
 
     def _other_add_answer(self, response: Response) -> None:
@@ -229,11 +233,13 @@ class Connection:
             error: DistributedLogError = ProtocolError("an EOK without an answer to the add", node=self.bookie)
             if response.status is not Status.EOK:
                 error = answer_error(response.status, self.bookie, None, entry_id)
+            self._pool.quarantine.failed(self.bookie, error)
             owner.on_refused(seat, entry_id, error)
         elif response.status is Status.EOK:
             owner.on_added(seat, entry_id)
         else:
             error = answer_error(response.status, self.bookie, response.ledger_id, entry_id)
+            self._pool.quarantine.failed(self.bookie, error)
             owner.on_refused(seat, entry_id, error)
 
     def _take_add(self, response: Response) -> tuple[AddOwner, Seat, int, float, int] | None:
@@ -265,6 +271,7 @@ class Connection:
     def _lose(self, error: DistributedLogError) -> None:
         if not self._pool.closed:
             self._pool.health.failed(self.bookie)
+            self._pool.quarantine.failed(self.bookie, error)
         self._backlog.clear()
         adds, self._adds = self._adds, {}
         requests, self._requests = self._requests, {}
@@ -280,16 +287,17 @@ class Connection:
             if deadline > now:
                 break
             del self._adds[expected]
-            self._pool.health.failed(self.bookie)
-            owner.on_refused(seat, entry_id, self._timeout(self._pool.settings.add_entry_timeout_ms, entry_id))
+            owner.on_refused(seat, entry_id, self._late(self._pool.settings.add_entry_timeout_ms, entry_id))
         for txn_id, (_, deadline, answer, limit_ms) in list(self._requests.items()):
             if deadline <= now and self._requests.pop(txn_id, None) is not None:
-                self._pool.health.failed(self.bookie)
-                answer(self._timeout(limit_ms, None))
+                answer(self._late(limit_ms, None))
         return bool(self._adds or self._requests)
 
-    def _timeout(self, limit_ms: int, entry_id: int | None) -> RequestTimeoutError:
-        return RequestTimeoutError(f"no answer within {limit_ms} ms", node=self.bookie, entry_id=entry_id)
+    def _late(self, limit_ms: int, entry_id: int | None) -> RequestTimeoutError:
+        error = RequestTimeoutError(f"no answer within {limit_ms} ms", node=self.bookie, entry_id=entry_id)
+        self._pool.health.failed(self.bookie)
+        self._pool.quarantine.failed(self.bookie, error)
+        return error
 
     async def close(self) -> None:
         """End the link; requests that still wait end with an error."""
@@ -312,12 +320,14 @@ class ConnectionPool:
         settings: ClientSettings,
         network: Network,
         loop: asyncio.AbstractEventLoop,
+        rng: random.Random | None = None,
     ) -> None:
         self.resolve = resolve
         self.settings = settings
         self.network = network
         self.loop = loop
         self.health = BookieHealth(loop, settings.failure_memory_ms)
+        self.quarantine = Quarantine(settings.placement, loop, rng or random.Random())
         self.sweeper = Sweeper(loop, settings.sweep_interval_s)
         self.closed = False
         self._connections: dict[str, Connection] = {}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from metadata.errors import CallerError
+from storage_node.client.placement.settings import PlacementSettings
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 
@@ -37,6 +38,8 @@ class ClientSettings:
     """Entries that a recovery reads ahead of what it has replicated again."""
     max_frame_bytes: int = MAX_FRAME_BYTES
     """Largest frame that the bookies take; an entry has to fit with its headers."""
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
+    """Which bookies an ensemble is made of."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

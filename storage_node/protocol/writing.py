@@ -141,6 +141,7 @@ class WriterMachine:
         self._changes_left = max_ensemble_changes
         self._synced = (last_add_confirmed, length)  # deferred sync: the last forced entry and the length up to it
         self._ack_quorum = metadata.ack_quorum
+        self._write_quorum = metadata.write_quorum
         self._spare = metadata.write_quorum - metadata.ack_quorum
         self._size = metadata.ensemble_size
         self._windows = write_sets(metadata.ensemble_size, metadata.write_quorum)
@@ -309,7 +310,11 @@ class WriterMachine:
         staying = {seat.bookie for seat in self._seats if seat.index not in self._round}
         return (
             PickReplacements(
-                bookies, self._round, frozenset(staying | self._suspects), not self._quorum_without(self._round)
+                bookies,
+                self._round,
+                frozenset(staying | self._suspects),
+                not self._quorum_without(self._round),
+                self._write_quorum,
             ),
         )
 

@@ -12,6 +12,7 @@ from metadata.errors import CallerError, InvariantViolation, OutcomeUnknownError
 from metadata.ledger_metadata import DigestType, LedgerState
 from metadata.memory import Fault, MemoryStore
 from storage_node.client import LedgerClient, LedgerWriter
+from storage_node.client.placement import UniformPlacement
 from storage_node.edge import FrameHandler
 from storage_node.errors import (
     EntryTooLargeError,
@@ -21,6 +22,7 @@ from storage_node.errors import (
     QuorumWriteError,
 )
 from storage_node.protocol.messages import Status
+from storage_node.protocol.writing import PickReplacements
 
 
 def payload(entry_id: int) -> bytes:
@@ -386,11 +388,14 @@ async def test_a_change_while_the_metadata_store_is_away_freezes_and_then_goes_o
 
 @simulated
 async def test_a_background_failure_that_nobody_foresaw_ends_the_writer_instead_of_hanging_it() -> None:
-    class Broken:
-        async def new_ensemble(self, size: int) -> tuple[str, ...]:
+    class Broken(UniformPlacement):
+        def __init__(self) -> None:
+            pass
+
+        async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
             return tuple(sorted(cluster.bookies))[:size]
 
-        async def replacements(self, wanted: object) -> dict[int, str]:
+        async def replacements(self, wanted: PickReplacements) -> dict[int, str]:
             raise ZeroDivisionError("a bug")
 
     async with Cluster(4) as cluster:

@@ -1,0 +1,58 @@
+"""`make_placement`: the policy that the settings name, over one client's connections."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+from metadata.bookies import BookieRegistry
+from storage_node.client.connections import Answer, ConnectionPool
+from storage_node.client.placement.candidates import Candidates, Weighing
+from storage_node.client.placement.policies import Placement, RackAwarePlacement, UniformPlacement
+from storage_node.client.placement.resolvers import RackResolver, resolver_of
+from storage_node.client.placement.topology import RackMap
+from storage_node.client.placement.weights import FreeSpace
+from storage_node.protocol.messages import BookieInfoResponse, Operation, Status, encode_bookie_info_request
+
+_FREE_SPACE = 2
+
+
+def make_placement(
+    registry: BookieRegistry, pool: ConnectionPool, rng: random.Random, resolver: RackResolver | None = None
+) -> Placement:
+    """`resolver` stands in for the one that the settings name. Raises CallerError."""
+    client = pool.settings
+    settings = client.placement
+    weighing = None
+    if settings.disk_weight_based_placement_enabled:
+        free_space = FreeSpace(partial(_ask_free_space, pool), settings, pool.loop)
+        weighing = Weighing(free_space, settings.bookie_max_multiple_for_weight_based_placement)
+    candidates = Candidates(registry, pool.health, pool.quarantine, rng, weighing)
+    if settings.policy == "uniform":
+        return UniformPlacement(
+            candidates,
+            memory_ms=client.failure_memory_ms,
+            replacement_pause_ms=client.replacement_pause_ms,
+            replacement_timeout_ms=client.replacement_timeout_ms,
+        )
+    return RackAwarePlacement(
+        candidates,
+        RackMap(resolver or resolver_of(settings), pool.loop),
+        settings,
+        memory_ms=client.failure_memory_ms,
+        replacement_pause_ms=client.replacement_pause_ms,
+        replacement_timeout_ms=client.replacement_timeout_ms,
+    )
+
+
+def _ask_free_space(pool: ConnectionPool, bookie: str, told: Callable[[int | None], None]) -> None:
+    txn_id = pool.next_txn_id()
+
+    def answered(answer: Answer) -> None:
+        known = isinstance(answer, BookieInfoResponse) and answer.status is Status.EOK
+        told(answer.free_disk_space if known and isinstance(answer, BookieInfoResponse) else None)
+
+    frame = encode_bookie_info_request(txn_id, _FREE_SPACE)
+    timeout_ms = pool.settings.placement.get_bookie_info_timeout_s * 1000
+    pool.to(bookie).request(txn_id, Operation.BOOKIE_INFO, frame, timeout_ms, answered)

@@ -1,0 +1,243 @@
+"""Which bookies hold a new ledger, and which one takes the place of a failed one: uniformly at random, or rack by rack.
+
+`RackAwarePlacement` keeps the rule of `arranging` wherever the racks allow it: every write set spans
+R = min(W, minNumRacksPerWriteQuorum) racks. With enforceMinNumRacksPerWriteQuorum bookies of unknown rack are not used,
+and an ensemble that cannot keep the rule is an error. With fewer than two racks it draws at random.
+
+A region-aware policy would stand beside these two: locations may already have two parts, `/region/rack`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from metadata.bookies import BookieAddress, UnknownBookieError
+from metadata.errors import DistributedLogError
+from storage_node.client.placement.arranging import (
+    Adherence,
+    adherence,
+    arrange,
+    arrange_roughly,
+    replace_alike,
+    replace_lawfully,
+)
+from storage_node.client.placement.candidates import Candidates, Stages
+from storage_node.client.placement.settings import PlacementSettings
+from storage_node.client.placement.topology import RackMap, is_default
+from storage_node.errors import NotEnoughBookiesError, RequestTimeoutError
+from storage_node.protocol.writing import PickReplacements
+
+T = TypeVar("T")
+
+
+class Placement(Protocol):
+    async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
+        """`size` distinct writable bookies. Raises NotEnoughBookiesError."""
+        ...
+
+    async def replacements(self, wanted: PickReplacements) -> Mapping[int, str]:
+        """A bookie for as many of the wanted indices as there are. Raises what kept it from looking."""
+        ...
+
+    async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
+        """How well an ensemble keeps this policy's rule."""
+        ...
+
+    def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
+        """Whether entries on these bookies survive the loss of a rack as well as the policy asks for. Never waits."""
+        ...
+
+
+class _Policy:
+    """What both policies do alike: limits of time, own seats first, one replacement after the other."""
+
+    def __init__(
+        self, candidates: Candidates, *, memory_ms: int, replacement_pause_ms: int, replacement_timeout_ms: int
+    ) -> None:
+        self._candidates = candidates
+        self._memory_ms = memory_ms
+        self._pause_ms = replacement_pause_ms
+        self._timeout_ms = replacement_timeout_ms
+
+    async def replacements(self, wanted: PickReplacements) -> Mapping[int, str]:
+        stages = await self._in_time(self._stages_for(wanted), None if wanted.last_resort else self._timeout_ms)
+        everybody = {bookie for group in stages for stage in group for bookie in stage} - wanted.excluded
+        picked: dict[int, str] = {}
+        for index in wanted.indices:
+            if wanted.bookies[index] in everybody:  # a vacant seat's own bookie is back: nothing is written for it
+                picked[index] = wanted.bookies[index]
+        for index in wanted.indices:
+            if index not in picked:
+                taken = wanted.excluded | set(wanted.bookies) | set(picked.values())
+                pick = self._pick(wanted, index, picked, _without(stages, taken))
+                if pick is not None:
+                    picked[index] = pick
+        return picked
+
+    async def _in_time(self, looking: Awaitable[T], limit_ms: int | None) -> T:
+        if limit_ms is None:
+            return await looking
+        try:
+            return await asyncio.wait_for(looking, limit_ms / 1000)
+        except asyncio.TimeoutError:
+            raise RequestTimeoutError(f"the list of storage nodes did not come within {limit_ms} ms") from None
+
+    async def _stages_for(self, wanted: PickReplacements) -> Stages:
+        """A bookie that failed a moment ago is taken only where the writer cannot do without."""
+        usable = await self._usable(wanted.bookies)
+        return await self._candidates.stages(usable, self._pause_ms, failed_too=wanted.last_resort)
+
+    async def _usable(self, ensemble: Sequence[str] = ()) -> list[str]:
+        return [address.bookie_id for address in await self._candidates.writable()]
+
+    def _pick(self, wanted: PickReplacements, index: int, picked: Mapping[int, str], stages: Stages) -> str | None:
+        return next((bookie for group in stages for stage in group for bookie in stage), None)
+
+
+def _without(stages: Stages, taken: Collection[str]) -> Stages:
+    return [[[bookie for bookie in stage if bookie not in taken] for stage in group] for group in stages]
+
+
+def _too_few(size: int, found: int, why: str = "", cause: DistributedLogError | None = None) -> NotEnoughBookiesError:
+    error = NotEnoughBookiesError(
+        f"the ensemble needs {size} writable storage nodes and {found} are registered{why}",
+        advice="Start more storage nodes, or ask for a smaller ensemble",
+    )
+    error.__cause__ = cause
+    return error
+
+
+class UniformPlacement(_Policy):
+    """Every writable bookie is as good as any other."""
+
+    async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
+        usable = await self._usable()
+        for group in await self._candidates.stages(usable, self._memory_ms):
+            for stage in group:
+                if len(stage) >= size:
+                    return tuple(stage[:size])
+        raise _too_few(size, len(usable))
+
+    async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
+        return Adherence.MEETS_STRICT
+
+    def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
+        return True
+
+
+class RackAwarePlacement(_Policy):
+    """Spreads the copies of each entry over racks."""
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        racks: RackMap,
+        settings: PlacementSettings,
+        *,
+        memory_ms: int,
+        replacement_pause_ms: int,
+        replacement_timeout_ms: int,
+    ) -> None:
+        super().__init__(
+            candidates,
+            memory_ms=memory_ms,
+            replacement_pause_ms=replacement_pause_ms,
+            replacement_timeout_ms=replacement_timeout_ms,
+        )
+        self.racks = racks
+        self._settings = settings
+
+    async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
+        writable = await self._candidates.writable()
+        usable = await self._usable()
+        first_rack = await self.racks.own_rack()
+        wanted = self._settings.racks_wanted(write_quorum)
+        stages = await self._candidates.stages(usable, self._memory_ms)
+        rack_of = self.racks.rack_of
+        for group in stages:
+            for stage in group:
+                found = arrange(stage, rack_of, size, write_quorum, wanted, first_rack)
+                if found is not None:
+                    return found
+            if self._settings.enforces_racks:
+                continue
+            for stage in group:
+                if len(stage) >= size:
+                    return self._draw(stage, size, write_quorum, wanted, first_rack)
+        raise self._impossible(size, wanted, len(writable), usable)
+
+    def _draw(self, stage: list[str], size: int, write_quorum: int, wanted: int, first: str | None) -> tuple[str, ...]:
+        """The racks do not allow the rule: with a single one at random, else as near to it as can be."""
+        if len({self.racks.rack_of(bookie) for bookie in stage}) < 2:
+            return tuple(stage[:size])
+        return arrange_roughly(stage, self.racks.rack_of, size, write_quorum, wanted, first)
+
+    def _impossible(self, size: int, wanted: int, registered: int, usable: Sequence[str]) -> NotEnoughBookiesError:
+        if not self._settings.enforces_racks:
+            return _too_few(size, registered)
+        racks = {self.racks.rack_of(bookie) for bookie in usable}
+        return _too_few(
+            size,
+            registered,
+            f", {len(usable)} of them in {len(racks)} known racks: so no arrangement puts every write quorum into "
+            f"{wanted} racks (enforceMinNumRacksPerWriteQuorum)",
+            self.racks.error,
+        )
+
+    async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
+        await self.racks.see(await self._candidates.writable(), _addresses(ensemble))
+        racks = self.racks
+        if self._settings.enforces_racks and not all(map(racks.is_known, ensemble)):
+            return Adherence.FAIL
+        wanted = self._settings.racks_wanted(write_quorum)
+        return adherence(ensemble, racks.rack_of, racks.is_known, write_quorum, wanted)
+
+    def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
+        return len(set(map(self.racks.rack_of, bookies))) >= self._settings.racks_wanted(write_quorum)
+
+    # ------------------------------------------------------------------------------------ inside
+
+    async def _usable(self, ensemble: Sequence[str] = ()) -> list[str]:
+        """Learns where everybody is; under enforcement only bookies in a known rack are left."""
+        writable = await self._candidates.writable()
+        await self.racks.see(writable, _addresses(ensemble))
+        names = [address.bookie_id for address in writable]
+        if not self._settings.enforces_racks:
+            return names
+        return [bookie for bookie in names if not is_default(self.racks.rack_of(bookie))]
+
+    def _pick(self, wanted: PickReplacements, index: int, picked: Mapping[int, str], stages: Stages) -> str | None:
+        others = {i: b for i, b in enumerate(wanted.bookies) if i not in wanted.indices} | dict(picked)
+        for group in stages:
+            for stage in group:
+                alike = replace_alike(stage, self.racks.rack_of, wanted.bookies[index], list(others.values()))
+                if alike is not None:
+                    return alike
+            found = self._pick_otherwise(wanted, index, others, group[-1])
+            if found is not None:
+                return found
+        return None
+
+    def _pick_otherwise(
+        self, wanted: PickReplacements, index: int, others: Mapping[int, str], order: Sequence[str]
+    ) -> str | None:
+        """It will cost a rack: one with which the rule is kept all the same, else, without enforcement, any."""
+        size, write_quorum = len(wanted.bookies), wanted.write_quorum
+        racks_wanted = self._settings.racks_wanted(write_quorum)
+        lawful = replace_lawfully(order, self.racks.rack_of, index, others, size, write_quorum, racks_wanted)
+        if lawful is not None or self._settings.enforces_racks:
+            return lawful
+        return next(iter(order), None)
+
+
+def _addresses(bookies: Sequence[str]) -> list[BookieAddress]:
+    """Where bookies that may not be registered any more were, as far as their ids tell."""
+    found = []
+    for bookie in bookies:
+        try:
+            found.append(BookieAddress.from_id(bookie))
+        except UnknownBookieError:
+            continue  # not an address: it stays in the default rack unless it was seen before
+    return found

@@ -1,0 +1,256 @@
+"""Who tells where a host is: a script, the host's own name (by racks or by rows), or a fixed table.
+
+    script    networkTopologyScriptFileName: addresses as arguments, one location for each on standard output
+    racks     (region)-(rack)-xxx-xxx.domain    -> /(region)/(rack)
+    rows      (region)-(row)xx-xxx-xxx.domain   -> /(region)/(row)     the row is two characters, as upstream reads it
+
+Scripts and look-ups of names run beside the loop and within a time limit. A resolver answers None for a host that it
+cannot place, and raises RackResolutionError where it could not do its work at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from metadata.errors import CallerError
+from storage_node.client.placement.settings import PlacementSettings
+from storage_node.errors import RackResolutionError
+
+SCRIPT_TIMEOUT_S: Final = 10.0
+NAME_TIMEOUT_S: Final = 2.0
+_LABELS: Final = 4
+_ROW_CHARACTERS: Final = 2
+
+
+class RackResolver(Protocol):
+    """Told when racks are needed: once for each bookie, again when it comes back or has another host."""
+
+    async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
+        """One location for each host, None where there is none to tell. Raises RackResolutionError."""
+        ...
+
+    async def own_location(self) -> str | None:
+        """Where this process is. Raises RackResolutionError."""
+        ...
+
+
+class HostNames(Protocol):
+    """The name service, as far as resolvers need it."""
+
+    def own(self) -> str:
+        """This host's name."""
+        ...
+
+    async def address_of(self, host: str) -> str | None:
+        """An IP address of the host, None where there is none to be had in time."""
+        ...
+
+    async def name_of(self, host: str) -> str | None:
+        """The name of a host given by address (or name: itself), None where there is none to be had in time."""
+        ...
+
+
+class SystemHostNames:
+    """The machine's resolver."""
+
+    def own(self) -> str:
+        return socket.gethostname()
+
+    async def address_of(self, host: str) -> str | None:
+        if _ip(host) is not None:
+            return host
+        look_up = asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        try:
+            found = await asyncio.wait_for(look_up, NAME_TIMEOUT_S)
+        except (OSError, UnicodeError, asyncio.TimeoutError):
+            return None
+        return str(found[0][4][0]) if found else None
+
+    async def name_of(self, host: str) -> str | None:
+        address = _ip(host)
+        if address is None:
+            return host
+        if address.is_loopback:
+            return None  # "localhost" names no rack; not worth a question
+        look_up = asyncio.get_running_loop().getnameinfo((host, 0), socket.NI_NAMEREQD)
+        try:
+            name, _ = await asyncio.wait_for(look_up, NAME_TIMEOUT_S)
+        except (OSError, UnicodeError, asyncio.TimeoutError):
+            return None
+        return name
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+class UnknownRacks:
+    """Nothing tells the racks."""
+
+    async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
+        return [None] * len(hosts)
+
+    async def own_location(self) -> str | None:
+        return None
+
+
+class StaticResolver:
+    """A fixed table of host (name or address as registered) to location; for programs, and for tests."""
+
+    def __init__(self, table: Mapping[str, str], own: str | None = None) -> None:
+        self._table = table
+        self._own = own
+
+    async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
+        return [self._table.get(host) for host in hosts]
+
+    async def own_location(self) -> str | None:
+        return self._own
+
+
+# ------------------------------------------------------------------------------------ names
+
+
+def parse_overrides(text: str) -> dict[str, str]:
+    """`host:region;host:region` as a mapping. Raises CallerError."""
+    table: dict[str, str] = {}
+    for pair in filter(None, (part.strip() for part in text.split(";"))):
+        host, _, region = (part.strip() for part in pair.partition(":"))
+        if not host or not region or ":" in region or "/" in region:
+            raise CallerError(
+                f"dnsResolverOverrides: {pair!r} is no pair of a host and its region",
+                advice="Write host:region, several of them separated by semicolons",
+            )
+        table.setdefault(host, region)
+    return table
+
+
+class HostNameResolver:
+    """Region and rack (or row) are parts of the host's name; `overrides` give some hosts another region."""
+
+    def __init__(self, overrides: Mapping[str, str], *, rows: bool = False, names: HostNames | None = None) -> None:
+        self._overrides = overrides
+        self._rows = rows
+        self._names = names or SystemHostNames()
+
+    async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
+        names = await asyncio.gather(*map(self._names.name_of, hosts))
+        return [None if name is None else self.location_of(name) for name in names]
+
+    async def own_location(self) -> str | None:
+        return self.location_of(self._names.own())
+
+    def location_of(self, name: str) -> str | None:
+        """What the name says, None where it is built otherwise."""
+        host = name.split(".", 1)[0]
+        labels = host.split("-")
+        if len(labels) != _LABELS or not all(labels[:2]):
+            return None
+        region = self._overrides.get(name) or self._overrides.get(host) or labels[0]
+        return f"/{region}/{labels[1][:_ROW_CHARACTERS] if self._rows else labels[1]}"
+
+
+# ------------------------------------------------------------------------------------ script
+
+ScriptRunner = Callable[[Sequence[str]], Awaitable[str]]
+"""Runs a command line and returns its standard output. Raises RackResolutionError."""
+
+
+async def run_script(command: Sequence[str]) -> str:
+    """Run a program beside the loop, for SCRIPT_TIMEOUT_S at most; then it is killed with all it started."""
+    return await asyncio.get_running_loop().run_in_executor(None, partial(_run, command))
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise RackResolutionError(
+            f"the topology script does not start: {error}",
+            path=command[0],
+            advice="See that networkTopologyScriptFileName names a program that may be executed",
+        ) from error
+    with process:
+        try:
+            output, complaint = process.communicate(timeout=SCRIPT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the group is still its own
+            raise RackResolutionError(
+                f"the topology script had not ended after {SCRIPT_TIMEOUT_S:g} s", path=command[0]
+            ) from None
+    if process.returncode != 0:
+        raise RackResolutionError(
+            f"the topology script ended with status {process.returncode}: {complaint.strip()[:200]}", path=command[0]
+        )
+    return output
+
+
+class ScriptResolver:
+    """Asks a program, with up to `names_per_call` addresses a call."""
+
+    def __init__(
+        self,
+        script: str,
+        *,
+        names_per_call: int = 100,
+        names: HostNames | None = None,
+        run: ScriptRunner = run_script,
+    ) -> None:
+        self._script = script
+        self._names_per_call = names_per_call
+        self._names = names or SystemHostNames()
+        self._run = run
+
+    async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
+        addresses = await asyncio.gather(*map(self._names.address_of, hosts))
+        asked = [address or host for address, host in zip(addresses, hosts, strict=True)]
+        found: list[str | None] = []
+        for start in range(0, len(asked), self._names_per_call):
+            found += await self._ask(asked[start : start + self._names_per_call])
+        return found
+
+    async def own_location(self) -> str | None:
+        return (await self.locations([self._names.own()]))[0]
+
+    async def _ask(self, addresses: Sequence[str]) -> list[str]:
+        answers = (await self._run([self._script, *addresses])).split()
+        if len(answers) != len(addresses):
+            raise RackResolutionError(
+                f"the topology script gave {len(answers)} locations for {len(addresses)} addresses",
+                path=self._script,
+                advice="It must print one for each argument, separated by white space",
+            )
+        return answers
+
+
+def resolver_of(settings: PlacementSettings, names: HostNames | None = None) -> RackResolver:
+    """The resolver that the settings name. Raises CallerError for overrides that cannot be read."""
+    if settings.resolver != "script":
+        overrides = parse_overrides(settings.dns_resolver_overrides)
+        return HostNameResolver(overrides, rows=settings.resolver == "rows", names=names)
+    if not settings.network_topology_script_file_name:
+        return UnknownRacks()
+    return ScriptResolver(
+        settings.network_topology_script_file_name,
+        names_per_call=settings.network_topology_script_number_args,
+        names=names,
+    )
