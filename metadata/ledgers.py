@@ -412,14 +412,14 @@ class LedgerStore:
 
     async def ids(self) -> AsyncIterator[int]:
         """Every ledger id, ascending. What is created or deleted meanwhile may or may not show; any failure to list is
-        raised, so an id that does not come was not there (I13)."""
+        raised, a missing root too, so an id that does not come was not there (I13). Whoever must not miss what others
+        have created syncs the store first."""
         layout = await self.layout()
+        tops = (await repeat(self._store, lambda: self._store.children(self._root)))[0]
         if layout is LedgerLayout.FLAT:
-            names = await self._children(self._root)
-            for number in sorted(int(match[1]) for match in map(_FLAT_LEAF.fullmatch, names) if match):
+            for number in sorted(int(match[1]) for match in map(_FLAT_LEAF.fullmatch, tops) if match):
                 yield number
             return
-        tops = await self._children(self._root)
         for width, levels in ((2, 1), (3, 3)):
             for top in tops:
                 if re.fullmatch(rf"\d{{{width}}}", top):

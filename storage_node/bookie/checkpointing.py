@@ -50,8 +50,6 @@ class Checkpointer:
         self.error: BaseException | None = None
         self._leftover: set[str] = set()
         """Files that are to go, and could not be removed."""
-        self.logs_deleted = 0
-        self.bytes_freed = 0
 
     def adopt(self, found: Checkpoint, lengths: dict[int, int]) -> None:
         """Go on from what was found at start. The ledgers are those of the checkpoint and of the logs."""
@@ -159,8 +157,8 @@ class Checkpointer:
         for log_id, length in idle.items():
             self._leftover.update(self._contents.logs.drop(log_id))
             self._contents.live.forget(log_id)
-            self.logs_deleted += 1
-            self.bytes_freed += length
+            self._contents.stats.logs_deleted += 1
+            self._contents.stats.bytes_freed += length
         if self._leftover:
             self._leftover = await self._disk.submit("files", partial(self._remove_files, self._leftover))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from metadata.errors import InvariantViolation
 from storage_node.bookie.entry_logs import EntryLogs
+from storage_node.bookie.gc_stats import GcStats
 from storage_node.bookie.index import LedgerIndex, NewPlaces
 from storage_node.bookie.ledgers import Ledger
 from storage_node.bookie.live_bytes import LiveBytes
@@ -33,6 +34,7 @@ class Contents:
         self.fenced_gone: dict[int, int] = {}
         """Ledgers that were fenced when they were deleted, and when that was: their writers are still refused."""
         self.live = LiveBytes()
+        self.stats = GcStats()
         self.damaged: set[int] = set()
         """Logs of which a part cannot be read: they stay until their ledgers are deleted."""
 
@@ -65,6 +67,11 @@ class Contents:
         ledger.index = LedgerIndex()
         ledger.wake_all()
         return True
+
+    def forget_fences(self, before_ms: int) -> None:
+        """Fenced ledgers deleted before that time: their writers have long given up."""
+        for ledger_id in [ledger_id for ledger_id, gone_ms in self.fenced_gone.items() if gone_ms < before_ms]:
+            del self.fenced_gone[ledger_id]
 
     def append_entry(
         self, ledger: Ledger, entry_id: int, body: memoryview, beyond_limit: bool

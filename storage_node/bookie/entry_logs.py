@@ -86,7 +86,8 @@ class EntryLogs:
         self._choose_directory = choose_directory
         self._room_made = room_made
         self._failed = failed
-        self._pool = SlabPool(slab_bytes, memory_bytes // slab_bytes, self._evicted)
+        self._slab_limit = memory_bytes // slab_bytes
+        self._pool = SlabPool(slab_bytes, self._slab_limit, self._evicted)
         self._slabs: dict[tuple[int, int], Slab] = {}
         self._log: LogFile | None = None
         self._leaving = False
@@ -135,6 +136,11 @@ class EntryLogs:
         if slab is None or slab.end + aligned(HEADER_BYTES + length) > slab.size:
             slab = self._next_slab(False)
         return slab is not None
+
+    @property
+    def lagging(self) -> bool:
+        """True while a good part of the memory waits to be written: what is not urgent should wait too."""
+        return len(self._unwritten) > max(2, self._slab_limit // 4)
 
     def position(self) -> tuple[int, int]:
         """(log id, offset / 32) at or behind which the next record will lie."""

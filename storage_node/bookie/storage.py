@@ -18,6 +18,7 @@ from functools import partial
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.checkpointing import Checkpointer
+from storage_node.bookie.compaction import Compactor
 from storage_node.bookie.contents import Contents
 from storage_node.bookie.entry_logs import EntryLogs, parse_log_name
 from storage_node.bookie.journal import Acknowledge, Answers, AnswerSink, Journal
@@ -81,6 +82,14 @@ class Storage:
         self._append_entry = self.contents.append_entry
         self.checkpoints = Checkpointer(
             self.contents, disk, directories=ledger_directories, interval_ms=settings.flush_interval_ms
+        )
+        self.compactor = Compactor(
+            self.contents,
+            self.checkpoints,
+            disk,
+            settings,
+            directories=ledger_directories,
+            when_room=self.when_room,
         )
         self._journal: Journal | None = None
 

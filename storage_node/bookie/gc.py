@@ -1,0 +1,227 @@
+"""Garbage collection: ledgers that metadata does not know any more are deleted here, and their space is freed.
+
+A round, every gcWaitTime:
+
+    1. the ids of all local ledgers are noted, **before** metadata is asked (I13): a ledger that comes later is no
+       candidate, and metadata exists before the first entry of its ledger does
+    2. metadata is synced and its ledgers are listed, in one session; what is listed is no candidate
+    3. the candidates that remain are deleted (verifyMetadataOnGC: each is asked for once more)
+    4. now and then, closed ledgers that no ensemble names this node for (they were replicated elsewhere) are deleted,
+       each under its replication lock, so that no worker is about to write this node's name into its metadata
+    5. a checkpoint makes that durable and removes logs in which nothing is live; compaction follows when it is due
+
+Any error of the metadata ends the round without a single deletion; so does another session than the one that began it,
+whose server might be behind, and metadata that is not of the cluster that this node belongs to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from metadata.bookies import BookieRegistry
+from metadata.errors import CorruptDataError, DistributedLogError, MetadataUnavailableError, NoNodeError
+from metadata.ledger_metadata import LedgerMetadata
+from metadata.ledgers import LedgerStore
+from storage_node.bookie.compaction import Pace
+from storage_node.bookie.settings import BookieSettings
+from storage_node.bookie.storage import Storage
+from storage_node.edge import Clock
+from storage_node.errors import BookieFailedError, CookieMismatchError
+
+logger = logging.getLogger(__name__)
+
+FENCE_MEMORY_MS = 7 * 24 * 3600 * 1000
+"""How long the writers of a fenced ledger are refused after it was deleted here (wire specification 7.2)."""
+DELETED_TOGETHER = 16
+"""Ledgers deleted in one turn of the loop."""
+
+
+class ReplicationLocks(Protocol):
+    """Locks of single ledgers that replication workers take before they change an ensemble."""
+
+    async def acquire(self, ledger_id: int) -> bool:
+        """False: somebody has it."""
+        ...
+
+    async def release(self, ledger_id: int) -> None: ...
+
+
+class GarbageCollector:
+    """Collects on one node. `start` begins the rounds, `stop` ends them; `collect` and `compact` may be called as well.
+
+    Args:
+        ledgers, registry: the cluster's metadata.
+        instance_id: the cluster that this node belongs to.
+        locks: None where there is no under-replication tree; moved ledgers are left alone then.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        settings: BookieSettings,
+        *,
+        bookie_id: str,
+        instance_id: str | None,
+        ledgers: LedgerStore,
+        registry: BookieRegistry,
+        locks: ReplicationLocks | None,
+        clock: Clock,
+    ) -> None:
+        self._storage = storage
+        self._contents = storage.contents
+        self._settings = settings
+        self._bookie_id = bookie_id
+        self._instance_id = instance_id
+        self._ledgers = ledgers
+        self._registry = registry
+        self._locks = locks
+        self._clock = clock
+        self._pace = Pace(settings.gc_metadata_op_rate_limit)
+        self._one_at_a_time = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------------------------ rounds
+
+    def start(self) -> None:
+        """Begin the rounds."""
+        self._task = asyncio.get_running_loop().create_task(self._rounds())
+
+    async def stop(self) -> None:
+        """End them, wherever they are: every step is safe to leave."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _rounds(self) -> None:
+        settings, loop = self._settings, asyncio.get_running_loop()
+        begun = loop.time()
+        moved, minor, major = begun, begun, begun
+        while True:
+            await asyncio.sleep(settings.gc_wait_time_ms / 1000)
+            now = loop.time()
+            try:
+                look = _due(now - moved, settings.gc_overreplicated_ledger_wait_time_ms / 1000)
+                moved = now if look else moved
+                await self.collect(moved_away=look)
+                if _due(now - major, settings.major_compaction_interval_s):
+                    major = minor = now
+                    await self.compact(major=True)
+                elif _due(now - minor, settings.minor_compaction_interval_s):
+                    minor = now
+                    await self.compact(major=False)
+            except (DistributedLogError, OSError) as error:
+                logger.warning("a round of garbage collection was given up: %s", error)
+            except Exception:  # a bug here must not end garbage collection for good without a word
+                logger.exception("a round of garbage collection failed")
+
+    async def collect(self, *, moved_away: bool = False) -> int:
+        """One round; how many ledgers were deleted. `moved_away`: look for those that other nodes store by now, too.
+
+        Raises the metadata store's errors (nothing was deleted then, unless among those that moved away), and
+        BookieFailedError where no checkpoint can be taken.
+        """
+        async with self._one_at_a_time:
+            self._check_writable()
+            stats = self._contents.stats
+            try:
+                deleted = await self._collect()
+                if moved_away and self._locks is not None:
+                    deleted += await self._collect_moved(self._locks)
+            except DistributedLogError:
+                stats.rounds_aborted += 1
+                raise
+            self._contents.forget_fences(self._clock.now_ms() - FENCE_MEMORY_MS)
+            if self._contents.deleted or self._storage.checkpoints.can_free:
+                await self._storage.checkpoint()
+            stats.rounds += 1
+            return deleted
+
+    async def compact(self, *, major: bool) -> int:
+        """Rewrite what is below the threshold; how many logs were. 0 where the threshold says never."""
+        settings = self._settings
+        threshold = settings.major_compaction_threshold if major else settings.minor_compaction_threshold
+        async with self._one_at_a_time:
+            self._check_writable()
+            return await self._storage.compactor.compact(threshold) if threshold > 0 else 0
+
+    def _check_writable(self) -> None:
+        if self._storage.writing_failed:
+            raise BookieFailedError(
+                "nothing can be collected: the ledger directories cannot be written",
+                advice="Mend the disk and start the node again",
+            )
+
+    # ------------------------------------------------------------------------------------ deleted ledgers
+
+    async def _collect(self) -> int:
+        candidates = set(self._contents.ledgers)  # before metadata is asked (I13)
+        store = self._ledgers.store
+        session = store.session_id
+        await self._check_cluster()
+        await store.sync(self._ledgers.root)
+        async for ledger_id in self._ledgers.ids():
+            candidates.discard(ledger_id)
+        if self._settings.verify_metadata_on_gc:
+            candidates = {ledger_id for ledger_id in sorted(candidates) if await self._read(ledger_id) is None}
+        if store.session_id != session:
+            raise MetadataUnavailableError("the session ended while ledgers were listed; none was deleted")
+        for count, ledger_id in enumerate(sorted(candidates), 1):
+            if self._contents.delete(ledger_id, self._clock.now_ms()):
+                self._contents.stats.ledgers_collected += 1
+            if count % DELETED_TOGETHER == 0:
+                await asyncio.sleep(0)
+        if candidates:
+            logger.info("%d deleted ledgers were collected", len(candidates))
+        return len(candidates)
+
+    async def _check_cluster(self) -> None:
+        found = await self._registry.instance_id()
+        if found != self._instance_id:
+            raise CookieMismatchError(
+                f"metadata is of another cluster now: its instance id is {found!r}, this node's {self._instance_id!r}",
+                advice="Nothing was deleted. Point the node to the metadata of its own cluster",
+            )
+
+    async def _read(self, ledger_id: int) -> LedgerMetadata | None:
+        """A ledger's metadata, None if there is none. Raises everything else."""
+        await self._pace.spend(1)
+        try:
+            return (await self._ledgers.read(ledger_id)).value
+        except NoNodeError:
+            return None
+
+    # ------------------------------------------------------------------------------------ ledgers that moved away
+
+    async def _collect_moved(self, locks: ReplicationLocks) -> int:
+        """Delete closed ledgers that other nodes store by now."""
+        deleted = 0
+        for ledger_id in sorted(self._contents.ledgers):
+            if ledger_id not in self._contents.ledgers or not await self._is_elsewhere(ledger_id):
+                continue
+            if not await locks.acquire(ledger_id):
+                continue
+            try:
+                if await self._is_elsewhere(ledger_id) and self._contents.delete(ledger_id, self._clock.now_ms()):
+                    deleted += 1
+                    self._contents.stats.ledgers_moved_away += 1
+            finally:
+                await locks.release(ledger_id)
+        return deleted
+
+    async def _is_elsewhere(self, ledger_id: int) -> bool:
+        """True if the ledger is closed, and no ensemble of it names this node."""
+        try:
+            metadata = await self._read(ledger_id)
+        except CorruptDataError as error:
+            logger.error("ledger %d is left alone: %s", ledger_id, error)
+            return False
+        if metadata is None or not metadata.is_closed:
+            return False
+        return all(self._bookie_id not in ensemble.bookies for ensemble in metadata.ensembles)
+
+
+def _due(elapsed_s: float, interval_s: float) -> bool:
+    return 0 < interval_s <= elapsed_s
