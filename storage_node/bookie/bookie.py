@@ -19,11 +19,14 @@ from collections.abc import Coroutine
 
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie
 from metadata.errors import DistributedLogError
+from metadata.ledgers import LedgerStore
 from metadata.store import MetadataStore
 from storage_node.bookie.connections import Connection
 from storage_node.bookie.cookies import check_cookies
 from storage_node.bookie.disk import SystemDisk
 from storage_node.bookie.disks import Disks
+from storage_node.bookie.gc import GarbageCollector
+from storage_node.bookie.limits import Limits
 from storage_node.bookie.predecessor import SessionFile
 from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.status import was_read_only, write_status
@@ -78,6 +81,7 @@ class Bookie:
         self._background: set[asyncio.Task[None]] = set()
         self.read_only = False
         """Adds are refused: a disk is too full, or writing to a ledger directory has failed."""
+        self._collector: GarbageCollector | None = None
         self.failed: asyncio.Event = asyncio.Event()
         """Set when the node has stopped by itself; `failure` says why."""
         self.failure: BookieFailedError | None = None
@@ -175,6 +179,8 @@ class Bookie:
             try:
                 self._disk.make_directory(f"{directory}/current")
                 self._locks.append(self._disk.lock(f"{directory}/{LOCK_NAME}"))
+        self._collector = self._make_collector(self._address.bookie_id, cookie.instance_id)
+        self._collector.start()
             except BlockingIOError as error:
                 raise BookieConfigurationError(
                     "another process uses this directory",
@@ -267,6 +273,34 @@ class Bookie:
             self._run(self._stop_failed(clean=True))
 
     def _journal_failed(self, error: BaseException) -> None:
+    # ------------------------------------------------------------------------------------ garbage
+
+    def _make_collector(self, bookie_id: str, instance_id: str | None) -> GarbageCollector:
+        return GarbageCollector(
+            self.storage,
+            self.settings,
+            bookie_id=bookie_id,
+            instance_id=instance_id,
+            ledgers=LedgerStore(self._store, self.settings.zk_ledgers_root_path),
+            registry=self._registry,
+            locks=None,
+            clock=self.clock,
+        )
+
+    @property
+    def collector(self) -> GarbageCollector:
+        if self._collector is None:
+            raise BookieFailedError("the bookie is not started")
+        return self._collector
+
+    async def collect_garbage(self, *, moved_away: bool = False) -> int:
+        """Delete now what metadata does not know; how many ledgers that were. See `GarbageCollector.collect`."""
+        return await self.collector.collect(moved_away=moved_away)
+
+    async def compact(self, *, major: bool = True) -> int:
+        """Rewrite now the logs below the threshold; how many that were."""
+        return await self.collector.compact(major=major)
+
         """Stop at once: nothing may be answered any more, least of all by trying the sync again."""
         self.failure = BookieFailedError(
             f"the journal cannot be written: {error}",
@@ -315,6 +349,8 @@ class Bookie:
         for connection in list(self._connections):
             connection.close()
         if self._storage is not None:
+        if self._collector is not None:
+            await self._collector.stop()
             await self._storage.stop(clean=clean)
         for lock in self._locks:
             lock.close()
