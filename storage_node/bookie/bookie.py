@@ -73,15 +73,20 @@ class Bookie:
         self._listener: Listener | None = None
         self._locks: list[DiskFile] = []
         self._connections: set[Connection] = set()
+        self.limits = Limits(
+            adds=settings.max_adds_in_progress_limit,
+            reads=settings.max_reads_in_progress_limit,
+            answer_bytes=settings.response_memory_limit,
+        )
         self._serving = False
         self._stopped = False
         self._monitor: asyncio.Task[None] | None = None
+        self._collector: GarbageCollector | None = None
         self._disks: Disks | None = None
         self._announced_read_only = False
         self._background: set[asyncio.Task[None]] = set()
         self.read_only = False
         """Adds are refused: a disk is too full, or writing to a ledger directory has failed."""
-        self._collector: GarbageCollector | None = None
         self.failed: asyncio.Event = asyncio.Event()
         """Set when the node has stopped by itself; `failure` says why."""
         self.failure: BookieFailedError | None = None
@@ -109,6 +114,10 @@ class Bookie:
         if self._disks is None:
             raise BookieFailedError("the bookie is not started")
         return self._disks
+
+    @property
+    def max_batch_read_bytes(self) -> int:
+        return min(self.settings.max_batch_read_size, self.settings.netty_max_frame_size_bytes)
 
     def disk_space(self) -> tuple[int, int]:
         self.disks.look()
@@ -170,6 +179,8 @@ class Bookie:
         await self._session.keep()
         await self._registry.register(self._address, readonly=self._announced_read_only)
         self._monitor = asyncio.get_running_loop().create_task(self._watch_disks())
+        self._collector = self._make_collector(self._address.bookie_id, cookie.instance_id)
+        self._collector.start()
         logger.info("bookie %s serves on port %d", self._address.bookie_id, self._listener.port)
 
     def _claim_directories(self) -> list[str]:
@@ -179,8 +190,6 @@ class Bookie:
             try:
                 self._disk.make_directory(f"{directory}/current")
                 self._locks.append(self._disk.lock(f"{directory}/{LOCK_NAME}"))
-        self._collector = self._make_collector(self._address.bookie_id, cookie.instance_id)
-        self._collector.start()
             except BlockingIOError as error:
                 raise BookieConfigurationError(
                     "another process uses this directory",
@@ -264,15 +273,6 @@ class Bookie:
             folders = self.storage.ledger_directories
             write_status(self._disk, folders, read_only=self.read_only, now_ms=self.clock.now_ms())
 
-    # ------------------------------------------------------------------------------------ the end
-
-    def _give_up(self, failure: BookieFailedError) -> None:
-        """Stop in good order, and say why: the owner of the process sees `failed`."""
-        if self.failure is None and not self._stopped:
-            self.failure = failure
-            self._run(self._stop_failed(clean=True))
-
-    def _journal_failed(self, error: BaseException) -> None:
     # ------------------------------------------------------------------------------------ garbage
 
     def _make_collector(self, bookie_id: str, instance_id: str | None) -> GarbageCollector:
@@ -301,6 +301,15 @@ class Bookie:
         """Rewrite now the logs below the threshold; how many that were."""
         return await self.collector.compact(major=major)
 
+    # ------------------------------------------------------------------------------------ the end
+
+    def _give_up(self, failure: BookieFailedError) -> None:
+        """Stop in good order, and say why: the owner of the process sees `failed`."""
+        if self.failure is None and not self._stopped:
+            self.failure = failure
+            self._run(self._stop_failed(clean=True))
+
+    def _journal_failed(self, error: BaseException) -> None:
         """Stop at once: nothing may be answered any more, least of all by trying the sync again."""
         self.failure = BookieFailedError(
             f"the journal cannot be written: {error}",
@@ -340,6 +349,8 @@ class Bookie:
             self._monitor.cancel()
             await asyncio.wait([self._monitor])
             self._monitor = None
+        if self._collector is not None:
+            await self._collector.stop()
         self._serving = False
         if self._listener is not None:
             await self._listener.close()
@@ -349,8 +360,6 @@ class Bookie:
         for connection in list(self._connections):
             connection.close()
         if self._storage is not None:
-        if self._collector is not None:
-            await self._collector.stop()
             await self._storage.stop(clean=clean)
         for lock in self._locks:
             lock.close()

@@ -1,7 +1,12 @@
 """One connection's requests: decoded, decided, answered (wire specification, section 7).
 
-Answers may come in any order. What a connection may have under way is bounded: beyond IN_FLIGHT_BYTES of requests and
-unsent answers its socket is not read, and what was already read waits in order.
+    connections   frames in; adds; who has to wait, and in which order (here)
+    dialects      the two protocol versions
+    flow, limits  how much may be under way, on one connection and on the node
+    reads, polls, others   the requests by what they want
+
+Answers may come in any order. What cannot be begun now waits in line and stops the socket from being read; requests of
+high priority (recovery's) have a line of their own, and are begun first (7.12).
 """
 
 from __future__ import annotations
@@ -9,30 +14,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from storage_node.bookie import others, reads
+from storage_node.bookie.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned
+from storage_node.bookie.flow import ALLOWANCE_BYTES, IN_FLIGHT_BYTES, REQUEST_BYTES, Flow
 from storage_node.bookie.journal import Answers
-from storage_node.bookie.ledgers import LacWaiter, Ledger
-from storage_node.bookie.listing import availability
+from storage_node.bookie.ledgers import LacWaiter
+from storage_node.bookie.limits import Limits
 from storage_node.bookie.storage import Storage
 from storage_node.edge import Clock, Link
-from storage_node.errors import ConnectionClosedError, ProtocolError
+from storage_node.errors import ProtocolError
 from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Operation, Status
+from storage_node.protocol.messages import Status
+from storage_node.protocol.values import BatchReadRequest
 
 logger = logging.getLogger(__name__)
 
-IN_FLIGHT_BYTES = 32 * 1024 * 1024
-RESUME_BYTES = IN_FLIGHT_BYTES // 2
-REQUEST_BYTES = 512
-"""What a request without a body counts."""
 ROOM_WAIT_S = 10.0
 """How long adds wait for memory before they are refused with ETOOMANYREQUESTS."""
 ROOM_RETRY_S = 0.05
-MAX_POLL_S = 3600.0
-NO_AUTH_PLUGIN = "AuthDisabledPlugin"
+
+Wait: TypeAlias = Callable[[Callable[[], None]], None]
+"""Calls back once, when it is worth another try."""
 
 
 class Node(Protocol):
@@ -40,6 +46,12 @@ class Node(Protocol):
 
     @property
     def storage(self) -> Storage: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def max_batch_read_bytes(self) -> int: ...
 
     @property
     def clock(self) -> Clock: ...
@@ -63,384 +75,237 @@ class Connection:
     """Handles the frames of one link."""
 
     def __init__(self, node: Node, link: Link) -> None:
-        self._node = node
-        self._storage = node.storage
-        self._link = link
-        self._in_flight = 0
-        self._backlog: deque[memoryview] = deque()
-        self._throttled = False
-        self._parked_until: float | None = None
+        self.node = node
+        self.storage = node.storage
+        self.link = link
+        self.dialect = VERSION_THREE
+        self.flow = Flow(link, node.limits.answers, self._go_on)
+        self.polls: set[LacWaiter] = set()
+        self._quick_add = VERSION_THREE.quick_add
+        self._add_gate = node.limits.adds if node.limits.adds.limit else None
+        self._reads = node.limits.reads
+        self._urgent: deque[Heard] = deque()
+        self._line: deque[Heard] = deque()
+        self._blocked = False
+        self._blocked_until: float | None = None
         self._room_timer: asyncio.TimerHandle | None = None
-        self._draining = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._polls: set[LacWaiter] = set()
-        self._closed = False
-        self._handlers: dict[type, Callable[..., None]] = {
-            m.ReadRequest: self._read,
-            m.ReadLacRequest: self._read_lac,
-            m.WriteLacRequest: self._write_lac,
-            m.ForceLedgerRequest: self._force,
-            m.BookieInfoRequest: self._info,
-            m.ListEntriesRequest: self._list,
-            m.AuthRequest: self._auth,
-            m.StartTlsRequest: self._start_tls,
-            m.UnsupportedRequest: self._unsupported,
-        }
 
     def close(self) -> None:
-        self._link.close()
+        self.link.close()
 
-    # ------------------------------------------------------------------------------------ frames in, bounds
+    # ------------------------------------------------------------------------------------ frames in
 
     def frame_received(self, frame: memoryview) -> None:
-        if self._throttled:
-            self._backlog.append(frame)
-        else:
-            self._handle(frame)
+        flow = self.flow
+        if flow.stopped:
+            self._wait_in_line(self._decode(frame))
+            return
+        # The hot path: an ordinary add that is stored. Everything else, refusals too, is for `_begin`.
+        add = self._quick_add(frame)
+        if add is not None and not self.node.read_only and (self._add_gate is None or not self._add_gate.closed):
+            answer, key, body = add
+            if self.storage.add(body, key, False, self, answer) is Status.EOK:
+                if self._add_gate is not None:
+                    self._add_gate.take()
+                flow.in_flight += len(body) + REQUEST_BYTES
+                if flow.in_flight > IN_FLIGHT_BYTES:
+                    flow.stop()
+                return
+        self._begin(self._decode(frame))
+        flow.check()
 
     def batch_done(self) -> None:
-        """Nothing to do: each answer is queued when it is ready, and the link sends what is queued together."""
+        """Answers leave by themselves; what the socket does not take of them counts."""
+        if self.link.queued_bytes > ALLOWANCE_BYTES:
+            self.flow.check()
+            asyncio.get_running_loop().call_soon(self.flow.settle)
 
     def link_closed(self, error: Exception | None) -> None:
-        self._closed = True
-        self._backlog.clear()
+        self.flow.close()
+        self._urgent.clear()
+        self._line.clear()
         if self._room_timer is not None:
             self._room_timer.cancel()
         for task in list(self._tasks):
             task.cancel()
-        for poll in list(self._polls):
+        for poll in list(self.polls):
             poll.cancel()
-        self._polls.clear()
-        self._node.closed(self)
+        self.polls.clear()
+        self.node.closed(self)
 
-    def _handle(self, frame: memoryview) -> None:
-        if not self._add_quickly(frame):
-            self._handle_request(frame)
-        if self._in_flight + self._link.queued_bytes > IN_FLIGHT_BYTES:
-            self._throttle()
-
-    def _add_quickly(self, frame: memoryview) -> bool:
-        """The hot path: an ordinary add that is stored. Everything else, refusals too, is for `_handle_request`."""
-        add = m.decode_add_and_answer(frame)
-        if add is None or self._node.read_only:
-            return False
-        answer, key, body = add
-        if self._storage.add(body, key, False, self, answer) is not Status.EOK:
-            return False
-        self._in_flight += len(body) + REQUEST_BYTES
-        return True
-
-    def _handle_request(self, frame: memoryview) -> None:
-        request = m.decode_request(frame)
-        if isinstance(request, m.AddRequest):
-            if not self._try_add(request):
-                self._park(frame)
-        else:
-            self._handlers[type(request)](request)
-
-    def _throttle(self) -> None:
-        """Read no further until half of what is under way is done."""
-        if not self._throttled and not self._closed:
-            self._throttled = True
-            self._link.pause_reading()
-            self._watch_socket()
-
-    def _watch_socket(self) -> None:
-        if not self._draining and self._link.queued_bytes:
-            self._draining = True
-            self._spawn(self._wait_for_socket(), 0)
-
-    async def _wait_for_socket(self) -> None:
+    def _decode(self, frame: memoryview) -> Heard:
+        """What is asked. What version 3 cannot read turns the connection to version 2, for good."""
         try:
-            await self._link.drain()
-        except ConnectionClosedError:
+            return self.dialect.decode(frame)
+        except ProtocolError:
+            if self.dialect is VERSION_TWO:
+                raise
+        request = VERSION_TWO.decode(frame)
+        self.dialect = VERSION_TWO
+        self._quick_add = VERSION_TWO.quick_add
+        return request
+
+    # ------------------------------------------------------------------------------------ who has to wait
+
+    def _begin(self, request: Heard) -> None:
+        """Handle a request, or let it and what follows it on this connection wait."""
+        wait = self._handle(request)
+        if wait is not None:
+            (self._urgent if _is_urgent(request) else self._line).appendleft(request)
+            self._block(request, wait)
+            self.flow.stop()
+
+    def _wait_in_line(self, request: Heard) -> None:
+        """Something waits already. What is urgent does not wait for that."""
+        if not _is_urgent(request):
+            self._line.append(request)
+        elif self._urgent or self._handle(request) is not None:
+            self._urgent.append(request)
+
+    def _block(self, request: Heard, wait: Wait) -> None:
+        self._blocked = True
+        if wait == self.storage.when_room:
+            loop = asyncio.get_running_loop()
+            if self._blocked_until is None:
+                self._blocked_until = loop.time() + ROOM_WAIT_S
+            self._room_timer = loop.call_later(ROOM_RETRY_S, self._unblock)
+        wait(self._unblock)
+
+    def _unblock(self) -> None:
+        if not self._blocked or self.flow.closed:
             return
-        finally:
-            self._draining = False
+        self._blocked = False
+        if self._room_timer is not None:
+            self._room_timer.cancel()
+            self._room_timer = None
         self._go_on()
 
-    def _done(self, cost: int) -> None:
-        """A request of that cost was answered."""
-        self._in_flight -= cost
-        if self._throttled and self._in_flight <= RESUME_BYTES:
-            self._go_on()
-
     def _go_on(self) -> None:
-        """Handle what waits, as far as the bound allows; then read on."""
-        if not self._throttled or self._closed or self._parked_until is not None:
+        """Handle what waits, as far as the bounds allow; then read on."""
+        flow = self.flow
+        if not flow.stopped or self._blocked or flow.closed or not flow.may_go_on():
             return
-        if self._in_flight > RESUME_BYTES:
-            return
-        if self._link.queued_bytes > RESUME_BYTES:
-            self._watch_socket()
-            return
-        self._throttled = False
-        while self._backlog and not self._throttled and not self._closed:
-            self._handle_late(self._backlog.popleft())
-        if not self._throttled:
-            self._link.resume_reading()
+        flow.stopped = False
+        while (self._urgent or self._line) and not flow.stopped and not flow.closed:
+            line = self._urgent or self._line
+            request = line[0]
+            wait = self._handle_late(request)
+            if wait is None:
+                self._blocked_until = None
+                line.popleft()
+            elif self._is_late():
+                self._blocked_until = None
+                line.popleft()
+                self._refuse(request)
+            else:
+                self._block(request, wait)
+                flow.stopped = True
+                return
+            flow.check()
+        if not flow.stopped and not flow.closed:
+            flow.resume()
 
-    def _handle_late(self, frame: memoryview) -> None:
-        """Handle a frame outside of the link's own delivery: an error must close the link here too."""
+    def _is_late(self) -> bool:
+        return self._blocked_until is not None and asyncio.get_running_loop().time() >= self._blocked_until
+
+    def _refuse(self, request: Heard) -> None:
+        """The add at the head of a line has waited long enough."""
+        if isinstance(request, m.AddRequest):
+            self.link.send(self.dialect.added(request, Status.ETOOMANYREQUESTS))
+
+    def _handle_late(self, request: Heard) -> Wait | None:
+        """Handle a request outside of the link's own delivery: an error must close the link here too."""
         try:
-            self._handle(frame)
-        except ProtocolError as error:
-            logger.warning("closing the connection to %s: %s", self._link.peer, error)
-            self._link.close()
+            return self._handle(request)
         except Exception:  # the boundary: one peer's request must not stop the loop
-            logger.exception("closing the connection to %s", self._link.peer)
-            self._link.close()
+            logger.exception("closing the connection to %s", self.link.peer)
+            self.link.close()
+        return None
+
+    def _handle(self, request: Heard) -> Wait | None:
+        """Begin a request. None, or what to wait for before trying again."""
+        if isinstance(request, m.AddRequest):
+            return self._add(request)
+        if self._reads.closed and isinstance(request, (m.ReadRequest, BatchReadRequest)) and not _is_urgent(request):
+            return self._reads.wait
+        HANDLERS[type(request)](self, request)
+        return None
 
     # ------------------------------------------------------------------------------------ adds
 
-    def _try_add(self, request: m.AddRequest) -> bool:
-        """Store or refuse an add; False: there is no memory for it at present."""
-        node = self._node
-        if node.read_only and not (request.priority > 0 and node.takes_high_priority):
-            self._refuse_add(request, Status.EREADONLY)
-            return True
-        answer = m.encode_add_response(request.txn_id, 0, request.ledger_id, request.entry_id)
-        status = self._storage.add(request.body, request.master_key, request.recovery, self, answer)
+    def _add(self, request: m.AddRequest) -> Wait | None:
+        """Store or refuse an add; else what it has to wait for."""
+        node, urgent = self.node, request.priority > 0
+        if node.read_only and not (urgent and node.takes_high_priority):
+            self.link.send(self.dialect.added(request, Status.EREADONLY))
+            return None
+        gate = self._add_gate
+        if gate is not None and gate.closed and not urgent:
+            return gate.wait
+        answer = self.dialect.added(request, Status.EOK)
+        deferred = request.deferred_sync and not request.recovery
+        status = self.storage.add(request.body, request.master_key, request.recovery, self, answer, deferred)
+        if status is None:
+            return self.storage.when_room
         if status is Status.EOK:
-            self._in_flight += len(request.body) + REQUEST_BYTES
-        elif status is None:
-            return False
+            if gate is not None:
+                gate.take()
+            self.flow.in_flight += len(request.body) + REQUEST_BYTES
         else:
-            self._refuse_add(request, status)
-        return True
+            self.link.send(self.dialect.added(request, status))
+        return None
 
     def durable(self, answers: Answers) -> None:
         """The records of these adds are durable: their answers leave as one piece."""
-        self._link.send(b"".join(answers.frames))
-        self._done(answers.bytes_stored + REQUEST_BYTES * len(answers.frames))
+        frames = answers.frames
+        self.link.send(b"".join(frames))
+        if self._add_gate is not None:
+            self._add_gate.give(len(frames))
+        self.flow.done(answers.bytes_stored + REQUEST_BYTES * len(frames))
 
-    def _acknowledge(self, answer: bytes) -> None:
-        """The record is durable."""
-        self._link.send(answer)
-        self._done(REQUEST_BYTES)
+    # ------------------------------------------------------------------------------------ for the handlers
 
-    def _refuse_add(self, request: m.AddRequest, status: Status) -> None:
-        self._link.send(m.encode_add_response(request.txn_id, status, request.ledger_id, request.entry_id))
+    def acknowledge(self, answer: bytes) -> None:
+        """The record, for which `in_flight` counts REQUEST_BYTES, is durable."""
+        self.link.send(answer)
+        self.flow.done(REQUEST_BYTES)
 
-    def _park(self, frame: memoryview) -> None:
-        """No memory: this add and what follows it on this connection wait for room."""
-        self._backlog.appendleft(frame)
-        self._parked_until = asyncio.get_running_loop().time() + ROOM_WAIT_S
-        self._throttle()
-        self._watch_room()
-
-    def _watch_room(self) -> None:
-        self._storage.when_room(self._unpark)
-        self._room_timer = asyncio.get_running_loop().call_later(ROOM_RETRY_S, self._unpark)
-
-    def _unpark(self) -> None:
-        """Try the parked add again; refuse it when its time is over."""
-        if self._parked_until is None or self._closed:
-            return
-        if self._room_timer is not None:
-            self._room_timer.cancel()
-        request = m.decode_request(self._backlog[0])
-        if isinstance(request, m.AddRequest) and not self._try_add(request):
-            if asyncio.get_running_loop().time() < self._parked_until:
-                self._watch_room()
-                return
-            self._refuse_add(request, Status.ETOOMANYREQUESTS)
-        self._backlog.popleft()
-        self._parked_until = None
-        self._go_on()
-
-    # ------------------------------------------------------------------------------------ reads
-
-    def _read(self, request: m.ReadRequest) -> None:
-        if request.fence:
-            self._fence(request)
-        elif request.previous_lac is not None:
-            self._poll(request, request.previous_lac)
-        else:
-            self._plain_read(request)
-
-    def _plain_read(self, request: m.ReadRequest) -> None:
-        found = self._storage.find(request.ledger_id, request.entry_id)
-        if isinstance(found, Status):
-            self._refuse_read(request, found)
-            return
-        ledger, entry_id = found
-        body = self._storage.read_now(ledger, entry_id)
-        if body is not None:
-            self._send_entry(request, request.entry_id, body, ledger.lac)
-            return
-        cost = self._storage.size_of(ledger, entry_id) + REQUEST_BYTES
-        self._spawn(self._read_from_disk(request, ledger, entry_id), cost)
-
-    async def _read_from_disk(self, request: m.ReadRequest, ledger: Ledger, entry_id: int) -> None:
-        body = await self._storage.read(ledger, entry_id)
-        if body is None:
-            again = self._storage.find(request.ledger_id, request.entry_id)
-            self._refuse_read(request, again if isinstance(again, Status) else Status.EIO)  # deleted meanwhile?
-        else:
-            self._send_entry(request, request.entry_id, body, ledger.lac)
-
-    def _fence(self, request: m.ReadRequest) -> None:
-        key = request.master_key
-        pending = Status.EUA if key is None else self._storage.fence(request.ledger_id, key)
-        if isinstance(pending, Status):
-            self._refuse_read(request, pending)
-        else:
-            self._spawn(self._finish_fence(request, pending), REQUEST_BYTES)
-
-    async def _finish_fence(self, request: m.ReadRequest, pending: asyncio.Future[None]) -> None:
-        """Answer once the fence is durable, whatever the read finds (D19)."""
-        found = self._storage.find(request.ledger_id, request.entry_id)
-        body = None if isinstance(found, Status) else await self._storage.read(*found)
-        await asyncio.shield(pending)
-        if isinstance(found, Status):
-            self._refuse_read(request, found)
-        elif body is None:
-            self._refuse_read(request, Status.EIO)
-        else:
-            self._send_entry(request, request.entry_id, body, None)
-
-    def _send_entry(
-        self, request: m.ReadRequest, entry_id: int, body: memoryview, lac: int | None, stamp: int | None = None
-    ) -> None:
-        head, tail = m.encode_read_response(
-            request.txn_id,
-            0,
-            request.ledger_id,
-            entry_id,
-            len(body),
-            max_lac=lac,
-            lac_update_timestamp_ms=stamp,
-        )
-        self._link.send(head, body, tail)
-
-    def _refuse_read(self, request: m.ReadRequest, status: Status) -> None:
-        self._link.send(m.encode_read_response(request.txn_id, status, request.ledger_id, request.entry_id)[0])
-
-    # ------------------------------------------------------------------------------------ long polls
-
-    def _poll(self, request: m.ReadRequest, previous_lac: int) -> None:
-        """Wait for the LAC to pass `previous_lac`, or for the other things that end a long poll (7.6)."""
-        if request.timeout_ms is None:
-            self._spawn(self._finish_poll(request, previous_lac, False), REQUEST_BYTES)
-            return
-        ledger = self._storage.ledgers.get(request.ledger_id)
-        if ledger is None:
-            found = self._storage.find(request.ledger_id, -1)
-            self._refuse_read(request, found if isinstance(found, Status) else Status.ENOLEDGER)
-        elif ledger.lac > previous_lac:
-            self._spawn(self._finish_poll(request, previous_lac, False), REQUEST_BYTES)
-        else:
-            self._wait_for_lac(request, ledger, previous_lac, min(max(request.timeout_ms, 0) / 1000, MAX_POLL_S))
-
-    def _wait_for_lac(self, request: m.ReadRequest, ledger: Ledger, previous_lac: int, timeout_s: float) -> None:
-        def finished(advanced: bool) -> None:
-            self._polls.discard(waiter)
-            self._spawn(self._finish_poll(request, previous_lac, advanced), REQUEST_BYTES)
-            self._done(REQUEST_BYTES)
-
-        waiter = LacWaiter(ledger, previous_lac, timeout_s, finished)
-        self._polls.add(waiter)
-        self._in_flight += REQUEST_BYTES
-
-    async def _finish_poll(self, request: m.ReadRequest, previous_lac: int, advanced: bool) -> None:
-        if not request.piggyback:
-            self._plain_read(request)
-            return
-        if request.entry_id != -1:
-            self._refuse_read(request, Status.EBADREQ)
-            return
-        stamp = self._node.clock.now_ms() if advanced else None
-        found = self._storage.find(request.ledger_id, -1)
-        if isinstance(found, Status):
-            self._refuse_read(request, found)
-            return
-        ledger = found[0]
-        lac = ledger.lac
-        wanted = self._storage.find(request.ledger_id, previous_lac + 1) if lac > previous_lac else Status.ENOENTRY
-        if isinstance(wanted, Status) or previous_lac + 1 < 0:
-            answer, _ = m.encode_read_response(request.txn_id, 0, request.ledger_id, -1, max_lac=lac)
-            self._link.send(answer)
-            return
-        body = await self._storage.read(*wanted)
-        if body is None:
-            self._refuse_read(request, Status.EIO)
-        else:
-            self._send_entry(request, wanted[1], body, lac, stamp)
-
-    # ------------------------------------------------------------------------------------ the rest
-
-    def _read_lac(self, request: m.ReadLacRequest) -> None:
-        self._spawn(self._finish_read_lac(request), REQUEST_BYTES)
-
-    async def _finish_read_lac(self, request: m.ReadLacRequest) -> None:
-        ledger = self._storage.ledgers.get(request.ledger_id)
-        explicit = None if ledger is None else ledger.explicit_lac
-        found = self._storage.find(request.ledger_id, -1)
-        body = None if isinstance(found, Status) else await self._storage.read(*found)
-        status = Status.EOK
-        if not isinstance(found, Status) and body is None:
-            status = Status.EIO
-        elif explicit is None and body is None:
-            status = Status.EUNKNOWNLEDGERSTATE if self._storage.lossy else Status.ENOENTRY
-        self._link.send(m.encode_read_lac_response(request.txn_id, status, request.ledger_id, explicit, body))
-
-    def _write_lac(self, request: m.WriteLacRequest) -> None:
-        answer = partial(m.encode_write_lac_response, request.txn_id, ledger_id=request.ledger_id)
-        if self._node.read_only:
-            self._link.send(answer(status=Status.EREADONLY))
-            return
-        acknowledge = partial(self._acknowledge, answer(status=Status.EOK))
-        status = self._storage.write_lac(request.ledger_id, request.master_key, request.body, acknowledge)
-        if status is Status.EOK:
-            self._in_flight += REQUEST_BYTES
-        else:
-            self._link.send(answer(status=status))
-
-    def _force(self, request: m.ForceLedgerRequest) -> None:
-        answer = m.encode_force_ledger_response(request.txn_id, Status.EOK, request.ledger_id)
-        self._in_flight += REQUEST_BYTES
-        self._storage.journal.barrier(partial(self._acknowledge, answer))
-
-    def _info(self, request: m.BookieInfoRequest) -> None:
-        total, free = self._node.disk_space()
-        answer = m.encode_bookie_info_response(
-            request.txn_id,
-            Status.EOK,
-            total if request.requested & 1 else None,
-            free if request.requested & 2 else None,
-        )
-        self._link.send(answer)
-
-    def _list(self, request: m.ListEntriesRequest) -> None:
-        ledger = self._storage.ledgers.get(request.ledger_id)
-        if ledger is None or self._storage.lossy:
-            status = Status.EUNKNOWNLEDGERSTATE if self._storage.lossy else Status.ENOLEDGER
-            self._link.send(m.encode_list_entries_response(request.txn_id, status, request.ledger_id))
-            return
-        blob = availability(ledger.index.ranges())
-        self._link.send(m.encode_list_entries_response(request.txn_id, Status.EOK, request.ledger_id, blob))
-
-    def _auth(self, request: m.AuthRequest) -> None:
-        self._link.send(m.encode_auth_response(request.txn_id, Status.EOK, NO_AUTH_PLUGIN))
-
-    def _start_tls(self, request: m.StartTlsRequest) -> None:
-        self._link.send(m.encode_error_response(request.txn_id, Operation.START_TLS, Status.EBADREQ))
-
-    def _unsupported(self, request: m.UnsupportedRequest) -> None:
-        self._link.send(m.encode_error_response(request.txn_id, request.operation, request.status))
-
-    def _spawn(self, work: Coroutine[object, object, None], cost: int) -> None:
-        """Run what has to wait as a task of this connection."""
+    def spawn(self, work: Coroutine[object, object, None], cost: int) -> None:
+        """Run what has to wait as a task of this connection; its answer takes about `cost` bytes."""
         task = asyncio.get_running_loop().create_task(work)
-        self._in_flight += cost
+        self._reads.take()
         self._tasks.add(task)
         task.add_done_callback(partial(self._finished, cost))
+        self.flow.owe(cost)
 
     def _finished(self, cost: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._reads.give()
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("closing the connection to %s", self._link.peer, exc_info=error)
-            self._link.close()
-        if not self._closed:
-            self._done(cost)
+            logger.error("closing the connection to %s", self.link.peer, exc_info=error)
+            self.link.close()
+        self.flow.paid(cost)
+
+
+def _is_urgent(request: Heard) -> bool:
+    """Recovery's reads and adds carry a priority; fences are asked by nobody else."""
+    if isinstance(request, (m.AddRequest, m.ReadRequest, BatchReadRequest)):
+        return request.priority > 0 or (not isinstance(request, m.AddRequest) and request.fence)
+    return False
+
+
+HANDLERS: Mapping[type, Callable[..., None]] = {
+    m.ReadRequest: reads.read,
+    BatchReadRequest: reads.batch_read,
+    m.ReadLacRequest: others.read_lac,
+    m.WriteLacRequest: others.write_lac,
+    m.ForceLedgerRequest: others.force,
+    m.BookieInfoRequest: others.info,
+    m.ListEntriesRequest: others.list_entries,
+    m.AuthRequest: others.auth,
+    m.StartTlsRequest: others.start_tls,
+    m.UnsupportedRequest: others.unsupported,
+    Misversioned: others.misversioned,
+}
+"""What is done for each kind of request but adds."""

@@ -7,6 +7,11 @@ flight; acknowledgements are given in the order of the batches, after fdatasync,
 Small batches are copied behind their header into one block-aligned buffer; large ones are written from the slab where
 they lie, behind a header block of their own.
 
+Adds whose client asked for a deferred sync are answered earlier: once their batch, and every batch before it, is
+written, so that they outlive the process though perhaps not the machine. Only a batch that holds such adds takes two
+steps (write, then sync) for it; it is synced all the same, without delay, and whatever else waits for the batch waits
+for that.
+
 A write or sync that fails is final: nothing further is written or acknowledged, `failed` is called once, and the node
 stops. The sync must not be repeated, since the kernel may have dropped the pages and would then report success.
 """
@@ -47,7 +52,7 @@ class AnswerSink(Protocol):
     """Who sends the answers to adds: a connection."""
 
     def durable(self, answers: Answers) -> None:
-        """The records of these answers are on disk."""
+        """The records of these answers are on disk (or written, where the client asked for no more)."""
         ...
 
 
@@ -69,12 +74,14 @@ class Batch:
         "acknowledgements",
         "answers",
         "durable_through",
+        "early",
         "end",
         "offset",
         "sequence",
         "slab",
         "start",
         "summed",
+        "synced",
         "total_sum",
         "written",
     )
@@ -88,10 +95,13 @@ class Batch:
         self.total_sum = 0
         self.acknowledgements: list[Acknowledge] = []
         self.answers: dict[AnswerSink, Answers] = {}
+        self.early: dict[AnswerSink, Answers] = {}
+        """Answers that do not wait for the sync."""
         self.sequence = 0
         self.durable_through = 0
         self.offset = 0
         self.written = False
+        self.synced = False
 
     def cover(self, at: int, body_sum: int, body_length: int) -> None:
         """A large body lies at `at`: its sum, known already, saves going through it once more."""
@@ -248,23 +258,45 @@ class Journal:
         self._flying.append(batch)
         file = self._file
         slot = self._slots.pop()
-        call = partial(_write_batch, file, batch, slot)
-        future = self._disk.submit("journal", call)
+        future = self._disk.submit("journal", partial(_write_batch, file, batch, slot, not batch.early))
         self._calls.add(future)
-        future.add_done_callback(partial(self._landed, batch, slot))
+        landed = partial(self._wrote, file) if batch.early else self._landed
+        future.add_done_callback(partial(landed, batch, slot))
+
+    def _wrote(self, file: JournalFile, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
+        """A batch with early answers is written: give them, and sync it."""
+        if future.exception() is not None or self.error is not None:
+            self._landed(batch, slot, future)
+            return
+        self._calls.discard(future)
+        sync = self._disk.submit("journal", file.file.sync_data)
+        self._calls.add(sync)
+        sync.add_done_callback(partial(self._landed, batch, slot))
+        batch.written = True
+        self._answer_early()
+
+    def _answer_early(self) -> None:
+        """Give the early answers of every batch that is written together with all before it."""
+        for batch in self._flying:
+            if not batch.written:
+                return
+            early, batch.early = batch.early, {}
+            for answers in early.values():
+                answers.sink.durable(answers)
 
     def _landed(self, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
-        """A batch came back: acknowledge it and its followers, if all before it are durable too."""
+        """A batch is synced: acknowledge it and its followers, if all before it are durable too."""
         self._calls.discard(future)
         self._slots.append(slot)
         error = future.exception()
         if error is not None:
             self._fail(error)
             return
-        batch.written = True
+        batch.written = batch.synced = True
         if self.error is not None:
             return
-        while self._flying and self._flying[0].written:
+        self._answer_early()
+        while self._flying and self._flying[0].synced:
             done = self._flying.popleft()
             self._durable = done.sequence
             self.commits += 1
@@ -362,7 +394,7 @@ class Journal:
                 file.file.close()
 
 
-def _write_batch(file: JournalFile, batch: Batch, slot: memoryview) -> None:
+def _write_batch(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) -> None:
     """On a journal thread: one write, one sync."""
     slab = batch.slab.view
     records = slab[batch.start : batch.end]
@@ -383,7 +415,8 @@ def _write_batch(file: JournalFile, batch: Batch, slot: memoryview) -> None:
         file.file.write_at(batch.offset, [slot[: batch.total]])
     else:
         file.file.write_at(batch.offset, [slot[:BLOCK], slab[down(batch.start) : up(batch.end)]])
-    file.file.sync_data()
+    if sync:
+        file.file.sync_data()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -106,6 +106,14 @@ class BookieSettings:
     compaction_rate_by_bytes: int = field(default=1_000_000, metadata=_key("compactionRateByBytes", minimum=1))
     """Bytes that it copies a second, where isThrottleByBytes says that they count."""
     is_throttle_by_bytes: bool = field(default=False, metadata=_key("isThrottleByBytes"))
+    max_adds_in_progress_limit: int = field(default=0, metadata=_key("maxAddsInProgressLimit", minimum=0))
+    """Adds under way at which the node stops reading requests, until some are answered; 0: any number."""
+    max_reads_in_progress_limit: int = field(default=0, metadata=_key("maxReadsInProgressLimit", minimum=0))
+    """The same for requests that read entries from disk; 0: any number."""
+    max_batch_read_size: int = field(default=MAX_FRAME_BYTES, metadata=_key("maxBatchReadSize", minimum=1))
+    """Bytes of the answer to a batch read, its first entry excepted."""
+    response_memory_limit: int = field(default=256 * MIB, metadata=_key("responseMemoryLimit", minimum=1 * MIB))
+    """Bytes of answers that wait for clients; beyond it no more requests are read from those that let them wait."""
     netty_max_frame_size_bytes: int = field(
         default=MAX_FRAME_BYTES, metadata=_key("nettyMaxFrameSizeBytes", minimum=1024, maximum=7 * MIB)
     )

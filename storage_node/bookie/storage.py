@@ -252,12 +252,19 @@ class Storage:
         return self._logs.error is not None
 
     def add(
-        self, body: memoryview, master_key: bytes, recovery: bool, sink: AnswerSink, answer: bytes
+        self,
+        body: memoryview,
+        master_key: bytes,
+        recovery: bool,
+        sink: AnswerSink,
+        answer: bytes,
+        deferred: bool = False,
     ) -> Status | None:
         """Store an entry; ids and LAC are taken from its body.
 
-        EOK: the sink gets `answer` back once it is durable (never, if the node fails first). Another status: refused,
-        nothing stored. None: no memory at present, try again when `when_room` calls.
+        EOK: the sink gets `answer` back once it is durable (never, if the node fails first); with `deferred` once it is
+        written, before it is synced. Another status: refused, nothing stored. None: no memory at present, try again
+        when `when_room` calls.
         """
         length = len(body)
         if length < ENTRY_IDS.size or len(master_key) > MAX_KEY_BYTES:
@@ -280,9 +287,10 @@ class Storage:
         if placed is None:
             return None
         batch = self.journal.extend(*placed, length)
-        answers = batch.answers.get(sink)
+        waiting = batch.early if deferred else batch.answers
+        answers = waiting.get(sink)
         if answers is None:
-            answers = batch.answers[sink] = Answers(sink)
+            answers = waiting[sink] = Answers(sink)
         answers.frames.append(answer)
         answers.bytes_stored += length
         if lac > ledger.lac:

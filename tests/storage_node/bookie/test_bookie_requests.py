@@ -288,8 +288,8 @@ async def test_a_peer_that_asks_much_and_reads_nothing_is_bounded(cluster: Clust
         greedy.sendall(b"".join(m.encode_read_request(txn, 5, txn % 8) for txn in range(1, 2001)))
         for _ in range(20):
             await writer.read(5, 0)
-        links = [connection for connection in bookie._connections if connection._link.queued_bytes]
-        assert all(connection._link.queued_bytes < 40_000_000 for connection in links)
+        links = [connection for connection in bookie._connections if connection.link.queued_bytes]
+        assert all(connection.link.queued_bytes < 40_000_000 for connection in links)
         received = 0
         greedy.setblocking(False)
         loop = asyncio.get_running_loop()

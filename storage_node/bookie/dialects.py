@@ -1,0 +1,136 @@
+"""The two protocol versions as a connection speaks them: how its requests are read and its answers written.
+
+A connection begins in version 3. The first body that is no request of version 3 turns it to version 2 for good, and a
+body that is none of version 2 either ends it (wire specification 1.1). What is answered does not depend on the version;
+what the answer looks like does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from storage_node.protocol import messages as m
+from storage_node.protocol import v2
+from storage_node.protocol.messages import Status
+from storage_node.protocol.values import BatchReadRequest, RequestV2
+
+NO_AUTH_PLUGIN = "AuthDisabledPlugin"
+
+
+@dataclass(frozen=True, slots=True)
+class Misversioned:
+    """A well-formed packet of a version that is not spoken: refused with its own ids."""
+
+    request: m.AddRequest | m.ReadRequest | BatchReadRequest
+    priority: int = 0
+
+
+Heard: TypeAlias = m.Request | RequestV2 | Misversioned
+"""Whatever a connection may be asked."""
+
+
+class Dialect(Protocol):
+    """One protocol version."""
+
+    def quick_add(self, frame: memoryview) -> tuple[bytes, bytes, memoryview] | None:
+        """(EOK answer, key, body) of an ordinary add, None for anything else."""
+        ...
+
+    def decode(self, frame: memoryview) -> Heard:
+        """Raises ProtocolError."""
+        ...
+
+    def added(self, request: m.AddRequest, status: Status) -> bytes:
+        """The answer to an add."""
+        ...
+
+    def entry(
+        self, request: m.ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
+    ) -> tuple[bytes, bytes]:
+        """What goes before and behind the entry that was read."""
+        ...
+
+    def no_entry(self, request: m.ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
+        """A read's answer without an entry."""
+        ...
+
+    def auth(self, request: m.AuthRequest) -> bytes:
+        """What a node without authentication says to a client that begins one: go on."""
+        ...
+
+
+class VersionThree:
+    """Protobuf messages, matched by transaction ids."""
+
+    quick_add = staticmethod(m.decode_add_and_answer)
+    decode = staticmethod(m.decode_request)
+
+    @staticmethod
+    def added(request: m.AddRequest, status: Status) -> bytes:
+        return m.encode_add_response(request.txn_id, status, request.ledger_id, request.entry_id)
+
+    @staticmethod
+    def entry(
+        request: m.ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
+    ) -> tuple[bytes, bytes]:
+        return m.encode_read_response(
+            request.txn_id,
+            0,
+            request.ledger_id,
+            entry_id,
+            length,
+            max_lac=max_lac,
+            lac_update_timestamp_ms=stamp_ms,
+        )
+
+    @staticmethod
+    def no_entry(request: m.ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
+        ids = (request.ledger_id, request.entry_id)
+        return m.encode_read_response(request.txn_id, status, *ids, max_lac=max_lac)[0]
+
+    @staticmethod
+    def auth(request: m.AuthRequest) -> bytes:
+        return m.encode_auth_response(request.txn_id, Status.EOK, NO_AUTH_PLUGIN)
+
+
+class VersionTwo:
+    """Fixed layouts, matched by the ids that they repeat: no maxLAC, no timestamp, never another entry id."""
+
+    quick_add = staticmethod(v2.add_and_answer)
+
+    @staticmethod
+    def decode(frame: memoryview) -> Heard:
+        request = v2.decode_request(frame)
+        if request.version > v2.VERSION and not isinstance(request, m.AuthRequest):
+            return Misversioned(request)
+        return request
+
+    @staticmethod
+    def added(request: m.AddRequest, status: Status) -> bytes:
+        return v2.encode_add_response(status, request.ledger_id, request.entry_id, version=request.version)
+
+    @staticmethod
+    def entry(
+        request: m.ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
+    ) -> tuple[bytes, bytes]:
+        ids = (request.ledger_id, request.entry_id)
+        return v2.encode_read_response(Status.EOK, *ids, length, version=request.version), b""
+
+    @staticmethod
+    def no_entry(request: m.ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
+        return v2.encode_read_response(status, request.ledger_id, request.entry_id, version=request.version)
+
+    @staticmethod
+    def auth(request: m.AuthRequest) -> bytes:
+        return v2.encode_auth(NO_AUTH_PLUGIN, version=request.version)
+
+
+def refuse_batch(request: BatchReadRequest, status: Status) -> bytes:
+    """The answer to a batch read that gets no entries."""
+    ids = (request.ledger_id, request.entry_id, request.request_id)
+    return b"".join(v2.encode_batch_read_response(status, *ids, version=request.version))
+
+
+VERSION_THREE: Dialect = VersionThree()
+VERSION_TWO: Dialect = VersionTwo()

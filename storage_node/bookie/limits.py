@@ -1,0 +1,119 @@
+"""What all connections of a node share: how many requests and how many bytes of answers may be under way.
+
+Gate       at most so many requests; a connection that comes to a closed gate stops reading its socket
+Budget     bytes of answers that wait for their clients; who holds much of them stops reading while they run short
+Turnstile  entries read from disk at a time; recovery's reads go first (wire specification 7.12)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from metadata.errors import check
+
+DISK_READS = 32
+"""Entries read from disk at a time: enough to keep any disk busy, few enough that what is urgent need not wait long."""
+
+
+class Gate:
+    """At most `limit` requests under way; 0: any number."""
+
+    __slots__ = ("_waiting", "limit", "taken")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    @property
+    def closed(self) -> bool:
+        return 0 < self.limit <= self.taken
+
+    def take(self) -> None:
+        """A request begins; what is urgent may begin although the gate is closed."""
+        self.taken += 1
+
+    def give(self, count: int = 1) -> None:
+        """Requests have ended: let others in, in the order in which they came."""
+        self.taken -= count
+        check(self.taken >= 0, "more requests ended than began")
+        while self._waiting and not self.closed:
+            self._waiting.popleft()()
+
+    def wait(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once when the gate is open."""
+        self._waiting.append(callback)
+
+
+class Budget:
+    """`limit` bytes, of which nothing is ever refused: who is asked to `wait` shall ask for no more meanwhile."""
+
+    __slots__ = ("_waiting", "limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def exceeded(self) -> bool:
+        return self.used > self.limit
+
+    def change(self, by: int) -> None:
+        """Somebody holds `by` bytes more (or less) than before."""
+        self.used += by
+        if by < 0 and self._waiting and self.used <= self.limit // 4 * 3:
+            waiting, self._waiting = self._waiting, []
+            for callback in waiting:
+                callback()
+
+    def wait(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once when a quarter is free again."""
+        self._waiting.append(callback)
+
+
+class Turnstile:
+    """Lets `limit` pass at a time, what is urgent first."""
+
+    __slots__ = ("_free", "_normal", "_urgent")
+
+    def __init__(self, limit: int = DISK_READS) -> None:
+        self._free = limit
+        self._urgent: deque[asyncio.Future[None]] = deque()
+        self._normal: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self, *, urgent: bool) -> None:
+        """Wait for one's turn; `leave` must follow."""
+        if self._free > 0:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        (self._urgent if urgent else self._normal).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()  # the turn came together with the cancellation
+            raise
+
+    def leave(self) -> None:
+        """Pass the turn on."""
+        for line in (self._urgent, self._normal):
+            while line:
+                turn = line.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._free += 1
+
+
+class Limits:
+    """A node's, for all of its connections."""
+
+    def __init__(self, *, adds: int = 0, reads: int = 0, answer_bytes: int) -> None:
+        self.adds = Gate(adds)
+        self.reads = Gate(reads)
+        self.answers = Budget(answer_bytes)
+        self.disk_reads = Turnstile()

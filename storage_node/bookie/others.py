@@ -1,0 +1,110 @@
+"""Requests that are neither adds nor reads of entries (wire specification 3, 7.5, 7.9, 7.10)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from storage_node.bookie import reads
+from storage_node.bookie.dialects import Misversioned, refuse_batch
+from storage_node.bookie.flow import REQUEST_BYTES
+from storage_node.bookie.listing import availability
+from storage_node.protocol import messages as m
+from storage_node.protocol.messages import Operation, Status
+from storage_node.protocol.schema import FREE_DISK_SPACE, TOTAL_DISK_CAPACITY
+
+if TYPE_CHECKING:
+    from storage_node.bookie.connections import Connection
+
+
+def read_lac(connection: Connection, request: m.ReadLacRequest) -> None:
+    """The explicit LAC and the last entry, each where there is one."""
+    found = connection.storage.find(request.ledger_id, -1)
+    cost = 0 if isinstance(found, Status) else connection.storage.size_of(*found)
+    connection.spawn(_finish_read_lac(connection, request), REQUEST_BYTES + cost)
+
+
+async def _finish_read_lac(connection: Connection, request: m.ReadLacRequest) -> None:
+    storage = connection.storage
+    ledger = storage.ledgers.get(request.ledger_id)
+    explicit = None if ledger is None else ledger.explicit_lac
+    found = storage.find(request.ledger_id, -1)
+    body = None if isinstance(found, Status) else await reads.fetch(connection, *found, urgent=False)
+    status = Status.EOK
+    again = storage.find(request.ledger_id, -1)
+    if not isinstance(found, Status) and body is None and not isinstance(again, Status):
+        status = Status.EIO
+    elif explicit is None and body is None:
+        status = Status.EUNKNOWNLEDGERSTATE if storage.lossy else Status.ENOENTRY
+    connection.link.send(m.encode_read_lac_response(request.txn_id, status, request.ledger_id, explicit, body))
+
+
+def write_lac(connection: Connection, request: m.WriteLacRequest) -> None:
+    """Store an explicit LAC; fenced ledgers take it, read-only nodes do not."""
+    answer = partial(m.encode_write_lac_response, request.txn_id, ledger_id=request.ledger_id)
+    if connection.node.read_only:
+        connection.link.send(answer(status=Status.EREADONLY))
+        return
+    acknowledge = partial(connection.acknowledge, answer(status=Status.EOK))
+    status = connection.storage.write_lac(request.ledger_id, request.master_key, request.body, acknowledge)
+    if status is Status.EOK:
+        connection.flow.in_flight += REQUEST_BYTES
+    else:
+        connection.link.send(answer(status=status))
+
+
+def force(connection: Connection, request: m.ForceLedgerRequest) -> None:
+    """Answer once everything queued before is synced; neither key nor ledger is asked for."""
+    answer = m.encode_force_ledger_response(request.txn_id, Status.EOK, request.ledger_id)
+    connection.flow.in_flight += REQUEST_BYTES
+    connection.storage.journal.barrier(partial(connection.acknowledge, answer))
+
+
+def info(connection: Connection, request: m.BookieInfoRequest) -> None:
+    total, free = connection.node.disk_space()
+    answer = m.encode_bookie_info_response(
+        request.txn_id,
+        Status.EOK,
+        total if request.requested & TOTAL_DISK_CAPACITY else None,
+        free if request.requested & FREE_DISK_SPACE else None,
+    )
+    connection.link.send(answer)
+
+
+def list_entries(connection: Connection, request: m.ListEntriesRequest) -> None:
+    storage = connection.storage
+    ledger = storage.ledgers.get(request.ledger_id)
+    blob, status = None, Status.EOK
+    if storage.lossy:
+        status = Status.EUNKNOWNLEDGERSTATE
+    elif ledger is None:
+        status = Status.ENOLEDGER
+    else:
+        blob = availability(ledger.index.ranges())
+    connection.link.send(m.encode_list_entries_response(request.txn_id, status, request.ledger_id, blob))
+
+
+def auth(connection: Connection, request: m.AuthRequest) -> None:
+    """There is no authentication here: whoever begins one is told to go on."""
+    connection.link.send(connection.dialect.auth(request))
+
+
+def start_tls(connection: Connection, request: m.StartTlsRequest) -> None:
+    """There is no TLS here."""
+    connection.link.send(m.encode_error_response(request.txn_id, Operation.START_TLS, Status.EBADREQ))
+
+
+def unsupported(connection: Connection, request: m.UnsupportedRequest) -> None:
+    connection.link.send(m.encode_error_response(request.txn_id, request.operation, request.status))
+
+
+def misversioned(connection: Connection, refused: Misversioned) -> None:
+    """A packet of a version after 2: refused with the ids that its client waits for."""
+    request, dialect = refused.request, connection.dialect
+    if isinstance(request, m.AddRequest):
+        answer = dialect.added(request, Status.EBADVERSION)
+    elif isinstance(request, m.ReadRequest):
+        answer = dialect.no_entry(request, Status.EBADVERSION)
+    else:
+        answer = refuse_batch(request, Status.EBADVERSION)
+    connection.link.send(answer)

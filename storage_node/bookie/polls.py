@@ -1,0 +1,76 @@
+"""Long polls: reads that wait for the LAC to move on (wire specification 7.6)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from storage_node.bookie import reads
+from storage_node.bookie.flow import REQUEST_BYTES
+from storage_node.bookie.ledgers import LacWaiter, Ledger
+from storage_node.protocol import messages as m
+from storage_node.protocol.messages import Status
+
+if TYPE_CHECKING:
+    from storage_node.bookie.connections import Connection
+
+MAX_POLL_S = 3600.0
+
+
+def poll(connection: Connection, request: m.ReadRequest, previous_lac: int) -> None:
+    """Answer once the LAC has passed `previous_lac`, or when another thing ends the long poll."""
+    if request.timeout_ms is None:
+        _finish(connection, request, previous_lac, False)
+        return
+    ledger = connection.storage.ledgers.get(request.ledger_id)
+    if ledger is None:
+        found = connection.storage.find(request.ledger_id, -1)
+        reads.refuse(connection, request, found if isinstance(found, Status) else Status.ENOLEDGER)
+    elif ledger.lac > previous_lac:
+        _finish(connection, request, previous_lac, False)
+    else:
+        _wait(connection, request, ledger, previous_lac, min(max(request.timeout_ms, 0) / 1000, MAX_POLL_S))
+
+
+def _wait(connection: Connection, request: m.ReadRequest, ledger: Ledger, previous_lac: int, timeout_s: float) -> None:
+    def finished(advanced: bool) -> None:
+        connection.polls.discard(waiter)
+        _finish(connection, request, previous_lac, advanced)
+        connection.flow.done(REQUEST_BYTES)
+
+    waiter = LacWaiter(ledger, previous_lac, timeout_s, finished)
+    connection.polls.add(waiter)
+    connection.flow.in_flight += REQUEST_BYTES
+
+
+def _finish(connection: Connection, request: m.ReadRequest, previous_lac: int, advanced: bool) -> None:
+    """The wait is over: answer from memory at once, else begin to read."""
+    cost = REQUEST_BYTES
+    if request.piggyback:
+        found = connection.storage.find(request.ledger_id, previous_lac + 1)
+        cost += 0 if isinstance(found, Status) else connection.storage.size_of(*found)
+    connection.spawn(_answer(connection, request, previous_lac, advanced), cost)
+
+
+async def _answer(connection: Connection, request: m.ReadRequest, previous_lac: int, advanced: bool) -> None:
+    if not request.piggyback:
+        reads.plain_read(connection, request)
+        return
+    if request.entry_id != -1:
+        reads.refuse(connection, request, Status.EBADREQ)
+        return
+    storage = connection.storage
+    stamp_ms = connection.node.clock.now_ms() if advanced else None
+    found = storage.find(request.ledger_id, -1)
+    if isinstance(found, Status):
+        reads.refuse(connection, request, found)
+        return
+    lac = found[0].lac
+    wanted = storage.find(request.ledger_id, previous_lac + 1) if lac > previous_lac >= -1 else Status.ENOENTRY
+    if isinstance(wanted, Status):
+        connection.link.send(connection.dialect.no_entry(request, Status.EOK, lac))
+        return
+    body = await reads.fetch(connection, *wanted, urgent=False)
+    if body is None:
+        reads.refuse(connection, request, reads.why_not(connection, request))
+    else:
+        reads.send_entry(connection, request, wanted[1], body, lac, stamp_ms)
