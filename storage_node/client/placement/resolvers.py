@@ -167,12 +167,12 @@ ScriptRunner = Callable[[Sequence[str]], Awaitable[str]]
 """Runs a command line and returns its standard output. Raises RackResolutionError."""
 
 
-async def run_script(command: Sequence[str]) -> str:
-    """Run a program beside the loop, for SCRIPT_TIMEOUT_S at most; then it is killed with all it started."""
-    return await asyncio.get_running_loop().run_in_executor(None, partial(_run, command))
+async def run_script(command: Sequence[str], *, timeout_s: float = SCRIPT_TIMEOUT_S) -> str:
+    """Run a program beside the loop; after `timeout_s` it is killed with all it started."""
+    return await asyncio.get_running_loop().run_in_executor(None, partial(_run, command, timeout_s))
 
 
-def _run(command: Sequence[str]) -> str:
+def _run(command: Sequence[str], timeout_s: float) -> str:
     try:
         process = subprocess.Popen(
             command,
@@ -191,11 +191,11 @@ def _run(command: Sequence[str]) -> str:
         ) from error
     with process:
         try:
-            output, complaint = process.communicate(timeout=SCRIPT_TIMEOUT_S)
+            output, complaint = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the group is still its own
             raise RackResolutionError(
-                f"the topology script had not ended after {SCRIPT_TIMEOUT_S:g} s", path=command[0]
+                f"the topology script had not ended after {timeout_s:g} s", path=command[0]
             ) from None
     if process.returncode != 0:
         raise RackResolutionError(
