@@ -20,7 +20,7 @@ from storage_node.client.recovering import recover as run_recovery
 from storage_node.client.settings import ClientSettings
 from storage_node.client.writer import LedgerWriter
 from storage_node.edge import Network
-from storage_node.errors import LedgerClosedError, UnauthorizedAccessError
+from storage_node.errors import LedgerClosedError, NotEnoughBookiesError, UnauthorizedAccessError
 from storage_node.protocol.striping import validate_quorums
 from storage_node.protocol.writing import WriterMachine
 from storage_node.transport import TcpNetwork
@@ -78,17 +78,23 @@ class LedgerClient:
         password: bytes = b"",
         custom: Mapping[str, bytes] | None = None,
         before_create: Callable[[int], Awaitable[None]] | None = None,
+        ledger_id: int | None = None,
+        deferred_sync: bool = False,
+        advanced: bool = False,
     ) -> LedgerWriter:
         """A new, empty, open ledger and its writer.
 
-        `before_create(ledger_id)` runs when the id is known and before anything of the ledger exists. Raises
-        CallerError, NotEnoughBookiesError, or the metadata store's errors.
+        `before_create(ledger_id)` runs when the id is known and before anything of the ledger exists. With
+        `deferred_sync` bookies acknowledge before they sync, and `LedgerWriter.force` moves the LAC; with `advanced`
+        entries are added by `LedgerWriter.add_at`. A `ledger_id` of the caller's must be new: NodeExistsError.
+
+        Raises CallerError, NotEnoughBookiesError, or the metadata store's errors.
         """
         context = self._use()
         validate_quorums(ensemble_size, write_quorum, ack_quorum)
-        bookies = await context.placement.new_ensemble(ensemble_size, write_quorum, ack_quorum)
+        bookies = await self._place(ensemble_size, write_quorum, ack_quorum)
         metadata = LedgerMetadata(
-            ensemble_size=ensemble_size,
+            ensemble_size=len(bookies),
             write_quorum=write_quorum,
             ack_quorum=ack_quorum,
             ensembles=(Ensemble(0, bookies),),
@@ -96,28 +102,48 @@ class LedgerClient:
             password=password,
             custom=dict(custom or {}),
         )
-        ledger_id, created = await self._create(metadata, before_create)
+        ledger_id, created = await self._create(metadata, before_create, ledger_id)
         self._use()  # closed meanwhile: the ledger exists, empty; whoever listed it sweeps it
         machine = WriterMachine(
-            ledger_id, created.value, created.version, delay_ensemble_change=self._settings.delay_ensemble_change
+            ledger_id,
+            created.value,
+            created.version,
+            delay_ensemble_change=self._settings.delay_ensemble_change,
+            deferred_sync=deferred_sync,
+            advanced=advanced,
+            max_ensemble_changes=self._settings.max_ensemble_changes,
         )
         writer = LedgerWriter(context, machine, on_end=self._writers.discard)
         self._writers.add(writer)
         return writer
 
+    async def _place(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
+        """The first ensemble; with opportunistic striping a smaller one where there are too few bookies."""
+        placement = self._use().placement
+        while True:
+            try:
+                return await placement.new_ensemble(ensemble_size, write_quorum, ack_quorum)
+            except NotEnoughBookiesError:
+                if not self._settings.opportunistic_striping or ensemble_size == write_quorum:
+                    raise
+                ensemble_size -= 1
+
     async def _create(
-        self, metadata: LedgerMetadata, before_create: Callable[[int], Awaitable[None]] | None
+        self,
+        metadata: LedgerMetadata,
+        before_create: Callable[[int], Awaitable[None]] | None,
+        given_id: int | None,
     ) -> tuple[int, Versioned[LedgerMetadata]]:
         attempt = 0
         while True:
             attempt += 1
-            ledger_id = await self._ledgers.generate_id()
+            ledger_id = await self._ledgers.generate_id() if given_id is None else given_id
             if before_create is not None:
                 await before_create(ledger_id)
             try:
                 return ledger_id, await self._ledgers.create(ledger_id, metadata)
             except NodeExistsError:
-                if attempt == MAX_ID_ATTEMPTS:
+                if attempt == MAX_ID_ATTEMPTS or given_id is not None:
                     raise
 
     async def open(self, ledger_id: int, *, password: bytes = b"", recover: bool) -> LedgerReader:

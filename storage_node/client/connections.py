@@ -1,10 +1,11 @@
-"""Connections to bookies: one each, opened at the first request, reopened by the first request after a loss.
+"""Connections to bookies: one each, or some, opened at the first request, reopened by the first one after a loss.
 
 A request is handed over synchronously and never waits here: while a connection is being opened its frames queue up.
 Every request ends exactly once: with the bookie's answer, with an error when the link is lost (unreachable where
 nothing was sent, unknown where it was under way), or when a sweep finds its time over. Late answers are dropped.
 
-Time limits are swept, all of a connection at once, by one `Sweeper` a client that runs only while somebody waits.
+A link on which nothing at all came during some request's whole time is taken for dead, whatever TCP thinks of it: it is
+closed, and the next request looks the bookie's address up again.
 """
 
 from __future__ import annotations
@@ -13,21 +14,18 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from metadata.errors import DistributedLogError
+from storage_node.client.answers import answer_error
+from storage_node.client.batches import BatchConnection
+from storage_node.client.channels import Channel, Resolver, Sweeper
 from storage_node.client.health import BookieHealth
 from storage_node.client.placement.quarantine import Quarantine
 from storage_node.client.settings import ClientSettings
-from storage_node.edge import Buffer, Link, Network
-from storage_node.errors import (
-    ERROR_OF_STATUS,
-    BookieUnreachableError,
-    ConnectionClosedError,
-    ProtocolError,
-    RequestTimeoutError,
-)
+from storage_node.edge import Buffer, Network
+from storage_node.errors import ProtocolError, RequestTimeoutError
 from storage_node.protocol.frames import LENGTH_BYTES
 from storage_node.protocol.messages import (
     AddResponse,
@@ -45,7 +43,6 @@ MAX_ACKNOWLEDGEMENT_BYTES = 64
 """No canonical EOK answer to an add is longer."""
 
 Answer: TypeAlias = Response | DistributedLogError
-Resolver: TypeAlias = Callable[[str], Awaitable[tuple[str, int]]]
 
 
 class AddOwner(Protocol):
@@ -56,73 +53,16 @@ class AddOwner(Protocol):
     def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None: ...
 
 
-class Sweeper:
-    """Calls its members every interval; rests while it has none."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: float) -> None:
-        self._loop = loop
-        self._interval_s = interval_s
-        self._members: dict[Callable[[float], bool], None] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._stopped = False
-
-    def join(self, member: Callable[[float], bool]) -> None:
-        """Call `member(now)` from now on until it returns False. Joining twice is joining once."""
-        if self._stopped:
-            return  # the client is closed: connections end their requests without being swept
-        self._members[member] = None
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._interval_s, self._sweep)
-
-    def leave(self, member: Callable[[float], bool]) -> None:
-        self._members.pop(member, None)
-
-    def stop(self) -> None:
-        """For good."""
-        self._stopped = True
-        self._members.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _sweep(self) -> None:
-        now = self._loop.time()
-        self._timer = None
-        for member in list(self._members):
-            if member in self._members and not member(now):
-                self._members.pop(member, None)
-        if self._members and self._timer is None:
-            self._timer = self._loop.call_later(self._interval_s, self._sweep)
-
-
-def answer_error(status: Status, bookie: str, ledger_id: int | None, entry_id: int | None) -> DistributedLogError:
-    """The error that a status other than EOK stands for."""
-    kind = ERROR_OF_STATUS[int(status)]
-    what = (kind.__doc__ or status.name).split(" (E")[0].split(";")[0].rstrip(".")
-    return kind(f"{what} ({status.name})", node=bookie, ledger_id=ledger_id, entry_id=entry_id)
-
-
-class Connection:
-    """All requests of this client to one bookie; the `FrameHandler` of its link."""
+class Connection(Channel):
+    """All requests of version 3 to one bookie, on one of its channels; the `FrameHandler` of its link."""
 
     def __init__(self, pool: ConnectionPool, bookie: str) -> None:
-        self.bookie = bookie
+        super().__init__(pool, bookie)
         self._pool = pool
-        self._link: Link | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._lost_early = False
-        self._backlog: list[Buffer] = []
-        self._address: tuple[str, int] | None = None
+        self._heard = pool.loop.time()
         # by the bytes of the answer that will acknowledge it: owner, seat, entry id, deadline, transaction id
         self._adds: dict[bytes, tuple[AddOwner, Seat, int, float, int]] = {}
         self._requests: dict[int, tuple[Operation, float, Callable[[Answer], None], int]] = {}
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes that have not left yet."""
-        if self._link is not None:
-            return self._link.queued_bytes
-        return sum(map(len, self._backlog))
 
     # ------------------------------------------------------------------------------------ requests
 
@@ -160,48 +100,6 @@ class Connection:
     def forget(self, txn_id: int) -> None:
         """Nobody waits for this request any more."""
         self._requests.pop(txn_id, None)
-
-    def _send_later(self, frame: tuple[Buffer, ...]) -> None:
-        self._backlog.extend(frame)
-        if self._opening is None:
-            self._lost_early = False
-            self._opening = self._pool.loop.create_task(self._open())
-
-    async def _open(self) -> None:
-        try:
-            link = await self._connect()
-        except DistributedLogError as error:
-            self._opening = None
-            self._lose(error)
-            return
-        except (
-            Exception
-        ) as error:  # the boundary: whatever a network raises, the requests must end and the next one retry
-            logger.exception("cannot connect to %s", self.bookie)
-            self._opening = None
-            self._lose(BookieUnreachableError(f"the connection could not be made: {error!r}", node=self.bookie))
-            return
-        self._opening = None
-        if self._lost_early:
-            self._lose(ConnectionClosedError("the connection was lost as soon as it was made", node=self.bookie))
-            return
-        self._link = link
-        backlog, self._backlog = self._backlog, []
-        link.send(*backlog)
-
-    async def _connect(self) -> Link:
-        if self._pool.closed:
-            raise BookieUnreachableError("the client is closed", node=self.bookie)
-        timeout_ms = self._pool.settings.connect_timeout_ms
-        try:
-            self._address = await asyncio.wait_for(self._pool.resolve(self.bookie), timeout_ms / 1000)
-        except (DistributedLogError, asyncio.TimeoutError) as error:
-            if self._address is None:
-                raise BookieUnreachableError(
-                    f"the storage node's address is not known: {error or 'metadata did not answer'}", node=self.bookie
-                ) from error
-            logger.info("using the last known address of %s: %s", self.bookie, error)  # metadata may just be away
-        return await self._pool.network.connect(*self._address, self, timeout_ms=timeout_ms)
 
     # ------------------------------------------------------------------------------------ FrameHandler
 
@@ -254,25 +152,18 @@ class Connection:
                 return add
         return None
 
-    def batch_done(self) -> None:
-        """Acknowledgements are passed on one by one; there is nothing to collect."""
+    def _opened(self) -> None:
+        self._heard = self._pool.loop.time()
 
-    def link_closed(self, error: Exception | None) -> None:
-        """All requests under way end as unknown."""
-        if self._link is None:
-            self._lost_early = True
-            return
-        self._link = None
-        reason = f": {error}" if error is not None else ""
-        self._lose(ConnectionClosedError(f"the connection was lost{reason}", node=self.bookie))
+    def batch_done(self) -> None:
+        """Acknowledgements are passed on one by one; that something came is worth noting."""
+        self._heard = self._pool.loop.time()
 
     # ------------------------------------------------------------------------------------ ends
 
-    def _lose(self, error: DistributedLogError) -> None:
+    def _end_all(self, error: DistributedLogError) -> None:
         if not self._pool.closed:
-            self._pool.health.failed(self.bookie)
             self._pool.quarantine.failed(self.bookie, error)
-        self._backlog.clear()
         adds, self._adds = self._adds, {}
         requests, self._requests = self._requests, {}
         for owner, seat, entry_id, _, _ in adds.values():
@@ -282,15 +173,21 @@ class Connection:
 
     def _sweep(self, now: float) -> bool:
         """End what has waited too long; True while anything waits."""
+        began = now
         while self._adds:
             expected, (owner, seat, entry_id, deadline, _) = next(iter(self._adds.items()))
             if deadline > now:
                 break
             del self._adds[expected]
+            began = min(began, deadline - self._pool.settings.add_entry_timeout_ms / 1000)
             owner.on_refused(seat, entry_id, self._late(self._pool.settings.add_entry_timeout_ms, entry_id))
         for txn_id, (_, deadline, answer, limit_ms) in list(self._requests.items()):
             if deadline <= now and self._requests.pop(txn_id, None) is not None:
+                began = min(began, deadline - limit_ms / 1000)
                 answer(self._late(limit_ms, None))
+        if began < now and self._heard < began and self._link is not None:
+            logger.warning("nothing comes from %s any more: its connection is made anew", self.bookie)
+            self._link.close()
         return bool(self._adds or self._requests)
 
     def _late(self, limit_ms: int, entry_id: int | None) -> RequestTimeoutError:
@@ -298,17 +195,6 @@ class Connection:
         self._pool.health.failed(self.bookie)
         self._pool.quarantine.failed(self.bookie, error)
         return error
-
-    async def close(self) -> None:
-        """End the link; requests that still wait end with an error."""
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
-            self._opening = None
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-        self._lose(ConnectionClosedError("the client was closed", node=self.bookie))
 
 
 class ConnectionPool:
@@ -330,23 +216,33 @@ class ConnectionPool:
         self.quarantine = Quarantine(settings.placement, loop, rng or random.Random())
         self.sweeper = Sweeper(loop, settings.sweep_interval_s)
         self.closed = False
-        self._connections: dict[str, Connection] = {}
+        self._channels = settings.channels_per_bookie
+        self._connections: dict[tuple[str, int], Connection] = {}
+        self._batches: dict[str, BatchConnection] = {}
         self._txn_ids = itertools.count(1)
 
     def next_txn_id(self) -> int:
         """Unique for this client; the copies of one entry to several bookies may share it."""
         return next(self._txn_ids)
 
-    def to(self, bookie: str) -> Connection:
-        """The connection to a bookie, opened when first used."""
-        connection = self._connections.get(bookie)
+    def to(self, bookie: str, ledger_id: int = 0) -> Connection:
+        """The connection to a bookie that a ledger uses, opened when first used."""
+        key = (bookie, ledger_id % self._channels)
+        connection = self._connections.get(key)
         if connection is None:
-            connection = self._connections[bookie] = Connection(self, bookie)
+            connection = self._connections[key] = Connection(self, bookie)
+        return connection
+
+    def batches_of(self, bookie: str) -> BatchConnection:
+        """The connection, of version 2, for a bookie's batch reads."""
+        connection = self._batches.get(bookie)
+        if connection is None:
+            connection = self._batches[bookie] = BatchConnection(self, bookie)
         return connection
 
     async def close(self) -> None:
         """Close all connections and timers. Idempotent."""
         self.closed = True
         self.sweeper.stop()
-        for connection in list(self._connections.values()):
+        for connection in (*self._connections.values(), *self._batches.values()):
             await connection.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,14 +23,17 @@ from storage_node.client.connections import ConnectionPool
 from storage_node.client.placement import Placement
 from storage_node.client.settings import ClientSettings
 from storage_node.edge import Buffer
-from storage_node.errors import EntryTooLargeError, LedgerFencedError, UnauthorizedAccessError
+from storage_node.errors import EntryTooLargeError, LedgerFencedError, QuorumWriteError, UnauthorizedAccessError
 from storage_node.protocol.adds import AddTemplate
 from storage_node.protocol.digests import EntryDigest, master_key
 from storage_node.protocol.writing import (
     Acknowledged,
     Closed,
+    Cut,
+    Effect,
     Effects,
     Failed,
+    ForceSync,
     PickReplacements,
     ReadMetadata,
     Resend,
@@ -156,7 +160,7 @@ class AddPipeline:
         self._loop = context.pool.loop
         self._digest = digest_of(machine.metadata)
         key = master_key(machine.metadata.password or b"")
-        self._template = AddTemplate(machine.ledger_id, key, recovery=recovering)
+        self._template = AddTemplate(machine.ledger_id, key, recovery=recovering, deferred_sync=machine.deferred_sync)
         self._timeout_s = context.settings.add_entry_timeout_ms / 1000
         self._max_payload = context.settings.max_frame_bytes - FRAME_OVERHEAD_BYTES - self._digest.header_size
         # entry id -> its future, payload size, header, payload; in entry order
@@ -165,6 +169,10 @@ class AddPipeline:
         self._routes: dict[tuple[Seat, ...], list[Route]] = {}
         self._tasks = Tasks(self._broken)
         self._next_retry = 0.0
+        self._lac_told = -1  # the LAC that the last add carried
+        self._quorum_timeout_s = context.settings.add_entry_quorum_timeout_ms / 1000
+        # When which entry was the last pushed, as far as the sweeper has looked and it is not acknowledged yet.
+        self._overdue_marks: deque[tuple[float, int]] = deque()
         self._updates = MetadataUpdates(
             context.ledgers,
             self.ledger_id,
@@ -176,8 +184,10 @@ class AddPipeline:
 
     # ------------------------------------------------------------------------------------ adds
 
-    def add_entry(self, payload: tuple[Buffer, ...], length: int | None = None) -> asyncio.Future[int]:
-        """Give the payload the next entry id and send it; the future resolves in entry order."""
+    def add_entry(
+        self, payload: tuple[Buffer, ...], length: int | None = None, entry_id: int | None = None
+    ) -> asyncio.Future[int]:
+        """Give the payload the next entry id, or the given one, and send it; the future resolves in entry order."""
         size = 0
         for piece in payload:
             if type(piece) is not bytes:
@@ -189,8 +199,9 @@ class AddPipeline:
                 advice=f"Largest payload: {self._max_payload} bytes",
                 ledger_id=self.ledger_id,
             )
-        effects = self.machine.add(size, length)
+        effects = self.machine.add(size, length, entry_id)
         send = cast(Send, effects[0])  # an add's first effect, always
+        self._lac_told = send.last_add_confirmed
         future: asyncio.Future[int] = self._loop.create_future()
         header = self._digest.package(self.ledger_id, send.entry_id, send.last_add_confirmed, send.length, *payload)
         self._entries[send.entry_id] = (future, size, header, payload)
@@ -198,6 +209,8 @@ class AddPipeline:
         self._transmit(send.entry_id, size, header, payload, send.seats)
         if len(effects) > 1:
             self._run(effects[1:])
+        if self._quorum_timeout_s > 0:
+            self._pool.sweeper.join(self._watch_quorums)
         return future
 
     def _transmit(
@@ -218,7 +231,8 @@ class AddPipeline:
     def _route(self, seats: tuple[Seat, ...]) -> list[Route]:
         if len(self._routes) >= MAX_ROUTES:
             self._routes.clear()
-        route = self._routes[seats] = [(seat, self._pool.to(seat.bookie).send_add) for seat in seats]
+        to = self._pool.to
+        route = self._routes[seats] = [(seat, to(seat.bookie, self.ledger_id).send_add) for seat in seats]
         return route
 
     def on_added(self, seat: Seat, entry_id: int) -> None:
@@ -255,18 +269,28 @@ class AddPipeline:
             elif isinstance(effect, Resend):
                 _, size, header, payload = self._entries[effect.entry_id]
                 self._transmit(effect.entry_id, size, header, payload, effect.seats)
-            elif isinstance(effect, PickReplacements):
-                self._tasks.start(self._pick(effect))
-            elif isinstance(effect, WriteMetadata):
-                self._tasks.start(self._updates.write(effect))
-            elif isinstance(effect, ReadMetadata):
-                self._tasks.start(self._updates.read())
-            elif isinstance(effect, Failed):
-                self._fail(effect.error)
-            elif isinstance(effect, Closed):
-                self._closed(effect.metadata)
+            else:
+                self._carry_out(effect)
         if self.machine.vacant and not self.machine.ended:
             self._pool.sweeper.join(self._retry_vacancies)
+
+    def _carry_out(self, effect: Effect) -> None:
+        """The rarer effects."""
+        if isinstance(effect, PickReplacements):
+            self._tasks.start(self._pick(effect))
+        elif isinstance(effect, WriteMetadata):
+            self._tasks.start(self._updates.write(effect))
+        elif isinstance(effect, ReadMetadata):
+            self._tasks.start(self._updates.read())
+        elif isinstance(effect, ForceSync):
+            self._tasks.start(self._force(effect))
+        elif isinstance(effect, Cut):
+            self._end_entries(effect.error)
+        elif isinstance(effect, Failed):
+            self._end_entries(effect.error)
+            self._failed(effect.error)
+        elif isinstance(effect, Closed):
+            self._closed(effect.metadata)
 
     def _acknowledge(self, effect: Acknowledged) -> None:
         entries = self._entries
@@ -277,14 +301,15 @@ class AddPipeline:
                 future.set_result(entry_id)
         self._acknowledged(effect.last)
 
-    def _fail(self, error: DistributedLogError) -> None:
+    def _end_entries(self, error: DistributedLogError) -> None:
+        """Nothing pending will be acknowledged."""
         entries, self._entries = self._entries, {}
         self.outstanding_bytes = 0
-        for future, _, _, _ in entries.values():
+        for entry_id in sorted(entries) if self.machine.advanced else entries:
+            future = entries[entry_id][0]
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # seen: the same error is raised by the next add and by close
-        self._failed(error)
 
     async def _pick(self, wanted: PickReplacements) -> None:
         picked: Mapping[int, str] = {}
@@ -301,9 +326,38 @@ class AddPipeline:
             self._guard(self.machine.retry_vacancies)
         return bool(self.machine.vacant) and not self.machine.ended
 
+    def _watch_quorums(self, now: float) -> bool:
+        """End the writer when an entry has waited too long for its ack quorum; True while any waits.
+
+        Each sweep marks how far the adds have come: an add costs nothing, and is late by one sweep at most.
+        """
+        machine, marks = self.machine, self._overdue_marks
+        while marks and marks[0][1] <= machine.last_acknowledged:
+            marks.popleft()
+        if machine.ended or not machine.pending_count:
+            marks.clear()
+            return False
+        if not marks or marks[-1][1] < machine.last_add_pushed:
+            marks.append((now, machine.last_add_pushed))
+        if now - marks[0][0] < self._quorum_timeout_s:
+            return True
+        marks.clear()
+        error = QuorumWriteError(
+            f"entry {machine.last_acknowledged + 1} was not acknowledged within {self._quorum_timeout_s:g} s",
+            advice="See that enough storage nodes answer; a recovery decides which pending entries are in the ledger",
+            ledger_id=self.ledger_id,
+        )
+        self._guard(lambda: machine.abort(error))
+        return False
+
+    async def _force(self, effect: ForceSync) -> None:
+        """Only a writer of a ledger with deferred syncs is asked to."""
+        raise InvariantViolation(f"asked to force entry {effect.entry_id}", ledger_id=self.ledger_id)
+
     async def stop(self) -> None:
         """End what runs in the background. The machine must have ended before."""
         self._pool.sweeper.leave(self._retry_vacancies)
+        self._pool.sweeper.leave(self._watch_quorums)
         await self._tasks.stop()
 
     # ------------------------------------------------------------------------------------ for subclasses

@@ -14,7 +14,8 @@ from metadata.errors import CallerError, DistributedLogError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import Versioned
 from metadata.store import SessionState, WatchEvent
-from storage_node.client.connections import Answer, answer_error
+from storage_node.client.answers import answer_error
+from storage_node.client.connections import Answer
 from storage_node.client.pipeline import ClientContext, Tasks, digest_of
 from storage_node.client.reading import (
     WINDOW_BYTES,

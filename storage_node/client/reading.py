@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from metadata.bookies import UnknownBookieError
 from metadata.errors import CallerError, DistributedLogError, check
 from metadata.ledger_metadata import DigestType, LedgerMetadata
-from storage_node.client.connections import Answer, ConnectionPool, answer_error
+from storage_node.client.answers import answer_error
+from storage_node.client.connections import Answer, ConnectionPool
 from storage_node.client.settings import ClientSettings
 from storage_node.edge import Network
 from storage_node.errors import ProtocolError

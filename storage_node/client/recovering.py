@@ -12,7 +12,8 @@ from functools import partial
 from metadata.errors import DistributedLogError, InvariantViolation
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import Versioned
-from storage_node.client.connections import Answer, answer_error
+from storage_node.client.answers import answer_error
+from storage_node.client.connections import Answer
 from storage_node.client.pipeline import AddPipeline, ClientContext, MetadataUpdates, Tasks, digest_of
 from storage_node.client.reading import EntryFetcher
 from storage_node.errors import LedgerRecoveryError, ProtocolError

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from metadata.errors import DistributedLogError
+from metadata.errors import CallerError, DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
+from storage_node.client.explicit_lac import ExplicitLac
 from storage_node.client.pipeline import AddPipeline, ClientContext
+from storage_node.client.quorum_requests import ask_bookies
 from storage_node.edge import Buffer
 from storage_node.errors import QuorumWriteError
-from storage_node.protocol.writing import State, WriterMachine
+from storage_node.protocol.messages import Operation, encode_force_ledger_request
+from storage_node.protocol.writing import ForceSync, State, WriterMachine
 
 
 class LedgerWriter(AddPipeline):
@@ -24,6 +27,11 @@ class LedgerWriter(AddPipeline):
     ) -> None:
         super().__init__(context, machine)
         self._on_end = on_end
+        self._explicit_lac = ExplicitLac(
+            context.pool, machine, self._digest, carried=lambda: self._lac_told, start=self._tasks.start
+        )
+        self._losses: dict[str, int] = {}  # deferred sync: of each bookie's connection, when nothing was unsynced
+        self._explicit_interval = context.settings.explicit_lac_interval_ms
         self._max_outstanding = context.settings.max_outstanding_bytes
         self._room_waiters: list[asyncio.Future[None]] = []
         self._closing: asyncio.Future[LedgerMetadata] | None = None
@@ -40,7 +48,7 @@ class LedgerWriter(AddPipeline):
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry acknowledged in order (-1: none)."""
+        """The LAC: the last entry acknowledged in order (-1: none); with deferred syncs, the last one forced."""
         return self.machine.last_add_confirmed
 
     @property
@@ -60,7 +68,103 @@ class LedgerWriter(AddPipeline):
         quorum has the entry on disk; it fails where that will not happen, or is not known. Raises EntryTooLargeError,
         LedgerClosedError, or what made this writer fail: then nothing was sent.
         """
+        machine = self.machine
+        if machine.advanced:
+            raise CallerError("this writer's entry ids are given by its caller", advice="Use add_at")
+        if machine.deferred_sync:
+            self._note_links()
         return self.add_entry(payload)
+
+    def add_at(self, entry_id: int, *payload: Buffer) -> asyncio.Future[int]:
+        """Append one entry under an id of the caller's, in any order, to a ledger that was created so.
+
+        It is acknowledged when all entries before it are. Raises DuplicateEntryError for an id given before, and what
+        `add` raises; then nothing was sent.
+        """
+        if not self.machine.advanced:
+            raise CallerError("this writer assigns entry ids itself", advice="Create the ledger with advanced=True")
+        if entry_id < 0:
+            raise CallerError(f"entry id {entry_id} is below 0", ledger_id=self.ledger_id)
+        if self.machine.deferred_sync:
+            self._note_links()
+        return self.add_entry(payload, None, entry_id)
+
+    # ------------------------------------------------------------------------------------ syncing, and the LAC
+
+    async def force(self) -> int:
+        """Have every bookie sync what is acknowledged, and return the LAC, which then is the last of it.
+
+        Without deferred syncs all that is acknowledged is synced, and nothing is sent. Raises what kept a bookie from
+        it: the LAC stays, and force may be called again, unless a connection was lost meanwhile: then the bookie may
+        have restarted without what it had not synced, and the writer has failed.
+        """
+        machine = self.machine
+        if machine.error is not None:
+            raise machine.error
+        if machine.deferred_sync and machine.last_acknowledged > machine.last_add_confirmed:
+            await self._force_all(ForceSync(machine.last_acknowledged, machine.acknowledged_length))
+        return machine.last_add_confirmed
+
+    async def _force_all(self, effect: ForceSync) -> None:
+        bookies = [seat.bookie for seat in self.machine.seats]
+        self._check_links()
+        await ask_bookies(
+            self._pool,
+            self.ledger_id,
+            bookies,
+            Operation.FORCE_LEDGER,
+            lambda txn_id: encode_force_ledger_request(txn_id, self.ledger_id),
+            needed=len(bookies),
+        )
+        self._check_links()
+        self._guard(lambda: self.machine.forced(effect.entry_id, effect.length))
+        self._explicit_lac.moved()
+
+    async def _force(self, effect: ForceSync) -> None:
+        """For a close: without it, entries that were acknowledged would not be in the ledger."""
+        try:
+            await self._force_all(effect)
+        except DistributedLogError as error:
+            failure = QuorumWriteError(
+                f"entries {self.last_add_confirmed + 1} to {effect.entry_id} are acknowledged, but not synced "
+                f"everywhere: {error.message}",
+                advice="A second close ends the ledger before them; opening it with recovery keeps what is found",
+                ledger_id=self.ledger_id,
+            )
+            failure.__cause__ = error
+            self._guard(lambda: self.machine.abort(failure))
+
+    def _note_links(self) -> None:
+        """Remember the connections on which entries that are not synced begin to travel."""
+        machine = self.machine
+        if not machine.pending_count and machine.last_acknowledged == machine.last_add_confirmed:
+            self._losses = {s.bookie: self._pool.to(s.bookie, self.ledger_id).losses for s in machine.seats}
+
+    def _check_links(self) -> None:
+        """Raise, and fail the writer, if a bookie may have restarted since."""
+        lost = [b for b, losses in self._losses.items() if self._pool.to(b, self.ledger_id).losses != losses]
+        if lost:
+            error = QuorumWriteError(
+                f"the connection to {lost[0]} was lost: it may have restarted without what it had not synced",
+                advice="Open the ledger with recovery",
+                ledger_id=self.ledger_id,
+                node=lost[0],
+            )
+            self._guard(lambda: self.machine.abort(error))
+            raise error
+
+    async def flush_last_confirmed(self) -> int:
+        """Make the LAC known to bookies now, so that readers see the last entry; returns it.
+
+        Raises what kept an ack quorum from taking it.
+        """
+        if self.machine.error is not None:
+            raise self.machine.error
+        if self.machine.state is State.CLOSED:
+            return self.machine.last_add_confirmed
+        return await self._explicit_lac.flush()
+
+    # ------------------------------------------------------------------------------------ back-pressure
 
     async def wait_for_room(self) -> None:
         """Return when at most `max_outstanding_bytes` wait for acknowledgement, and for the slowest bookie's link."""
@@ -76,7 +180,7 @@ class LedgerWriter(AddPipeline):
             return False
         # A bookie beyond the ack quorum holds up no acknowledgement, but its queue is memory all the same.
         return self.machine.error is not None or all(
-            self._pool.to(seat.bookie).queued_bytes <= limit for seat in self.machine.seats
+            self._pool.to(seat.bookie, self.ledger_id).queued_bytes <= limit for seat in self.machine.seats
         )
 
     def _give_room(self, _now: float = 0.0) -> bool:
@@ -124,14 +228,18 @@ class LedgerWriter(AddPipeline):
     # ------------------------------------------------------------------------------------ what the pipeline tells
 
     def _acknowledged(self, last: int) -> None:
+        if self._explicit_interval:
+            self._explicit_lac.moved()
         if self._room_waiters:
             self._give_room()
 
     def _failed(self, error: DistributedLogError) -> None:
+        self._explicit_lac.stop()
         self._give_room()
         self._end_close(error)
 
     def _closed(self, metadata: LedgerMetadata) -> None:
+        self._explicit_lac.stop()
         self._on_end(self)
         if self._closing is not None and not self._closing.done():
             self._closing.set_result(metadata)

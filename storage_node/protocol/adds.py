@@ -19,6 +19,7 @@ _HEADER = b"\x08\x03\x10" + varint(Operation.ADD) + b"\x18"
 _ADD = b"\xaa\x06"
 _VARINT_LENGTHS = range(11)
 _RECOVERY_FLAG = b"\xa0\x06\x01"
+_DEFERRED_SYNC = b"\x28\x01"
 
 
 class AddTemplate:
@@ -38,10 +39,12 @@ class AddTemplate:
         "tail",
     )
 
-    def __init__(self, ledger_id: int, master_key: bytes, *, recovery: bool = False) -> None:
+    def __init__(
+        self, ledger_id: int, master_key: bytes, *, recovery: bool = False, deferred_sync: bool = False
+    ) -> None:
         ledger = varint(ledger_id)
         priority = b"\x20" + varint(RECOVERY_PRIORITY) if recovery else b""
-        self.tail = _RECOVERY_FLAG if recovery else b""
+        self.tail = (_DEFERRED_SYNC if deferred_sync else b"") + (_RECOVERY_FLAG if recovery else b"")
         """What follows the body in every frame."""
         self._ids = b"\x08" + ledger + b"\x10"
         self._key = b"\x1a" + varint(len(master_key)) + master_key + b"\x22"

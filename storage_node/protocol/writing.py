@@ -34,6 +34,7 @@ A read-only bookie is changed at once all the same. A failure of what was acknow
 
 **Deferred sync.** Bookies acknowledge before they sync; an acknowledgement moves no LAC, `forced` does. What an old
 ensemble holds unsynced could be lost with it, so such a ledger never changes its ensemble: any failure is final.
+A close forces what is acknowledged before it ends the ledger there.
 
 **Advanced.** The caller gives entry ids, in any order. A gap holds back what lies behind it; a close makes the gap
 final, and what lies behind it fails. The length is then the sum over acknowledged entries.
@@ -66,6 +67,7 @@ from storage_node.protocol.writing_model import (
     Effects,
     Event,
     Failed,
+    ForceSync,
     PickReplacements,
     ReadMetadata,
     Resend,
@@ -85,6 +87,7 @@ __all__ = [
     "Effects",
     "Event",
     "Failed",
+    "ForceSync",
     "PickReplacements",
     "ReadMetadata",
     "Resend",
@@ -273,7 +276,7 @@ class WriterMachine:
             return ()
         check(self.deferred_sync, "a sync was forced where none is deferred", ledger_id=self.ledger_id)
         self._synced = max(self._synced, (entry_id, length))
-        return ()
+        return self._close_if_drained()
 
     def _drain(self) -> Effects:
         """Acknowledge what is complete, in entry order, unless frozen (D4); then a requested close may go on."""
@@ -454,14 +457,17 @@ class WriterMachine:
     def _close_if_drained(self) -> Effects:
         if not self.close_requested or self.last_acknowledged + 1 in self._acks:
             return ()
-        if not self._acks:
-            return self._write_close(self.metadata)
-        gap = LedgerClosedError(
-            f"the ledger was closed at entry {self.last_acknowledged}, and this entry lies behind a gap; it is not in it",
-            ledger_id=self.ledger_id,
-        )
-        self._drop_pending()
-        return (Cut(gap), *self._write_close(self.metadata))
+        effects: Effects = ()
+        if self._acks:
+            gap = LedgerClosedError(
+                f"the ledger ends at entry {self.last_acknowledged}: behind a gap, this entry is not in it",
+                ledger_id=self.ledger_id,
+            )
+            self._drop_pending()
+            effects = (Cut(gap),)
+        if self.deferred_sync and self._synced[0] < self.last_acknowledged:
+            return (*effects, ForceSync(self.last_acknowledged, self.acknowledged_length))  # all of it, before the end
+        return (*effects, *self._write_close(self.metadata))
 
     def _end(self) -> tuple[int, int]:
         """Where a close by this writer ends the ledger: its LAC, and the length up to there."""

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from metadata.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
-from storage_node.protocol.tables import Reaction, parse_table
+from storage_node.protocol.tables import parse_table
 
 
 class State(Enum):
@@ -142,6 +142,14 @@ class ReadMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class ForceSync:
+    """Have every bookie of the ensemble sync what is acknowledged, up to this entry; then `forced`, or `abort`."""
+
+    entry_id: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """All entries still pending lie behind a gap that a close has made final: they fail with `error`."""
 
@@ -163,6 +171,6 @@ class Closed:
 
 
 Effect: TypeAlias = (
-    Send | Resend | Acknowledged | PickReplacements | WriteMetadata | ReadMetadata | Cut | Failed | Closed
+    Send | Resend | Acknowledged | PickReplacements | WriteMetadata | ReadMetadata | ForceSync | Cut | Failed | Closed
 )
 Effects: TypeAlias = tuple[Effect, ...]

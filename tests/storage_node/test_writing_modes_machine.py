@@ -23,6 +23,7 @@ from storage_node.protocol.writing import (
     Cut,
     Effects,
     Failed,
+    ForceSync,
     PickReplacements,
     Resend,
     Send,
@@ -211,6 +212,18 @@ def test_with_deferred_sync_any_failure_is_final_and_the_close_ends_at_what_was_
     (write,) = m.close()
     assert isinstance(write, WriteMetadata)
     assert (write.metadata.last_entry, write.metadata.length) == (1, 20)
+
+
+def test_with_deferred_sync_a_close_forces_what_is_acknowledged_and_ends_there() -> None:
+    m = machine(deferred_sync=1)
+    m.add(10)
+    assert m.close() == ()
+    m.added(m.seats[0], 0)
+    assert m.added(m.seats[2], 0) == (Acknowledged(0, 0), ForceSync(0, 10))
+    (write,) = m.forced(0, 10)
+    assert isinstance(write, WriteMetadata)
+    assert (write.metadata.last_entry, write.metadata.length) == (0, 10)
+    assert m.forced(0, 10) == ()
 
 
 def test_forcing_where_nothing_is_deferred_is_a_bug() -> None:

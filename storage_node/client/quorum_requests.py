@@ -1,0 +1,70 @@
+"""One request put to several bookies of an ensemble at once, which succeeds when enough of them say EOK."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from metadata.errors import DistributedLogError
+from storage_node.client.answers import answer_error
+from storage_node.client.connections import Answer, ConnectionPool
+from storage_node.errors import ProtocolError
+from storage_node.protocol.messages import Operation, Status
+from storage_node.protocol.reading import more_telling
+
+
+async def ask_bookies(
+    pool: ConnectionPool,
+    ledger_id: int,
+    bookies: Sequence[str],
+    operation: Operation,
+    encode: Callable[[int], bytes],
+    *,
+    needed: int,
+) -> None:
+    """Send `encode(txn_id)` to all of `bookies`; return when `needed` said EOK.
+
+    Raises the error that says most, as soon as so many cannot be had any more; some may have done it all the same.
+    """
+    decided: asyncio.Future[None] = pool.loop.create_future()
+    asked: list[tuple[str, int]] = []
+    succeeded = 0
+    refused = 0
+    error: DistributedLogError | None = None
+
+    def answered(bookie: str, answer: Answer) -> None:
+        nonlocal succeeded, refused, error
+        if decided.done():
+            return
+        if not isinstance(answer, DistributedLogError) and answer.status is Status.EOK:
+            pool.health.answered(bookie)
+            succeeded += 1
+            if succeeded == needed:
+                decided.set_result(None)
+            return
+        refused += 1
+        failure = answer if isinstance(answer, DistributedLogError) else None
+        if failure is None and not isinstance(answer, DistributedLogError):
+            failure = answer_error(answer.status, bookie, ledger_id, None)
+        error = more_telling(error, failure or ProtocolError("no reason", node=bookie))
+        if refused > len(bookies) - needed:
+            decided.set_exception(error)
+
+    def ask(bookie: str) -> None:
+        txn_id = pool.next_txn_id()
+        asked.append((bookie, txn_id))
+        pool.to(bookie, ledger_id).request(
+            txn_id,
+            operation,
+            encode(txn_id),
+            pool.settings.read_entry_timeout_ms,
+            lambda answer: answered(bookie, answer),
+        )
+
+    try:
+        for bookie in bookies:
+            ask(bookie)
+        await decided
+    finally:
+        for bookie, txn_id in asked:
+            pool.to(bookie, ledger_id).forget(txn_id)
