@@ -84,6 +84,18 @@ _MESSAGES: Final[dict[str, tuple[_Spec, ...]]] = {
         _Spec("instanceId", 4, _OPTIONAL, _STRING),
         _Spec("indexDirs", 5, _OPTIONAL, _STRING),
     ),
+    "UnderreplicatedLedgerFormat": (
+        _Spec("replica", 1, _REPEATED, _STRING),
+        _Spec("ctime", 2, _OPTIONAL, _INT64),
+    ),
+    "LedgerRereplicationLayoutFormat": (
+        _Spec("type", 1, _REQUIRED, _STRING),
+        _Spec("version", 2, _REQUIRED, _INT32),
+    ),
+    "LockDataFormat": (_Spec("bookieId", 1, _OPTIONAL, _STRING),),
+    "AuditorVoteFormat": (_Spec("bookieId", 1, _OPTIONAL, _STRING),),
+    # One message for three znodes: each holds the time of the last run of one kind of check.
+    "CheckTimeFormat": (_Spec("ctime", 1, _OPTIONAL, _INT64),),
 }
 
 
@@ -125,6 +137,11 @@ def _message(name: str) -> type[Message]:
 LEDGER_METADATA: Final = _message("LedgerMetadataFormat")
 BOOKIE_SERVICE_INFO: Final = _message("BookieServiceInfoFormat")
 COOKIE: Final = _message("CookieFormat")
+UNDERREPLICATED_LEDGER: Final = _message("UnderreplicatedLedgerFormat")
+REREPLICATION_LAYOUT: Final = _message("LedgerRereplicationLayoutFormat")
+LOCK_DATA: Final = _message("LockDataFormat")
+AUDITOR_VOTE: Final = _message("AuditorVoteFormat")
+CHECK_TIME: Final = _message("CheckTimeFormat")
 
 
 def parse_binary(kind: type[Message], data: bytes, path: str) -> Message:

@@ -1,0 +1,435 @@
+"""`ReplicationStore`: which ledgers lack copies, who is repairing which, and who may not.
+
+    <root>/underreplication
+        LAYOUT                                         `type: "BASIC"`, `version: 1`
+        ledgers/0000/0000/0000/3039/urL0000012345      ledger 12345 lacks copies; the path is its id in hexadecimal
+        locks/urL0000012345                            ephemeral: somebody is repairing it (or collecting it, 7.8)
+        disable                                        while it is there, nothing is audited or repaired
+        lostBookieRecoveryDelay                        seconds to wait for a single lost bookie, as text
+
+*Marks and their versions.* A mark is deleted only with the version that the repairer read after it had the lock. Every
+new loss sets the mark, which moves its version on, so that a repairer who looked before the loss cannot remove it. A
+mark that says everything already is left alone, unless somebody holds the lock: that one may have looked before.
+
+*Locks* are ephemeral and belong to one session. A lock whose session has ended is nobody's; its former holder must not
+delete anything: by then another may hold it.
+
+The auditors' own znodes (votes, times of the last checks) are `metadata.auditors`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from metadata.errors import (
+    BadVersionError,
+    CallerError,
+    CorruptDataError,
+    MetadataUnavailableError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OutcomeUnknownError,
+)
+from metadata.ledgers import DEFAULT_ROOT, MAX_LEDGER_ID, Versioned
+from metadata.paths import check_path, join, parent_of
+from metadata.protos import (
+    LOCK_DATA,
+    REREPLICATION_LAYOUT,
+    UNDERREPLICATED_LEDGER,
+    format_text,
+    parse_text,
+)
+from metadata.retry import MAX_REPEATS, repeat
+from metadata.store import MetadataStore, Watcher
+
+FOLDER: Final = "underreplication"
+_LAYOUT_TYPE: Final = "BASIC"
+_LAYOUT_VERSION: Final = 1
+_LEVELS: Final = 4
+_PART: Final = re.compile(r"[0-9a-f]{4}")
+_LEAF: Final = re.compile(r"urL(\d{10,19})")
+_DELAY: Final = re.compile(rb"\s*\d{1,10}\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class UnderReplicatedLedger:
+    """A mark: the bookies whose copies are missing, and when that was last found (None: not told)."""
+
+    missing: tuple[str, ...]
+    ctime_ms: int | None = None
+
+    def encode(self) -> bytes:
+        message: Any = UNDERREPLICATED_LEDGER()
+        message.replica.extend(self.missing)
+        if self.ctime_ms is not None:
+            message.ctime = self.ctime_ms
+        return format_text(message)
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> UnderReplicatedLedger:
+        """Raises CorruptDataError."""
+        message: Any = parse_text(UNDERREPLICATED_LEDGER, data, path)
+        return cls(tuple(message.replica), message.ctime if message.HasField("ctime") else None)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLock:
+    """A lock that this process holds, for as long as the session it was taken in."""
+
+    ledger_id: int
+    path: str
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A marked ledger that is ours to repair: its lock, and the mark as read once the lock was held."""
+
+    lock: LedgerLock
+    mark: Versioned[UnderReplicatedLedger]
+
+    @property
+    def ledger_id(self) -> int:
+        return self.lock.ledger_id
+
+
+_HELD: Final[WeakKeyDictionary[MetadataStore, set[str]]] = WeakKeyDictionary()
+"""Paths of the locks that objects of this process hold or are taking, by store: what else carries our session is the
+remains of a lost answer."""
+
+
+def mark_name(ledger_id: int) -> str:
+    """The last component of a mark's path, and of a lock's."""
+    if not 0 <= ledger_id <= MAX_LEDGER_ID:
+        raise CallerError(f"ledger id {ledger_id} is not in 0..{MAX_LEDGER_ID}", ledger_id=ledger_id)
+    return f"urL{ledger_id:010d}"
+
+
+class ReplicationStore:
+    """The marks, locks and switches of one cluster, below `root`. Needs an initialised cluster."""
+
+    def __init__(self, store: MetadataStore, root: str = DEFAULT_ROOT) -> None:
+        check_path(root)
+        self._store = store
+        self._base = join(root, FOLDER)
+        self._marks = join(self._base, "ledgers")
+        self._locks = join(self._base, "locks")
+        self._layout = join(self._base, "LAYOUT")
+        self._disable = join(self._base, "disable")
+        self._delay = join(self._base, "lostBookieRecoveryDelay")
+        self._held = _HELD.setdefault(store, set())
+
+    @property
+    def store(self) -> MetadataStore:
+        return self._store
+
+    def mark_path(self, ledger_id: int) -> str:
+        """The znode of a ledger's mark."""
+        name, digits = mark_name(ledger_id), f"{ledger_id:016x}"
+        return join(self._marks, digits[:4], digits[4:8], digits[8:12], digits[12:], name)
+
+    def lock_path(self, ledger_id: int) -> str:
+        return join(self._locks, mark_name(ledger_id))
+
+    async def prepare(self) -> None:
+        """Make what is missing of the tree. Raises CorruptDataError where its LAYOUT is another than ours."""
+        message: Any = REREPLICATION_LAYOUT(type=_LAYOUT_TYPE, version=_LAYOUT_VERSION)
+        await self._ensure(self._layout, format_text(message))
+        data, _ = await repeat(self._store, lambda: self._store.get(self._layout))
+        found: Any = parse_text(REREPLICATION_LAYOUT, data, self._layout)
+        if (found.type, found.version) != (_LAYOUT_TYPE, _LAYOUT_VERSION):
+            raise CorruptDataError(
+                f"auto-recovery's layout is {found.type!r}, version {found.version}",
+                path=self._layout,
+                advice="Another kind of auto-recovery works on this cluster; do not run both",
+            )
+        await self._ensure(self._marks)
+        await self._ensure(self._locks)
+
+    async def _ensure(self, path: str, data: bytes = b"") -> bool:
+        """Create a znode with its parents; False where it was there."""
+
+        async def create() -> bool:
+            try:
+                await self._store.create(path, data, make_parents=True)
+            except NodeExistsError:
+                return False
+            return True
+
+        return await repeat(self._store, create)
+
+    # ---- marks ------------------------------------------------------------------------------------------------------
+
+    async def mark(self, ledger_id: int, missing: Iterable[str], now_ms: int | None = None) -> bool:
+        """Publish that these bookies' copies of a ledger are missing; False where the mark said so already.
+
+        `now_ms` becomes the mark's time. Whatever a repairer has looked at before this call was made, it will not
+        remove the mark. Safe to repeat.
+        """
+        wanted = tuple(dict.fromkeys(missing))
+        if not wanted:
+            raise CallerError("a ledger that lacks no copy is not marked", ledger_id=ledger_id)
+        path = self.mark_path(ledger_id)
+        for _ in range(MAX_REPEATS):
+            try:
+                return await repeat(self._store, partial(self._mark, ledger_id, path, wanted, now_ms))
+            except (BadVersionError, NoNodeError, NodeExistsError):
+                continue  # repaired, or marked by somebody else, in between: look again
+        raise BadVersionError("the mark kept changing while it was being set", ledger_id=ledger_id, path=path)
+
+    async def _mark(self, ledger_id: int, path: str, wanted: tuple[str, ...], now_ms: int | None) -> bool:
+        found = await self.read(ledger_id)
+        if found is None:
+            await self._store.create(path, UnderReplicatedLedger(wanted, now_ms).encode(), make_parents=True)
+            return True
+        merged = tuple(dict.fromkeys((*found.value.missing, *wanted)))
+        news = merged != found.value.missing
+        if not news and await self._store.exists(self.lock_path(ledger_id)) is None:
+            return False
+        ctime_ms = found.value.ctime_ms if now_ms is None else now_ms
+        await self._store.put(path, UnderReplicatedLedger(merged, ctime_ms).encode(), found.version)
+        return news
+
+    async def read(self, ledger_id: int) -> Versioned[UnderReplicatedLedger] | None:
+        """A ledger's mark, None where it has none. Raises CorruptDataError."""
+        path = self.mark_path(ledger_id)
+        try:
+            data, stat = await repeat(self._store, lambda: self._store.get(path))
+        except NoNodeError:
+            return None
+        return Versioned(UnderReplicatedLedger.decode(data, path), stat.version)
+
+    async def remove_mark(self, ledger_id: int, version: int) -> bool:
+        """Delete a mark that still has `version`, and up to four parents that this leaves empty.
+
+        False where it was marked again meanwhile, or where the answer was lost: that is not repeated, because a mark
+        made anew has the same version as the one before. A mark that is gone is a success.
+        """
+        parent = path = self.mark_path(ledger_id)
+        try:
+            await self._store.delete(path, version)
+        except NoNodeError:
+            pass
+        except (BadVersionError, MetadataUnavailableError, OutcomeUnknownError):
+            return False
+        for _ in range(_LEVELS):
+            parent = parent_of(parent)
+            try:
+                await self._store.delete(parent)
+            except NoNodeError:
+                continue
+            except (NotEmptyError, MetadataUnavailableError, OutcomeUnknownError):
+                break  # in use; or left for the next one who passes: an empty folder harms nobody
+        return True
+
+    async def marked(self, *, rng: random.Random | None = None, watch: Watcher | None = None) -> AsyncIterator[int]:
+        """Ids of marked ledgers: ascending, or by a random descent with `rng`. What changes meanwhile may or may not
+        show. `watch` is left on every folder that is looked into."""
+        async for ledger_id in self._marked_below(self._marks, _LEVELS, rng, watch):
+            yield ledger_id
+
+    async def _marked_below(
+        self, path: str, levels: int, rng: random.Random | None, watch: Watcher | None
+    ) -> AsyncIterator[int]:
+        try:
+            names, _ = await repeat(self._store, lambda: self._store.children(path, watch))
+        except NoNodeError:
+            return  # emptied and removed since its parent was listed (spec trap 41)
+        if rng is not None:
+            rng.shuffle(names)
+        for name in names:
+            if levels:
+                if _PART.fullmatch(name):
+                    async for ledger_id in self._marked_below(join(path, name), levels - 1, rng, watch):
+                        yield ledger_id
+                continue
+            match = _LEAF.fullmatch(name)
+            if match:
+                yield int(match[1])
+
+    # ---- locks ------------------------------------------------------------------------------------------------------
+
+    async def lock(self, ledger_id: int, owner: str) -> LedgerLock | None:
+        """Take a ledger's lock for this session; None where somebody has it. `owner` is for people."""
+        path = self.lock_path(ledger_id)
+        if path in self._held:
+            return None
+        self._held.add(path)
+        message: Any = LOCK_DATA(bookieId=owner)
+        try:
+            session_id = await self._take_lock(path, format_text(message))
+        except BaseException:
+            self._held.discard(path)
+            raise
+        if session_id is None:
+            self._held.discard(path)
+            return None
+        return LedgerLock(ledger_id, path, session_id)
+
+    async def _take_lock(self, path: str, data: bytes) -> int | None:
+        """Create the lock; the id of the session that holds it, None where it is another's."""
+
+        async def take() -> int | None:
+            session_id = self._store.session_id
+            try:
+                await self._store.create(path, data, ephemeral=True, make_parents=True)
+            except NodeExistsError:
+                stat = await self._store.exists(path)
+                session_id = self._store.session_id
+                # Nobody else in this process stands behind it: then an answer was lost, and it is ours.
+                return session_id if stat is not None and stat.ephemeral_owner == session_id else None
+            return session_id
+
+        return await repeat(self._store, take)
+
+    def holds(self, lock: LedgerLock) -> bool:
+        """Whether the lock's session is still the store's: once it has ended, another may have the lock."""
+        return lock.path in self._held and self._store.session_id == lock.session_id
+
+    async def unlock(self, lock: LedgerLock) -> None:
+        """Give a lock back. Idempotent; one whose session has ended went with it."""
+
+        async def delete() -> None:
+            stat = await self._store.exists(lock.path)
+            if stat is not None and stat.ephemeral_owner == lock.session_id and self.holds(lock):
+                try:
+                    await self._store.delete(lock.path)
+                except NoNodeError:
+                    pass
+
+        try:
+            await repeat(self._store, delete)
+        finally:
+            self._held.discard(lock.path)
+
+    async def locked(self, watch: Watcher | None = None) -> set[int]:
+        """Ids of the ledgers that somebody has locked."""
+
+        async def children() -> list[str]:
+            return (await self._store.children(self._locks, watch))[0]
+
+        try:
+            names = await repeat(self._store, children)
+        except NoNodeError:
+            return set()
+        return {int(match[1]) for match in map(_LEAF.fullmatch, names) if match}
+
+    async def claim(self, owner: str, rng: random.Random, watch: Watcher | None = None) -> Claim | None:
+        """Lock a marked ledger that nobody has locked, found by a random descent. None where there is none: then
+        `watch` hears of a new mark and of a lock that was given back.
+
+        A mark that cannot be read is skipped: the error is raised only where nothing else is left to repair.
+        """
+        locked = await self.locked(watch)
+        unreadable: CorruptDataError | None = None
+        async for ledger_id in self.marked(rng=rng, watch=watch):
+            if ledger_id in locked:
+                continue
+            lock = await self.lock(ledger_id, owner)
+            if lock is None:
+                continue
+            try:
+                mark = await self.read(ledger_id)
+            except CorruptDataError as error:
+                unreadable, mark = error, None
+            except BaseException:
+                await self.unlock(lock)
+                raise
+            if mark is not None:
+                return Claim(lock, mark)
+            await self.unlock(lock)  # repaired since it was listed
+        if unreadable is not None:
+            raise unreadable
+        return None
+
+    async def settle(self, claim: Claim) -> bool:
+        """The ledger is whole: remove its mark unless it was set again, then give the lock back.
+
+        False where it was marked again, or the lock's session has ended: then it is not ours to say.
+        """
+        try:
+            return self.holds(claim.lock) and await self.remove_mark(claim.ledger_id, claim.mark.version)
+        finally:
+            await self.unlock(claim.lock)
+
+    # ---- switches ---------------------------------------------------------------------------------------------------
+
+    async def enabled(self, watch: Watcher | None = None) -> bool:
+        """Whether auto-recovery is switched on; `watch` hears of the next switch."""
+        return await repeat(self._store, lambda: self._store.exists(self._disable, watch)) is None
+
+    async def disable(self) -> bool:
+        """Switch auto-recovery off for the whole cluster; False where it was off."""
+        return await self._ensure(self._disable)
+
+    async def enable(self) -> bool:
+        """Switch it on again; False where it was on."""
+
+        async def delete() -> bool:
+            try:
+                await self._store.delete(self._disable)
+            except NoNodeError:
+                return False
+            return True
+
+        return await repeat(self._store, delete)
+
+    async def wait_until_enabled(self) -> None:
+        """Return once auto-recovery is switched on."""
+        while not await self.enabled():  # without a watch: while it is on, nobody waits for one
+            switched = asyncio.Event()
+            if await self.enabled(lambda _event, switched=switched: switched.set()):  # type: ignore[misc]
+                return
+            await switched.wait()
+
+    async def lost_bookie_recovery_delay(self, watch: Watcher | None = None) -> Versioned[int] | None:
+        """Seconds to wait for a single lost bookie before its ledgers are marked; None where nobody has set it: then
+        `watch` hears of its creation. Raises CorruptDataError."""
+
+        async def read() -> Versioned[int] | None:
+            try:
+                data, stat = await self._store.get(self._delay, watch)
+            except NoNodeError:
+                if watch is None or await self._store.exists(self._delay, watch) is None:
+                    return None
+                data, stat = await self._store.get(self._delay)
+            if not _DELAY.fullmatch(data):
+                raise CorruptDataError(f"{data[:20]!r} is no number of seconds", path=self._delay)
+            return Versioned(int(data), stat.version)
+
+        return await repeat(self._store, read)
+
+    async def initialize_lost_bookie_recovery_delay(self, seconds: int) -> bool:
+        """Set the delay unless somebody has; False where it was set."""
+        return await self._ensure(self._delay, _seconds(seconds))
+
+    async def set_lost_bookie_recovery_delay(self, seconds: int) -> None:
+        """Set the delay for the whole cluster. The auditor acts on it at once, also on the same value again."""
+        data = _seconds(seconds)
+        for _ in range(MAX_REPEATS):
+            if await self._ensure(self._delay, data):
+                return
+            try:
+                await repeat(self._store, lambda: self._replace_delay(data))
+                return
+            except (BadVersionError, NoNodeError):
+                continue  # set by somebody else meanwhile, or by us: the last one wins
+        raise BadVersionError("the delay kept changing while it was being set", path=self._delay)
+
+    async def _replace_delay(self, data: bytes) -> None:
+        _, stat = await self._store.get(self._delay)
+        await self._store.put(self._delay, data, stat.version)  # never -1 (spec trap 42)
+
+
+def _seconds(seconds: int) -> bytes:
+    if seconds < 0:
+        raise CallerError(f"a delay of {seconds} s", advice="It must be 0 or more")
+    return str(seconds).encode("ascii")
