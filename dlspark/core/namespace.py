@@ -19,6 +19,7 @@ from metadata.logs import LogNotFoundError, LogStore
 from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
 from metadata.store import MetadataStore
 from storage_node.client import ClientSettings, LedgerClient
+from storage_node.client.placement import PlacementSettings
 from storage_node.edge import Clock, Network, SystemClock
 
 CONNECT_TIMEOUT_MS = 10_000
@@ -253,6 +254,9 @@ def client_settings_of(settings: Settings) -> ClientSettings:
         # A long poll's answer must have the time to come after its wait.
         read_entry_timeout_ms=max(settings.read_timeout_s * 1000, settings.long_poll_ms + 1000),
         long_poll_ms=settings.long_poll_ms,
+        placement=PlacementSettings(
+            repp_dns_resolver_class=settings.rack_resolver, dns_resolver_overrides=settings.resolver_overrides
+        ),
     )
 
 

@@ -21,6 +21,9 @@ from typing import Literal, TypeAlias
 import javaproperties
 
 from dlspark.errors import SettingsError
+from metadata.errors import CallerError
+from storage_node.client.placement.resolvers import parse_overrides
+from storage_node.client.placement.settings import RESOLVERS, Resolver
 
 Value: TypeAlias = bool | int | str
 
@@ -51,8 +54,8 @@ def _setting(default: Value, info: SettingInfo) -> Value:
     return field(default=default, metadata={"info": info})
 
 
-def _flag(default: bool, key: str, meaning: str) -> bool:
-    value: bool = _setting(default, SettingInfo(key, meaning))  # type: ignore[assignment]
+def _flag(default: bool, key: str, meaning: str, *, old_key: str | None = None, per_log: bool = True) -> bool:
+    value: bool = _setting(default, SettingInfo(key, meaning, per_log, old_key))  # type: ignore[assignment]
     return value
 
 
@@ -167,6 +170,27 @@ class Settings:
         "How long a storage node may take to answer a write, in seconds, before it is replaced",
         minimum=1,
         maximum=3600,
+        per_log=False,
+    )
+
+    # Placement
+    row_aware_placement: bool = _flag(
+        False,
+        "bkRowAwareEnsemblePlacement",
+        "Whether a storage node's rack is its row, told by DNSResolverForRows",
+        old_key="row-aware-ensemble-placement",
+        per_log=False,
+    )
+    placement_resolver: str = _text(
+        "DNSResolverForRacks",
+        "bkEnsemblePlacementDnsResolverClass",
+        "Who tells racks: DNSResolverForRacks, DNSResolverForRows (by host names) or ScriptBasedMapping (by a script)",
+        per_log=False,
+    )
+    resolver_overrides: str = _text(
+        "",
+        "dnsResolverOverrides",
+        "Regions in place of those that host names give: host:region;host:region",
         per_log=False,
     )
 
@@ -305,6 +329,24 @@ class Settings:
                 f"readLACLongPollTimeout={self.long_poll_ms} ms",
                 advice="Raise the first or lower the second",
             )
+        self._check_placement()
+
+    def _check_placement(self) -> None:
+        known = sorted(name for name in RESOLVERS if "." not in name)
+        if self.placement_resolver not in RESOLVERS:
+            raise SettingsError(
+                f"bkEnsemblePlacementDnsResolverClass={self.placement_resolver} is not known here",
+                advice=f"Known are {', '.join(known)}",
+            )
+        try:
+            parse_overrides(self.resolver_overrides)
+        except CallerError as error:
+            raise SettingsError(error.message, advice=error.advice) from error
+
+    @property
+    def rack_resolver(self) -> Resolver:
+        """Who tells racks, by its short name."""
+        return "rows" if self.row_aware_placement else RESOLVERS[self.placement_resolver]
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Value], base: Settings | None = None) -> Settings:
@@ -390,8 +432,8 @@ _KEYS: dict[str, SettingInfo] = {info.key: info for info in describe_settings()}
 _UPSTREAM_ONLY = """
     zkAclId zkRequestRateLimit zkNumRetries zkRetryStartBackoffMillis zkcNumRetryThreads bkcZKSessionTimeoutSeconds
     bkcZKRequestRateLimit bkcZKNumRetries bkcZKRetryStartBackoffMillis bkcZKRetryMaxBackoffMillis
-    bkRowAwareEnsemblePlacement bkEnsemblePlacementDnsResolverClass dnsResolverOverrides bkcNumIOThreads
-    timerTickDuration timerNumTicks bkcNumWorkerThreads numWorkerThreads numReadAheadWorkerThreads numLockStateThreads
+    bkcNumIOThreads timerTickDuration timerNumTicks bkcNumWorkerThreads numWorkerThreads numReadAheadWorkerThreads
+    numLockStateThreads
     numResourceReleaseThreads schedulerShutdownTimeoutMs useDaemonThread ledgerMetadataLayoutVersion
     ledgerMetadataSkipMinVersionCheck logSegmentSequenceNumberValidationEnabled enableRecordCounts
     encodeRegionIDInVersion logSegmentNameVersion logSegmentCacheTTLMs logSegmentCacheMaxSize logSegmentCacheEnabled

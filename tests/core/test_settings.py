@@ -7,6 +7,7 @@ from pathlib import Path
 import javaproperties
 import pytest
 
+from dlspark.core.namespace import client_settings_of
 from dlspark.core.settings import NOT_YET_HONOURED, Settings, describe_settings
 from dlspark.errors import CallerError, SettingsError
 
@@ -58,6 +59,8 @@ def test_an_old_key_is_an_alias():
         ("digestPw", 5, "text"),
         ("logSegmentRollingMinutes", 2**31, "outside"),
         ("bkcReadTimeoutSeconds", 1, "shorter than readLACLongPollTimeout"),
+        ("bkEnsemblePlacementDnsResolverClass", "magic", "Known are DNSResolverForRacks"),
+        ("dnsResolverOverrides", "host", "no pair of a host and its region"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_advice(key, value, message):
@@ -94,3 +97,12 @@ def test_one_log_may_override_its_own_settings_but_not_those_of_the_namespace():
 def test_a_setting_is_either_supported_or_listed_as_not_honoured():
     assert not NOT_YET_HONOURED & {info.key for info in describe_settings()}
     assert Settings.from_mapping(Settings().as_mapping()) == Settings()
+
+
+def test_racks_are_told_by_host_names_unless_rows_or_a_script_are_asked_for():
+    assert client_settings_of(Settings()).placement.resolver == "racks"
+    rows = Settings.from_mapping({"row-aware-ensemble-placement": "true", "dnsResolverOverrides": "h:west"})
+    assert client_settings_of(rows).placement.resolver == "rows"
+    assert client_settings_of(rows).placement.dns_resolver_overrides == "h:west"
+    script = {"bkEnsemblePlacementDnsResolverClass": "org.apache.bookkeeper.net.ScriptBasedMapping"}
+    assert client_settings_of(Settings.from_mapping(script)).placement.resolver == "script"
