@@ -191,8 +191,8 @@ class Disk(Protocol):
         ...
 
     def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Run one long blocking call off the loop, in the named pool: `journal` (two at a time), `entries` (in order),
-        `reads` (a few at a time), `files` (in order)."""
+        """Run one long blocking call off the loop, in the named pool: `journal` (two at a time; further journals have
+        `journal-1` and so on), `entries` (in order), `reads` (a few at a time), `files` (in order)."""
         ...
 
     def close(self) -> None:

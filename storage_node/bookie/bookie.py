@@ -26,6 +26,7 @@ from storage_node.bookie.cookies import check_cookies
 from storage_node.bookie.disk import SystemDisk
 from storage_node.bookie.disks import Disks
 from storage_node.bookie.gc import GarbageCollector
+from storage_node.bookie.journal_format import node_tag
 from storage_node.bookie.limits import Limits
 from storage_node.bookie.predecessor import SessionFile
 from storage_node.bookie.settings import BookieSettings
@@ -107,7 +108,8 @@ class Bookie:
 
     @property
     def takes_high_priority(self) -> bool:
-        return not self.storage.writing_failed and self.disks.takes_high_priority
+        storage = self.storage
+        return not storage.writing_failed and not storage.journal.full and self.disks.takes_high_priority
 
     @property
     def disks(self) -> Disks:
@@ -163,11 +165,13 @@ class Bookie:
         self._storage = Storage(
             settings,
             self._disk,
-            journal_directory=journals[0],
+            journal_directories=journals,
             ledger_directories=ledgers,
+            tag=node_tag(cookie.bookie_id, cookie.instance_id),
             choose_directory=self._disks.choose,
             failed=self._journal_failed,
             degraded=self._degraded,
+            no_space=self._no_space,
         )
         await self._storage.start()
         self._judge_disks()
@@ -229,6 +233,7 @@ class Bookie:
 
     async def check_disks(self) -> None:
         """Look at the disks' usage now, and announce a change of mode."""
+        await self.storage.journal.try_again()
         self._judge_disks()
         if self.read_only and not (self.settings.read_only_mode_enabled or self.settings.force_read_only_bookie):
             self._give_up(self._no_read_only_mode())
@@ -238,7 +243,9 @@ class Bookie:
     def _judge_disks(self) -> None:
         self.disks.look()
         self.storage.leave(self.disks.full_ledger_directories)
-        self.read_only = self.settings.force_read_only_bookie or self.disks.full or self.storage.writing_failed
+        storage = self.storage
+        full = self.disks.full or storage.journal.full
+        self.read_only = self.settings.force_read_only_bookie or full or storage.writing_failed
 
     def _no_read_only_mode(self) -> BookieFailedError:
         return BookieFailedError(
@@ -252,7 +259,19 @@ class Bookie:
         logger.error("read-only until the node is restarted with a working disk: %s", error)
         self.read_only = True
         if self._serving:
-            self._run(self.check_disks())
+            self._run(self._leave_off())
+
+    def _no_space(self) -> None:
+        """A journal has nothing to go on in but what is prepared: take nothing more, at once."""
+        self.read_only = True
+        if self._serving:
+            self._run(self._leave_off())
+
+    async def _leave_off(self) -> None:
+        if self.settings.read_only_mode_enabled or self.settings.force_read_only_bookie:
+            await self._announce()
+        else:
+            self._give_up(self._no_read_only_mode())
 
     async def _announce(self) -> None:
         """Bring the registration in line with the mode; a failure is retried with the next look at the disks."""

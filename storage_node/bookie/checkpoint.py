@@ -3,11 +3,11 @@
 The same file `checkpoint` lies in every ledger directory; the one with the highest counter is the truth. It replaces
 its predecessor atomically, and the journal's files are given up only when every copy is in place (D7).
 
-    8   magic "dlsCKPT2"
+    8   magic "dlsCKPT3"
     4   flags: 1 = clean stop, nothing to replay; 2 = entries may have been lost here (I11)
     8   counter
-    24  mark: journal file id, offset, batch sequence number
     8   lowest entry log id never used
+    4   number of journals, then the mark of each: 8 file id, 8 offset, 8 batch sequence number
     4   number of logs, then for each: 8 log id, 8 length
     4   number of ledgers, then the ledgers' states
     4   number of ledgers that were fenced when they were deleted, then for each: 8 ledger id, 8 when (ms)
@@ -27,8 +27,9 @@ from storage_node.bookie.replay import Mark
 from storage_node.protocol.digests import crc32
 
 FILE_NAME = "checkpoint"
-MAGIC = b"dlsCKPT2"
-_HEAD = Struct(">8sIQQQQQI")
+MAGIC = b"dlsCKPT3"
+_HEAD = Struct(">8sIQQ")
+_MARK = Struct(">QQQ")
 _LOG = Struct(">QQ")
 _COUNT = Struct(">I")
 _GONE = Struct(">qQ")
@@ -48,11 +49,11 @@ def missing(directories: list[str]) -> CorruptDataError:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A decoded checkpoint. `logs` gives the length up to which each log is indexed and durable, `fenced_gone` when
-    (milliseconds since the epoch) a fenced ledger was deleted."""
+    """A decoded checkpoint. `marks` has one for each journal, `logs` gives the length up to which each log is indexed
+    and durable, `fenced_gone` when (milliseconds since the epoch) a fenced ledger was deleted."""
 
     counter: int
-    mark: Mark
+    marks: tuple[Mark, ...]
     next_log_id: int
     logs: Mapping[int, int]
     clean: bool
@@ -64,19 +65,9 @@ def encode(checkpoint: Checkpoint, ledgers: Iterable[bytes]) -> bytes:
     """The file's bytes; `ledgers` are states by `Ledger.encode`."""
     states = list(ledgers)
     flags = (_CLEAN if checkpoint.clean else 0) | (_LOSSY if checkpoint.lossy else 0)
-    mark = checkpoint.mark
-    parts = [
-        _HEAD.pack(
-            MAGIC,
-            flags,
-            checkpoint.counter,
-            mark.file_id,
-            mark.offset,
-            mark.sequence,
-            checkpoint.next_log_id,
-            len(checkpoint.logs),
-        )
-    ]
+    parts = [_HEAD.pack(MAGIC, flags, checkpoint.counter, checkpoint.next_log_id), _COUNT.pack(len(checkpoint.marks))]
+    parts += [_MARK.pack(mark.file_id, mark.offset, mark.sequence) for mark in checkpoint.marks]
+    parts.append(_COUNT.pack(len(checkpoint.logs)))
     parts += [_LOG.pack(log_id, length) for log_id, length in checkpoint.logs.items()]
     parts.append(_COUNT.pack(len(states)))
     gone = [_COUNT.pack(len(checkpoint.fenced_gone)), *(_GONE.pack(*pair) for pair in checkpoint.fenced_gone.items())]
@@ -90,10 +81,15 @@ def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
         return None
     view = memoryview(data)[: -_SUM.size]
     try:
-        magic, flags, counter, file_id, offset, sequence, next_log_id, log_count = _HEAD.unpack_from(view)
+        magic, flags, counter, next_log_id = _HEAD.unpack_from(view)
         if magic != MAGIC:
             return None
-        at = _HEAD.size
+        (mark_count,) = _COUNT.unpack_from(view, _HEAD.size)
+        at = _HEAD.size + _COUNT.size
+        marks = tuple(Mark(*_MARK.unpack_from(view, at + _MARK.size * index)) for index in range(mark_count))
+        at += _MARK.size * mark_count
+        (log_count,) = _COUNT.unpack_from(view, at)
+        at += _COUNT.size
         logs: dict[int, int] = {}
         for _ in range(log_count):
             log_id, length = _LOG.unpack_from(view, at)
@@ -110,6 +106,5 @@ def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
         gone = dict(_GONE.unpack_from(view, at + _GONE.size * index) for index in range(gone_count))
     except StructError:
         return None
-    mark = Mark(file_id, offset, sequence)
     clean, lossy = bool(flags & _CLEAN), bool(flags & _LOSSY)
-    return Checkpoint(counter, mark, next_log_id, logs, clean, lossy, gone), ledgers
+    return Checkpoint(counter, marks, next_log_id, logs, clean, lossy, gone), ledgers

@@ -1,12 +1,12 @@
 """Checkpoints: what makes the journal's older part unnecessary.
 
-In this order, and if any step fails the mark stays where it was:
+In this order, and if any step fails the marks stay where they were:
 
-    1. in one step: end the journal's batch (the mark), note how long each log is, take the ledgers' states
+    1. in one step: end every journal's batch (the marks), note how long each log is, take the ledgers' states
     2. write the logs up to there, from every slab
     3. fdatasync every log, then append and fdatasync its sidecar, then the directories
     4. write the checkpoint file into **every** ledger directory (D7)
-    5. give up journal files below the mark, and the logs in which nothing was live at step 1
+    5. give up journal files below the marks, and the logs in which nothing was live at step 1
 
 A log is left out of the checkpoint before its files go: a crash between leaves a file that no checkpoint knows, which
 the next start removes. What was copied out of it by compaction was written and synced in steps 2 and 3 (D8).
@@ -23,7 +23,7 @@ from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.contents import Contents
 from storage_node.bookie.entry_logs import LogFile, parse_log_name, sidecar_name
 from storage_node.bookie.index import NewPlaces
-from storage_node.bookie.journal import Journal
+from storage_node.bookie.journals import Journals
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 
@@ -38,7 +38,7 @@ class Checkpointer:
         self._disk = disk
         self._directories = directories
         self._interval_ms = interval_ms
-        self._journal: Journal | None = None
+        self._journal: Journals | None = None
         self._states: dict[int, bytes] = {}
         self._counter = 0
         self.logs_known: dict[int, int] = {}
@@ -58,7 +58,7 @@ class Checkpointer:
         for ledger in self._contents.ledgers.values():
             self._states[ledger.ledger_id] = ledger.encode()
 
-    async def first(self, journal: Journal) -> None:
+    async def first(self, journal: Journals) -> None:
         """The checkpoint of a start: it covers what was replayed, and strays can go. Raises what it failed with."""
         self._journal = journal
         await self.take()
@@ -114,7 +114,7 @@ class Checkpointer:
 
     async def _take(self, clean: bool) -> None:
         journal, contents, logs = self._mine(), self._contents, self._contents.logs
-        mark = journal.mark()
+        marks = journal.mark()
         written = logs.flush_target()
         lengths = logs.lengths()
         new, contents.new = contents.new, {}
@@ -126,15 +126,15 @@ class Checkpointer:
         await written
         files = list(logs.writing.values())
         await self._disk.submit("entries", partial(self._sync_logs, files, lengths, new))
-        await journal.durable()
+        await journal.landed()
         known = {log_id: length for log_id, length in self.logs_known.items() if log_id not in idle} | lengths
         self._counter += 1
-        taken = Checkpoint(self._counter, mark, logs.next_log_id, known, clean, contents.lossy, fenced_gone)
+        taken = Checkpoint(self._counter, marks, logs.next_log_id, known, clean, contents.lossy, fenced_gone)
         await self._disk.submit("files", partial(self._write_checkpoint, taken, states))
         self.logs_known = known
         for log_id in finished:
             logs.forget(log_id)
-        await journal.retire(mark)
+        await journal.retire(marks)
         await self._remove_logs(idle)
 
     def _idle_logs(self) -> dict[int, int]:
@@ -173,7 +173,7 @@ class Checkpointer:
                 left.add(path)
         return left
 
-    def _mine(self) -> Journal:
+    def _mine(self) -> Journals:
         if self._journal is None:
             raise BookieFailedError("the storage is not started")
         return self._journal

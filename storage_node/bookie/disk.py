@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 THREADS = {"journal": 2, "entries": 1, "reads": 4, "files": 1}
-"""Threads a pool. Only long single calls go there: many short ones would fight the loop for the interpreter."""
+"""Threads a pool (`journal-1` has as many as `journal`). Only long single calls go there: many short ones would fight
+the loop for the interpreter."""
 
 READ_NOW = getattr(os, "RWF_NOWAIT", 0)
 
@@ -238,7 +239,7 @@ class SystemDisk:
 
     def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
         if pool not in self._pools:
-            self._pools[pool] = _Pool(pool, THREADS[pool])
+            self._pools[pool] = _Pool(pool, THREADS[pool.partition("-")[0]])
         return self._pools[pool].submit(call)
 
     def close(self) -> None:

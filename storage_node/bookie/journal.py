@@ -12,8 +12,14 @@ written, so that they outlive the process though perhaps not the machine. Only a
 steps (write, then sync) for it; it is synced all the same, without delay, and whatever else waits for the batch waits
 for that.
 
-A write or sync that fails is final: nothing further is written or acknowledged, `failed` is called once, and the node
-stops. The sync must not be repeated, since the kernel may have dropped the pages and would then report success.
+Where a node has several journals, each takes the records of its own ledgers, which lie between those of others in the
+slab: a batch then gathers pieces, up to GATHER_BYTES.
+
+No space left is no failure while it is met ahead of the journal, in a file that is being prepared: nothing was half
+written, and what is prepared already still takes records. `full` says so, `no_space` is called, `try_again` goes on.
+Elsewhere a write or sync that fails is final: nothing further is written or acknowledged, `failed` is called once, and
+the node stops. The sync must not be repeated, since the kernel may have dropped the pages and would then report
+success.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from storage_node.bookie.journal_format import BATCH_HEADER_BYTES, BatchHeader
 from storage_node.bookie.records import HEADER_BYTES
 from storage_node.bookie.replay import FIRST_BATCH_AT, Mark
 from storage_node.bookie.slabs import BLOCK, Slab, aligned_memory, down, up
+from storage_node.bookie.space import NoSpaceError
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import crc32, crc32_combine
@@ -42,6 +49,8 @@ COPY_BYTES = 64 * 1024
 """Batches up to this size are copied; larger ones are written in place."""
 COMBINE_BYTES = 32 * 1024
 """Bodies of this size are not summed again for the batch."""
+GATHER_BYTES = 1024 * 1024
+"""A batch in several pieces is copied, and holds no more than this."""
 BATCH_BYTES = 4 * 1024 * 1024
 """A batch is closed once it has reached this size."""
 
@@ -74,8 +83,10 @@ class Batch:
         "acknowledgements",
         "answers",
         "durable_through",
+        "earlier",
         "early",
         "end",
+        "kept",
         "offset",
         "sequence",
         "slab",
@@ -89,7 +100,12 @@ class Batch:
     def __init__(self, slab: Slab, start: int) -> None:
         self.slab = slab
         self.start = start
+        """Where its last piece begins."""
         self.end = start
+        self.earlier: list[tuple[int, int]] = []
+        """The pieces before, where there are several."""
+        self.kept = 0
+        """Bytes in those."""
         self.summed = start
         """Up to here `total_sum` covers the records."""
         self.total_sum = 0
@@ -110,17 +126,35 @@ class Batch:
             self.total_sum = crc32_combine(before, body_sum, body_length)
             self.summed = at + body_length
 
+    def gather(self, start: int, end: int) -> bool:
+        """Let the batch go on at `start`, behind others' records; False where it must not hold more."""
+        if self.length + end - start > GATHER_BYTES:
+            return False
+        if start != self.end:
+            self.total_sum = crc32(self.slab.view[self.summed : self.end], self.total_sum)
+            self.earlier.append((self.start, self.end))
+            self.kept += self.end - self.start
+            self.start = self.end = self.summed = start
+        return True
+
+    def copy_to(self, target: memoryview) -> None:
+        """Copy the records there, without what lies between."""
+        at = 0
+        for start, end in (*self.earlier, (self.start, self.end)):
+            target[at : at + end - start] = self.slab.view[start:end]
+            at += end - start
+
     def records_sum(self) -> int:
         """CRC-32 of all records, once there will be no more."""
         return crc32(self.slab.view[self.summed : self.end], self.total_sum)
 
     @property
     def length(self) -> int:
-        return self.end - self.start
+        return self.kept + self.end - self.start
 
     @property
     def copied(self) -> bool:
-        return self.length <= COPY_BYTES
+        return bool(self.earlier) or self.length <= COPY_BYTES
 
     @property
     def total(self) -> int:
@@ -131,7 +165,8 @@ class Batch:
 
 
 class Journal:
-    """Appends to one journal directory. `align` makes the slab's next record begin on a block."""
+    """Appends to one journal directory. `align` makes the next record of a slab begin on a block; `pool` names threads;
+    with `gathers` there are other journals beside it."""
 
     def __init__(
         self,
@@ -144,6 +179,9 @@ class Journal:
         rolled: Callable[[], None],
         settled: Callable[[], None],
         failed: Callable[[BaseException], None],
+        no_space: Callable[[], None],
+        pool: str = "journal",
+        gathers: bool = False,
     ) -> None:
         self._disk = disk
         self._files = files
@@ -156,10 +194,17 @@ class Journal:
         self._rolled = rolled
         self._settled = settled
         self._failed = failed
+        self._no_space = no_space
+        self._pool = pool
+        self._gathers = gathers
+        self.full = False
+        """There is no space to go on in, beyond what was prepared."""
         self._open: Batch | None = None
         self._waiting: deque[Batch] = deque()
         self._flying: deque[Batch] = deque()
-        self._slots = [memoryview(aligned_memory(BLOCK + COPY_BYTES)) for _ in range(SLOTS)]
+        self._slots = [
+            memoryview(aligned_memory(BLOCK + (GATHER_BYTES if gathers else COPY_BYTES))) for _ in range(SLOTS)
+        ]
         self._kick_scheduled = False
         self._preparing: asyncio.Future[None] | None = None
         self._opening: asyncio.Future[JournalFile] | None = None
@@ -178,19 +223,27 @@ class Journal:
         The caller adds to the batch returned, in the same turn of the loop, whom to tell when they are durable.
         """
         batch = self._open
-        if batch is None or batch.slab is not slab or batch.end != start:
-            if batch is not None:
-                self._close_batch()
-            batch = self._open = Batch(slab, start)
-            slab.flying += 1
+        if batch is None or batch.slab is not slab or batch.end != start or batch.earlier:
+            batch = self._batch_for(slab, start, end)
         batch.end = end
         if body_length >= COMBINE_BYTES:
             batch.cover(start + HEADER_BYTES, body_sum, body_length)
-        if end - batch.start >= BATCH_BYTES:
+        if batch.length >= BATCH_BYTES:
             self._close_batch()
         if not self._kick_scheduled:
             self._kick_scheduled = True
             asyncio.get_running_loop().call_soon(self._kick)
+        return batch
+
+    def _batch_for(self, slab: Slab, start: int, end: int) -> Batch:
+        """The open batch if it can go on at `start`, else a new one."""
+        batch = self._open
+        if batch is not None:
+            if self._gathers and batch.slab is slab and batch.gather(start, end):
+                return batch
+            self._close_batch()
+        batch = self._open = Batch(slab, start)
+        slab.flying += 1
         return batch
 
     def barrier(self, acknowledge: Acknowledge) -> None:
@@ -213,10 +266,24 @@ class Journal:
 
     async def durable(self) -> None:
         """Wait until everything appended so far is durable. Raises the error that stopped the journal."""
+        await self._reached(self.barrier)
+
+    async def landed(self) -> None:
+        """Wait until everything sent off so far is durable: no file but the current one is written to then. Unlike
+        `durable` it does not wait for space. Raises the error that stopped the journal."""
+        await self._reached(self._behind_flying)
+
+    def _behind_flying(self, acknowledge: Acknowledge) -> None:
+        if self._flying:
+            self._flying[-1].acknowledgements.append(acknowledge)
+        else:
+            acknowledge()
+
+    async def _reached(self, begin: Callable[[Acknowledge], None]) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.error is None:
             self._idle.append(done)
-            self.barrier(partial(_resolve, done))
+            begin(partial(_resolve, done))
         else:
             done.set_exception(self.error)
         try:
@@ -258,7 +325,7 @@ class Journal:
         self._flying.append(batch)
         file = self._file
         slot = self._slots.pop()
-        future = self._disk.submit("journal", partial(_write_batch, file, batch, slot, not batch.early))
+        future = self._disk.submit(self._pool, partial(_write_batch, file, batch, slot, not batch.early))
         self._calls.add(future)
         landed = partial(self._wrote, file) if batch.early else self._landed
         future.add_done_callback(partial(landed, batch, slot))
@@ -269,7 +336,7 @@ class Journal:
             self._landed(batch, slot, future)
             return
         self._calls.discard(future)
-        sync = self._disk.submit("journal", file.file.sync_data)
+        sync = self._disk.submit(self._pool, file.file.sync_data)
         self._calls.add(sync)
         sync.add_done_callback(partial(self._landed, batch, slot))
         batch.written = True
@@ -342,20 +409,46 @@ class Journal:
 
     def _prepare(self) -> None:
         """Write the next step of the current file ahead of the journal."""
-        if self._preparing is None:
+        if self._preparing is None and not self.full:
             self._preparing = self._disk.submit("files", partial(self._files.prepare, self._file))
             self._preparing.add_done_callback(self._prepared)
 
     def _prepared(self, future: asyncio.Future[None]) -> None:
         self._preparing = None
         error = future.exception()
-        if error is not None:
-            self._fail(error)
+        if error is None:
+            self._kick()
         else:
+            self._cannot_go_on(error)
+
+    def _cannot_go_on(self, error: BaseException) -> None:
+        """Nothing could be prepared: without space that is no failure, since nothing was written where it counts."""
+        if not isinstance(error, NoSpaceError):
+            self._fail(error)
+        elif not self.full:
+            self.full = True
+            logger.error("no space to go on in for the journal, beyond what is prepared: %s", error)
+            self._no_space()
+
+    async def try_again(self) -> None:
+        """Look whether there is space now."""
+        if not self.full or self.error is not None:
+            return
+        self.full = False
+        self._make_room(0)
+        under_way = [future for future in (self._preparing, self._opening) if future is not None]
+        if under_way:
+            await asyncio.wait(under_way)
+        if not self.full:
             self._kick()
 
+    @property
+    def stalled(self) -> bool:
+        """Records wait for space."""
+        return self.full and bool(self._waiting or self._open)
+
     def _open_next(self) -> None:
-        if self._opening is None:
+        if self._opening is None and not self.full:
             file_id = self._file.file_id + 1
             self._opening = self._disk.submit("files", partial(self._files.open_next, file_id))
             self._opening.add_done_callback(self._opened)
@@ -364,7 +457,7 @@ class Journal:
         self._opening = None
         error = future.exception()
         if error is not None:
-            self._fail(error)
+            self._cannot_go_on(error)
             return
         self._next_file = future.result()
         self._kick()
@@ -397,7 +490,6 @@ class Journal:
 def _write_batch(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) -> None:
     """On a journal thread: one write, one sync."""
     slab = batch.slab.view
-    records = slab[batch.start : batch.end]
     copied = batch.copied
     header = BatchHeader(
         batch.offset,
@@ -411,7 +503,7 @@ def _write_batch(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) 
     ).encode()
     slot[: len(header)] = header
     if copied:
-        slot[BATCH_HEADER_BYTES : BATCH_HEADER_BYTES + batch.length] = records
+        batch.copy_to(slot[BATCH_HEADER_BYTES:])
         file.file.write_at(batch.offset, [slot[: batch.total]])
     else:
         file.file.write_at(batch.offset, [slot[:BLOCK], slab[down(batch.start) : up(batch.end)]])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from metadata.errors import check
-from storage_node.bookie.journal_format import file_header, file_name, parse_file_name
+from storage_node.bookie.journal_format import JournalOwner, file_header, file_name, parse_file_name
 from storage_node.bookie.slabs import BLOCK, aligned_memory
+from storage_node.bookie.space import NoSpaceError, needing_space
 from storage_node.edge import Disk, DiskFile
 
 logger = logging.getLogger(__name__)
@@ -29,9 +30,12 @@ class JournalFile:
 class JournalFiles:
     """Creates, prepares, retires and reuses journal files. All methods block."""
 
-    def __init__(self, disk: Disk, directory: str, *, step_bytes: int, max_bytes: int, spares: int) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, owner: JournalOwner, *, step_bytes: int, max_bytes: int, spares: int
+    ) -> None:
         self._disk = disk
         self._directory = directory
+        self._owner = owner
         self._step_bytes = step_bytes
         self.max_bytes = max_bytes
         self._spares = spares
@@ -39,34 +43,53 @@ class JournalFiles:
         self._header = memoryview(aligned_memory(BLOCK))
 
     def open_next(self, file_id: int) -> JournalFile:
-        """A file with its header on disk, and its name durable. Raises OSError."""
+        """A file with its header on disk, and its name durable. Raises OSError (NoSpaceError: nothing was left)."""
         path = self._path(file_name(file_id))
         check(file_name(file_id) not in self._disk.list_directory(self._directory), "a journal file id was used twice")
         spare = next((n for n in self._disk.list_directory(self._directory) if n.startswith(SPARE_PREFIX)), None)
-        if spare is not None:
-            file = self._disk.open(self._path(spare), direct=True)
-        else:
-            file = self._disk.open(path, create=True, direct=True)
-        self._header[:] = file_header(file_id)
-        file.write_at(0, [self._header])
-        prepared = file.size() & -BLOCK
-        ready = JournalFile(file, file_id, prepared)
         if spare is None:
-            self.prepare(ready)
+            ready = self._create(path, file_id)
         else:
-            file.sync_data()
+            ready = JournalFile(self._disk.open(self._path(spare), direct=True), file_id, 0)
+            self._begin(ready)
+            ready.file.sync_data()
             self._disk.rename(self._path(spare), path)
         self._disk.sync_directory(self._directory)
         return ready
 
+    def _create(self, path: str, file_id: int) -> JournalFile:
+        """A new file; none where there is no space for its beginning."""
+        file: DiskFile | None = None
+        try:
+            with needing_space():
+                file = self._disk.open(path, create=True, direct=True)
+                ready = JournalFile(file, file_id, 0)
+                self._begin(ready)
+            self.prepare(ready)
+        except NoSpaceError:
+            if file is not None:
+                file.close()
+                self._disk.remove(path)
+            raise
+        return ready
+
+    def _begin(self, ready: JournalFile) -> None:
+        self._header[:] = file_header(ready.file_id, self._owner)
+        ready.file.write_at(0, [self._header])
+        ready.prepared = ready.file.size() & -BLOCK
+
     def prepare(self, journal_file: JournalFile) -> None:
-        """Write the next step of the file with zeros, durably. The journal must not write there meanwhile."""
+        """Write the next step of the file with zeros, durably. The journal must not write there meanwhile.
+
+        NoSpaceError: the step can be tried again from its beginning.
+        """
         offset = journal_file.prepared
         end = min(offset + self._step_bytes, self.max_bytes)
-        while offset < end:
-            size = min(ZERO_BYTES, end - offset)
-            journal_file.file.write_at(offset, [self._zeros[:size]])
-            offset += size
+        with needing_space():
+            while offset < end:
+                size = min(ZERO_BYTES, end - offset)
+                journal_file.file.write_at(offset, [self._zeros[:size]])
+                offset += size
         journal_file.file.sync_data()
         journal_file.prepared = max(journal_file.prepared, end)
 

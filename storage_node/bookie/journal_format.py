@@ -3,15 +3,18 @@
 A file is a header block, then batches, each beginning on a block (4096 bytes):
 
     file header                               batch header, 64 bytes
-    0   8   magic "dlsJRNL1"                  0   8   magic "dlsBATCH"
+    0   8   magic "dlsJRNL2"                  0   8   magic "dlsBATCH"
     8   8   file id = generation              8   8   generation of the file
-    16  4   CRC-32 of bytes [0, 16)           16  8   sequence number, one more for each batch
-                                              24  8   durable through: batches up to this one were on disk
-                                              32  4   total bytes of the batch, whole blocks
-                                              36  4   offset of its records from the batch's beginning
+    16  8   the node's tag                    16  8   sequence number, one more for each batch
+    24  4   which of its journals             24  8   durable through: batches up to this one were on disk
+    28  4   how many it has                   32  4   total bytes of the batch, whole blocks
+    32  4   CRC-32 of bytes [0, 32)           36  4   offset of its records from the batch's beginning
                                               40  4   bytes of records
                                               44  4   CRC-32 of the records
                                               48  4   CRC-32 of bytes [0, 48)
+
+The owner is there because directories can be confused: a journal that is another node's, or another one of the same
+node's, is refused, not taken for an empty one.
 
 Files are used again, so behind the last batch lies an older generation's, or zeros. The generation is in the header
 that the checksum covers: a stale batch can never be taken for a live one. Records are those of `bookie.records`.
@@ -23,18 +26,36 @@ nobody was told of it then. Otherwise it was acknowledged, and its bytes have ch
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from struct import Struct
 
 from storage_node.bookie.slabs import BLOCK
 from storage_node.protocol.digests import crc32
 
-FILE_MAGIC = b"dlsJRNL1"
+FILE_MAGIC = b"dlsJRNL2"
 BATCH_MAGIC = b"dlsBATCH"
 BATCH_HEADER_BYTES = 64
-_FILE = Struct(">8sQ")
+_FILE = Struct(">8sQ8sII")
 _BATCH = Struct(">8sQQQIIII")
 _SUM = Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOwner:
+    """Whose journal it is: the node by its tag (8 bytes), and which of how many it has."""
+
+    tag: bytes
+    number: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"journal {self.number + 1} of {self.count} of node {self.tag.hex()}"
+
+
+def node_tag(bookie_id: str, instance_id: str | None) -> bytes:
+    """The tag of a node: its id and its cluster's."""
+    return hashlib.sha256(f"{instance_id}\n{bookie_id}".encode()).digest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +85,19 @@ class BatchHeader:
         return start + _SUM.pack(crc32(start, 0))
 
 
-def file_header(file_id: int) -> bytes:
+def file_header(file_id: int, owner: JournalOwner) -> bytes:
     """A file's first block."""
-    start = _FILE.pack(FILE_MAGIC, file_id)
+    start = _FILE.pack(FILE_MAGIC, file_id, owner.tag, owner.number, owner.count)
     return (start + _SUM.pack(crc32(start, 0))).ljust(BLOCK, b"\0")
 
 
-def parse_file_header(data: bytes) -> int | None:
-    """The file id of an intact header block, else None."""
+def parse_file_header(data: bytes) -> tuple[int, JournalOwner] | None:
+    """The file id and owner of an intact header block, else None."""
     start = data[: _FILE.size]
     if len(data) < _FILE.size + 4 or _SUM.unpack_from(data, _FILE.size)[0] != crc32(start, 0):
         return None
-    magic, file_id = _FILE.unpack(start)
-    return int(file_id) if magic == FILE_MAGIC else None
+    magic, file_id, tag, number, count = _FILE.unpack(start)
+    return (file_id, JournalOwner(tag, number, count)) if magic == FILE_MAGIC else None
 
 
 def parse_batch_header(data: bytes | memoryview, at: int, offset: int, generation: int) -> BatchHeader | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from storage_node.bookie.journal_format import (
     BatchHeader,
+    JournalOwner,
     file_name,
     parse_batch_header,
     parse_file_header,
@@ -40,15 +41,35 @@ class Mark:
 
 
 class JournalReader:
-    """Reads the files of one journal directory."""
+    """Reads the files of one journal directory, which must be `owner`'s (None: whoever's)."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directory: str, owner: JournalOwner | None) -> None:
         self._disk = disk
         self._directory = directory
+        self._owner = owner
         ids = (parse_file_name(name) for name in disk.list_directory(directory))
         self.file_ids = sorted(file_id for file_id in ids if file_id is not None)
         self.last_sequence = 0
         """The highest sequence number seen; the next writer goes on behind it."""
+
+    def check_owner(self) -> None:
+        """Raise JournalCorruptError if a file is another journal's. One whose header is damaged is for `replay`."""
+        for file_id in self.file_ids:
+            found = self._header_of(file_id)
+            if found is not None and self._owner is not None and found[1] != self._owner:
+                raise JournalCorruptError(
+                    f"the journal file {file_name(file_id)} belongs to {found[1]}, and this is {self._owner}",
+                    advice="Were directories confused, or mounted in each other's place? Bring back the one that "
+                    "belongs here; the node did not start and changed nothing",
+                    path=self._path(file_id),
+                )
+
+    def _header_of(self, file_id: int) -> tuple[int, JournalOwner] | None:
+        file = self._disk.open(self._path(file_id))
+        try:
+            return parse_file_header(file.read_at(0, BLOCK))
+        finally:
+            file.close()
 
     def empty(self) -> bool:
         """True if no file holds any batch."""
@@ -127,7 +148,8 @@ class JournalReader:
             file.close()
 
     def _read_header(self, file: DiskFile, file_id: int, offset: int) -> BatchHeader | None:
-        if parse_file_header(file.read_at(0, BLOCK)) != file_id:
+        header = parse_file_header(file.read_at(0, BLOCK))
+        if header is None or header[0] != file_id:
             return None
         return parse_batch_header(file.read_at(offset, BLOCK), 0, offset, file_id)
 

@@ -119,19 +119,17 @@ class BookieSettings:
     )
 
     def __post_init__(self) -> None:
-        if len(self.journal_directories) != 1:
-            raise BookieConfigurationError(
-                f"journalDirectories names {len(self.journal_directories)} directories, this node has one journal",
-                advice="Name one directory; to use more disks, run more nodes",
-            )
-        if not self.ledger_directories:
-            raise BookieConfigurationError("ledgerDirectories names no directory")
-        every = [*self.journal_directories, *self.ledger_directories]
-        if len(set(self.ledger_directories)) != len(self.ledger_directories) or any("," in path for path in every):
-            raise BookieConfigurationError(
-                "a ledger directory is named twice, or a directory's name has a comma",
-                advice="Give every directory its own, plain name",
-            )
+        for key, directories in (
+            ("journalDirectories", self.journal_directories),
+            ("ledgerDirectories", self.ledger_directories),
+        ):
+            if not directories:
+                raise BookieConfigurationError(f"{key} names no directory")
+            if len(set(directories)) != len(directories) or any("," in path for path in directories):
+                raise BookieConfigurationError(
+                    f"{key} names a directory twice, or one whose name has a comma",
+                    advice="Give every directory its own, plain name",
+                )
         if not 0 < self.low_water_mark <= self.disk_usage_threshold <= 1:
             raise BookieConfigurationError("0 < diskUsageLwmThreshold <= diskUsageThreshold <= 1 does not hold")
         if not 0 < self.disk_usage_warn_threshold <= 1:

@@ -35,7 +35,7 @@ def was_read_only(disk: Disk, directories: Sequence[str]) -> bool:
         data = disk.read_file(f"{directory}/{FILE_NAME}")
         if data is None:
             continue
-        layout, mode, stamp = (data.decode("ascii", "replace").strip().split(",") + ["", ""])[:3]
+        layout, mode, stamp = ([*data.decode("ascii", "replace").strip().split(","), "", ""])[:3]
         if layout == LAYOUT and mode in (READ_ONLY, READ_WRITE) and stamp.isdecimal():
             found.append((int(stamp), mode == READ_ONLY))
         else:

@@ -21,8 +21,8 @@ from storage_node.bookie.checkpointing import Checkpointer
 from storage_node.bookie.compaction import Compactor
 from storage_node.bookie.contents import Contents
 from storage_node.bookie.entry_logs import EntryLogs, parse_log_name
-from storage_node.bookie.journal import Acknowledge, Answers, AnswerSink, Journal
-from storage_node.bookie.journal_files import JournalFiles
+from storage_node.bookie.journal import Acknowledge, Answers, AnswerSink
+from storage_node.bookie.journals import Journals, check_marks, open_readers
 from storage_node.bookie.ledgers import Ledger
 from storage_node.bookie.opening import index_logs, read_checkpoint
 from storage_node.bookie.records import (
@@ -37,7 +37,7 @@ from storage_node.bookie.records import (
     parse_ledger_body,
     read_record,
 )
-from storage_node.bookie.replay import FIRST_BATCH_AT, JournalReader, Mark
+from storage_node.bookie.replay import JournalReader, Mark
 from storage_node.bookie.settings import MIB, BookieSettings
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
@@ -62,19 +62,23 @@ class Storage:
         settings: BookieSettings,
         disk: Disk,
         *,
-        journal_directory: str,
+        journal_directories: list[str],
         ledger_directories: list[str],
+        tag: bytes,
         choose_directory: Callable[[], str],
         failed: Callable[[BaseException], None],
         degraded: Callable[[BaseException], None],
+        no_space: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._disk = disk
-        self._journal_directory = journal_directory
+        self._journal_directories = journal_directories
+        self._tag = tag
         self.ledger_directories = ledger_directories
         self._failed = failed
         self._degraded = degraded
         self._choose_directory = choose_directory
+        self._no_space = no_space
         self._room_waiters: list[Callable[[], None]] = []
         self._logs = self._make_entry_logs()
         self.contents = Contents(self._logs)
@@ -91,37 +95,54 @@ class Storage:
             directories=ledger_directories,
             when_room=self.when_room,
         )
-        self._journal: Journal | None = None
+        self._journal: Journals | None = None
 
     # ------------------------------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
         """Recover. Raises JournalCorruptError, CorruptDataError or OSError; nothing was changed then that matters."""
         opened = await self._disk.submit("files", partial(read_checkpoint, self._disk, self.ledger_directories))
-        reader = JournalReader(self._disk, self._journal_directory)
+        readers = open_readers(self._disk, self._journal_directories, self._tag)
         if opened is None:
-            mark: Mark | None = None
-            found = Checkpoint(0, Mark(0, FIRST_BATCH_AT, 0), 1, {}, False, False)
-            self._refuse_orphans(reader)
+            found = Checkpoint(0, (), 1, {}, False, False)
+            self._refuse_orphans(readers)
         else:
             found, ledgers = opened
+            check_marks(found.marks, self._journal_directories)
             self.ledgers.update(ledgers)
-            mark = found.mark
         self.contents.lossy = found.lossy
         self.contents.fenced_gone.update(found.fenced_gone)
         self._logs.next_log_id = self._first_free_log(found)
         lengths = {} if opened is None else await self._open_logs(found)
         self.checkpoints.adopt(found, lengths)
-        if mark is not None and not found.clean:
-            await self._replay(reader, mark)
-        self._journal = await self._start_journal(reader, mark)
+        if not found.clean:
+            for reader, mark in zip(readers, found.marks, strict=False):  # a new node has no marks yet
+                await self._replay(reader, mark)
+        self._journal = await Journals.begin(
+            self._disk,
+            self._settings,
+            self._tag,
+            readers,
+            found.marks,
+            directories=self._journal_directories,
+            align=self._logs.align,
+            rolled=self.checkpoints.due.set,
+            settled=self._room_made,
+            failed=self._failed,
+            no_space=self._out_of_space,
+        )
         await self.checkpoints.first(self._journal)
         self.checkpoints.run()
 
-    def _refuse_orphans(self, reader: JournalReader) -> None:
+    def _out_of_space(self) -> None:
+        """A journal cannot go on: a checkpoint may give it files to use again, and the node is told."""
+        self.checkpoints.due.set()
+        self._no_space()
+
+    def _refuse_orphans(self, readers: list[JournalReader]) -> None:
         """Without any checkpoint there must be nothing either."""
         logs = [n for d in self.ledger_directories for n in self._disk.list_directory(d) if parse_log_name(n)]
-        if logs or not reader.empty():
+        if logs or not all(reader.empty() for reader in readers):
             raise checkpoints.missing(self.ledger_directories)
 
     def _make_entry_logs(self) -> EntryLogs:
@@ -186,28 +207,6 @@ class Storage:
             ledger.explicit_lac = bytes(record.body)
             ledger.raise_lac(LAC_HEADER.unpack_from(record.body)[1])
 
-    async def _start_journal(self, reader: JournalReader, mark: Mark | None) -> Journal:
-        """Begin a new file, behind all that exist."""
-        last = max([0, *reader.file_ids, *([mark.file_id] if mark else [])])
-        files = JournalFiles(
-            self._disk,
-            self._journal_directory,
-            step_bytes=self._settings.journal_pre_alloc_size_mb * MIB,
-            max_bytes=self._settings.journal_max_size_mb * MIB,
-            spares=self._settings.journal_max_backups,
-        )
-        file = await self._disk.submit("files", partial(files.open_next, last + 1))
-        return Journal(
-            self._disk,
-            files,
-            file,
-            last_sequence=max(reader.last_sequence, mark.sequence if mark else 0),
-            align=self._logs.align,
-            rolled=self.checkpoints.due.set,
-            settled=self._room_made,
-            failed=self._failed,
-        )
-
     async def stop(self, *, clean: bool) -> None:
         """Flush and close. `clean` takes a last checkpoint, so that the next start has nothing to replay."""
         await self.checkpoints.end()
@@ -215,14 +214,16 @@ class Storage:
             await self._last_checkpoint()
         self._logs.halt()
         if self._journal is not None:
-            await self._journal.close(abandon=not clean)
+            await self._journal.close(abandon=not clean or self._journal.stalled)
         await self.checkpoints.idle()
         await self._disk.submit("entries", _nothing)
         self._logs.close()
 
     async def _last_checkpoint(self) -> None:
+        """A clean one, unless something waits for space or cannot be written any more."""
         try:
-            await self.journal.durable()
+            if not self.journal.stalled:
+                await self.journal.durable()
         except OSError as error:
             logger.error("the journal failed at last: %s", error)
             return
@@ -230,7 +231,7 @@ class Storage:
             await self.checkpoints.take(clean=True)
 
     @property
-    def journal(self) -> Journal:
+    def journal(self) -> Journals:
         if self._journal is None:
             raise BookieFailedError("the storage is not started")
         return self._journal
@@ -286,7 +287,7 @@ class Storage:
         placed = self._append_entry(ledger, entry_id, body, False)
         if placed is None:
             return None
-        batch = self.journal.extend(*placed, length)
+        batch = self.journal.of(ledger_id).extend(*placed, length)
         waiting = batch.early if deferred else batch.answers
         answers = waiting.get(sink)
         if answers is None:
@@ -301,7 +302,7 @@ class Storage:
         """Put a record about a ledger into memory, log and journal, whatever the memory's limit."""
         placed = self.contents.append_fact(kind, ledger, body)
         if self._journal is not None:
-            batch = self._journal.extend(*placed, len(body))
+            batch = self._journal.of(ledger.ledger_id).extend(*placed, len(body))
             if acknowledge is not None:
                 batch.acknowledgements.append(acknowledge)
 

@@ -141,7 +141,7 @@ async def test_batches_that_finish_out_of_order_are_answered_in_order(cluster: C
     await client.add(entry(5, 0))
     first_gate = disk.gate = threading.Event()
     first = client.send_add(entry(5, 1))
-    while not bookie.storage.journal._calls:  # noqa: ASYNC110
+    while not bookie.storage.journal.journals[0]._calls:  # noqa: ASYNC110
         await asyncio.sleep(0)
     while disk.waiting == 0:  # noqa: ASYNC110
         await asyncio.sleep(0)

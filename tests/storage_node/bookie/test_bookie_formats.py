@@ -16,6 +16,7 @@ from storage_node.bookie.index import LedgerIndex, NewPlaces, parse_sidecar
 from storage_node.bookie.journal import Batch
 from storage_node.bookie.journal_format import (
     BatchHeader,
+    JournalOwner,
     file_header,
     file_name,
     parse_batch_header,
@@ -109,8 +110,9 @@ def test_batch_headers_of_another_generation_or_with_a_flipped_bit_are_none() ->
 
 
 def test_file_headers_and_names_round_trip() -> None:
-    assert parse_file_header(file_header(12)) == 12
-    assert len(file_header(12)) == BLOCK
+    owner = JournalOwner(b"node tag", 1, 3)
+    assert parse_file_header(file_header(12, owner)) == (12, owner)
+    assert len(file_header(12, owner)) == BLOCK
     assert parse_file_header(bytes(BLOCK)) is None
     assert parse_file_header(b"") is None
     assert parse_file_name(file_name(0xABC)) == 0xABC
@@ -178,7 +180,7 @@ def test_a_checkpoint_keeps_everything_and_damage_anywhere_is_seen() -> None:
     ledger = Ledger(77, b"k" * 20)
     ledger.fenced, ledger.lac, ledger.explicit_lac = True, 41, b"packet"
     bare = Ledger(3)
-    taken = Checkpoint(9, Mark(4, 8192, 1000), 12, {1: 4096, 11: 99968}, True, True)
+    taken = Checkpoint(9, (Mark(4, 8192, 1000), Mark(7, 4096, 3)), 12, {1: 4096, 11: 99968}, True, True)
     data = checkpoints.encode(taken, [ledger.encode(), bare.encode()])
     decoded = checkpoints.decode(data)
     assert decoded is not None

@@ -167,7 +167,7 @@ async def test_a_batch_that_was_in_flight_beside_a_torn_one_is_no_damage(cluster
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.add(entry(5, 0))
-    journal = bookie.storage.journal
+    (journal,) = bookie.storage.journal.journals
     durable, journal._durable = journal._durable, 0
     await asyncio.gather(client.send_add(entry(5, 1)))
     journal._durable = durable
