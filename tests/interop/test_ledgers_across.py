@@ -157,7 +157,9 @@ async def test_java_recovers_a_ledger_while_our_writer_has_adds_under_way(java: 
         assert acknowledged == list(range(len(acknowledged)))
         assert all(isinstance(error, LedgerFencedError) for error in refused), refused
         assert opened["lac"] >= acknowledged[-1]
-        assert opened["length"] == 2000 * (opened["lac"] + 1)
+        # Upstream takes the length from the last stored entry that it saw, also where that entry turns out to have
+        # been on too few nodes to be recovered: it may then say too much, never too little. (Ours measures.)
+        assert 2000 * (opened["lac"] + 1) <= opened["length"] <= 2000 * len(adds)
         assert await we_read(client, writer.ledger_id) == payloads((2000,) * (opened["lac"] + 1))
     assert len(await java_reads(ask, writer.ledger_id)) == opened["lac"] + 1
     metadata = await ask("ledger.metadata", ledger=writer.ledger_id)
