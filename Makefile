@@ -43,8 +43,8 @@ unit: $(STAMP) ## the tests alone (ARGS="..." is passed on to pytest)
 notebooks: $(STAMP) ## execute the notebooks and keep their output
 	$(BIN)/python notebooks/execute.py
 
-torture: $(STAMP) ## the long seeded rounds of faults
-	$(PYTEST) -m torture --rounds 50 $(ARGS)
+torture: $(STAMP) ## the long seeded rounds of faults (ROUNDS=n of each kind of round, 50 if not said)
+	$(PYTEST) -m torture --rounds $(or $(ROUNDS),50) $(ARGS)
 
 bench: $(STAMP) ## one table of speed ratios, measured in one run
 	$(BIN)/python -m benchmarks

@@ -266,7 +266,7 @@ class Sandbox:
     def _initialise_metadata(self) -> None:
         from dlspark.core.runtime import Runtime
 
-        Runtime.shared().run(_initialise(self.zookeeper_address))
+        Runtime.shared().run(initialise(self.zookeeper_address))
 
     def _spawn(self, index: int) -> None:
         directory = self.node_directory(index)
@@ -316,7 +316,7 @@ class Sandbox:
         return data[-_LOG_TAIL_BYTES:].decode(errors="replace")
 
 
-async def _initialise(servers: str) -> None:
+async def initialise(servers: str) -> None:
     """Format the BookKeeper tree and bind the namespace; both are left alone where they exist."""
     from metadata.ledgers import LedgerStore
     from metadata.namespaces import Binding, NamespaceStore, NotBoundError

@@ -19,6 +19,7 @@ import importlib
 import json
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -58,6 +59,7 @@ class Child:
             self._close()
             raise ChildError(f"{name} did not start")
         self.pid = int(first)
+        self._process = os.pidfd_open(self.pid)
         self._ended = threading.Event()
         self._pump = threading.Thread(target=self._read, name=f"output-of-{name}", daemon=True)
         self._pump.start()
@@ -82,9 +84,9 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
-        if self.running:
+        if self._process >= 0:
             try:
-                os.kill(self.pid, number)
+                signal.pidfd_send_signal(self._process, number)
             except ProcessLookupError:
                 pass
 
@@ -95,8 +97,12 @@ class Child:
 
     def wait(self, timeout_s: float = END_TIMEOUT_S) -> None:
         """Wait for its end. Raises ChildError."""
-        if not self._ended.wait(timeout_s):
-            raise ChildError(f"{self.name} (process {self.pid}) has not ended after {timeout_s:g} s")
+        if self._process >= 0:
+            ended, _, _ = select.select([self._process], [], [], timeout_s)
+            if not ended:
+                raise ChildError(f"{self.name} (process {self.pid}) has not ended after {timeout_s:g} s")
+            os.close(self._process)
+            self._process = -1
         self._pump.join()
         self._close()
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol
 
-from dlspark.testing.fork_server import Child, ForkServer
 from metadata.errors import CallerError
 
 CHUNK_BYTES: Final = 64 * 1024
@@ -62,7 +62,10 @@ class ForwardedNetwork:
     can_delay = True
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        self._addresses = {host: f"127.0.1.{10 + index}" for index, host in enumerate(hosts)}
+        # Drawn, so that two networks on one machine do not meet: servers of both use the same ports.
+        drawn = random.SystemRandom()
+        prefix = f"127.{drawn.randint(1, 254)}.{drawn.randint(1, 254)}"
+        self._addresses = {host: f"{prefix}.{10 + index}" for index, host in enumerate(hosts)}
         self._ways: dict[tuple[str, str], _Way] = {}
         self._forwarders: dict[tuple[str, str, int], _Forwarder] = {}
         self._loop = asyncio.new_event_loop()
@@ -189,16 +192,3 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way:
             writer.write(data)
             await writer.drain()
     await way.open.wait()
-
-
-class Host:
-    """Where processes of one host are started."""
-
-    def __init__(self, name: str, network: FaultNetwork, server: ForkServer) -> None:
-        self.name = name
-        self._network = network
-        self._server = server
-
-    def spawn(self, target: str, **arguments: object) -> Child:
-        """Run a function in a process on this host; it is told its host's name."""
-        return self._server.spawn(target, {"name": self.name, **arguments}, join=self._network.join(self.name))

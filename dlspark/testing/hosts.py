@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from dlspark import sandbox
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.errors import DistributedLogError
 from storage_node.bookie.disk import SystemDisk
@@ -160,6 +161,13 @@ def storage_node(name: str, settings: Mapping[str, str], routes: Sequence[Route]
     except OSError as error:
         logging.critical("the node cannot go on: %s", error)
     return 1
+
+
+def initialise(name: str, zookeeper: str) -> int:
+    """Format the metadata of an empty ZooKeeper and bind the namespace, as a sandbox does; prints `done`."""
+    asyncio.run(sandbox.initialise(zookeeper))
+    print("done", flush=True)
+    return 0
 
 
 def zookeeper(name: str, directory: str, host: str, port: int, tick_ms: int) -> int:

@@ -108,24 +108,10 @@ class NamespacedNetwork:
     def delay(self, source: str, target: str, seconds: float) -> None:
         raise CallerError("this network cannot delay", advice="Look at can_delay")
 
-    def mount_small_disk(self, host: str, path: Path, size_bytes: int) -> Path:
-        """Give the host a memory file system of this size at `path`; returns how others reach it."""
+    def mount_small_disk(self, host: str, path: Path, size_bytes: int) -> SmallDisk:
+        """Give the host a memory file system of this size at `path`."""
         path.mkdir(parents=True, exist_ok=True)
-        holder = self._holders[host]
-        _run(
-            "nsenter",
-            "-t",
-            str(holder.pid),
-            "-m",
-            "mount",
-            "-t",
-            "tmpfs",
-            "-o",
-            f"size={size_bytes}",
-            "tmpfs",
-            str(path),
-        )
-        return Path(f"/proc/{holder.pid}/root{path}")
+        return SmallDisk(self._holders[host].pid, path, size_bytes)
 
     def close(self) -> None:
         """End every namespace. Idempotent."""
@@ -157,6 +143,29 @@ class NamespacedNetwork:
 
     def _ip(self, holder: Child, *arguments: str) -> None:
         _run("nsenter", "-t", str(holder.pid), "-n", "ip", *arguments)
+
+
+class SmallDisk:
+    """A file system in memory that only one host sees; it goes with its host."""
+
+    def __init__(self, holder: int, path: Path, size_bytes: int) -> None:
+        self._mount = ("nsenter", "-t", str(holder), "-m", "mount", "-t", "tmpfs", "-o")
+        self._path = str(path)
+        self._size_bytes = size_bytes
+        self.outside = Path(f"/proc/{holder}/root{path}")
+        """How others reach what is in it."""
+        _run(*self._mount, f"size={size_bytes}", "tmpfs", self._path)
+
+    def fill(self) -> None:
+        """Leave no room for more than there is now."""
+        stats = os.statvfs(self.outside)
+        self._resize((stats.f_blocks - stats.f_bfree) * stats.f_frsize)
+
+    def make_room(self) -> None:
+        self._resize(self._size_bytes)
+
+    def _resize(self, size_bytes: int) -> None:
+        _run(*self._mount, f"remount,size={size_bytes}", self._path)
 
 
 def hold(name: str) -> int:

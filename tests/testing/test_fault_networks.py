@@ -151,11 +151,17 @@ def test_a_small_disk_is_seen_from_outside_and_goes_with_its_host(server: ForkSe
         pytest.skip(reason)
     network = NamespacedNetwork(("one",), server)
     try:
-        outside = network.mount_small_disk("one", tmp_path / "small", 1 << 20)
-        (outside / "file").write_bytes(b"there")
+        disk = network.mount_small_disk("one", tmp_path / "small", 1 << 20)
+        (disk.outside / "file").write_bytes(b"there")
         assert not (tmp_path / "small" / "file").exists()
         with pytest.raises(OSError, match="No space"):
-            (outside / "more").write_bytes(bytes(2 << 20))
+            (disk.outside / "too much").write_bytes(bytes(2 << 20))
+        (disk.outside / "too much").unlink()
+        disk.fill()
+        with pytest.raises(OSError, match="No space"):
+            (disk.outside / "some").write_bytes(bytes(1 << 18))
+        disk.make_room()
+        (disk.outside / "some").write_bytes(bytes(1 << 18))
     finally:
         network.close()
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
