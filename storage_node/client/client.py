@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from metadata.bookies import BookieRegistry
 from metadata.errors import DistributedLogError, NodeExistsError
@@ -15,8 +16,8 @@ from storage_node.client.pipeline import ClientContext
 from storage_node.client.placement import Placement, RackResolver
 from storage_node.client.placement.factory import make_placement
 from storage_node.client.reader import LedgerReader
-from storage_node.client.reading import LedgerLocation
 from storage_node.client.recovering import recover as run_recovery
+from storage_node.client.replicas import LedgerLocation
 from storage_node.client.settings import ClientSettings
 from storage_node.client.writer import LedgerWriter
 from storage_node.edge import Network
@@ -104,6 +105,9 @@ class LedgerClient:
         )
         ledger_id, created = await self._create(metadata, before_create, ledger_id)
         self._use()  # closed meanwhile: the ledger exists, empty; whoever listed it sweeps it
+        spans = None
+        if self._settings.placement.enforce_min_num_fault_domains_for_write:
+            spans = partial(context.placement.spans_fault_domains, write_quorum=write_quorum)
         machine = WriterMachine(
             ledger_id,
             created.value,
@@ -112,6 +116,7 @@ class LedgerClient:
             deferred_sync=deferred_sync,
             advanced=advanced,
             max_ensemble_changes=self._settings.max_ensemble_changes,
+            spans_domains=spans,
         )
         writer = LedgerWriter(context, machine, on_end=self._writers.discard)
         self._writers.add(writer)

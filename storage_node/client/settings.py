@@ -233,6 +233,12 @@ class ClientSettings:
                 f"long_poll_ms ({self.long_poll_ms}) is not below read_entry_timeout_ms ({self.read_entry_timeout_ms})",
                 advice="Every long poll would end as a timeout; lower the one or raise the other",
             )
+        if self.delay_ensemble_change and self.placement.enforce_min_num_fault_domains_for_write:
+            raise CallerError(
+                "delayEnsembleChange keeps a failed bookie as long as others make up the ack quorum, and "
+                "enforceMinNumFaultDomainsForWrite may need that very one",
+                advice="Set one of them only",
+            )
 
     @property
     def sweep_interval_s(self) -> float:

@@ -36,6 +36,9 @@ A read-only bookie is changed at once all the same. A failure of what was acknow
 ensemble holds unsynced could be lost with it, so such a ledger never changes its ensemble: any failure is final.
 A close forces what is acknowledged before it ends the ledger there.
 
+**Fault domains.** With `spans_domains` an entry is complete only when the bookies that have it also satisfy that
+function (they are in enough racks). A write set that could not do so without its failing seats has lost its quorum.
+
 **Advanced.** The caller gives entry ids, in any order. A gap holds back what lies behind it; a close makes the gap
 final, and what lies behind it fails. The length is then the sum over acknowledged entries.
 
@@ -44,7 +47,7 @@ States, events, their table and the effects are in `writing_model`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from metadata.errors import DistributedLogError, NoNodeError, OutcomeUnknownError, check
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
@@ -120,8 +123,10 @@ class WriterMachine:
         deferred_sync: bool = False,
         advanced: bool = False,
         max_ensemble_changes: int = UNLIMITED_CHANGES,
+        spans_domains: Callable[[Sequence[str]], bool] | None = None,
     ) -> None:
         check(not (recovering and (deferred_sync or advanced)), "a recovery adds in order and synced")
+        check(not (delay_ensemble_change and spans_domains), "a delayed change counts bookies, not fault domains")
         self.ledger_id = ledger_id
         self.metadata = metadata
         self.state = State.WRITING
@@ -141,6 +146,7 @@ class WriterMachine:
         self._version = version
         self._recovering = recovering
         self._delay = delay_ensemble_change
+        self._spans_domains = spans_domains
         self._changes_left = max_ensemble_changes
         self._synced = (last_add_confirmed, length)  # deferred sync: the last forced entry and the length up to it
         self._ack_quorum = metadata.ack_quorum
@@ -285,6 +291,8 @@ class WriterMachine:
         pending, quorum = self._acks, self._ack_quorum
         before = head = self.last_acknowledged
         while (acks := pending.get(head + 1)) is not None and acks.bit_count() >= quorum:
+            if self._spans_domains is not None and not self._is_spread(acks):
+                break
             head += 1
             del pending[head]
             length = self._lengths.pop(head)
@@ -507,8 +515,15 @@ class WriterMachine:
         )
 
     def _quorum_without(self, indices: tuple[int, ...]) -> bool:
-        """Whether every write set keeps an ack quorum when these bookies do not answer."""
-        return all(sum(index in indices for index in window) <= self._spare for window in self._windows)
+        """Whether every write set keeps an ack quorum, in enough fault domains, when these bookies do not answer."""
+        gone = sum(1 << index for index in indices)
+        return all((mask & gone).bit_count() <= self._spare for mask in self._window_masks) and (
+            self._spans_domains is None or all(self._is_spread(mask & ~gone) for mask in self._window_masks)
+        )
+
+    def _is_spread(self, mask: int) -> bool:
+        """Whether the bookies in these seats are in enough fault domains."""
+        return self._spans_domains is None or self._spans_domains([s.bookie for s in self._seats if s.bit & mask])
 
     def _fail(self, error: DistributedLogError) -> Effects:
         if not isinstance(self.error, _FATAL):

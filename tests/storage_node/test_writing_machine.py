@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -630,3 +630,38 @@ def test_random_schedules_keep_i1_i3_i5_and_the_lac_rules(
             assert model.metadata.state is LedgerState.CLOSED
             assert model.metadata.last_entry == len(model.acknowledged) - 1
             assert model.metadata.length == 10 * len(model.acknowledged)
+
+
+# ---------------------------------------------------------------------------------------- fault domains
+
+
+def in_two_racks(bookies: Sequence[str]) -> bool:
+    """a and b are in one rack, everybody else is in another."""
+    return len({bookie in "ab" for bookie in bookies}) == 2
+
+
+def test_an_ack_quorum_in_one_fault_domain_completes_nothing() -> None:
+    m = WriterMachine(7, opened(), 0, spans_domains=in_two_racks)
+    add(m), add(m)
+    a, b, c = m.seats
+    assert m.added(a, 0) == m.added(b, 0) == m.added(b, 1) == m.added(c, 1) == ()
+    assert m.last_add_confirmed == -1
+    assert one(m.added(c, 0), Acknowledged) == Acknowledged(0, 1)
+
+
+def test_a_write_set_left_with_one_fault_domain_has_lost_its_quorum() -> None:
+    m = WriterMachine(7, opened(), 0, spans_domains=in_two_racks)
+    add(m)
+    picking = one(m.refused(m.seats[2], 0, DOWN), PickReplacements)
+    assert isinstance(picking, PickReplacements)
+    assert picking.last_resort, "a and b would do by number"
+    assert isinstance(one(m.picked({}), Failed), Failed)
+
+    m = WriterMachine(7, opened(), 0, spans_domains=in_two_racks)
+    add(m)
+    picking = one(m.refused(m.seats[0], 0, DOWN), PickReplacements)
+    assert isinstance(picking, PickReplacements)
+    assert not picking.last_resort
+    m.picked({})
+    m.added(m.seats[1], 0)
+    assert one(m.added(m.seats[2], 0), Acknowledged) == Acknowledged(0, 0)

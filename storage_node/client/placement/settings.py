@@ -115,6 +115,12 @@ class PlacementSettings:
             value = getattr(self, name)
             if value < low or (high is not None and value > high):
                 raise CallerError(f"{name} is {value}", advice=f"It must be between {low} and {high or 'any number'}")
+        if self.enforce_min_num_fault_domains_for_write and not self.enforces_racks:
+            raise CallerError(
+                "enforceMinNumFaultDomainsForWrite without enforceMinNumRacksPerWriteQuorum: an ensemble in too few "
+                "racks would be allowed, and its entries never acknowledged",
+                advice="Set both, with the rack-aware policy",
+            )
         if self.enforces_racks and resolver == "script" and not self.network_topology_script_file_name:
             raise CallerError(
                 "enforceMinNumRacksPerWriteQuorum is set and nothing tells the racks",

@@ -16,6 +16,7 @@ from metadata.memory import MemoryStore, MemoryTree
 from storage_node.bookie.bookie import Bookie
 from storage_node.bookie.settings import MIB, BookieSettings
 from storage_node.client import ClientSettings, LedgerClient, ReplicaReader
+from storage_node.client.placement import PlacementSettings
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
 
 SETTINGS = ClientSettings(
@@ -217,3 +218,15 @@ async def test_a_wrong_password_is_refused_by_the_nodes_too(nodes: Nodes) -> Non
     await nodes.ledgers.write(writer.ledger_id, replace(current.value, password=b"other"), current.version)
     with pytest.raises(UnauthorizedAccessError):
         await nodes.client().open(writer.ledger_id, password=b"other", recover=True)
+
+
+async def test_nodes_are_asked_for_their_free_space_where_it_weighs(nodes: Nodes) -> None:
+    placement = PlacementSettings(disk_weight_based_placement_enabled=True, get_bookie_info_timeout_s=1)
+    client = nodes.client(replace(SETTINGS, placement=placement))
+    asked = set()
+    nodes.running["node-1"][0].disk_space = lambda: (asked.add("node-1"), (1000, 1))[1]  # type: ignore[method-assign]
+    for _ in range(5):
+        writer = await client.create()
+        assert "node-1" not in writer.metadata.last_ensemble.bookies, "one byte against all the others' room"
+        assert await writer.add(b"x") == 0
+    assert asked == {"node-1"}

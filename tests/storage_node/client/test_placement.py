@@ -498,6 +498,7 @@ def test_policies_and_resolvers_are_known_by_upstream_s_names_and_short_ones() -
         ({"network_topology_script_file_name": "/x", "repp_dns_resolver_class": "racks"}, "told by racks"),
         ({"dns_resolver_overrides": "a:b"}, "told by a script"),
         ({"enforce_min_num_racks_per_write_quorum": True}, "nothing tells the racks"),
+        ({"enforce_min_num_fault_domains_for_write": True}, "never acknowledged"),
         ({"min_num_racks_per_write_quorum": 0}, "min_num_racks_per_write_quorum is 0"),
         ({"bookie_quarantine_ratio": 1.5}, "bookie_quarantine_ratio is 1.5"),
     ],
@@ -536,6 +537,41 @@ async def test_a_client_s_ledgers_span_racks_before_and_after_the_loss_of_a_book
             cluster.bookies[victim].down = False
             await writer.close()
             await cluster.settle(10)
+
+
+@simulated
+async def test_an_entry_is_acknowledged_when_it_lies_in_enough_racks_not_before() -> None:
+    """Three copies, two acknowledgements: two bookies in one rack do not do."""
+    async with Cluster(4) as cluster:
+        racks = dict(zip(sorted(cluster.bookies), ("/a", "/a", "/b", "/b"), strict=True))
+        domains = replace(ENFORCED, enforce_min_num_fault_domains_for_write=True)
+        client = LedgerClient(
+            cluster.ledgers,
+            cluster.registry,
+            settings=replace(FAST, placement=domains, add_entry_timeout_ms=60_000),
+            network=cluster,
+            rng=random.Random(4),
+            racks=StaticResolver(racks),
+        )
+        cluster.clients.append(client)
+        writer = await client.create()
+        await writer.add(b"first")
+        ensemble = writer.metadata.last_ensemble.bookies
+        alone = next(b for b in ensemble if [racks[other] for other in ensemble].count(racks[b]) == 1)
+        cluster.bookies[alone].mute = True
+        future = writer.add(b"second")
+        await cluster.settle(20)
+        assert not future.done(), "both acknowledgements come from one rack"
+        cluster.bookies[alone].kill()
+        assert await future == 1, "another bookie outside that rack took the seat"
+        assert len({racks[bookie] for bookie in writer.metadata.last_ensemble.bookies}) == 2
+        await writer.close()
+
+
+def test_delayed_changes_and_fault_domains_exclude_each_other() -> None:
+    domains = replace(ENFORCED, enforce_min_num_fault_domains_for_write=True)
+    with pytest.raises(CallerError, match="delayEnsembleChange"):
+        replace(FAST, placement=domains, delay_ensemble_change=True)
 
 
 @simulated
