@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie
 from metadata.errors import DistributedLogError
 from metadata.ledgers import LedgerStore
+from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 from storage_node.bookie.connections import Connection
 from storage_node.bookie.cookies import check_cookies
@@ -302,7 +303,7 @@ class Bookie:
             instance_id=instance_id,
             ledgers=LedgerStore(self._store, self.settings.zk_ledgers_root_path),
             registry=self._registry,
-            locks=None,
+            replication=ReplicationStore(self._store, self.settings.zk_ledgers_root_path),
             clock=self.clock,
         )
 

@@ -187,7 +187,7 @@ class Checkpointer:
         changed, contents.changed = contents.changed, set()
         for places in new.values():
             changed.update(places.ledger_ids())
-        for ledger_id in changed:
+        for ledger_id in changed & contents.ledgers.keys():
             self._states[ledger_id] = contents.ledgers[ledger_id].encode()
 
     def _sync_logs(self, logs: list[LogFile], lengths: dict[int, int], new: dict[int, NewPlaces]) -> None:

@@ -57,8 +57,6 @@ class Contents:
         ledger = self.ledgers.pop(ledger_id, None)
         if ledger is None:
             return False
-        for new in self.new.values():
-            new.drop(ledger_id)
         self.changed.discard(ledger_id)
         self.deleted.add(ledger_id)
         if ledger.fenced:

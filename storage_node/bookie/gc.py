@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
 
 from metadata.bookies import BookieRegistry
 from metadata.errors import CorruptDataError, DistributedLogError, MetadataUnavailableError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
+from metadata.replication import ReplicationStore
 from storage_node.bookie.compaction import Pace
 from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.storage import Storage
@@ -38,23 +38,12 @@ DELETED_TOGETHER = 16
 """Ledgers deleted in one turn of the loop."""
 
 
-class ReplicationLocks(Protocol):
-    """Locks of single ledgers that replication workers take before they change an ensemble."""
-
-    async def acquire(self, ledger_id: int) -> bool:
-        """False: somebody has it."""
-        ...
-
-    async def release(self, ledger_id: int) -> None: ...
-
-
 class GarbageCollector:
     """Collects on one node. `start` begins the rounds, `stop` ends them; `collect` and `compact` may be called as well.
 
     Args:
-        ledgers, registry: the cluster's metadata.
+        ledgers, registry, replication: the cluster's metadata.
         instance_id: the cluster that this node belongs to.
-        locks: None where there is no under-replication tree; moved ledgers are left alone then.
     """
 
     def __init__(
@@ -66,7 +55,7 @@ class GarbageCollector:
         instance_id: str | None,
         ledgers: LedgerStore,
         registry: BookieRegistry,
-        locks: ReplicationLocks | None,
+        replication: ReplicationStore,
         clock: Clock,
     ) -> None:
         self._storage = storage
@@ -76,7 +65,7 @@ class GarbageCollector:
         self._instance_id = instance_id
         self._ledgers = ledgers
         self._registry = registry
-        self._locks = locks
+        self._replication = replication
         self._clock = clock
         self._pace = Pace(settings.gc_metadata_op_rate_limit)
         self._one_at_a_time = asyncio.Lock()
@@ -128,8 +117,8 @@ class GarbageCollector:
             stats = self._contents.stats
             try:
                 deleted = await self._collect()
-                if moved_away and self._locks is not None:
-                    deleted += await self._collect_moved(self._locks)
+                if moved_away:
+                    deleted += await self._collect_moved()
             except DistributedLogError:
                 stats.rounds_aborted += 1
                 raise
@@ -195,21 +184,28 @@ class GarbageCollector:
 
     # ------------------------------------------------------------------------------------ ledgers that moved away
 
-    async def _collect_moved(self, locks: ReplicationLocks) -> int:
+    async def _collect_moved(self) -> int:
         """Delete closed ledgers that other nodes store by now."""
         deleted = 0
         for ledger_id in sorted(self._contents.ledgers):
-            if ledger_id not in self._contents.ledgers or not await self._is_elsewhere(ledger_id):
-                continue
-            if not await locks.acquire(ledger_id):
-                continue
-            try:
-                if await self._is_elsewhere(ledger_id) and self._contents.delete(ledger_id, self._clock.now_ms()):
-                    deleted += 1
-                    self._contents.stats.ledgers_moved_away += 1
-            finally:
-                await locks.release(ledger_id)
+            if ledger_id in self._contents.ledgers and await self._is_elsewhere(ledger_id):
+                deleted += await self._collect_locked(ledger_id)
         return deleted
+
+    async def _collect_locked(self, ledger_id: int) -> bool:
+        """Delete it if that is still true while nobody can be about to store it here again."""
+        lock = await self._replication.lock(ledger_id, self._bookie_id)
+        if lock is None:
+            return False
+        try:
+            if not await self._is_elsewhere(ledger_id) or not self._replication.holds(lock):
+                return False
+            if not self._contents.delete(ledger_id, self._clock.now_ms()):
+                return False
+            self._contents.stats.ledgers_moved_away += 1
+            return True
+        finally:
+            await self._replication.unlock(lock)
 
     async def _is_elsewhere(self, ledger_id: int) -> bool:
         """True if the ledger is closed, and no ensemble of it names this node."""

@@ -164,10 +164,6 @@ class NewPlaces:
     def ledger_ids(self) -> list[int]:
         return list(self._runs)
 
-    def drop(self, ledger_id: int) -> None:
-        """The ledger is deleted: say nothing of it."""
-        self._runs.pop(ledger_id, None)
-
     def put(self, ledger_id: int, entry_id: int, place: int, size: int) -> None:
         runs = self._runs.get(ledger_id)
         if runs is None:
