@@ -219,9 +219,8 @@ def test_whatever_breaks_for_a_while_the_history_is_good(arena: Arena, fault_see
     violations = judge(events)
     assert not violations, f"after {this.said}, see {arena.directory}: {violations[:10]}"
     outcomes = Counter(event["is"] for event in events if event["what"] == "add")
-    print(
-        f"seed {fault_seed} on {arena.network.kind}: {this.said}; {len(this.ledgers)} ledgers, {dict(outcomes)} {this.notes()}"
-    )
+    counts = f"{len(this.ledgers)} ledgers, {dict(outcomes)} {this.notes()}"
+    print(f"seed {fault_seed} on {arena.network.kind}: {this.said}; {counts}")
 
 
 def test_every_kind_of_fault_was_done(arenas: dict[str, Arena], request: pytest.FixtureRequest) -> None:
