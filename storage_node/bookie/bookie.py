@@ -183,6 +183,11 @@ class Bookie:
         self._serving = True
         await self._session.keep()
         await self._registry.register(self._address, readonly=self._announced_read_only)
+        if self.failure is not None:
+            # The journal failed meanwhile and the node was torn down, perhaps before it was registered.
+            await self.failed.wait()
+            await self._unregister()
+            raise self.failure
         self._monitor = asyncio.get_running_loop().create_task(self._watch_disks())
         self._collector = self._make_collector(self._address.bookie_id, cookie.instance_id)
         self._collector.start()

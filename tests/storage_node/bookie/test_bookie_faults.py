@@ -12,6 +12,7 @@ from bookie_harness import KEY, Cluster, entry
 
 from metadata.bookies import BookieRegistry
 from metadata.memory import MemoryStore
+from storage_node.bookie import Bookie
 from storage_node.bookie.disk import SystemDisk
 from storage_node.edge import Buffer, DiskFile
 from storage_node.errors import BookieFailedError
@@ -258,3 +259,21 @@ async def test_adds_are_answered_before_an_orderly_stop(cluster: Cluster) -> Non
     for answer in accepted:
         assert isinstance(answer, m.AddResponse)
         assert (await client.read(5, answer.entry_id)).status == Status.EOK
+
+
+async def test_a_journal_that_fails_while_the_node_registers_ends_the_start_and_leaves_no_registration(
+    cluster: Cluster,
+) -> None:
+    store = MemoryStore(cluster.tree)
+    bookie = Bookie(cluster.settings("b"), store)
+
+    def fail_at_registration(_session: int, name: str, path: str) -> None:
+        if name == "create" and path == "/ledgers/available/b" and bookie.failure is None:
+            bookie._journal_failed(OSError(errno.EIO, "made up"))
+
+    cluster.tree.inject = fail_at_registration
+    with pytest.raises(BookieFailedError, match="made up"):
+        await bookie.start()
+    cluster.tree.inject = None
+    assert [address.bookie_id for address in await BookieRegistry(store).writable()] == []
+    await store.close()
