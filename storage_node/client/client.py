@@ -17,7 +17,7 @@ from storage_node.client.placement import Placement, RackResolver
 from storage_node.client.placement.factory import make_placement
 from storage_node.client.reader import LedgerReader
 from storage_node.client.recovering import recover as run_recovery
-from storage_node.client.replicas import LedgerLocation
+from storage_node.client.reading import LedgerLocation
 from storage_node.client.settings import ClientSettings
 from storage_node.client.writer import LedgerWriter
 from storage_node.edge import Network
