@@ -124,7 +124,7 @@ class GarbageCollector:
                 raise
             self._contents.forget_fences(self._clock.now_ms() - FENCE_MEMORY_MS)
             if self._contents.deleted or self._storage.checkpoints.can_free:
-                await self._storage.checkpoint()
+                await self._make_durable()
             stats.rounds += 1
             return deleted
 
@@ -135,6 +135,13 @@ class GarbageCollector:
         async with self._one_at_a_time:
             self._check_writable()
             return await self._storage.compactor.compact(threshold) if threshold > 0 else 0
+
+    async def _make_durable(self) -> None:
+        if not await self._storage.checkpoints.take():
+            raise BookieFailedError(
+                f"no checkpoint could be taken: {self._storage.checkpoints.error}",
+                advice="What was deleted may be here again after the next start, and is collected then",
+            ) from self._storage.checkpoints.error
 
     def _check_writable(self) -> None:
         if self._storage.writing_failed:

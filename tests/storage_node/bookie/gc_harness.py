@@ -117,8 +117,9 @@ class DyingDisk(SystemDisk):
         self.step("remove", path)
         super().remove(path)
 
-    def sync_directory(self, path: str) -> None:
-        super().sync_directory(path)
+    def rename(self, old: str, new: str) -> None:
+        self.step("rename", old)
+        super().rename(old, new)
 
     def usage(self, path: str) -> tuple[int, int, int]:
         return super().usage(path) if self.free is None else (1, 1 << 40, self.free)
@@ -135,13 +136,13 @@ class FixedClock:
 
 
 class Sink:
-    """Counts the adds that were made durable."""
+    """Notes the adds that were made durable, by their answers."""
 
     def __init__(self) -> None:
-        self.durable_adds = 0
+        self.durable_adds: list[bytes] = []
 
     def durable(self, answers: Answers) -> None:
-        self.durable_adds += len(answers.frames)
+        self.durable_adds += answers.frames
 
 
 class Node:
@@ -200,6 +201,8 @@ class Node:
     async def kill(self) -> None:
         """As a crash does: the disk takes nothing more, and what was not synced is lost."""
         self.disk.die_in(0)
+        if self.bookie.failure is not None:
+            await self.bookie.failed.wait()
         await self.bookie.abort()
         await self.store.close()
         self.disk.lose()
@@ -237,7 +240,7 @@ class Node:
                 await asyncio.sleep(0.001)
             taken += status is Status.EOK
         await storage.journal.durable()
-        assert sink.durable_adds == taken
+        assert len(sink.durable_adds) == taken
         return status or Status.EOK
 
     async def read(self, ledger_id: int, entry_id: int) -> bytes | Status:
