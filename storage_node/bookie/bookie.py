@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Coroutine
 
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie
@@ -29,6 +28,7 @@ from storage_node.bookie.disks import Disks
 from storage_node.bookie.gc import GarbageCollector
 from storage_node.bookie.journal_format import node_tag
 from storage_node.bookie.limits import Limits
+from storage_node.bookie.naming import name_bookie
 from storage_node.bookie.predecessor import SessionFile
 from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.status import was_read_only, write_status
@@ -149,14 +149,16 @@ class Bookie:
         settings = self.settings
         currents = self._claim_directories()
         self._listener = await self._network.listen(settings.listening_address, settings.bookie_port, self._accept)
-        self._address = self._name(self._listener.port)
+        self._address = name_bookie(settings, self._listener.port)
         cookie = Cookie(
             bookie_id=self._address.bookie_id,
             journal_dirs=settings.journal_directories,
             ledger_dirs=settings.ledger_directories,
             instance_id=await self._registry.instance_id(),
         )
-        await check_cookies(self._registry, self._disk, cookie, list(dict.fromkeys(currents)))
+        folders = list(dict.fromkeys(currents))
+        expansion = settings.allow_storage_expansion
+        await check_cookies(self._registry, self._disk, cookie, folders, expansion=expansion)
         self._session = SessionFile(self._disk, currents[0], self._store)
         await self._session.end_former()
         journals, ledgers = currents[: len(settings.journal_directories)], currents[len(settings.journal_directories) :]
@@ -209,19 +211,6 @@ class Bookie:
             except OSError as error:
                 raise BookieConfigurationError(f"the directory cannot be used: {error}", path=directory) from error
         return [f"{directory}/current" for directory in every]
-
-    def _name(self, port: int) -> BookieAddress:
-        """Id and address: what the settings say, else the listening address, else this host's name."""
-        settings = self.settings
-        host = settings.advertised_address or settings.listening_address
-        if host in ("", "0.0.0.0", "::"):
-            host = socket.gethostname()
-        if not settings.allow_loopback and not settings.advertised_address and _is_loopback(host):
-            raise BookieConfigurationError(
-                f"the node would advertise the loopback address {host}",
-                advice="Set advertisedAddress, or allowLoopback=true for a cluster on one machine",
-            )
-        return BookieAddress(settings.bookie_id or f"{host}:{port}", host, port)
 
     def _accept(self, link: Link) -> FrameHandler:
         if not self._serving:
@@ -392,7 +381,9 @@ class Bookie:
         self._disk.close()
 
     async def _answer_the_rest(self) -> None:
-        """Let what was accepted be answered."""
+        """Let what was accepted be answered, unless it waits for space."""
+        if self.storage.journal.stalled:
+            return
         try:
             await asyncio.wait_for(self.storage.journal.durable(), DRAIN_S)
         except (OSError, DistributedLogError, asyncio.TimeoutError) as error:
@@ -419,7 +410,3 @@ class Bookie:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host == "::1" or host.startswith("127.")

@@ -28,8 +28,8 @@ class _Space:
     free: int = 0
     full: bool = False
     warned: bool = False
-    credit: int = 0
-    """How far it is behind in getting logs: see `choose`."""
+    credit: float = 0.0
+    """How many logs it is behind: see `choose`."""
 
     @property
     def usage(self) -> float:
@@ -105,10 +105,11 @@ class Disks:
     def choose(self) -> str:
         """The directory for the next entry log, among those with room: each gets its share by free space, in turns."""
         spaces = _with_room(self._ledgers)
+        free = sum(max(space.free, 1) for space in spaces)
         for space in spaces:
-            space.credit += max(space.free, 1)
+            space.credit += max(space.free, 1) / free
         chosen = max(spaces, key=lambda space: space.credit)
-        chosen.credit -= sum(max(space.free, 1) for space in spaces)
+        chosen.credit -= 1
         return chosen.path
 
 
