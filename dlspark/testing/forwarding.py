@@ -15,7 +15,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from metadata.errors import CallerError
 
@@ -114,7 +114,7 @@ class ForwardedNetwork:
             self._ways[source, target] = _Way()
         return self._ways[source, target]
 
-    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+    def _call(self, work: Coroutine[object, object, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
 
 

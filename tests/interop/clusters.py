@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from java_tool import JavaSoftware, JavaTool, OutOfReachError, free_port
+from java_tool import PROGRAM, JavaSoftware, JavaTool, OutOfReachError, free_port
 
 from dlspark.sandbox import Sandbox
 from metadata.bookies import BookieRegistry
@@ -49,7 +49,7 @@ class JavaProcesses:
     def spawn(self, version: str, log: str) -> JavaTool:
         if version not in self.unreachable:
             try:
-                return JavaTool(JavaSoftware.prepare(version), self.directory / log)
+                return JavaTool(JavaSoftware.prepare(version, PROGRAM), self.directory / log)
             except OutOfReachError as reason:
                 self.unreachable[version] = str(reason)  # asked once: Maven takes its time to give up
         pytest.skip(self.unreachable[version])

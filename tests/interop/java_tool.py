@@ -1,214 +1,37 @@
-"""The real Java software as a process that a test talks to: fetched by Maven once, compiled once, one command a line.
-
-`java/` holds the little Java program (see its Main). Only two things make these tests skip: no Java 17 compiler, or
-Maven absent or out of reach of its repository. Everything else that goes wrong is a failure.
-"""
+"""The Java program of these tests (`java/`, see its Main), and payloads that both sides can make and compare."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import hashlib
-import json
-import os
-import random
-import re
-import shutil
-import socket
-import subprocess
-import threading
 import zlib
-from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).resolve().parent
-POM = HERE / "java" / "pom.xml"
-SOURCES = HERE / "java" / "src"
-CACHE = HERE.parent.parent / "build" / "interop"
-CLASSPATH_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:build-classpath"
-FETCH_TIMEOUT_S = 240
-ANSWER_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 20
-_UNREACHABLE = re.compile(
-    r"Could not transfer|Unknown host|Connection refused|timed out|No route to host|Network is unreachable|offline",
-    re.IGNORECASE,
+from dlspark.testing.java_process import (
+    JavaError,
+    JavaProgram,
+    JavaSoftware,
+    JavaTool,
+    OutOfReachError,
+    free_port,
 )
 
+__all__ = [
+    "PROGRAM",
+    "JavaError",
+    "JavaSoftware",
+    "JavaTool",
+    "OutOfReachError",
+    "described",
+    "free_port",
+    "make_payload",
+]
 
-class OutOfReachError(Exception):
-    """The Java software can not be had on this machine; the text is the reason for skipping."""
-
-
-class JavaError(Exception):
-    """What the Java side threw: its class name, its library's code (or None), its message."""
-
-    def __init__(self, answer: dict[str, Any]) -> None:
-        super().__init__(
-            f"{answer['error']} (code {answer.get('code')}): {answer['message']} {answer.get('trace', '')}"
-        )
-        self.error: str = answer["error"]
-        self.code: int | None = answer.get("code")
-
-
-@dataclass(frozen=True)
-class JavaSoftware:
-    """One version of Apache BookKeeper and DistributedLog, ready to run."""
-
-    version: str
-    classpath: str
-
-    @classmethod
-    def prepare(cls, version: str) -> JavaSoftware:
-        """Fetch the jars through Maven and compile the program, unless both are there from an earlier run."""
-        sources = sorted((SOURCES / "interop").glob("*.java"))
-        digest = hashlib.sha256(b"".join(path.read_bytes() for path in [POM, *sources])).hexdigest()[:16]
-        directory = CACHE / f"{version}-{digest}"
-        listed = directory / "classpath"
-        classes = directory / "classes"
-        if not (listed.exists() and all(Path(jar).exists() for jar in listed.read_text().split(os.pathsep))):
-            for tool in ("mvn", "java", "javac"):
-                if shutil.which(tool) is None:
-                    raise OutOfReachError(f"{tool} is not installed: the Java software cannot be fetched and compiled")
-            directory.mkdir(parents=True, exist_ok=True)
-            jars = _fetch(version, directory)
-            _compile(jars, sources, classes)
-            listed.write_text(jars)
-        return cls(version, os.pathsep.join([str(SOURCES), str(classes), listed.read_text()]))
-
-
-def _fetch(version: str, directory: Path) -> str:
-    """The class path as Maven resolves it (from its local cache where it can)."""
-    output = directory / "resolved"
-    command = ["mvn", "-q", "-B", "-f", str(POM), CLASSPATH_GOAL]
-    command += [f"-Dbookkeeper.version={version}", f"-Dmdep.outputFile={output}"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise OutOfReachError(f"Maven did not fetch the jars within {FETCH_TIMEOUT_S} s") from None
-    if done.returncode != 0:
-        reason = next((line for line in done.stdout.splitlines() if _UNREACHABLE.search(line)), None)
-        if reason is not None:
-            raise OutOfReachError(f"Maven's repository is out of reach: {reason}")
-        raise RuntimeError(f"Maven failed: {done.stdout}{done.stderr}")
-    return output.read_text().strip()
-
-
-def _compile(jars: str, sources: list[Path], classes: Path) -> None:
-    command = ["javac", "-d", str(classes), "-cp", jars, "--release", "17", *map(str, sources)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if done.returncode != 0:
-        raise RuntimeError(f"the Java program does not compile: {done.stderr}")
-
-
-class JavaTool:
-    """A running Java process; commands may overlap, answers are matched by number."""
-
-    def __init__(self, software: JavaSoftware, log: Path) -> None:
-        self.log = log
-        self.kept: dict[str, Any] = {}
-        """Whatever tests want to find again in the same process."""
-        flags = ["-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=768m"]
-        flags += ["-Dio.netty.tryReflectionSetAccessible=true", "-Djava.net.preferIPv4Stack=true"]
-        flags += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.nio", "java.io", "sun.nio.ch")]
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                ["java", *flags, "-cp", software.classpath, "interop.Main"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-            )
-        self._lock = threading.Lock()
-        self._last_id = 0
-        self._waiting: dict[int, Future[Any]] = {}
-        self._reader = threading.Thread(target=self._read_answers, name="java-answers", daemon=True)
-        self._reader.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def submit(self, do: str, **arguments: object) -> Future[Any]:
-        """Send a command; the future gives its result or JavaError."""
-        future: Future[Any] = Future()
-        with self._lock:
-            self._last_id += 1
-            self._waiting[self._last_id] = future
-            stdin = self._process.stdin
-            assert stdin is not None
-            stdin.write(json.dumps({"id": self._last_id, "do": do, **arguments}) + "\n")
-            stdin.flush()
-        return future
-
-    def call(self, do: str, **arguments: object) -> Any:
-        """Send a command and wait for what it gives."""
-        try:
-            return self.submit(do, **arguments).result(ANSWER_TIMEOUT_S)
-        except TimeoutError:
-            log = self.log.read_text()[-2000:]
-            raise TimeoutError(f"{do} was not answered; the Java log ends with: {log}") from None
-
-    async def ask(self, do: str, **arguments: object) -> Any:
-        """Like `call`, for a test whose own event loop must go on meanwhile."""
-        return await asyncio.wait_for(asyncio.wrap_future(self.submit(do, **arguments)), ANSWER_TIMEOUT_S)
-
-    def kill(self) -> None:
-        """SIGKILL: nothing is closed, sessions stay until they expire."""
-        self._process.kill()
-        self._end()
-
-    def stop(self) -> None:
-        """Close standard input, which ends the process in order."""
-        if self._process.poll() is None and self._process.stdin is not None:
-            self._process.stdin.close()
-            try:
-                self._process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-        self._end()
-
-    def _end(self) -> None:
-        self._process.wait()
-        self._reader.join()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    pass
-
-    def _read_answers(self) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None
-        for line in stdout:
-            answer = json.loads(line)
-            with self._lock:
-                future = self._waiting.pop(answer["id"])
-            if "error" in answer:
-                future.set_exception(JavaError(answer))
-            else:
-                future.set_result(answer["ok"])
-        with self._lock:
-            left, self._waiting = self._waiting, {}
-        for future in left.values():
-            future.set_exception(ConnectionError(f"the Java process ended; see {self.log}"))
-
-
-def free_port() -> int:
-    """A port below the range of outgoing connections, so that a server that is down for a while keeps it."""
-    for port in random.sample(range(20_000, 32_000), 200):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no free port found in 200 tries")
+PROGRAM = JavaProgram(
+    Path(__file__).resolve().parent / "java" / "src",
+    "interop.Main",
+    ("-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=768m"),
+)
+"""Quick to start and small: two cores run it beside everything else."""
 
 
 def make_payload(seed: int, index: int, size: int) -> bytes:
