@@ -12,12 +12,13 @@ from metadata.errors import DistributedLogError, NodeExistsError
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore, Versioned
 from storage_node.client.connections import ConnectionPool
+from storage_node.client.copies import LedgerCopies
 from storage_node.client.pipeline import ClientContext
 from storage_node.client.placement import Placement, RackResolver
 from storage_node.client.placement.factory import make_placement
 from storage_node.client.reader import LedgerReader
 from storage_node.client.recovering import recover as run_recovery
-from storage_node.client.reading import LedgerLocation
+from storage_node.client.replicas import LedgerLocation
 from storage_node.client.settings import ClientSettings
 from storage_node.client.writer import LedgerWriter
 from storage_node.edge import Network
@@ -193,6 +194,10 @@ class LedgerClient:
                 raise address
             addresses[name] = address
         return LedgerLocation(ledger_id, metadata, addresses)
+
+    def copies(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerCopies:
+        """Single copies of a ledger's entries, for auto-recovery."""
+        return LedgerCopies(self._use(), ledger_id, metadata)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a ledger's metadata; one that does not exist is fine. Bookies collect its entries later."""

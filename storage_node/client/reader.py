@@ -14,28 +14,15 @@ from metadata.errors import CallerError, DistributedLogError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import Versioned
 from metadata.store import SessionState, WatchEvent
-from storage_node.client.answers import answer_error
-from storage_node.client.connections import Answer
+from storage_node.client.lac_reads import LacQuestion
 from storage_node.client.pipeline import ClientContext, Tasks, digest_of
-from storage_node.client.reading import (
-    WINDOW_BYTES,
-    WINDOW_ENTRIES,
-    EntryFetcher,
-    LedgerLocation,
-    check_range,
-    in_order,
-)
-from storage_node.errors import LedgerClosedError, ProtocolError, UnauthorizedAccessError
+from storage_node.client.read_ahead import WINDOW_BYTES, WINDOW_ENTRIES, ReadAhead, Window, check_range
+from storage_node.client.reading import EntryFetcher
+from storage_node.client.replicas import LedgerLocation
+from storage_node.client.tailing import TailRound
+from storage_node.errors import LedgerClosedError, LedgerRecoveryError, ProtocolError
 from storage_node.protocol.digests import Entry
-from storage_node.protocol.messages import (
-    Operation,
-    ReadLacResponse,
-    ReadResponse,
-    Status,
-    encode_read_lac_request,
-    encode_read_request,
-)
-from storage_node.protocol.reading import LacRead, TailRead
+from storage_node.protocol.reading import LacRead
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +104,25 @@ class LedgerReader:
         """Entries first..last in order, with up to the window of them fetched ahead."""
         self._ensure_usable()
         check_range(first, last, self._last_add_confirmed, self.ledger_id)
-        entries = in_order(
-            self._fetcher, lambda: self.metadata, self._fetch_again, first, last, window_bytes, window_entries
-        )
+        window = Window(window_bytes, window_entries, self._context.settings.batch_read_max_entry_bytes)
+        entries = ReadAhead(self._fetcher, lambda: self.metadata, self._fetch_again, window).entries(first, last)
         try:
             async for entry in entries:
                 yield entry
         finally:
             await entries.aclose()
+
+    async def read_unconfirmed(self, first: int, last: int) -> list[Entry]:
+        """Entries first..last of an open ledger, confirmed or not: what is beyond the LAC may never come to be.
+
+        For looking into a ledger; nothing may be built on it. Raises CallerError beyond a closed ledger's end (I17),
+        NoSuchEntryError where none of its replicas has an entry, and what `read` raises.
+        """
+        self._ensure_usable()
+        check_range(first, last, self._last_add_confirmed if self.closed else last, self.ledger_id)
+        window = Window(largest_in_batch=self._context.settings.batch_read_max_entry_bytes)
+        run = ReadAhead(self._fetcher, lambda: self.metadata, self._fetch_again, window)
+        return [entry async for entry in run.entries(first, last)]
 
     async def _fetch_again(self, entry_id: int, known: LedgerMetadata, error: DistributedLogError) -> Entry:
         """No replica that was `known` had it: perhaps it lies elsewhere by now, and the watch has not told yet."""
@@ -149,7 +147,7 @@ class LedgerReader:
             metadata = self.metadata
             if metadata.is_closed:
                 return self._last_add_confirmed
-            machine = await self._ask_all_for_lac(metadata)
+            machine = (await self._ask_all_for_lac(metadata)).quorum
             if machine.settled:
                 # A fragment begins behind what was committed before it, also where nothing is in it yet.
                 self._raise_lac(max(machine.last_add_confirmed, metadata.last_ensemble.first_entry - 1))
@@ -157,50 +155,39 @@ class LedgerReader:
             if self.metadata is metadata and not self._ended and self._gone is None:
                 raise self._unsettled(machine)
 
-    async def _ask_all_for_lac(self, metadata: LedgerMetadata) -> LacRead:
+    async def _ask_all_for_lac(self, metadata: LedgerMetadata, known: int | None = None) -> LacQuestion:
         """Ask the last ensemble until it is decided, or the metadata changes."""
-        bookies = metadata.last_ensemble.bookies
-        machine = LacRead(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-        decided: asyncio.Future[None] = self._loop.create_future()
-        asked = [(bookie, self._ask_lac(index, bookie, machine, decided)) for index, bookie in enumerate(bookies)]
+        question = LacQuestion(self._pool, self.ledger_id, metadata, self._digest, known)
         try:
-            await self._or_changed(decided)
+            await asyncio.wait({question.done, self._changed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for bookie, txn_id in asked:
-                self._pool.to(bookie).forget(txn_id)
-        return machine
+            question.forget()
+        return question
 
-    def _ask_lac(self, index: int, bookie: str, machine: LacRead, decided: asyncio.Future[None]) -> int:
-        txn_id = self._pool.next_txn_id()
+    async def try_read_last_confirmed(self) -> int:
+        """The LAC as far as it is quickly known: the first news of any bookie, or the best that all of them know.
 
-        def answered(answer: Answer) -> None:
-            try:
-                machine.answered(index, self._lac_in(answer, bookie))
-            except DistributedLogError as error:
-                machine.failed(index, error)
-            if (machine.settled or machine.failed_for_good) and not decided.done():
-                decided.set_result(None)
-
-        frame = encode_read_lac_request(txn_id, self.ledger_id)
-        timeout_ms = self._context.settings.read_entry_timeout_ms
-        self._pool.to(bookie).request(txn_id, Operation.READ_LAC, frame, timeout_ms, answered)
-        return txn_id
-
-    def _lac_in(self, answer: Answer, bookie: str) -> int:
-        """The greater of the explicit LAC and the last entry's. Raises what makes the bookie unknown (I12)."""
-        if isinstance(answer, DistributedLogError):
-            raise answer
-        if answer.status is not Status.EOK:
-            raise answer_error(answer.status, bookie, self.ledger_id, None)
-        if not isinstance(answer, ReadLacResponse):
-            raise ProtocolError("an EOK without an answer to the LAC read", node=bookie)
-        lac = -1
-        if answer.lac_body is not None:
-            lac = self._digest.verify_lac(self.ledger_id, answer.lac_body)
-        if answer.last_entry_body is not None:
-            entry = self._digest.verify(self.ledger_id, None, answer.last_entry_body)
-            lac = max(lac, entry.last_add_confirmed)
-        return lac
+        Never less than what this reader knew, but perhaps less than `read_last_confirmed`. Raises LedgerRecoveryError
+        where no bookie of the last ensemble answers.
+        """
+        while True:
+            self._ensure_usable()
+            metadata = self.metadata
+            if metadata.is_closed:
+                return self._last_add_confirmed
+            attempt = (await self._ask_all_for_lac(metadata, self._last_add_confirmed)).attempt
+            self._raise_lac(max(attempt.last_add_confirmed, metadata.last_ensemble.first_entry - 1))
+            if self.metadata is not metadata or self._ended or self._gone is not None:
+                continue
+            if attempt.valid:
+                return self._last_add_confirmed
+            error = LedgerRecoveryError(
+                "no storage node of the last ensemble told its LAC",
+                advice="See that the ledger's storage nodes are up",
+                ledger_id=self.ledger_id,
+            )
+            error.__cause__ = attempt.error
+            raise error
 
     def _unsettled(self, machine: LacRead) -> DistributedLogError:
         cause = machine.error or ProtocolError("no reason")
@@ -246,9 +233,11 @@ class LedgerReader:
                     raise failure
                 return None
             began = self._loop.time()
-            machine = TailRead(next_entry, self.metadata.ensemble_size, self.metadata.ack_quorum)
-            entry = await self._poll_round(machine, next_entry, deadline)
-            if entry is not None:
+            poll = TailRound(self._pool, self.ledger_id, self.metadata, self._digest, next_entry, deadline)
+            machine = poll.machine
+            entry = await poll.run(self._changed)
+            self._raise_lac(machine.last_add_confirmed)
+            if entry is not None and self._within(next_entry):
                 return entry
             failure = None if machine.known else machine.error
             waited = machine.empties > 0 and self._loop.time() - began >= pause_s
@@ -257,73 +246,9 @@ class LedgerReader:
                 await self._pause(min(pause_s, max(deadline - self._loop.time(), 0)))
                 pause_s = min(pause_s * 2, RETRY_S)
 
-    async def _poll_round(self, machine: TailRead, next_entry: int, deadline: float) -> Entry | None:
-        """Ask bookies in turn until one has news, the metadata changes, or the time is over."""
-        metadata = self.metadata
-        bookies = metadata.last_ensemble.bookies
-        while (index := machine.ask_next()) is not None:
-            left_ms = int((deadline - self._loop.time()) * 1000)
-            if left_ms <= 0:
-                return None
-            answer = await self._long_poll(bookies[index], next_entry, left_ms)
-            if answer is None or self.metadata is not metadata:
-                return None  # the metadata changed: look at it first
-            try:
-                entry = self._tail_in(answer, bookies[index], next_entry, machine)
-            except UnauthorizedAccessError:
-                raise
-            except DistributedLogError as error:
-                machine.failed(error)
-                continue
-            self._raise_lac(machine.last_add_confirmed)
-            if entry is not None:
-                return entry
-        return None
-
-    async def _long_poll(self, bookie: str, next_entry: int, left_ms: int) -> Answer | None:
-        """One request; None if the metadata changed before its answer."""
-        settings = self._context.settings
-        wait_ms = min(left_ms, settings.long_poll_ms)
-        txn_id = self._pool.next_txn_id()
-        answered: asyncio.Future[Answer] = self._loop.create_future()
-
-        def answer(response: Answer) -> None:
-            if not answered.done():
-                answered.set_result(response)
-
-        frame = encode_read_request(
-            txn_id, self.ledger_id, -1, previous_lac=next_entry - 1, timeout_ms=wait_ms, piggyback=True
-        )
-        # The server's wait is shorter than the read timeout, or every poll would end as a timeout (5.9).
-        timeout_ms = min(wait_ms + settings.speculative_read_ms, settings.read_entry_timeout_ms)
-        connection = self._pool.to(bookie)
-        connection.request(txn_id, Operation.READ, frame, timeout_ms, answer)
-        try:
-            return answered.result() if await self._or_changed(answered) else None
-        finally:
-            connection.forget(txn_id)
-
-    def _tail_in(self, answer: Answer, bookie: str, next_entry: int, machine: TailRead) -> Entry | None:
-        """The entry in a long poll's answer. Raises what makes it a failure."""
-        if isinstance(answer, DistributedLogError):
-            raise answer
-        if answer.status is not Status.EOK:
-            raise answer_error(answer.status, bookie, self.ledger_id, next_entry)
-        if not isinstance(answer, ReadResponse):
-            raise ProtocolError("an EOK without an answer to the long poll", node=bookie)
-        if answer.entry_id == -1 or answer.body is None:
-            machine.empty(answer.max_lac)
-            return None
-        entry = self._digest.verify(self.ledger_id, next_entry, answer.body)
-        if answer.max_lac is None or answer.max_lac < next_entry:
-            raise ProtocolError("a long poll answered with an entry beyond its LAC", node=bookie)  # I6
-        machine.found(answer.max_lac)
-        return entry
-
-    async def _or_changed(self, future: asyncio.Future[Answer] | asyncio.Future[None]) -> bool:
-        """Wait for `future`, or for a change of the metadata; whether `future` is done."""
-        await asyncio.wait({future, self._changed}, return_when=asyncio.FIRST_COMPLETED)
-        return future.done()
+    def _within(self, entry_id: int) -> bool:
+        """Not behind the end that the ledger may have got meanwhile (I17)."""
+        return not self.closed or entry_id <= self._last_add_confirmed
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not beyond a change of the metadata."""

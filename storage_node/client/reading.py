@@ -1,59 +1,45 @@
-"""Reading committed entries from their replicas: what `LedgerReader` and the executor-side `ReplicaReader` share.
+"""`EntryFetcher`: committed entries from their replicas, one by one or a batch at a time.
 
-Every entry is verified before anybody sees it (I12). Replicas are asked in write-set order, those that failed or were
-slow lately last; after a silence the next one is asked beside.
+Every entry is verified before anybody sees it (I12). Replicas are asked in write-set order, those that lag, only read,
+were slow or failed lately behind the others; after a silence the next one is asked beside, and so on with growing
+pauses. A bookie that has answered other reads meanwhile is busy rather than silent, and gets one more pause.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from metadata.bookies import UnknownBookieError
-from metadata.errors import CallerError, DistributedLogError, check
+from metadata.errors import DistributedLogError, check
 from metadata.ledger_metadata import DigestType, LedgerMetadata
 from storage_node.client.answers import answer_error
+from storage_node.client.batches import BatchAnswer
 from storage_node.client.connections import Answer, ConnectionPool
-from storage_node.client.settings import ClientSettings
-from storage_node.edge import Network
-from storage_node.errors import ProtocolError
+from storage_node.errors import ProtocolError, RequestTimeoutError
 from storage_node.protocol.digests import Entry, EntryDigest
 from storage_node.protocol.messages import Operation, ReadResponse, Status, encode_read_request
-from storage_node.protocol.reading import EntryRead
+from storage_node.protocol.reading import EntryRead, fragment_end
 from storage_node.protocol.striping import write_set
-from storage_node.transport import TcpNetwork
 
-WINDOW_BYTES = 8 << 20
-WINDOW_ENTRIES = 32
+BATCH_BYTES = 1 << 20
+"""What one batch is asked for at most."""
 
-
-@dataclass(frozen=True, slots=True)
-class LedgerLocation:
-    """All that is needed to read a ledger without metadata store: it travels to Spark's executors by pickle.
-
-    `addresses` gives (host, port) by bookie id; a bookie that is missing there counts as unreachable.
-    """
-
-    ledger_id: int
-    metadata: LedgerMetadata
-    addresses: Mapping[str, tuple[str, int]]
+BATCH_OVERHEAD_BYTES = 1024
+"""Room in a frame for what is not entries."""
 
 
 class _Fetch:
     """One entry on its way."""
 
-    __slots__ = ("asked", "bookies", "entry_id", "future", "machine", "metadata", "since")
+    __slots__ = ("asked", "began", "bookies", "entry_id", "future", "machine", "patience_s", "since", "spared")
 
-    def __init__(
-        self, machine: EntryRead, entry_id: int, metadata: LedgerMetadata, bookies: tuple[str, ...], now: float
-    ) -> None:
+    def __init__(self, machine: EntryRead, entry_id: int, bookies: tuple[str, ...], now: float, patience_s: float):
         self.machine = machine
         self.entry_id = entry_id
-        self.metadata = metadata
         self.bookies = bookies
-        self.since = now
+        self.began = self.since = now
+        self.patience_s = patience_s
+        self.spared = False  # a busy bookie was given one more pause
         self.asked: list[tuple[str, int]] = []  # bookies and transaction ids
         self.future: asyncio.Future[Entry] = asyncio.get_running_loop().create_future()
 
@@ -63,25 +49,46 @@ class EntryFetcher:
 
     def __init__(self, pool: ConnectionPool, ledger_id: int, *, on_lac: Callable[[int], None] | None = None) -> None:
         self._pool = pool
+        self._loop = pool.loop
+        self._settings = pool.settings
         self._ledger_id = ledger_id
         self._on_lac = on_lac
         self._digest: EntryDigest | None = None
         self._open: set[_Fetch] = set()
+        self._sticky: int | None = None
+        self._batches = 0
+
+    # ------------------------------------------------------------------------------------ whom to ask
+
+    def _order(self, metadata: LedgerMetadata, entry_id: int, bookies: tuple[str, ...]) -> Sequence[int]:
+        settings = self._settings
+        size = len(bookies)
+        if settings.sticky_reads and size == metadata.write_quorum:
+            if self._sticky is None:
+                self._sticky = self._ledger_id % size
+            entry_id = self._sticky
+        indices = write_set(entry_id, size, metadata.write_quorum)
+        return self._pool.health.reading_order(indices, bookies) if settings.reorder_reads else indices
+
+    def _digest_of(self, metadata: LedgerMetadata) -> EntryDigest:
+        if self._digest is None:
+            self._digest = EntryDigest(metadata.digest_type or DigestType.CRC32, metadata.password or b"")
+        return self._digest
+
+    # ------------------------------------------------------------------------------------ one entry
 
     def fetch(self, metadata: LedgerMetadata, entry_id: int) -> asyncio.Future[Entry]:
         """Ask for an entry; cancel the future if it is no longer wanted.
 
         Fails with the error that says most of why none of its replicas gave it, with its place.
         """
-        if self._digest is None:
-            self._digest = EntryDigest(metadata.digest_type or DigestType.CRC32, metadata.password or b"")
+        self._digest_of(metadata)
         bookies = metadata.ensemble_for(entry_id).bookies
-        indices = write_set(entry_id, len(bookies), metadata.write_quorum)
-        machine = EntryRead(self._pool.health.reading_order(indices, bookies))
-        fetch = _Fetch(machine, entry_id, metadata, bookies, self._pool.loop.time())
+        machine = EntryRead(self._order(metadata, entry_id, bookies))
+        fetch = _Fetch(machine, entry_id, bookies, self._loop.time(), self._settings.speculative_read_ms / 1000)
         fetch.future.add_done_callback(lambda future: self._settled(fetch, future))
         if not self._open:
-            self._pool.sweeper.join(self._speculate)
+            self._pool.sweeper.join(self._sweep)
         self._open.add(fetch)
         self._ask(fetch, machine.ask_next())
         return fetch.future
@@ -93,21 +100,25 @@ class EntryFetcher:
         pool = self._pool
         txn_id = pool.next_txn_id()
         fetch.asked.append((bookie, txn_id))
-        pool.to(bookie).request(
+        asked = self._loop.time()
+        pool.to(bookie, self._ledger_id).request(
             txn_id,
             Operation.READ,
             encode_read_request(txn_id, self._ledger_id, fetch.entry_id),
-            pool.settings.read_entry_timeout_ms,
-            lambda answer: self._answered(fetch, bookie, answer),
+            self._settings.read_entry_timeout_ms,
+            lambda answer: self._answered(fetch, index, asked, answer),
         )
 
-    def _answered(self, fetch: _Fetch, bookie: str, answer: Answer) -> None:
+    def _answered(self, fetch: _Fetch, index: int, asked: float, answer: Answer) -> None:
         if fetch.future.done():
             return
-        entry = self._verified(fetch, bookie, answer)
+        bookie = fetch.bookies[index]
+        entry = self._verified(fetch.entry_id, bookie, answer)
         if isinstance(entry, Entry):
-            self._pool.health.answered(bookie)
+            self._pool.health.answered(bookie, asked)
             if fetch.machine.succeeded():
+                if self._sticky is not None:
+                    self._sticky = index
                 fetch.future.set_result(entry)
             return
         following = fetch.machine.failed(entry)
@@ -115,16 +126,16 @@ class EntryFetcher:
         if fetch.machine.exhausted:
             fetch.future.set_exception(self._unreadable(fetch))
 
-    def _verified(self, fetch: _Fetch, bookie: str, answer: Answer) -> Entry | DistributedLogError:
+    def _verified(self, entry_id: int, bookie: str, answer: Answer) -> Entry | DistributedLogError:
         """The entry in an answer, or why there is none; a failed digest is a failed replica (I12)."""
         if isinstance(answer, DistributedLogError):
             return answer
         if answer.status is not Status.EOK:
-            return answer_error(answer.status, bookie, self._ledger_id, fetch.entry_id)
+            return answer_error(answer.status, bookie, self._ledger_id, entry_id)
         if not isinstance(answer, ReadResponse) or answer.body is None or self._digest is None:
             return ProtocolError("an EOK without an entry", node=bookie)
         try:
-            entry = self._digest.verify(self._ledger_id, fetch.entry_id, answer.body)
+            entry = self._digest.verify(self._ledger_id, entry_id, answer.body)
         except DistributedLogError as error:
             error.node = bookie
             self._pool.health.failed(bookie)
@@ -152,122 +163,106 @@ class EntryFetcher:
         """Done, failed or cancelled: nobody waits for the other replicas' answers."""
         self._open.discard(fetch)
         for bookie, txn_id in fetch.asked:
-            self._pool.to(bookie).forget(txn_id)
+            self._pool.to(bookie, self._ledger_id).forget(txn_id)
 
-    def _speculate(self, now: float) -> bool:
-        """Ask the next replica beside, for entries that have waited long."""
-        patience = self._pool.settings.speculative_read_ms / 1000
+    # ------------------------------------------------------------------------------------ time
+
+    def _sweep(self, now: float) -> bool:
+        """Ask the next replica beside for entries that have waited long, and give up those that have for too long."""
+        limit_s = self._settings.read_operation_timeout_ms / 1000
         for fetch in list(self._open):
-            if now - fetch.since >= patience and not fetch.future.done():
-                index = fetch.machine.ask_next()
-                if index is not None:
-                    self._pool.health.slow(fetch.asked[-1][0])
-                    fetch.since = now
-                    self._ask(fetch, index)
+            if fetch.future.done():
+                continue
+            if now - fetch.began >= limit_s:
+                fetch.future.set_exception(self._overdue(fetch))
+            elif fetch.patience_s and now - fetch.since >= fetch.patience_s:
+                self._speculate(fetch, now)
         return bool(self._open)
 
-
-async def in_order(
-    fetcher: EntryFetcher,
-    metadata: Callable[[], LedgerMetadata],
-    again: Callable[[int, LedgerMetadata, DistributedLogError], Awaitable[Entry]],
-    first: int,
-    last: int,
-    window_bytes: int,
-    window_entries: int,
-) -> AsyncGenerator[Entry, None]:
-    """Entries first..last, in order, with up to the window fetched ahead; `again` decides on failed ones.
-
-    The window counts entries, and bytes by the average size seen so far; one entry is always fetched.
-    """
-    ahead: deque[tuple[asyncio.Future[Entry], LedgerMetadata]] = deque()
-    following = first
-    seen_bytes = seen = 0
-    try:
-        while following <= last or ahead:
-            average = max(seen_bytes // seen, 1) if seen else 0
-            # Before any size is known, a few at a time; the first answer opens the window.
-            room = min(window_entries, window_bytes // average if average else 4)
-            while following <= last and (not ahead or len(ahead) < room):
-                known = metadata()
-                ahead.append((fetcher.fetch(known, following), known))
-                following += 1
-            future, known = ahead[0]
-            try:
-                entry = await future
-            except DistributedLogError as error:
-                entry = await again(following - len(ahead), known, error)
-            ahead.popleft()
-            seen_bytes += len(entry.payload)
-            seen += 1
-            yield entry
-    finally:
-        for future, _ in ahead:
-            future.cancel()
-            if future.done() and not future.cancelled():
-                future.exception()  # the first error was raised; the others say nothing new
-
-
-def check_range(first: int, last: int, end: int, ledger_id: int) -> None:
-    """Raise CallerError unless 0 <= first <= last <= end (I6, I17)."""
-    if not 0 <= first <= last <= end:
-        raise CallerError(
-            f"entries {first} to {last} were asked for; readable are 0 to {end}",
-            advice="Entries beyond the last confirmed one are not committed (yet)",
-            ledger_id=ledger_id,
+    def _speculate(self, fetch: _Fetch, now: float) -> None:
+        settings, health = self._settings, self._pool.health
+        if not fetch.spared and any(health.heard_since(bookie, fetch.since) for bookie, _ in fetch.asked):
+            fetch.spared = True
+            fetch.since = now
+            return
+        index = fetch.machine.ask_next()
+        if index is None:
+            return
+        health.slow(fetch.asked[-1][0])
+        fetch.since = now
+        fetch.patience_s = min(
+            fetch.patience_s * settings.speculative_read_factor, settings.max_speculative_read_ms / 1000
         )
+        self._ask(fetch, index)
 
+    def _overdue(self, fetch: _Fetch) -> RequestTimeoutError:
+        error = RequestTimeoutError(
+            f"none of {len(fetch.asked)} replicas gave the entry within {self._settings.read_operation_timeout_ms} ms",
+            advice="See that the ledger's storage nodes are up",
+            ledger_id=self._ledger_id,
+            entry_id=fetch.entry_id,
+        )
+        error.__cause__ = fetch.machine.error
+        return error
 
-class ReplicaReader:
-    """Reads entries of any ledgers at given locations: the executors' side, without a metadata store.
+    # ------------------------------------------------------------------------------------ a batch
 
-    One event loop; `close` ends every connection.
-    """
+    def batch_bookie(self, metadata: LedgerMetadata, first: int) -> str | None:
+        """Whom to ask for a batch that begins with `first`; None: the entries have to be read one by one."""
+        if not self._settings.batch_reads or metadata.ensemble_size != metadata.write_quorum:
+            return None
+        bookies = metadata.ensemble_for(first).bookies
+        # All bookies have all entries: the batches go round, as single reads would.
+        order = self._order(metadata, self._batches, bookies)
+        for index in order:
+            if not self._pool.batches_of(bookies[index]).refused:
+                return bookies[index]
+        return None
 
-    def __init__(self, *, settings: ClientSettings | None = None, network: Network | None = None) -> None:
-        self._settings = settings or ClientSettings()
-        self._network = network or TcpNetwork()
-        self._addresses: dict[str, tuple[str, int]] = {}
-        self._pool: ConnectionPool | None = None
+    def fetch_batch(self, metadata: LedgerMetadata, bookie: str, first: int, last: int) -> asyncio.Future[list[Entry]]:
+        """Ask one bookie for entries first..last, clamped to their fragment; cancel the future if not wanted.
 
-    async def entries(
-        self,
-        location: LedgerLocation,
-        first: int,
-        last: int,
-        *,
-        window_bytes: int = WINDOW_BYTES,
-        window_entries: int = WINDOW_ENTRIES,
-    ) -> AsyncIterator[Entry]:
-        """Verified entries first..last, in order. `last` must be committed: the planner knows, this side cannot.
-
-        Raises CallerError for a range beyond a closed ledger's end; else what kept all replicas from answering.
+        The result is a verified prefix of them, as much as came; it is empty where nothing did. It never fails: what
+        is missing has to be fetched in another way.
         """
-        metadata = location.metadata
-        check_range(first, last, metadata.last_entry if metadata.is_closed else last, location.ledger_id)
-        self._addresses.update(location.addresses)
-        if self._pool is None:
-            self._pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop())
-        fetcher = EntryFetcher(self._pool, location.ledger_id)
+        self._batches += 1
+        last = min(last, fragment_end(metadata, first, last))
+        digest = self._digest_of(metadata)
+        pool, settings = self._pool, self._settings
+        request_id = pool.next_txn_id()
+        future: asyncio.Future[list[Entry]] = self._loop.create_future()
 
-        async def no_more(_entry_id: int, _known: LedgerMetadata, error: DistributedLogError) -> Entry:
-            raise error
+        def answered(answer: BatchAnswer) -> None:
+            if not future.done():
+                future.set_result(self._prefix(digest, bookie, first, last, answer))
 
-        entries = in_order(fetcher, lambda: metadata, no_more, first, last, window_bytes, window_entries)
-        try:
-            async for entry in entries:
-                yield entry
-        finally:
-            await entries.aclose()
+        connection = pool.batches_of(bookie)
+        future.add_done_callback(lambda _: connection.forget(request_id))
+        connection.read(
+            request_id,
+            self._ledger_id,
+            first,
+            max_count=last - first + 1,
+            max_bytes=min(BATCH_BYTES, settings.max_frame_bytes - BATCH_OVERHEAD_BYTES),
+            # A batch that is late is not waited for: its entries are asked for one by one, of the other replicas too.
+            timeout_ms=settings.speculative_read_ms or settings.read_entry_timeout_ms,
+            answer=answered,
+        )
+        return future
 
-    async def _resolve(self, bookie: str) -> tuple[str, int]:
-        try:
-            return self._addresses[bookie]
-        except KeyError:
-            raise UnknownBookieError("the ledger's location gives no address for the node", node=bookie) from None
-
-    async def close(self) -> None:
-        """End all connections. Idempotent."""
-        if self._pool is not None:
-            await self._pool.close()
-            self._pool = None
+    def _prefix(self, digest: EntryDigest, bookie: str, first: int, last: int, answer: BatchAnswer) -> list[Entry]:
+        """The entries of an answer that are what was asked for: nothing behind `last`, nothing unverified (trap 31)."""
+        health = self._pool.health
+        if isinstance(answer, DistributedLogError):
+            health.slow(bookie)
+            return []
+        entries: list[Entry] = []
+        for entry_id, body in zip(range(first, last + 1), answer.entries, strict=False):
+            try:
+                entries.append(digest.verify(self._ledger_id, entry_id, body))
+            except DistributedLogError:
+                health.failed(bookie)
+                return entries
+        if entries:
+            health.answered(bookie)
+        return entries

@@ -114,7 +114,7 @@ class _Round:
             return await self._outcome
         finally:
             for txn_id, bookie in self._open.items():
-                self._pool.to(bookie).forget(txn_id)
+                self._pool.to(bookie, self._ledger_id).forget(txn_id)
             await self._tasks.stop()
             if self._adds is not None:
                 self._adds.machine.abort(LedgerRecoveryError("the recovery has ended", ledger_id=self._ledger_id))
@@ -166,7 +166,7 @@ class _Round:
             answer(response)
 
         timeout_ms = self._context.settings.read_entry_timeout_ms
-        self._pool.to(bookie).request(txn_id, Operation.READ, frame, timeout_ms, answered)
+        self._pool.to(bookie, self._ledger_id).request(txn_id, Operation.READ, frame, timeout_ms, answered)
 
     def _verified(self, bookie: str, entry_id: int, response: Answer) -> Entry | DistributedLogError:
         """The entry in an answer, or why there is none; a failed digest is a failed replica (I12)."""

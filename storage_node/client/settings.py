@@ -192,7 +192,7 @@ class ClientSettings:
         "Read ranges of small entries in one request each, where every storage node has every entry",
     )
     batch_read_max_entry_bytes: int = _number(
-        16 * 1024,
+        64 * 1024,
         "batchReadMaxEntryBytes",
         "Average size above which entries are read one by one all the same",
         own=True,

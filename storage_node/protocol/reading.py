@@ -14,16 +14,19 @@ short of all ends an ordinary read: only recovery may conclude from a quorum.
 *The LAC* (`LacRead`) is the greatest that any bookie of the last ensemble knows, once the known answers cover every
 write set (`striping.QuorumCoverage`).
 
+Where being right is not worth waiting for, `LacTry` takes the first answer with news, or the best of all.
+
 *The next entry* (`TailRead`) is asked of the last ensemble's bookies in turn, beginning with the first replica of the
 entry after it: the add of that one is what tells a bookie that ours is committed. "Nothing yet" from E - A + 1 bookies,
-or an LAC that moved without the entry, ends the poll without one (5.9).
+or an LAC that moved without the entry, ends the poll without one (5.9). After a silence the next one is asked beside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from metadata.errors import DistributedLogError, check
+from metadata.ledger_metadata import LedgerMetadata
 from storage_node.errors import (
     BookieUnreachableError,
     ConnectionClosedError,
@@ -46,6 +49,14 @@ def more_telling(first: DistributedLogError | None, later: DistributedLogError) 
     if isinstance(first, _UNREACHABLE) and not isinstance(later, MISSING):
         return later
     return first
+
+
+def fragment_end(metadata: LedgerMetadata, first: int, last: int) -> int:
+    """The last entry up to `last` that lies in the same fragment as `first`."""
+    for ensemble in metadata.ensembles:
+        if ensemble.first_entry > first:
+            return min(last, ensemble.first_entry - 1)
+    return last
 
 
 class EntryRead:
@@ -129,11 +140,45 @@ class LacRead:
             self.error = error
 
 
+class LacTry:
+    """A best-effort question for the LAC, put to all of an ensemble: news ends it, coverage is not asked for."""
+
+    __slots__ = ("_answered", "_known", "_size", "error", "last_add_confirmed", "valid")
+
+    def __init__(self, ensemble_size: int, known: int) -> None:
+        self._size = ensemble_size
+        self._known = known
+        self._answered: set[int] = set()
+        self.last_add_confirmed = known
+        self.valid = False
+        """At least one bookie gave a definite answer."""
+        self.error: DistributedLogError | None = None
+
+    @property
+    def finished(self) -> bool:
+        """There is news, or everybody was heard."""
+        return self.last_add_confirmed > self._known or len(self._answered) == self._size
+
+    def answered(self, index: int, last_add_confirmed: int) -> None:
+        """A bookie's verified answer."""
+        self._answered.add(index)
+        self.valid = True
+        self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
+
+    def failed(self, index: int, error: DistributedLogError) -> None:
+        """Any other answer, or none."""
+        self._answered.add(index)
+        if isinstance(error, MISSING):
+            self.valid = True
+        self.error = more_telling(self.error, error)
+
+
 class TailRead:
     """A long poll for one entry beyond the LAC, over the bookies of the last ensemble."""
 
     __slots__ = (
         "_empties_needed",
+        "_open",
         "_order",
         "_position",
         "empties",
@@ -146,6 +191,7 @@ class TailRead:
     def __init__(self, entry_id: int, ensemble_size: int, ack_quorum: int) -> None:
         self._order = tuple((entry_id + 1 + i) % ensemble_size for i in range(ensemble_size))
         self._position = 0
+        self._open = 0
         self._empties_needed = ensemble_size - ack_quorum + 1
         self.empties = 0
         """Bookies that had nothing to give."""
@@ -156,21 +202,34 @@ class TailRead:
         """At least one bookie gave a definite answer."""
         self.error: DistributedLogError | None = None
 
+    def reorder(self, arrange: Callable[[Sequence[int]], Sequence[int]]) -> None:
+        """Ask in another order; before anybody is asked."""
+        self._order = tuple(arrange(self._order))
+
     def ask_next(self) -> int | None:
-        """The index to ask now, or None: the poll is over."""
+        """The index to ask now: at the start, and to speculate. None if there is nobody left to ask."""
         if self.finished or self._position == len(self._order):
-            self.finished = True
             return None
         self._position += 1
+        self._open += 1
         return self._order[self._position - 1]
+
+    def _closed(self) -> int | None:
+        """One question less is open: the index to ask now, or None (then look at `finished`)."""
+        self._open -= 1
+        if self._open or self.finished:
+            return None
+        if self._position == len(self._order):
+            self.finished = True
+        return self.ask_next()
 
     def found(self, last_add_confirmed: int) -> None:
         """The entry itself came, verified."""
         self.known = self.finished = True
         self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
 
-    def empty(self, max_lac: int | None) -> None:
-        """The bookie waited and has no entry to give."""
+    def empty(self, max_lac: int | None) -> int | None:
+        """The bookie waited and has no entry to give. Gives the index to ask now, or None."""
         self.known = True
         self.empties += 1
         if max_lac is not None and max_lac > self.last_add_confirmed:
@@ -178,9 +237,11 @@ class TailRead:
             self.finished = True
         elif self.empties == self._empties_needed:
             self.finished = True
+        return self._closed()
 
-    def failed(self, error: DistributedLogError) -> None:
-        """The bookie could not be asked, or could not answer."""
+    def failed(self, error: DistributedLogError) -> int | None:
+        """The bookie could not be asked, or could not answer. Gives the index to ask now, or None."""
         if isinstance(error, MISSING):
             self.known = True
         self.error = more_telling(self.error, error)
+        return self._closed()

@@ -20,19 +20,25 @@ from metadata.memory import MemoryStore, MemoryTree
 from storage_node.client import ClientSettings, LedgerClient
 from storage_node.edge import Buffer, FrameHandler
 from storage_node.errors import BookieUnreachableError, ProtocolError
-from storage_node.protocol.digests import ENTRY_IDS
+from storage_node.protocol import v2
+from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
 from storage_node.protocol.frames import LENGTH
 from storage_node.protocol.messages import (
     AddRequest,
+    ForceLedgerRequest,
     ReadLacRequest,
     ReadRequest,
     Request,
     Status,
+    WriteLacRequest,
     decode_request,
     encode_add_response,
+    encode_force_ledger_response,
     encode_read_lac_response,
     encode_read_response,
+    encode_write_lac_response,
 )
+from storage_node.protocol.values import BatchReadRequest
 
 FAST = ClientSettings(
     add_entry_timeout_ms=1_000,
@@ -119,6 +125,12 @@ class ModelBookie:
         self.refuse_adds: Status | None = None
         self.corrupt = False  # flips a byte of every entry it returns
         self.odd_encoding = False  # answers adds with an unknown field at the end
+        self.batches = True  # serves batch reads; else drops the connection on them, as older bookies do
+        self.batch_excess = 0  # gives so many entries more than were asked for (trap 31)
+        self.batch_reads: list[BatchReadRequest] = []
+        self.read_delay_s = 0.0  # of reads alone
+        self.refuse_forces: Status | None = None
+        self.unsynced: dict[int, set[int]] = {}  # entries that a crash would take
         self.requests: list[Request] = []
         self.adds: list[int] = []  # entry ids in the order of arrival
 
@@ -131,21 +143,47 @@ class ModelBookie:
         for link in list(self.links):
             link.break_both()
 
-    def handle(self, frame: bytes, reply: Callable[[bytes], None]) -> None:
+    def crash(self) -> None:
+        """Like `kill`, and what was not synced is gone."""
+        self.kill()
+        for ledger_id, entries in self.unsynced.items():
+            for entry_id in entries:
+                self.ledger(ledger_id).entries.pop(entry_id, None)
+        self.unsynced.clear()
+
+    def handle(self, frame: bytes, reply: Callable[[bytes], None], drop: Callable[[], None]) -> None:
         if self.silent or self.down:
+            return
+        if frame[0] == v2.VERSION:
+            if self.batches:
+                self._batch(memoryview(frame), reply)
+            else:
+                drop()
             return
         request = decode_request(memoryview(frame))
         self.requests.append(request)
 
         def answer(data: bytes) -> None:
             if not self.mute and not self.silent:
-                self.world.loop.call_later(self.delay_s, reply, data)
+                slower = self.read_delay_s if isinstance(request, ReadRequest) else 0
+                self.world.loop.call_later(self.delay_s + slower, reply, data)
 
         if isinstance(request, AddRequest):
             data = encode_add_response(request.txn_id, self._add(request), request.ledger_id, request.entry_id)
             answer(LENGTH.pack(len(data) - 1) + data[4:] + b"\x98\x06\x01" if self.odd_encoding else data)
         elif isinstance(request, ReadLacRequest):
             answer(self._read_lac(request))
+        elif isinstance(request, WriteLacRequest):
+            ledger = self.ledger(request.ledger_id)
+            ledger.key = request.master_key
+            ledger.explicit_lac = bytes(request.body)
+            self._move_lac(ledger, LAC_HEADER.unpack_from(request.body)[1])
+            answer(encode_write_lac_response(request.txn_id, Status.EOK, request.ledger_id))
+        elif isinstance(request, ForceLedgerRequest):
+            if self.refuse_forces is None:
+                self.unsynced.pop(request.ledger_id, None)
+            status = self.refuse_forces or Status.EOK
+            answer(encode_force_ledger_response(request.txn_id, status, request.ledger_id))
         elif isinstance(request, ReadRequest):
             if request.previous_lac is not None and not request.fence:
                 self._long_poll(request, answer)
@@ -165,6 +203,8 @@ class ModelBookie:
         _, entry_id, lac = ENTRY_IDS.unpack_from(request.body)
         assert entry_id == request.entry_id
         ledger.entries[entry_id] = bytes(request.body)
+        if request.deferred_sync:
+            self.unsynced.setdefault(request.ledger_id, set()).add(entry_id)
         self._move_lac(ledger, lac)
         return Status.EOK
 
@@ -198,6 +238,25 @@ class ModelBookie:
             request.txn_id, Status.EOK, request.ledger_id, request.entry_id, len(body), max_lac=lac
         )
         return head + body + tail
+
+    def _batch(self, frame: memoryview, reply: Callable[[bytes], None]) -> None:
+        request = v2.decode_request(frame)
+        assert isinstance(request, BatchReadRequest)
+        self.batch_reads.append(request)
+        known = self.ledgers.get(request.ledger_id)
+        ids = (request.ledger_id, request.entry_id, request.request_id)
+        entries: list[memoryview] = []
+        size = v2.BATCH_ANSWER_BYTES
+        for entry_id in range(request.entry_id, request.entry_id + request.max_count + self.batch_excess):
+            body = None if known is None else self._body(known, entry_id)
+            if body is None or (entries and size + len(body) > request.max_bytes):
+                break
+            entries.append(memoryview(body))
+            size += len(body) + v2.BATCH_ENTRY_BYTES
+        status = Status.EOK if entries else Status.ENOENTRY if known is not None else Status.ENOLEDGER
+        if not self.mute:
+            data = b"".join(v2.encode_batch_read_response(status, *ids, tuple(entries)))
+            self.world.loop.call_later(self.delay_s + self.read_delay_s, reply, data)
 
     def _read_lac(self, request: ReadLacRequest) -> bytes:
         known = self.ledgers.get(request.ledger_id)
@@ -278,7 +337,7 @@ class ModelLink:
             if len(self._partial) < 4 + length:
                 return
             frame, self._partial = self._partial[4 : 4 + length], self._partial[4 + length :]
-            self._bookie.handle(frame, self._reply)
+            self._bookie.handle(frame, self._reply, self.close)
 
     def _reply(self, data: bytes) -> None:
         self._later(1, lambda: self._deliver(data))

@@ -1,0 +1,159 @@
+"""Entries of a range in order, with some of them on their way ahead of what was taken.
+
+Small entries travel in batches, where every bookie of their ensemble has every entry; what a batch lacks, and all else,
+is fetched one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from metadata.errors import CallerError, DistributedLogError
+from metadata.ledger_metadata import LedgerMetadata
+from storage_node.client.reading import EntryFetcher
+from storage_node.protocol.digests import Entry
+
+WINDOW_BYTES = 8 << 20
+WINDOW_ENTRIES = 128
+
+LEAST_BATCH = 4
+"""Fewer entries than this are not worth a batch."""
+
+Again = Callable[[int, LedgerMetadata, DistributedLogError], Awaitable[Entry]]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much may be on its way. One entry always may."""
+
+    bytes: int = WINDOW_BYTES
+    entries: int = WINDOW_ENTRIES
+    largest_in_batch: int = 0
+    """Average size of entries above which they are not read in batches."""
+
+
+@dataclass(slots=True)
+class _Single:
+    entry_id: int
+    known: LedgerMetadata
+    future: asyncio.Future[Entry]
+
+
+@dataclass(slots=True)
+class _Batch:
+    first: int
+    last: int
+    future: asyncio.Future[list[Entry]]
+
+
+@dataclass(slots=True)
+class ReadAhead:
+    """One run over a range; `metadata` gives what is known at the time, `again` decides on entries that failed."""
+
+    fetcher: EntryFetcher
+    metadata: Callable[[], LedgerMetadata]
+    again: Again
+    window: Window
+    _ahead: deque[_Single | _Batch] = field(default_factory=deque)
+    _on_their_way: int = 0
+    _next: int = 0
+    _seen: int = 0
+    _seen_bytes: int = 0
+
+    async def entries(self, first: int, last: int) -> AsyncGenerator[Entry, None]:
+        """Entries first..last, each once, in order."""
+        self._next = first
+        try:
+            while self._next <= last or self._ahead:
+                self._top_up(last)
+                piece = self._ahead[0]
+                if isinstance(piece, _Single):
+                    entry = await self._take(piece)
+                    self._ahead.popleft()
+                    self._count(entry)
+                    yield entry
+                    continue
+                found = await piece.future
+                self._ahead.popleft()
+                self._go_on_behind(piece, len(found))
+                for entry in found:
+                    self._count(entry)
+                    yield entry
+        finally:
+            for piece in self._ahead:
+                piece.future.cancel()
+                if piece.future.done() and not piece.future.cancelled():
+                    piece.future.exception()  # the first error was raised; the others say nothing new
+
+    async def _take(self, piece: _Single) -> Entry:
+        try:
+            return await piece.future
+        except DistributedLogError as error:
+            return await self.again(piece.entry_id, piece.known, error)
+
+    def _count(self, entry: Entry) -> None:
+        self._on_their_way -= 1
+        self._seen_bytes += len(entry.payload)
+        self._seen += 1
+
+    # ------------------------------------------------------------------------------------ asking
+
+    def _room(self) -> int:
+        """How many entries may be on their way."""
+        if not self._seen:
+            return min(self.window.entries, LEAST_BATCH)  # before any size is known, a few at a time
+        average = max(self._seen_bytes // self._seen, 1)
+        return min(self.window.entries, self.window.bytes // average)
+
+    def _top_up(self, last: int) -> None:
+        room = self._room()
+        while self._next <= last and (not self._ahead or self._on_their_way < room):
+            self._ask(self._next, min(last, self._next + max(room - self._on_their_way, 1) - 1), room)
+
+    def _ask(self, first: int, last: int, room: int) -> None:
+        """Ask for `first`, and as far as `last` where that can be a batch."""
+        known = self.metadata()
+        if room >= LEAST_BATCH and self._small():
+            # Two batches fill the window: one is taken while the other travels.
+            last = min(last, first + max(room // 2, LEAST_BATCH) - 1)
+            bookie = self.fetcher.batch_bookie(known, first) if last - first + 1 >= LEAST_BATCH else None
+            if bookie is not None:
+                self._ahead.append(_Batch(first, last, self.fetcher.fetch_batch(known, bookie, first, last)))
+                self._on_their_way += last - first + 1
+                self._next = last + 1
+                return
+        self._ahead.append(_Single(first, known, self.fetcher.fetch(known, first)))
+        self._on_their_way += 1
+        self._next = first + 1
+
+    def _small(self) -> bool:
+        return not self._seen or self._seen_bytes <= self._seen * self.window.largest_in_batch
+
+    def _go_on_behind(self, batch: _Batch, found: int) -> None:
+        """See to what a batch did not bring: another batch if it was cut short, single reads if nothing came."""
+        missing = batch.first + found
+        if missing > batch.last:
+            return
+        known = self.metadata()
+        bookie = (
+            self.fetcher.batch_bookie(known, missing) if found and batch.last - missing + 1 >= LEAST_BATCH else None
+        )
+        if bookie is not None:
+            future = self.fetcher.fetch_batch(known, bookie, missing, batch.last)
+            self._ahead.appendleft(_Batch(missing, batch.last, future))
+            return
+        singles = range(missing, batch.last + 1)
+        self._ahead.extendleft(_Single(e, known, self.fetcher.fetch(known, e)) for e in reversed(singles))
+
+
+def check_range(first: int, last: int, end: int, ledger_id: int) -> None:
+    """Raise CallerError unless 0 <= first <= last <= end (I6, I17)."""
+    if not 0 <= first <= last <= end:
+        raise CallerError(
+            f"entries {first} to {last} were asked for; readable are 0 to {end}",
+            advice="Entries beyond the last confirmed one are not committed (yet)",
+            ledger_id=ledger_id,
+        )

@@ -1,0 +1,128 @@
+"""`TailRound`: one long poll for the entry behind the LAC, over the bookies of the last ensemble."""
+
+from __future__ import annotations
+
+import asyncio
+
+from metadata.errors import DistributedLogError
+from metadata.ledger_metadata import LedgerMetadata
+from storage_node.client.answers import answer_error
+from storage_node.client.connections import Answer, ConnectionPool
+from storage_node.errors import ProtocolError, UnauthorizedAccessError
+from storage_node.protocol.digests import Entry, EntryDigest
+from storage_node.protocol.messages import Operation, ReadResponse, Status, encode_read_request
+from storage_node.protocol.reading import TailRead
+
+
+class TailRound:
+    """Asks bookies in turn, and after a silence beside, until one has news or the time is over."""
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        digest: EntryDigest,
+        next_entry: int,
+        deadline: float,
+    ) -> None:
+        self._pool = pool
+        self._loop = pool.loop
+        self._settings = pool.settings
+        self._ledger_id = ledger_id
+        self._bookies = metadata.last_ensemble.bookies
+        self._digest = digest
+        self._next_entry = next_entry
+        self._deadline = deadline
+        self._asked: list[tuple[str, int]] = []
+        self._outcome: asyncio.Future[Entry | None] = pool.loop.create_future()
+        self.machine = TailRead(next_entry, metadata.ensemble_size, metadata.ack_quorum)
+        if self._settings.reorder_reads:
+            self.machine.reorder(lambda order: pool.health.reading_order(order, self._bookies))
+
+    async def run(self, changed: asyncio.Future[None]) -> Entry | None:
+        """The entry; None where there is none yet, the time is over, or `changed` is done. Raises EUA."""
+        settings = self._settings
+        patience_s = settings.speculative_lac_ms / 1000
+        watched: set[asyncio.Future[Entry | None] | asyncio.Future[None]] = {self._outcome, changed}
+        try:
+            self._ask(self.machine.ask_next())
+            while not (self._outcome.done() or changed.done()):
+                left_s = self._deadline - self._loop.time() + settings.read_entry_timeout_ms / 1000
+                limit_s = patience_s or left_s
+                await asyncio.wait(watched, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                if patience_s and not (self._outcome.done() or changed.done()):
+                    self._ask(self.machine.ask_next())
+                    patience_s = min(
+                        patience_s * settings.speculative_lac_factor, settings.max_speculative_lac_ms / 1000
+                    )
+            return self._outcome.result() if self._outcome.done() else None
+        finally:
+            for bookie, txn_id in self._asked:
+                self._pool.to(bookie, self._ledger_id).forget(txn_id)
+
+    def _ask(self, index: int | None) -> None:
+        if index is None:
+            return
+        settings = self._settings
+        left_ms = int((self._deadline - self._loop.time()) * 1000)
+        if left_ms <= 0:
+            self._end(None)
+            return
+        bookie = self._bookies[index]
+        wait_ms = min(left_ms, settings.long_poll_ms)
+        txn_id = self._pool.next_txn_id()
+        self._asked.append((bookie, txn_id))
+        frame = encode_read_request(
+            txn_id, self._ledger_id, -1, previous_lac=self._next_entry - 1, timeout_ms=wait_ms, piggyback=True
+        )
+        # The server's wait is shorter than the read timeout, or every poll would end as a timeout (5.9).
+        slack_ms = settings.speculative_read_ms or settings.read_entry_timeout_ms
+        timeout_ms = min(wait_ms + slack_ms, settings.read_entry_timeout_ms)
+        self._pool.to(bookie, self._ledger_id).request(
+            txn_id, Operation.READ, frame, timeout_ms, lambda answer: self._answered(bookie, answer)
+        )
+
+    def _answered(self, bookie: str, answer: Answer) -> None:
+        if self._outcome.done():
+            return
+        machine = self.machine
+        try:
+            response = self._checked(bookie, answer)
+            if response.entry_id == -1 or response.body is None:
+                following = machine.empty(response.max_lac)
+            else:
+                self._end(self._entry_in(response, bookie))
+                return
+        except UnauthorizedAccessError as error:
+            self._outcome.set_exception(error)
+            return
+        except DistributedLogError as error:
+            following = machine.failed(error)
+        if machine.finished:
+            self._end(None)
+        else:
+            self._ask(following)
+
+    def _checked(self, bookie: str, answer: Answer) -> ReadResponse:
+        """A long poll's EOK. Raises what makes it a failure."""
+        if isinstance(answer, DistributedLogError):
+            raise answer
+        if answer.status is not Status.EOK:
+            raise answer_error(answer.status, bookie, self._ledger_id, self._next_entry)
+        if not isinstance(answer, ReadResponse):
+            raise ProtocolError("an EOK without an answer to the long poll", node=bookie)
+        return answer
+
+    def _entry_in(self, response: ReadResponse, bookie: str) -> Entry:
+        if response.body is None:
+            raise ProtocolError("an EOK without an entry", node=bookie)
+        entry = self._digest.verify(self._ledger_id, self._next_entry, response.body)
+        if response.max_lac is None or response.max_lac < self._next_entry:
+            raise ProtocolError("a long poll answered with an entry beyond its LAC", node=bookie)  # I6
+        self.machine.found(response.max_lac)
+        return entry
+
+    def _end(self, entry: Entry | None) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(entry)
