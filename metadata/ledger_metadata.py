@@ -114,6 +114,24 @@ class LedgerMetadata:
         kept = self.ensembles[:-1] if first_entry == last else self.ensembles
         return replace(self, ensembles=(*kept, Ensemble(first_entry, tuple(bookies))), creator_token=0)
 
+    def with_copies_on(self, first_entry: int, swaps: Mapping[int, tuple[str, str]]) -> LedgerMetadata | None:
+        """The ledger with other bookies in the fragment that starts at `first_entry`, where copies were restored:
+        index -> (old, new). Everything else stays, also of a closed ledger. None where there is nothing to do.
+
+        An old bookie that is not in its place any more, or a new one that is a member, leaves its index as it is.
+        """
+        changed = []
+        for ensemble in self.ensembles:
+            bookies = list(ensemble.bookies)
+            if ensemble.first_entry == first_entry:
+                for index, (old, new) in swaps.items():
+                    if bookies[index] == old and new not in bookies:
+                        bookies[index] = new
+            changed.append(replace(ensemble, bookies=tuple(bookies)))
+        if tuple(changed) == self.ensembles:
+            return None
+        return replace(self, ensembles=tuple(changed), creator_token=0)
+
     def encode(self) -> bytes:
         """The znode's bytes, in this value's format version. Raises CallerError where that version cannot hold it."""
         fault = _fault(self)

@@ -20,7 +20,6 @@ The auditors' own znodes (votes, times of the last checks) are `metadata.auditor
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -87,18 +86,6 @@ class LedgerLock:
     ledger_id: int
     path: str
     session_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A marked ledger that is ours to repair: its lock, and the mark as read once the lock was held."""
-
-    lock: LedgerLock
-    mark: Versioned[UnderReplicatedLedger]
-
-    @property
-    def ledger_id(self) -> int:
-        return self.lock.ledger_id
 
 
 _HELD: Final[WeakKeyDictionary[MetadataStore, set[str]]] = WeakKeyDictionary()
@@ -230,30 +217,29 @@ class ReplicationStore:
                 break  # in use; or left for the next one who passes: an empty folder harms nobody
         return True
 
-    async def marked(self, *, rng: random.Random | None = None, watch: Watcher | None = None) -> AsyncIterator[int]:
-        """Ids of marked ledgers: ascending, or by a random descent with `rng`. What changes meanwhile may or may not
-        show. `watch` is left on every folder that is looked into."""
-        async for ledger_id in self._marked_below(self._marks, _LEVELS, rng, watch):
-            yield ledger_id
+    async def marked(self) -> AsyncIterator[int]:
+        """Ids of all marked ledgers, ascending. What changes meanwhile may or may not show."""
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            inner, ledgers = await self.folder(folder)
+            folders.extend(reversed(inner))
+            for ledger_id in ledgers:
+                yield ledger_id
 
-    async def _marked_below(
-        self, path: str, levels: int, rng: random.Random | None, watch: Watcher | None
-    ) -> AsyncIterator[int]:
+    async def folder(self, name: str, watch: Watcher | None = None) -> tuple[list[str], list[int]]:
+        """A folder of marks (the outermost is ""): its folders and its ledgers, ascending. `watch` hears of a change.
+
+        One that is gone is empty: it was pruned since its parent was listed (spec trap 41).
+        """
+        path = join(self._marks, *name.split("/")) if name else self._marks
         try:
             names, _ = await repeat(self._store, lambda: self._store.children(path, watch))
         except NoNodeError:
-            return  # emptied and removed since its parent was listed (spec trap 41)
-        if rng is not None:
-            rng.shuffle(names)
-        for name in names:
-            if levels:
-                if _PART.fullmatch(name):
-                    async for ledger_id in self._marked_below(join(path, name), levels - 1, rng, watch):
-                        yield ledger_id
-                continue
-            match = _LEAF.fullmatch(name)
-            if match:
-                yield int(match[1])
+            return [], []
+        if name.count("/") == _LEVELS - 1 and name:
+            return [], sorted(int(match[1]) for match in map(_LEAF.fullmatch, names) if match)
+        return [f"{name}/{part}" if name else part for part in names if _PART.fullmatch(part)], []
 
     # ---- locks ------------------------------------------------------------------------------------------------------
 
@@ -321,44 +307,6 @@ class ReplicationStore:
         except NoNodeError:
             return set()
         return {int(match[1]) for match in map(_LEAF.fullmatch, names) if match}
-
-    async def claim(self, owner: str, rng: random.Random, watch: Watcher | None = None) -> Claim | None:
-        """Lock a marked ledger that nobody has locked, found by a random descent. None where there is none: then
-        `watch` hears of a new mark and of a lock that was given back.
-
-        A mark that cannot be read is skipped: the error is raised only where nothing else is left to repair.
-        """
-        locked = await self.locked(watch)
-        unreadable: CorruptDataError | None = None
-        async for ledger_id in self.marked(rng=rng, watch=watch):
-            if ledger_id in locked:
-                continue
-            lock = await self.lock(ledger_id, owner)
-            if lock is None:
-                continue
-            try:
-                mark = await self.read(ledger_id)
-            except CorruptDataError as error:
-                unreadable, mark = error, None
-            except BaseException:
-                await self.unlock(lock)
-                raise
-            if mark is not None:
-                return Claim(lock, mark)
-            await self.unlock(lock)  # repaired since it was listed
-        if unreadable is not None:
-            raise unreadable
-        return None
-
-    async def settle(self, claim: Claim) -> bool:
-        """The ledger is whole: remove its mark unless it was set again, then give the lock back.
-
-        False where it was marked again, or the lock's session has ended: then it is not ours to say.
-        """
-        try:
-            return self.holds(claim.lock) and await self.remove_mark(claim.ledger_id, claim.mark.version)
-        finally:
-            await self.unlock(claim.lock)
 
     # ---- switches ---------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metadata_worlds import Heard, World
 
+from metadata.claims import Claims
 from metadata.errors import CallerError, CorruptDataError
 from metadata.ledgers import MAX_LEDGER_ID, LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
@@ -130,10 +131,10 @@ async def test_the_same_loss_again_outlives_a_repair_that_is_under_way(
 ) -> None:
     """The repairer may have looked while the node was back for a moment."""
     await replication.mark(LEDGER, ["a"])
-    claim = await elsewhere.claim("worker", random.Random(1))
+    claim = await Claims(elsewhere, "worker", random.Random(1)).next()
     assert claim is not None
     await replication.mark(LEDGER, ["a"])
-    assert not await elsewhere.settle(claim)
+    assert not await Claims(elsewhere, "w", random.Random(0)).settle(claim)
     assert await ids(replication) == [LEDGER]
     assert await replication.locked() == set()
 
@@ -188,11 +189,23 @@ async def test_marks_are_listed_in_order_and_at_random(replication: ReplicationS
     for ledger_id in marked:
         await replication.mark(ledger_id, ["a"])
     assert await ids(replication) == sorted(marked)
-    drawn = []
-    for seed in range(8):
-        drawn.append([ledger_id async for ledger_id in replication.marked(rng=random.Random(seed))])
-    assert all(sorted(order) == sorted(marked) for order in drawn)
-    assert any(order != drawn[0] for order in drawn)
+
+
+async def test_claims_come_in_an_order_of_chance_and_list_each_folder_once(replication: ReplicationStore) -> None:
+    for ledger_id in range(12):
+        await replication.mark(ledger_id, ["a"])
+    listed = Heard()
+    orders = []
+    for seed in range(3):
+        claims = Claims(replication, "w", random.Random(seed), listed)
+        order = []
+        while (claim := await claims.next()) is not None:
+            order.append(claim)
+        assert sorted(claim.ledger_id for claim in order) == list(range(12))
+        orders.append([claim.ledger_id for claim in order])
+        for claim in order:
+            await claims.give_back(claim)
+    assert orders[0] != orders[1] or orders[1] != orders[2]
 
 
 async def test_foreign_names_are_no_marks(replication: ReplicationStore, base: str) -> None:
@@ -205,16 +218,17 @@ async def test_a_watch_hears_of_a_new_mark_and_of_a_lock_given_back(
     replication: ReplicationStore, elsewhere: ReplicationStore
 ) -> None:
     heard = Heard()
-    assert await replication.claim("w", random.Random(0), heard) is None
+    claims = Claims(replication, "w", random.Random(0), heard)
+    assert await claims.next() is None
     await elsewhere.mark(LEDGER, ["a"])
     await heard.wait(1)
     lock = await elsewhere.lock(LEDGER, "other")
     assert lock is not None
     before = len(heard.items)
-    assert await replication.claim("w", random.Random(0), heard) is None
+    assert await claims.next() is None
     await elsewhere.unlock(lock)
     await heard.wait(before + 1)
-    assert await replication.claim("w", random.Random(0), heard) is not None
+    assert await claims.next() is not None
 
 
 # ---- locks -----------------------------------------------------------------------------------------------------------
@@ -239,7 +253,7 @@ async def test_a_lock_ends_with_its_session_and_is_not_given_back_for_another(
     replication: ReplicationStore, elsewhere: ReplicationStore, world: World
 ) -> None:
     await replication.mark(LEDGER, ["a"])
-    claim = await replication.claim("w", random.Random(0))
+    claim = await Claims(replication, "w", random.Random(0)).next()
     assert claim is not None
     session = replication.store.session_id
     ended = asyncio.Event()
@@ -250,7 +264,7 @@ async def test_a_lock_ends_with_its_session_and_is_not_given_back_for_another(
     while taken is None:
         taken = await elsewhere.lock(LEDGER, "other")
     assert not replication.holds(claim.lock)
-    assert not await replication.settle(claim), "the mark is the new holder's to remove"
+    assert not await Claims(replication, "w", random.Random(0)).settle(claim), "the mark is the new holder's to remove"
     assert await elsewhere.locked() == {LEDGER}
     assert await ids(elsewhere) == [LEDGER]
 
@@ -259,20 +273,20 @@ async def test_a_claim_takes_each_ledger_once(replication: ReplicationStore, els
     for ledger_id in range(6):
         await replication.mark(ledger_id, ["a"])
     sides = [replication, elsewhere] * 4
-    claims = await asyncio.gather(*(side.claim("w", random.Random(n)) for n, side in enumerate(sides)))
+    claims = await asyncio.gather(*(Claims(side, "w", random.Random(n)).next() for n, side in enumerate(sides)))
     taken = [claim.ledger_id for claim in claims if claim is not None]
     assert len(taken) == len(set(taken))
-    while (claim := await elsewhere.claim("w", random.Random(9))) is not None:
+    while (claim := await Claims(elsewhere, "w", random.Random(9)).next()) is not None:
         taken.append(claim.ledger_id)
     assert sorted(taken) == list(range(6))
 
 
 async def test_settling_removes_mark_and_lock(replication: ReplicationStore) -> None:
     await replication.mark(LEDGER, ["a"])
-    claim = await replication.claim("w", random.Random(0))
+    claim = await Claims(replication, "w", random.Random(0)).next()
     assert claim is not None
     assert claim.mark.value.missing == ("a",)
-    assert await replication.settle(claim)
+    assert await Claims(replication, "w", random.Random(0)).settle(claim)
     assert await ids(replication) == []
     assert await replication.locked() == set()
 
@@ -280,11 +294,11 @@ async def test_settling_removes_mark_and_lock(replication: ReplicationStore) -> 
 async def test_a_mark_that_cannot_be_read_stops_no_other(replication: ReplicationStore) -> None:
     await replication.store.create(replication.mark_path(1), b"{{{", make_parents=True)
     await replication.mark(2, ["a"])
-    claim = await replication.claim("w", random.Random(0))
+    claim = await Claims(replication, "w", random.Random(0)).next()
     assert claim is not None
     assert claim.ledger_id == 2
     with pytest.raises(CorruptDataError):
-        await replication.claim("w", random.Random(0))
+        await Claims(replication, "w", random.Random(0)).next()
     assert await replication.locked() == {2}
 
 
@@ -302,15 +316,15 @@ async def test_lost_answers_leave_one_mark_and_one_lock() -> None:
             )
             await replication.mark(LEDGER, ["a"], NOW)
             await replication.mark(LEDGER, ["a", "b"], NOW)
-            claim = await replication.claim("w", random.Random(0))
+            claim = await Claims(replication, "w", random.Random(0)).next()
             assert claim is not None
-            whole = await replication.settle(claim)
+            whole = await Claims(replication, "w", random.Random(0)).settle(claim)
             tree.inject = None
             assert not faults, "the fault happened"
             assert await replication.locked() == set()
             if not whole:  # a lost answer to the deletion: not repeated, the ledger is looked at once more
-                again = await replication.claim("w", random.Random(0))
-                assert again is None or await replication.settle(again)
+                again = await Claims(replication, "w", random.Random(0)).next()
+                assert again is None or await Claims(replication, "w", random.Random(0)).settle(again)
             assert await ids(replication) == []
 
 

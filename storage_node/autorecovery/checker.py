@@ -1,0 +1,177 @@
+"""`LedgerChecker`: which copies of a ledger are missing, found by asking the bookies that should have them.
+
+A bookie that is not registered has nothing, without being asked. Of any other one the first and the last entry that it
+should hold of each fragment are read, and more with `auditorLedgerVerificationPercentage`; a copy that it does not
+give is missing, whatever the reason. That is for repair, where one copy too many does no harm. What does harm is to
+take silence for the end of a ledger: so only "no such entry" and "no such ledger" say that nothing was written, never
+an unclean bookie's "unknown" (D3), and of a closed ledger nobody is asked where it ends (D10).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from metadata.auditors import AuditorStore, RegisteredBookies
+from metadata.errors import DistributedLogError
+from metadata.ledger_metadata import LedgerMetadata
+from metadata.ledgers import LedgerStore
+from storage_node.autorecovery.fragments import Fragment, endangered_seats, fragments_of
+from storage_node.autorecovery.pacing import for_each
+from storage_node.autorecovery.settings import AutoRecoverySettings
+from storage_node.client import LedgerClient
+from storage_node.client.copies import LedgerCopies
+from storage_node.errors import DigestError, LedgerStateUnknownError
+from storage_node.protocol.reading import MISSING
+from storage_node.protocol.striping import write_set
+
+logger = logging.getLogger(__name__)
+
+READS_OF_ONE_LEDGER: Final = 16
+"""Entries of one ledger that a check reads at once."""
+
+_DEFINITE: Final = (*MISSING, DigestError, LedgerStateUnknownError)
+"""Answers that asking again will not change."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadFragment:
+    """A fragment and the indices of its ensemble whose copies are missing."""
+
+    fragment: Fragment
+    bad: frozenset[int]
+
+    @property
+    def bookies(self) -> set[str]:
+        return {self.fragment.bookies[index] for index in self.bad}
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a check found: the ledger as it was, who was registered, and the fragments that lack copies."""
+
+    ledger_id: int
+    metadata: LedgerMetadata
+    last_add_confirmed: int
+    registered: RegisteredBookies
+    bad: tuple[BadFragment, ...]
+
+    @property
+    def missing(self) -> set[str]:
+        """Bookies that lack copies."""
+        return {bookie for part in self.bad for bookie in part.bookies}
+
+    @property
+    def waits_for_writer(self) -> bool:
+        """Whether it is the writer's to do something: a fragment that may still change lacks copies, or a bookie that
+        the ledger is written to takes no writes."""
+        seats = endangered_seats(self.metadata, self.last_add_confirmed)
+        return bool(seats - self.registered.writable) or not all(part.fragment.settled for part in self.bad)
+
+
+class LedgerChecker:
+    """Checks ledgers of one cluster. One object bounds the reads of all its checks together."""
+
+    def __init__(
+        self,
+        client: LedgerClient,
+        ledgers: LedgerStore,
+        auditors: AuditorStore,
+        settings: AutoRecoverySettings,
+        rng: Random,
+    ) -> None:
+        self._client = client
+        self._ledgers = ledgers
+        self._auditors = auditors
+        self._percentage = settings.ledger_verification_percentage
+        self._rng = rng
+        limit = settings.in_flight_check_reads
+        self._reads = asyncio.Semaphore(limit) if limit > 0 else None
+
+    async def inspect(self, ledger_id: int) -> Inspection:
+        """Check a ledger. Raises NoNodeError where there is none; of an open ledger, what kept its LAC from being read;
+        the metadata store's errors."""
+        metadata, last_add_confirmed = await self._ledger(ledger_id)
+        registered = await self._auditors.registered()
+        copies = self._client.copies(ledger_id, metadata)
+        fragments = fragments_of(metadata, last_add_confirmed)
+        if await self._is_unwritten(metadata, fragments[-1], copies, registered):
+            fragments.pop()
+        found = []
+        for fragment in fragments:
+            bad = await self._bad_indices(fragment, copies, registered)
+            if bad:
+                found.append(BadFragment(fragment, bad))
+        return Inspection(ledger_id, metadata, last_add_confirmed, registered, tuple(found))
+
+    async def _ledger(self, ledger_id: int) -> tuple[LedgerMetadata, int]:
+        """The metadata and the last committed entry."""
+        metadata = (await self._ledgers.read(ledger_id)).value
+        if metadata.is_closed:
+            return metadata, metadata.last_entry
+        reader = await self._client.open(ledger_id, password=metadata.password or b"", recover=False)
+        try:
+            return reader.metadata, reader.last_add_confirmed
+        finally:
+            await reader.close()
+
+    async def _is_unwritten(
+        self, metadata: LedgerMetadata, last: Fragment, copies: LedgerCopies, registered: RegisteredBookies
+    ) -> bool:
+        """Whether an open ledger's last fragment, which would be one entry, has none yet: all of its bookies say so."""
+        if metadata.is_closed or last.first != last.last:
+            return False
+        for index in write_set(last.first, len(last.bookies), last.write_quorum):
+            bookie = last.bookies[index]
+            if bookie not in registered.available:
+                return False
+            error = await self._read(copies, bookie, last.first)
+            if not isinstance(error, MISSING):
+                return False
+        return True
+
+    async def _bad_indices(
+        self, fragment: Fragment, copies: LedgerCopies, registered: RegisteredBookies
+    ) -> frozenset[int]:
+        bad = {index for index, bookie in enumerate(fragment.bookies) if bookie not in registered.available}
+
+        async def verify(place: tuple[int, int]) -> None:
+            index, entry_id = place
+            if index in bad:
+                return
+            error = await self._read(copies, fragment.bookies[index], entry_id)
+            if error is not None:
+                logger.info("ledger %d lacks a copy: %s", copies.ledger_id, error)
+                bad.add(index)
+
+        places = (
+            (index, entry_id)
+            for index in range(len(fragment.bookies))
+            if index not in bad
+            for entry_id in fragment.stored_on(index).sample(self._percentage, self._rng)
+        )
+        await for_each(places, READS_OF_ONE_LEDGER, verify)
+        return frozenset(bad)
+
+    async def _read(self, copies: LedgerCopies, bookie: str, entry_id: int) -> DistributedLogError | None:
+        """Why a bookie does not give its copy, None where it does. One that may only be busy is asked twice."""
+        error = await self._read_once(copies, bookie, entry_id)
+        if error is None or isinstance(error, _DEFINITE):
+            return error
+        return await self._read_once(copies, bookie, entry_id)
+
+    async def _read_once(self, copies: LedgerCopies, bookie: str, entry_id: int) -> DistributedLogError | None:
+        if self._reads is None:
+            return await self._failure(copies, bookie, entry_id)
+        async with self._reads:
+            return await self._failure(copies, bookie, entry_id)
+
+    async def _failure(self, copies: LedgerCopies, bookie: str, entry_id: int) -> DistributedLogError | None:
+        try:
+            await copies.read(bookie, entry_id)
+        except DistributedLogError as error:
+            return error
+        return None

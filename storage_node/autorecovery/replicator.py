@@ -1,0 +1,95 @@
+"""`FragmentReplicator`: stores the missing copies of a fragment on other bookies, then says so in the metadata.
+
+In this order and no other: choose replacements, copy every entry that they must have, wait until all are on their
+disks, and only then swap the names in that one ensemble by compare-and-set. A crash before leaves copies that nobody
+refers to (their bookies collect them); after it the fragment is whole. State, end and keys of a ledger are never
+touched, so that this may run beside a writer, a recovery, or another replicator of the same fragment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from metadata.errors import BadVersionError, check
+from metadata.ledgers import LedgerStore
+from storage_node.autorecovery.checker import BadFragment, Inspection
+from storage_node.autorecovery.fragments import Fragment
+from storage_node.autorecovery.pacing import ByteRate, for_each
+from storage_node.autorecovery.settings import AutoRecoverySettings
+from storage_node.client import LedgerClient
+from storage_node.errors import NotEnoughBookiesError
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS: Final = 20
+"""How often the metadata may change under the swap."""
+
+
+class Swap(NamedTuple):
+    """A bookie's place in an ensemble goes from one to another."""
+
+    old: str
+    new: str
+
+
+class FragmentReplicator:
+    """Repairs settled fragments, for one process: the limit of bytes a second is for all of them together."""
+
+    def __init__(self, client: LedgerClient, ledgers: LedgerStore, settings: AutoRecoverySettings) -> None:
+        self._client = client
+        self._ledgers = ledgers
+        self._batch = settings.entry_batch_size
+        self._rate = ByteRate(settings.rate_by_bytes)
+
+    async def repair(self, ledger: Inspection, part: BadFragment) -> int:
+        """Replace as many of the bad bookies as there are others for; the number of copies stored.
+
+        Raises NotEnoughBookiesError where there is none at all, else what kept an entry from being read or stored:
+        then the metadata is as it was.
+        """
+        fragment = part.fragment
+        check(fragment.settled, "a fragment that may still change was to be repaired", ledger_id=ledger.ledger_id)
+        copies = self._client.copies(ledger.ledger_id, ledger.metadata)
+        picked = await copies.replacements(fragment.bookies, part.bad)
+        if not picked:
+            raise NotEnoughBookiesError(
+                f"no storage node is left to take the place of {', '.join(sorted(part.bookies))}",
+                advice="Start another storage node, or bring the lost one back",
+                ledger_id=ledger.ledger_id,
+            )
+        stored = 0
+
+        async def copy(entry_id: int) -> None:
+            nonlocal stored
+            entry = await copies.fetch(ledger.metadata, entry_id)
+            # Only where the entry belongs: with more bookies than copies a replacement need not have all of them.
+            targets = [picked[index] for index in fragment.holders(entry_id, picked)]
+            await self._rate.take(len(entry.payload) * len(targets))
+            await copies.add(entry, ledger.last_add_confirmed, targets)
+            stored += len(targets)
+
+        await for_each(fragment.stored_on_any(picked), self._batch, copy)
+        swaps = {index: Swap(fragment.bookies[index], new) for index, new in picked.items()}
+        await self._publish(ledger.ledger_id, fragment, swaps)
+        return stored
+
+    async def _publish(self, ledger_id: int, fragment: Fragment, swaps: Mapping[int, Swap]) -> None:
+        """Swap the names of those that are still in their places; what another has swapped meanwhile stays."""
+        for _ in range(MAX_ATTEMPTS):
+            current = await self._ledgers.read(ledger_id)
+            changed = current.value.with_copies_on(fragment.first, swaps)
+            if changed is None:
+                logger.info("ledger %d: somebody else has repaired the fragment at %d", ledger_id, fragment.first)
+                return
+            try:
+                await self._ledgers.write(ledger_id, changed, current.version)
+                return
+            except BadVersionError:
+                continue
+        raise BadVersionError(
+            f"the metadata changed {MAX_ATTEMPTS} times while restored copies were to be entered",
+            advice="The copies are stored; the ledger will be looked at again",
+            ledger_id=ledger_id,
+        )
