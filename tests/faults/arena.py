@@ -30,7 +30,7 @@ SMALL_DISK_NODE = "node-3"
 SMALL_DISK_BYTES = 320 << 20
 START_S = 60.0
 NODE_SETTINGS = {
-    "zkTimeout": "1000",
+    "zkTimeout": "1500",
     "journalMaxSizeMB": "16",
     "journalPreAllocSizeMB": "4",
     "flushInterval": "500",
@@ -50,6 +50,8 @@ class Arena:
         """How often each kind of fault was done."""
         self.history: list[dict[str, Any]] = []
         self.notes: list[str] = []
+        self.spoilt = False
+        """A round has not ended as it should: what runs is in no defined state."""
         self._server = ForkServer(
             ("fault_client", "dlspark.testing.hosts", "storage_node.bookie.__main__"),
             log=directory / "processes.log",

@@ -35,10 +35,10 @@ from metadata.zookeeper import ZooKeeperStore
 from storage_node.client import ClientSettings, LedgerClient, LedgerReader, LedgerWriter
 from storage_node.errors import LedgerClosedError
 
-SESSION_MS = 1000
+SESSION_MS = 1500
 OUTSTANDING = 24
 PAUSE_S = 0.003
-RETRY_S = 0.05
+FIRST_RETRY_S, LAST_RETRY_S = 0.05, 0.8
 POLL_MS = 200
 CLIENT = ClientSettings(
     add_entry_timeout_ms=600,
@@ -84,6 +84,7 @@ class Client:
         self.tasks: set[asyncio.Task[None]] = set()
         self.tails: set[asyncio.Task[None]] = set()
         self.settling = False
+        self.retry_s = FIRST_RETRY_S
         self.ended = asyncio.Event()
 
     def say(self, what: str, is_: str, **more: object) -> None:
@@ -115,15 +116,22 @@ class Client:
         for task in self.tails:
             task.cancel()
 
+    async def pause(self) -> None:
+        """Wait before trying again, longer each time, until something has worked."""
+        await asyncio.sleep(self.retry_s * self.rng.uniform(0.7, 1.3))
+        self.retry_s = min(self.retry_s * 2, LAST_RETRY_S)
+
     async def attempt(self, what: str, call: Callable[[], Awaitable[Any]], **more: object) -> Any:
         """Do something, and say that it is begun; None, and how it ended, if it went wrong."""
         self.say(what, "invoke", **more)
         try:
-            return await call()
+            done = await call()
         except DistributedLogError as error:
             self.say(what, outcome(error), error=f"{type(error).__name__}: {error}", **more)
-            await asyncio.sleep(RETRY_S)
+            await self.pause()
             return None
+        self.retry_s = FIRST_RETRY_S
+        return done
 
 
 def outcome(error: BaseException) -> str:
@@ -201,14 +209,14 @@ class Ledgers:
                 reader = await self.ledgers.open(ledger_id, recover=False)
             except DistributedLogError as error:
                 self.client.note(error, f"opening {ledger_id} to follow it")
-                await asyncio.sleep(RETRY_S)
+                await self.client.pause()
                 continue
             self.client.readers += 1
             try:
                 done = await self._follow(reader, f"{self.client.name}#{self.client.readers}")
             except DistributedLogError as error:
                 self.client.note(error, f"following {ledger_id}")
-                await asyncio.sleep(RETRY_S)
+                await self.client.pause()
             finally:
                 await reader.close()
 
@@ -326,7 +334,7 @@ class Logs:
                         self._say_read(name, who, record)
             except DistributedLogError as error:
                 self.client.note(error, f"following {name}")
-                await asyncio.sleep(RETRY_S)
+                await self.client.pause()
 
     def _say_read(self, name: str, who: str, record: Any) -> None:
         value = value_of(record.payload)
@@ -404,7 +412,7 @@ def _listen(client: Client, ledgers: Ledgers, logs: Logs, clock: WallClock) -> N
                     break
                 except (DistributedLogError, LedgerClosedError) as error:
                     client.note(error, f"auditing {stream}")
-                    await asyncio.sleep(RETRY_S)
+                    await client.pause()
         client.say("audited", "ok")
 
     def listen() -> None:
