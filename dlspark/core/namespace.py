@@ -19,7 +19,6 @@ from metadata.logs import LogNotFoundError, LogStore
 from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
 from metadata.store import MetadataStore
 from storage_node.client import ClientSettings, LedgerClient
-from storage_node.client.placement import PlacementSettings
 from storage_node.edge import Clock, Network, SystemClock
 
 CONNECT_TIMEOUT_MS = 10_000
@@ -55,8 +54,9 @@ class AsyncNamespace:
         try:
             binding = await NamespaceStore(store, parsed.path).resolve()
             ledger_store = store
-            if _servers(binding.bk_servers) != _servers(parsed.servers):
-                ledger_store = await _connect(binding.bk_servers.replace(";", ","), settings)
+            timeout_ms = settings.client_settings().zk_timeout_ms
+            if timeout_ms or _servers(binding.bk_servers) != _servers(parsed.servers):
+                ledger_store = await _connect(binding.bk_servers.replace(";", ","), settings, timeout_ms)
                 own.append(ledger_store)
             return await cls.over(store, parsed, settings, binding=binding, ledger_store=ledger_store, own=tuple(own))
         except BaseException:
@@ -90,7 +90,7 @@ class AsyncNamespace:
         ledgers = LedgerStore(ledger_store or store, binding.ledgers_path)
         bookies = BookieRegistry(ledger_store or store, binding.ledgers_path)
         client = LedgerClient(
-            ledgers, bookies, settings=client_settings or client_settings_of(settings), network=network, rng=rng
+            ledgers, bookies, settings=client_settings or settings.client_settings(), network=network, rng=rng
         )
         services = Services(
             store=store,
@@ -247,19 +247,6 @@ class AsyncNamespace:
             raise AlreadyClosedError("the namespace was closed", advice="Open it again")
 
 
-def client_settings_of(settings: Settings) -> ClientSettings:
-    """The ledger client's settings that follow from the core's."""
-    return ClientSettings(
-        add_entry_timeout_ms=settings.write_timeout_s * 1000,
-        # A long poll's answer must have the time to come after its wait.
-        read_entry_timeout_ms=max(settings.read_timeout_s * 1000, settings.long_poll_ms + 1000),
-        long_poll_ms=settings.long_poll_ms,
-        placement=PlacementSettings(
-            repp_dns_resolver_class=settings.rack_resolver, dns_resolver_overrides=settings.resolver_overrides
-        ),
-    )
-
-
 def _settings(settings: Settings | Mapping[str, Value] | None) -> Settings:
     if isinstance(settings, Settings):
         return settings
@@ -270,10 +257,12 @@ def _servers(servers: str) -> set[str]:
     return set(servers.replace(";", ",").split(","))
 
 
-async def _connect(servers: str, settings: Settings) -> MetadataStore:
+async def _connect(servers: str, settings: Settings, session_timeout_ms: int = 0) -> MetadataStore:
     # Imported here: everything else works over any metadata store, without a ZooKeeper client installed.
     from metadata.zookeeper import ZooKeeperStore
 
     return await ZooKeeperStore.connect(
-        servers, session_timeout_ms=settings.zk_session_timeout_s * 1000, connect_timeout_ms=CONNECT_TIMEOUT_MS
+        servers,
+        session_timeout_ms=session_timeout_ms or settings.zk_session_timeout_s * 1000,
+        connect_timeout_ms=CONNECT_TIMEOUT_MS,
     )

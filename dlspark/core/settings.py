@@ -5,6 +5,9 @@ override it. The file conf/distributedlog.conf is the same table for people, and
 
 Values come, later ones over earlier ones, from: the defaults; a properties file (`DLSPARK_CONF` or `from_properties`);
 environment variables `DLSPARK_SET_<key>`, e.g. `DLSPARK_SET_writerOutputBufferSize=0`; a mapping given in code.
+
+Keys that begin with `bkc.` are the ledger client's, without the prefix BookKeeper's own; they override what follows
+from the settings here (docs/client-settings.md). In an environment variable the prefix is written `bkc_`.
 A key or value that cannot be honoured is an error that names the nearest key, never ignored.
 """
 
@@ -22,6 +25,8 @@ import javaproperties
 
 from dlspark.errors import SettingsError
 from metadata.errors import CallerError
+from storage_node.client import ClientSettings
+from storage_node.client.placement import PlacementSettings
 from storage_node.client.placement.resolvers import parse_overrides
 from storage_node.client.placement.settings import RESOLVERS, Resolver
 
@@ -31,6 +36,9 @@ FILE_VARIABLE = "DLSPARK_CONF"
 """Environment variable that names a properties file."""
 VARIABLE_PREFIX = "DLSPARK_SET_"
 """Prefix of environment variables that set one key each."""
+CLIENT_PREFIX = "bkc."
+"""Prefix of the ledger client's keys."""
+_CLIENT_VARIABLE_PREFIX = "bkc_"
 
 MAX_BUFFER_BYTES = 1_044_480
 """Upstream's MAX_LOGRECORDSET_SIZE: the transmit threshold is capped there."""
@@ -320,9 +328,12 @@ class Settings:
         "Fail a read for which nothing arrives in so many milliseconds; 2147483647 or below 1: never",
     )
 
+    ledger_client: tuple[tuple[str, Value], ...] = ()
+    """What was set with the prefix `bkc.`, by BookKeeper's keys."""
+
     def __post_init__(self) -> None:
-        for item in fields(self):
-            _check_value(_info(item.name), getattr(self, item.name))
+        for name in _names():
+            _check_value(_info(name), getattr(self, name))
         if self.read_timeout_s * 1000 < self.long_poll_ms:
             raise SettingsError(
                 f"bkcReadTimeoutSeconds={self.read_timeout_s} is shorter than "
@@ -330,6 +341,24 @@ class Settings:
                 advice="Raise the first or lower the second",
             )
         self._check_placement()
+        if self.ledger_client:
+            self.client_settings()
+
+    def client_settings(self) -> ClientSettings:
+        """The ledger client's settings: those that follow from these, and over them the `bkc.` keys."""
+        derived = ClientSettings(
+            add_entry_timeout_ms=self.write_timeout_s * 1000,
+            # A long poll's answer must have the time to come after its wait.
+            read_entry_timeout_ms=max(self.read_timeout_s * 1000, self.long_poll_ms + 1000),
+            long_poll_ms=self.long_poll_ms,
+            placement=PlacementSettings(
+                repp_dns_resolver_class=self.rack_resolver, dns_resolver_overrides=self.resolver_overrides
+            ),
+        )
+        try:
+            return ClientSettings.from_mapping(dict(self.ledger_client), derived)
+        except CallerError as error:
+            raise SettingsError(f"among the keys {CLIENT_PREFIX}*: {error.message}", advice=error.advice) from error
 
     def _check_placement(self) -> None:
         known = sorted(name for name in RESOLVERS if "." not in name)
@@ -354,14 +383,20 @@ class Settings:
 
         Raises SettingsError for a key or value that is not understood.
         """
-        changed: dict[str, Value] = {}
+        base = base if base is not None else cls()
+        changed: dict[str, object] = {}
+        passed_on = {key[len(CLIENT_PREFIX) :]: value for key, value in values.items() if key.startswith(CLIENT_PREFIX)}
+        if passed_on:
+            changed["ledger_client"] = tuple(sorted((dict(base.ledger_client) | passed_on).items()))
         for key, value in values.items():
+            if key.startswith(CLIENT_PREFIX):
+                continue
             info = _lookup(key)
             name = _FIELDS[info.key]
             if name in changed:
                 raise SettingsError(f"{info.key} is given twice, once as {key}", advice="Keep one of them")
             changed[name] = _convert(info, key, value)
-        return replace(base if base is not None else cls(), **changed)  # type: ignore[arg-type]
+        return replace(base, **changed)  # type: ignore[arg-type]
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], base: Settings | None = None) -> Settings:
@@ -385,7 +420,12 @@ class Settings:
             base = cls.from_properties(file, base)
         prefix = len(VARIABLE_PREFIX)
         values = {name[prefix:]: value for name, value in environment.items() if name.startswith(VARIABLE_PREFIX)}
-        return cls.from_mapping(values, base)
+        dotted = {
+            CLIENT_PREFIX + name[len(_CLIENT_VARIABLE_PREFIX) :]: values.pop(name)
+            for name in list(values)
+            if name.startswith(_CLIENT_VARIABLE_PREFIX)
+        }
+        return cls.from_mapping(values | dotted, base)
 
     def with_values(self, values: Mapping[str, Value]) -> Settings:
         """A copy with upstream keys changed."""
@@ -394,13 +434,14 @@ class Settings:
     def for_log(self, values: Mapping[str, Value]) -> Settings:
         """A copy with one log's overrides. Raises SettingsError for keys that hold for a whole namespace."""
         for key in values:
-            if not _lookup(key).per_log:
+            if key.startswith(CLIENT_PREFIX) or not _lookup(key).per_log:
                 raise SettingsError(f"{key} holds for a whole namespace", advice="Set it on opening the namespace")
         return self.with_values(values)
 
     def as_mapping(self) -> dict[str, Value]:
         """All settings by upstream key."""
-        return {info.key: getattr(self, _FIELDS[info.key]) for info in describe_settings()}
+        mine = {info.key: getattr(self, _FIELDS[info.key]) for info in describe_settings()}
+        return mine | {CLIENT_PREFIX + key: value for key, value in self.ledger_client}
 
     @property
     def quorums(self) -> tuple[int, int, int]:
@@ -415,8 +456,13 @@ class Settings:
 
 def describe_settings() -> Iterator[SettingInfo]:
     """All settings, in the order of the configuration file."""
-    for item in fields(Settings):
-        yield _info(item.name)
+    for name in _names():
+        yield _info(name)
+
+
+def _names() -> Iterator[str]:
+    """The fields that stand for one key each."""
+    return (item.name for item in fields(Settings) if "info" in item.metadata)
 
 
 def _info(name: str) -> SettingInfo:
@@ -424,7 +470,7 @@ def _info(name: str) -> SettingInfo:
     return info
 
 
-_FIELDS: dict[str, str] = {_info(item.name).key: item.name for item in fields(Settings)}
+_FIELDS: dict[str, str] = {_info(name).key: name for name in _names()}
 _KEYS: dict[str, SettingInfo] = {info.key: info for info in describe_settings()} | {
     info.old_key: info for info in describe_settings() if info.old_key
 }

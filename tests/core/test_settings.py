@@ -7,7 +7,6 @@ from pathlib import Path
 import javaproperties
 import pytest
 
-from dlspark.core.namespace import client_settings_of
 from dlspark.core.settings import NOT_YET_HONOURED, Settings, describe_settings
 from dlspark.errors import CallerError, SettingsError
 
@@ -78,6 +77,52 @@ def test_the_environment_overrides_the_file(tmp_path):
     assert Settings.from_environment({}) == Settings()
 
 
+def test_keys_of_the_ledger_client_are_passed_on_and_override_what_follows_from_the_others():
+    settings = Settings.from_mapping(
+        {
+            "bkcWriteTimeoutSeconds": 3,
+            "bkc.addEntryTimeoutSec": "7",
+            "bkc.delayEnsembleChange": "true",
+            "bkc.minNumRacksPerWriteQuorum": 3,
+        }
+    )
+    client = settings.client_settings()
+    assert client.add_entry_timeout_ms == 7000
+    assert client.delay_ensemble_change is True
+    assert client.placement.min_num_racks_per_write_quorum == 3
+    assert client.read_entry_timeout_ms == 10_000
+    again = settings.with_values({"bkc.explicitLacInterval": 100, "bkc.addEntryTimeoutSec": 8}).client_settings()
+    assert (again.add_entry_timeout_ms, again.explicit_lac_interval_ms) == (8000, 100)
+    assert Settings.from_mapping(settings.as_mapping()) == settings
+    assert hash(settings) != hash(Settings())
+
+
+def test_the_environment_sets_keys_of_the_ledger_client_too():
+    settings = Settings.from_environment({"DLSPARK_SET_bkc_numChannelsPerBookie": "2"})
+    assert settings.client_settings().channels_per_bookie == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("bkc.addEntryTimeoutSecs", 5, "The nearest is addEntryTimeoutSec"),
+        ("bkc.throttle", 5, "has no effect here: bytes in flight"),
+        ("bkc.addEntryTimeoutSec", "soon", "not a number"),
+        ("bkc.readEntryTimeoutSec", 1, "long_poll_ms"),
+        ("bkc.delayEnsembleChange", 1, "not true or false"),
+        ("bkc.reppDnsResolverClass", "guess", "not known here"),
+    ],
+)
+def test_keys_of_the_ledger_client_that_cannot_be_honoured_are_refused(key, value, message):
+    with pytest.raises(SettingsError, match=message):
+        Settings.from_mapping({key: value})
+
+
+def test_keys_of_the_ledger_client_hold_for_a_whole_namespace():
+    with pytest.raises(SettingsError, match="whole namespace"):
+        Settings().for_log({"bkc.addEntryTimeoutSec": 5})
+
+
 def test_a_missing_file_is_an_error_that_names_the_variable(tmp_path):
     with pytest.raises(SettingsError, match="DLSPARK_CONF"):
         Settings.from_environment({"DLSPARK_CONF": str(tmp_path / "none.conf")})
@@ -100,9 +145,9 @@ def test_a_setting_is_either_supported_or_listed_as_not_honoured():
 
 
 def test_racks_are_told_by_host_names_unless_rows_or_a_script_are_asked_for():
-    assert client_settings_of(Settings()).placement.resolver == "racks"
+    assert Settings().client_settings().placement.resolver == "racks"
     rows = Settings.from_mapping({"row-aware-ensemble-placement": "true", "dnsResolverOverrides": "h:west"})
-    assert client_settings_of(rows).placement.resolver == "rows"
-    assert client_settings_of(rows).placement.dns_resolver_overrides == "h:west"
+    assert rows.client_settings().placement.resolver == "rows"
+    assert rows.client_settings().placement.dns_resolver_overrides == "h:west"
     script = {"bkEnsemblePlacementDnsResolverClass": "org.apache.bookkeeper.net.ScriptBasedMapping"}
-    assert client_settings_of(Settings.from_mapping(script)).placement.resolver == "script"
+    assert Settings.from_mapping(script).client_settings().placement.resolver == "script"
