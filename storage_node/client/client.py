@@ -18,6 +18,7 @@ from storage_node.client.placement import Placement, RackResolver
 from storage_node.client.placement.factory import make_placement
 from storage_node.client.reader import LedgerReader
 from storage_node.client.recovering import recover as run_recovery
+from storage_node.client.registrations import Registrations
 from storage_node.client.replicas import LedgerLocation
 from storage_node.client.settings import ClientSettings
 from storage_node.client.writer import LedgerWriter
@@ -57,8 +58,9 @@ class LedgerClient:
         self._placement = placement
         self._racks = racks
         self._context: ClientContext | None = None
-        self._writers: set[LedgerWriter] = set()
-        self._readers: set[LedgerReader] = set()
+        self._registrations: Registrations | None = None
+        self._writers: dict[LedgerWriter, None] = {}
+        self._readers: dict[LedgerReader, None] = {}
         self._closed = False
 
     @property
@@ -119,8 +121,8 @@ class LedgerClient:
             max_ensemble_changes=self._settings.max_ensemble_changes,
             spans_domains=spans,
         )
-        writer = LedgerWriter(context, machine, on_end=self._writers.discard)
-        self._writers.add(writer)
+        writer = LedgerWriter(context, machine, on_end=lambda ended: self._writers.pop(ended, None))
+        self._writers[writer] = None
         return writer
 
     async def _place(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
@@ -166,9 +168,11 @@ class LedgerClient:
         if recover and not current.value.is_closed:
             closed = await run_recovery(context, ledger_id, current)
             current = Versioned(closed, current.version)
-        reader = LedgerReader(context, ledger_id, current, locate=self._locate, on_end=self._readers.discard)
+        reader = LedgerReader(
+            context, ledger_id, current, locate=self._locate, on_end=lambda ended: self._readers.pop(ended, None)
+        )
         self._use()
-        self._readers.add(reader)
+        self._readers[reader] = None
         reader.watch()
         try:
             await reader.read_last_confirmed()
@@ -211,6 +215,8 @@ class LedgerClient:
             await writer.abandon()
         for reader in list(self._readers):
             await reader.close()
+        if self._registrations is not None:
+            await self._registrations.stop()
         if self._context is not None:
             await self._context.pool.close()
 
@@ -223,6 +229,8 @@ class LedgerClient:
             pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop(), self._rng)
             placement = self._placement or make_placement(self._bookies, pool, self._rng, self._racks)
             self._context = ClientContext(self._settings, pool, self._ledgers, placement)
+            if self._settings.reorder_reads:
+                self._registrations = Registrations(self._bookies, pool)
         return self._context
 
     async def _resolve(self, bookie: str) -> tuple[str, int]:

@@ -225,6 +225,11 @@ class ConnectionPool:
         """Unique for this client; the copies of one entry to several bookies may share it."""
         return next(self._txn_ids)
 
+    @property
+    def bookies(self) -> set[str]:
+        """All that there ever was a connection to."""
+        return {bookie for bookie, _ in self._connections} | set(self._batches)
+
     def to(self, bookie: str, ledger_id: int = 0) -> Connection:
         """The connection to a bookie that a ledger uses, opened when first used."""
         key = (bookie, ledger_id % self._channels)

@@ -83,16 +83,16 @@ class Tasks:
     """Background tasks of one object, all of which end with it (I16); `broken` hears of one that should not fail."""
 
     def __init__(self, broken: Callable[[InvariantViolation], None]) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order: a set's would be another in each run
         self._broken = broken
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("a background task failed", exc_info=error)

@@ -54,7 +54,7 @@ class EntryFetcher:
         self._ledger_id = ledger_id
         self._on_lac = on_lac
         self._digest: EntryDigest | None = None
-        self._open: set[_Fetch] = set()
+        self._open: dict[_Fetch, None] = {}
         self._sticky: int | None = None
         self._batches = 0
 
@@ -89,7 +89,7 @@ class EntryFetcher:
         fetch.future.add_done_callback(lambda future: self._settled(fetch, future))
         if not self._open:
             self._pool.sweeper.join(self._sweep)
-        self._open.add(fetch)
+        self._open[fetch] = None
         self._ask(fetch, machine.ask_next())
         return fetch.future
 
@@ -161,7 +161,7 @@ class EntryFetcher:
 
     def _settled(self, fetch: _Fetch, _future: asyncio.Future[Entry]) -> None:
         """Done, failed or cancelled: nobody waits for the other replicas' answers."""
-        self._open.discard(fetch)
+        self._open.pop(fetch, None)
         for bookie, txn_id in fetch.asked:
             self._pool.to(bookie, self._ledger_id).forget(txn_id)
 

@@ -1,7 +1,8 @@
 """`ClientSettings`: every time limit and bound of the ledger client, with BookKeeper's keys and (mostly) defaults.
 
 A setting is a field; beside it stand its key, what it means and its bounds. docs/client-settings.md is the same table
-for people, and a test keeps the two equal. Fields count in milliseconds where a key counts in seconds.
+for people (`settings_table` makes it), and a test keeps the two equal. Fields count in milliseconds where a key counts
+in seconds.
 
 A key that cannot be honoured is an error that names the nearest one or says why, never ignored. Keys reach this class
 from a namespace's settings, where they carry the prefix `bkc.`.
@@ -17,6 +18,7 @@ from typing import TypeAlias
 
 from metadata.errors import CallerError
 from storage_node.client.placement.settings import PlacementSettings
+from storage_node.client.refused_keys import WITHOUT_MEANING
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
 Value: TypeAlias = bool | int | float | str
@@ -257,13 +259,13 @@ class ClientSettings:
         base = base if base is not None else cls()
         changed: dict[str, Value] = {}
         placing: dict[str, Value] = {}
-        for key, value in values.items():
+        for key, value in sorted(values.items(), key=lambda item: item[0] == _READ_TIMEOUT):  # which gives way
+            table = placing if key in _PLACEMENT else changed
             for name in _names_of(key):
-                table = placing if name in _PLACEMENT.values() and key in _PLACEMENT else changed
-                if name in table and key != _READ_TIMEOUT:
-                    raise CallerError(f"{key} is given twice, under two names", advice="Keep one of them")
                 if name not in table:
                     table[name] = _convert(key, value, _default_of(key, name), _scale_of(key, name))
+                elif key != _READ_TIMEOUT:
+                    raise CallerError(f"{key} is given twice, under two names", advice="Keep one of them")
         if placing:
             changed["placement"] = replace(base.placement, **placing)  # type: ignore[arg-type, assignment]
         return replace(base, **changed)  # type: ignore[arg-type]
@@ -277,12 +279,6 @@ def describe_client_settings() -> Iterator[tuple[ClientKey, Value]]:
             yield info, default if info.scale == 1 else int(default) // info.scale
 
 
-def describe_placement_settings() -> Iterator[tuple[str, Value]]:
-    """The placement's keys with their defaults."""
-    for item in fields(PlacementSettings):
-        yield str(item.metadata["key"]), item.default  # type: ignore[misc]
-
-
 _INFOS: dict[str, ClientKey] = {
     item.name: item.metadata["info"] for item in fields(ClientSettings) if "info" in item.metadata
 }
@@ -294,65 +290,6 @@ _PLACEMENT: dict[str, str] = {str(item.metadata["key"]): item.name for item in f
 _READ_TIMEOUT = "readTimeout"
 _READ_TIMEOUT_FIELDS = ("read_entry_timeout_ms", "add_entry_timeout_ms")
 """What BookKeeper's older key sets, in seconds, as far as the newer ones do not."""
-
-_ALWAYS_SO = "always so here"
-_ONE_LOOP = "one event loop does all the work"
-_SOCKETS = "the operating system chooses"
-_NO_TLS = "TLS and authentication are not spoken"
-_METRICS = "a matter of BookKeeper's own metrics and logs"
-WITHOUT_MEANING: Mapping[str, str] = {
-    "throttle": "bytes in flight are bounded instead (maxOutstandingBytes)",
-    "waitTimeoutOnBackpressureMs": "`wait_for_room` waits as long as its caller does",
-    "digestType": "given when a ledger is created, and read from its metadata",
-    "passwd": "given when a ledger is created or opened (digestPw of a namespace)",
-    "enableDigestTypeAutodetection": _ALWAYS_SO,
-    "enableParallelRecoveryRead": _ALWAYS_SO,
-    "enableBookieFailureTracking": _ALWAYS_SO,
-    "enableBookieAddressTracking": "addresses are looked up for each connection that is made",
-    "bookieAddressResolverEnabled": "registrations are always looked up, then ids read as host:port",
-    "clientTcpNoDelay": _ALWAYS_SO,
-    "clientSockKeepalive": _ALWAYS_SO,
-    "clientSendBufferSize": _SOCKETS,
-    "clientReceiveBufferSize": _SOCKETS,
-    "clientTcpUserTimeoutMillis": "a connection on which nothing comes for a request's whole time is made anew",
-    "clientWriteBufferLowWaterMark": "bytes in flight are bounded instead (maxOutstandingBytes)",
-    "clientWriteBufferHighWaterMark": "bytes in flight are bounded instead (maxOutstandingBytes)",
-    "nettyUsePooledBuffers": _ALWAYS_SO,
-    "useV2WireProtocol": "version 3 is spoken, and version 2 for batch reads",
-    "useV3Enforced": "version 3 is spoken, and version 2 for batch reads",
-    "timeoutMonitorIntervalSec": "follows from the time limits",
-    "timeoutTaskIntervalMillis": "follows from the time limits",
-    "pcbcTimeoutTimerTickDurationMs": "follows from the time limits",
-    "pcbcTimeoutTimerNumTicks": "follows from the time limits",
-    "timeoutTimerTickDurationMs": "follows from the time limits",
-    "timeoutTimerNumTicks": "follows from the time limits",
-    "readReorderThresholdPendingRequests": "answer times decide the order",
-    "ensemblePlacementPolicyOrderSlowBookies": _ALWAYS_SO,
-    "numWorkerThreads": _ONE_LOOP,
-    "numIOThreads": _ONE_LOOP,
-    "enableBusyWait": _ONE_LOOP,
-    "startTLSTimeoutSecs": _NO_TLS,
-    "tlsHostnameVerificationEnabled": _NO_TLS,
-    "clientAuthProviderFactoryClass": _NO_TLS,
-    "clientRole": _NO_TLS,
-    "registrationClientClass": "metadata lie in ZooKeeper",
-    "metadataServiceUri": "the namespace's binding names the cluster",
-    "zkServers": "the namespace's binding names the cluster",
-    "zkLedgersRootPath": "the namespace's binding names the cluster",
-    "ledgerManagerFactoryClass": "the cluster's layout is followed",
-    "ledgerManagerType": "the cluster's layout is followed",
-    "ledgerMetadataVersion": "version 3 is written; what exists keeps its version",
-    "storeSystemtimeAsLedgerCreationTime": "the metadata store's creation time is used",
-    "disableEnsembleChangeFeatureName": "there are no dynamic features; see maxNumEnsembleChanges",
-    "featureProviderClass": "there are no dynamic features",
-    "enableTaskExecutionStats": _METRICS,
-    "taskExecutionWarnTimeMicros": _METRICS,
-    "enablePerHostStats": _METRICS,
-    "clientConnectBookieUnavailableLogThrottling": _METRICS,
-    "networkTopologyStabilizePeriodSeconds": "the list of storage nodes is read when it is needed",
-    "followBookieAddressTrackingEnabled": "addresses are looked up for each connection that is made",
-}
-"""BookKeeper's keys that are refused, and why nothing is to be set."""
 
 
 def _names_of(key: str) -> tuple[str, ...]:
