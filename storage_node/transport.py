@@ -23,8 +23,14 @@ from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
 
 logger = logging.getLogger(__name__)
 
-LOW_WATER_BYTES = 1024 * 1024
+LOW_WATER_BYTES = 64 * 1024
 """`drain` returns once no more than this is queued."""
+
+STUCK_S = 0.25
+"""A socket that takes nothing for so long is stuck: what is queued no longer borrows memory that others need."""
+
+KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""Seconds, seconds, times: a peer that vanished without a word is noticed after two minutes."""
 
 SEND_BYTES = 4 * 1024 * 1024
 """About what one `sendmsg` is offered."""
@@ -56,6 +62,7 @@ class TcpLink:
         "_paused",
         "_queued",
         "_sock",
+        "_stuck_timer",
         "_writing",
         "peer",
     )
@@ -73,6 +80,7 @@ class TcpLink:
         self._in_batch = False
         self._flush_scheduled = False
         self._writing = False
+        self._stuck_timer: asyncio.TimerHandle | None = None
         self._paused = False
         self._closed = False
 
@@ -131,11 +139,26 @@ class TcpLink:
         if self._writing and not self._closed:
             self._writing = False
             self._loop.remove_writer(self._sock.fileno())
+            self._watch_stuck(False)
 
     def _wait_writable(self) -> None:
         if not self._writing:
             self._writing = True
             self._loop.add_writer(self._sock.fileno(), self._flush)
+        self._watch_stuck(True)
+
+    def _watch_stuck(self, on: bool) -> None:
+        """The socket took something just now: whether it is stuck will be seen."""
+        if self._stuck_timer is not None:
+            self._stuck_timer.cancel()
+        self._stuck_timer = self._loop.call_later(STUCK_S, self._own_all) if on else None
+
+    def _own_all(self) -> None:
+        """Copy what is queued: views would keep large memory from its owners for as long as the peer likes."""
+        self._stuck_timer = None
+        joined = b"".join(self._out)
+        self._out.clear()
+        self._out.append(joined)
 
     def _pieces(self) -> list[Buffer]:
         """The front of the queue, joined where pieces are small."""
@@ -243,6 +266,7 @@ class TcpLink:
         if self._closed:
             return
         self._closed = True
+        self._watch_stuck(False)
         descriptor = self._sock.fileno()
         self._loop.remove_reader(descriptor)
         self._loop.remove_writer(descriptor)
@@ -370,6 +394,9 @@ class TcpNetwork:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         link = TcpLink(self, loop, sock, peer)
         self._links.add(link)
         return link

@@ -80,7 +80,7 @@ class Connection:
         self.link = link
         self.dialect = VERSION_THREE
         self.flow = Flow(link, node.limits.answers, self._go_on)
-        self.polls: set[LacWaiter] = set()
+        self.polls: dict[LacWaiter, None] = {}
         self._quick_add = VERSION_THREE.quick_add
         self._add_gate = node.limits.adds if node.limits.adds.limit else None
         self._reads = node.limits.reads
@@ -89,7 +89,7 @@ class Connection:
         self._blocked = False
         self._blocked_until: float | None = None
         self._room_timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def close(self) -> None:
         self.link.close()
@@ -99,7 +99,7 @@ class Connection:
     def frame_received(self, frame: memoryview) -> None:
         flow = self.flow
         if flow.stopped:
-            self._wait_in_line(self._decode(frame))
+            self._wait_in_line(self._decode(memoryview(bytes(frame))))  # the frame's chunk is not to wait with it
             return
         # The hot path: an ordinary add that is stored. Everything else, refusals too, is for `_begin`.
         add = self._quick_add(frame)
@@ -112,7 +112,7 @@ class Connection:
                 if flow.in_flight > IN_FLIGHT_BYTES:
                     flow.stop()
                 return
-        self._begin(self._decode(frame))
+        self._begin(frame)
         flow.check()
 
     def batch_done(self) -> None:
@@ -148,10 +148,11 @@ class Connection:
 
     # ------------------------------------------------------------------------------------ who has to wait
 
-    def _begin(self, request: Heard) -> None:
+    def _begin(self, frame: memoryview) -> None:
         """Handle a request, or let it and what follows it on this connection wait."""
-        wait = self._handle(request)
+        wait = self._handle(self._decode(frame))
         if wait is not None:
+            request = self._decode(memoryview(bytes(frame)))
             (self._urgent if _is_urgent(request) else self._line).appendleft(request)
             self._block(request, wait)
             self.flow.stop()
@@ -179,12 +180,12 @@ class Connection:
         if self._room_timer is not None:
             self._room_timer.cancel()
             self._room_timer = None
-        self._go_on()
+        self._go_on(retry=True)
 
-    def _go_on(self) -> None:
-        """Handle what waits, as far as the bounds allow; then read on."""
+    def _go_on(self, *, retry: bool = False) -> None:
+        """Handle what waits, as far as the bounds allow; then read on. A `retry` was within them when it was begun."""
         flow = self.flow
-        if not flow.stopped or self._blocked or flow.closed or not flow.may_go_on():
+        if not flow.stopped or self._blocked or flow.closed or not (retry or flow.may_go_on()):
             return
         flow.stopped = False
         while (self._urgent or self._line) and not flow.stopped and not flow.closed:
@@ -194,25 +195,23 @@ class Connection:
             if wait is None:
                 self._blocked_until = None
                 line.popleft()
-            elif self._is_late():
-                self._blocked_until = None
-                line.popleft()
-                self._refuse(request)
+            elif isinstance(request, m.AddRequest) and self._is_late(wait):
+                self.link.send(self.dialect.added(request, Status.ETOOMANYREQUESTS))
+                line.popleft()  # what waited behind it is late too, if it finds no memory either
             else:
                 self._block(request, wait)
                 flow.stopped = True
                 return
             flow.check()
         if not flow.stopped and not flow.closed:
+            self._blocked_until = None
             flow.resume()
 
-    def _is_late(self) -> bool:
-        return self._blocked_until is not None and asyncio.get_running_loop().time() >= self._blocked_until
-
-    def _refuse(self, request: Heard) -> None:
-        """The add at the head of a line has waited long enough."""
-        if isinstance(request, m.AddRequest):
-            self.link.send(self.dialect.added(request, Status.ETOOMANYREQUESTS))
+    def _is_late(self, wait: Wait) -> bool:
+        """The adds of this connection have waited long enough for memory."""
+        if wait != self.storage.when_room or self._blocked_until is None:
+            return False
+        return asyncio.get_running_loop().time() >= self._blocked_until
 
     def _handle_late(self, request: Heard) -> Wait | None:
         """Handle a request outside of the link's own delivery: an error must close the link here too."""
@@ -275,12 +274,12 @@ class Connection:
         """Run what has to wait as a task of this connection; its answer takes about `cost` bytes."""
         task = asyncio.get_running_loop().create_task(work)
         self._reads.take()
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(partial(self._finished, cost))
         self.flow.owe(cost)
 
     def _finished(self, cost: int, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         self._reads.give()
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("closing the connection to %s", self.link.peer, exc_info=error)

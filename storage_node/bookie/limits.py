@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from metadata.errors import check
 
-DISK_READS = 32
-"""Entries read from disk at a time: enough to keep any disk busy, few enough that what is urgent need not wait long."""
+DISK_READS = 8
+"""Entries read from disk at a time: twice what has a thread, so that what is urgent waits for few others."""
 
 
 class Gate:

@@ -6,8 +6,11 @@ it: a chunk is written again only when no view of it is left, which Python itsel
 views refuses to change its size). Chunks are shared through a `ChunkPool`, since touching fresh memory costs more
 than copying into used memory.
 
-Never accepts a frame above `max_frame` (prefix included, as both peers of the protocol check it), and never more than
-one chunk is reserved for a frame that has not arrived.
+A connection holds a chunk only while a frame is incomplete in it or somebody holds a view of it: a quiet connection
+holds none. While many hold one (a storage node with hundreds of clients), an incomplete frame gets memory of its own
+that grows with what arrives, so that a peer can occupy no more than twice what it has sent.
+
+Never accepts a frame above `max_frame` (prefix included, as both peers of the protocol check it).
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ MAX_FRAME_BYTES = 5 * 1024 * 1024
 
 CHUNK_BYTES = 2 * 1024 * 1024
 MIN_FREE_BYTES = 64 * 1024
+READ_BYTES = 256 * 1024
+"""What is received at a time, unless an incomplete frame needs more: what one peer can make wait in memory."""
 LENGTH = Struct(">i")
 LENGTH_BYTES = 4
 
@@ -41,48 +46,75 @@ def _unreferenced(chunk: bytearray) -> bool:
 
 
 class ChunkPool:
-    """Receive chunks for all connections of a network; keeps at most `keep` retired ones for reuse."""
+    """Receive chunks for all connections of a network; keeps at most `keep` retired ones for reuse.
+
+    The chunk that was retired last is lent first: it is still in the processor's cache.
+    """
 
     def __init__(self, *, chunk_bytes: int = CHUNK_BYTES, keep: int = 16) -> None:
         self._chunk_bytes = chunk_bytes
         self._keep = keep
         self._retired: deque[bytearray] = deque()
+        self.lent = 0
+        """Chunks that connections hold."""
+
+    @property
+    def crowded(self) -> bool:
+        """More connections hold a chunk than should at a time."""
+        return self.lent > self._keep
 
     def take(self, need: int) -> bytearray:
         """A chunk of at least `need` bytes that nobody reads."""
+        self.lent += 1
         if need > self._chunk_bytes:
             return bytearray(need)
         for _ in range(len(self._retired)):
-            chunk = self._retired.popleft()
+            chunk = self._retired.pop()
             if _unreferenced(chunk):
                 return chunk
-            self._retired.append(chunk)
+            self._retired.appendleft(chunk)
         return bytearray(self._chunk_bytes)
 
     def retire(self, chunk: bytearray) -> None:
         """Give a chunk back; views of it may still be alive."""
+        self.lent -= 1
         if len(chunk) == self._chunk_bytes and len(self._retired) < self._keep:
             self._retired.append(chunk)
+
+
+_NOTHING = memoryview(b"")
 
 
 class FrameBuffer:
     """The receiving half of one connection."""
 
-    __slots__ = ("_chunk", "_closed", "_end", "_max_frame", "_pool", "_start", "_view")
+    __slots__ = ("_chunk", "_closed", "_end", "_lent", "_max_frame", "_need", "_pool", "_start", "_view")
 
     def __init__(self, pool: ChunkPool, *, max_frame: int = MAX_FRAME_BYTES) -> None:
         self._pool = pool
         self._max_frame = max_frame
-        self._chunk = pool.take(0)
-        self._view = memoryview(self._chunk)
+        self._chunk: bytearray | None = None
+        self._lent = False
+        """The chunk is the pool's, not memory of this connection's own."""
+        self._view = _NOTHING
         self._start = 0
         self._end = 0
+        self._need = 0
+        """Bytes of the incomplete frame, its prefix included; 0 as long as that is not known."""
         self._closed = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory held at present."""
+        return 0 if self._chunk is None else len(self._chunk)
 
     def writable(self) -> memoryview:
         """Free space for the next bytes of the stream; valid until the next `advance`."""
         check(not self._closed, "a closed frame buffer was asked for space")
-        return self._view[self._end :]
+        if self._chunk is None:
+            self._hold(self._pool.take(0), True)
+        end = self._end
+        return self._view[end : end + max(READ_BYTES, self._need - (end - self._start))]
 
     def advance(self, received: int) -> list[memoryview]:
         """Take `received` new bytes into account; return the bodies of all frames they complete.
@@ -108,37 +140,63 @@ class FrameBuffer:
                 break
             append(view[first:after])
             start = after
-        self._start, self._end = start, end
-        if start + need > len(view) or len(view) - end < MIN_FREE_BYTES:
-            self._move(need)
+        self._start, self._end, self._need = start, end, need
+        if need:
+            if start + need > len(view) and (self._lent or end == len(view)):
+                self._move(need)
+        elif len(view) - end < MIN_FREE_BYTES:
+            self._move(0)
         return frames
 
     def rewind(self) -> None:
-        """Start again at the chunk's front if everything was consumed and nobody reads it any more.
+        """Give the chunk back if everything was consumed and nobody reads it any more.
 
-        Called after the frames of a batch were handled, so that a quiet connection touches few pages.
+        Called after the frames of a batch were handled. What is left of an incomplete frame goes into memory of its
+        own while chunks are short.
         """
-        if self._start != self._end or self._start == 0 or self._closed:
+        if self._chunk is None or self._closed:
+            return
+        if self._start != self._end:
+            if self._lent and self._pool.crowded:
+                self._move(self._need)
             return
         self._view.release()
         if _unreferenced(self._chunk):
-            self._start = self._end = 0
-        self._view = memoryview(self._chunk)
+            self._drop()
+        else:
+            self._view = memoryview(self._chunk)
 
     def close(self) -> None:
         """Give the chunk back."""
         if not self._closed:
             self._closed = True
+            self._drop()
+
+    def _hold(self, chunk: bytearray, lent: bool) -> None:
+        self._chunk, self._view, self._lent = chunk, memoryview(chunk), lent
+
+    def _drop(self) -> None:
+        """Hold no chunk any more; views of it may live on."""
+        chunk, self._chunk = self._chunk, None
+        self._start = self._end = 0
+        if chunk is not None:
             self._view.release()
-            self._pool.retire(self._chunk)
+            self._view = _NOTHING
+            if self._lent:
+                self._pool.retire(chunk)
 
     def _move(self, need: int) -> None:
-        """Carry the begun frame over to a chunk that can hold it whole."""
-        view = self._view
-        left = self._end - self._start
-        chunk = self._pool.take(max(need, LENGTH_BYTES))
-        fresh = memoryview(chunk)
-        fresh[:left] = view[self._start : self._end]
-        view.release()
-        self._pool.retire(self._chunk)
-        self._chunk, self._view, self._start, self._end = chunk, fresh, 0, left
+        """Carry the begun frame over to memory that can hold it whole, or, while chunks are short, twice as much."""
+        begun = self._view[self._start : self._end]
+        left = len(begun)
+        self._drop()
+        if not left:
+            return
+        if self._pool.crowded:
+            size = max(2 * left, LENGTH_BYTES + MIN_FREE_BYTES)
+            self._hold(bytearray(min(size, need) if need else size), False)
+        else:
+            self._hold(self._pool.take(need), True)
+        self._view[:left] = begun
+        self._end = left
+        begun.release()
