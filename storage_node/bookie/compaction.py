@@ -72,6 +72,7 @@ class Compactor:
         self._disk = disk
         self._directories = directories
         self._reserve_bytes = settings.min_usable_size_for_entry_log_creation + 2 * settings.slab_bytes
+        self._slab_bytes = settings.slab_bytes
         self._checkpoint_bytes = settings.log_size_limit
         self._by_bytes = settings.is_throttle_by_bytes
         self._pace = Pace(settings.compaction_rate_by_bytes if self._by_bytes else settings.compaction_rate_by_entries)
@@ -94,8 +95,9 @@ class Compactor:
 
     async def compact(self, threshold: float) -> int:
         """Rewrite every log of which less than `threshold` is live; how many were. Their files are gone on return."""
-        done = 0
-        uncovered = 0
+        if not await self._finish_current(threshold):
+            return 0
+        done = uncovered = 0
         for log_id in self.candidates(threshold):
             size = self._contents.live.live(log_id)
             if self._contents.logs.error is not None or not self._has_space(size + uncovered):
@@ -107,20 +109,36 @@ class Compactor:
                 if not await self._checkpoints.take():
                     return done
                 uncovered = 0
-        if uncovered and self._contents.logs.error is None:
+        if (uncovered or self._checkpoints.can_free) and self._contents.logs.error is None:
             await self._checkpoints.take()
         return done
 
+    async def _finish_current(self, threshold: float) -> bool:
+        """Go on in a new log if the current one is mostly dead, so that it can be rewritten like the others.
+
+        Without that, a node to which nobody writes any more would keep it for ever. False: a checkpoint failed.
+        """
+        current = self._contents.logs.current
+        usage = None if current is None else self._contents.live.logs.get(current.log_id)
+        if usage is None or usage.ratio >= threshold or usage.stored - usage.live < self._slab_bytes:
+            return True
+        self._contents.logs.roll()
+        return await self._checkpoints.take()
+
     def _has_space(self, size: int) -> bool:
-        """Copies need space before they free any."""
+        """Copies need space before they free any; new logs go to directories that have some."""
         try:
-            free = min(self._disk.usage(directory)[2] for directory in self._directories)
+            free = {directory: self._disk.usage(directory)[2] for directory in self._directories}
         except OSError as error:
             logger.error("no compaction, the free space cannot be read: %s", error)
             return False
-        if free < self._reserve_bytes + size:
-            logger.warning("no compaction: %d bytes are free, a rewritten log needs %d", free, size)
+        roomy = {directory: left for directory, left in free.items() if left >= self._reserve_bytes}
+        if not roomy or min(roomy.values()) < self._reserve_bytes + size:
+            logger.warning("no compaction: a rewritten log needs %d bytes beside the reserve", size)
             return False
+        current = self._contents.logs.current
+        if current is not None and current.directory not in roomy:
+            self._contents.logs.roll()
         return True
 
     async def _rewrite(self, log_id: int) -> bool:

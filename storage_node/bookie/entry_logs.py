@@ -147,6 +147,20 @@ class EntryLogs:
         slab = self._slab
         return (self.next_log_id, 0) if slab is None else (slab.log_id, (slab.base + slab.end) // ALIGN)
 
+    @property
+    def current(self) -> LogFile | None:
+        """The log that is appended to."""
+        return self._log
+
+    def roll(self) -> None:
+        """Go on in a new log with the next record, whatever room this one has."""
+        log, slab = self._log, self._slab
+        if log is not None and slab is not None:
+            self._seal()
+            log.length = slab.base + slab.end
+            self._log = self._slab = None
+            self._write_on()
+
     def align(self, slab: Slab) -> None:
         """Let the slab's next record begin on a block."""
         gap = up(slab.end) - slab.end
@@ -267,6 +281,8 @@ class EntryLogs:
         """Done when everything appended so far is written (not yet synced)."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         slab = self._slab
+        if slab is None and self._unwritten:
+            slab = self._unwritten[-1][1]  # the log was rolled
         if self.error is not None:
             future.set_exception(self.error)
         elif slab is None:

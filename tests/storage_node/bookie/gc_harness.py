@@ -44,6 +44,9 @@ class DyingFile:
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
         self._disk.step("write", self.path)
+        gate = self._disk.write_gate
+        if gate is not None:
+            gate(self.path)
         self._inner.write_at(offset, buffers)
 
     def sync_data(self) -> None:
@@ -83,6 +86,7 @@ class DyingDisk(SystemDisk):
         self.synced: dict[str, int] = {}
         self.unreadable: set[str] = set()
         self.read_gate: Callable[[str], None] | None = None
+        self.write_gate: Callable[[str], None] | None = None
         self.free: int | None = None
 
     @property

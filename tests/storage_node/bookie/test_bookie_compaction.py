@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from bookie_harness import DIGEST, KEY
+from bookie_harness import DIGEST, KEY, MIB
 from gc_harness import LOG_BYTES, Node, body_of
 
 from metadata.memory import MemoryTree
@@ -180,6 +180,103 @@ async def test_an_entry_overwritten_or_collected_while_its_log_is_copied_stays_s
         assert node.counted() == node.kept_count()
         await node.kill()
         await node.start()
+
+
+async def test_a_copy_that_waits_for_memory_looks_again_before_it_is_made(node: Node) -> None:
+    """Between the reading of a record and its copying, its ledger may go, or a later copy may come."""
+    await interleaved(node, kept=(1, 2))
+    writing, gate = threading.Event(), threading.Event()
+
+    def hold(path: str) -> None:
+        if "/journal" not in path and threading.current_thread().name.startswith("bookie-entries"):
+            writing.set()
+            gate.wait(20)
+
+    node.disk.write_gate = hold
+    await node.create(3)
+    number = 0
+    while not node.bookie.storage.contents.logs.lagging:
+        await node.add(3, [number], 60_000)
+        number += 1
+    assert writing.is_set()
+    compacting = asyncio.ensure_future(node.bookie.storage.compactor.compact(0.9))
+    storage = node.bookie.storage
+    while not storage._room_waiters:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    first = {entry_id for entry_id in range(60) if (place := storage.ledgers[1].index.get(entry_id)) and place[0] == 1}
+    await node.add_all([(1, entry_id) for entry_id in sorted(first)], 2000)
+    storage.contents.delete(2, 0)
+    node.disk.write_gate = None
+    gate.set()
+    assert await compacting >= 5
+    for entry_id in range(60):
+        assert await node.read(1, entry_id) == body_of(1, entry_id, 2000 if entry_id in first else 3000)
+    assert 2 not in storage.ledgers
+    assert node.counted() == node.kept_count()
+
+
+async def test_a_damaged_log_without_a_sidecar_is_kept_with_what_might_be_in_it(node: Node) -> None:
+    await interleaved(node, kept=(1, 2, 3))
+    await node.stop()
+    bad = node.path_of(node.log_ids()[1])
+    bad.with_suffix(".idx").unlink()
+    with bad.open("r+b") as stream:
+        stream.seek(64)
+        stream.write(bytes(32))
+    await node.start()
+    assert node.bookie.storage.lossy
+    await node.delete(1, 2, 3)
+    assert await node.bookie.collect_garbage() == 3
+    assert bad.exists()
+    assert len(node.log_ids()) <= 3
+
+
+async def test_the_current_log_is_ended_when_it_is_mostly_dead(node: Node) -> None:
+    """A node to which nobody writes any more gives that space back as well."""
+    await node.stop()
+    node._overrides["log_size_limit"] = 16 * LOG_BYTES
+    await node.start()
+    await node.create(1)
+    await node.add_all([(ledger, entry) for entry in range(60) for ledger in (1, 2, 3, 4, 5, 6, 7, 8)], 3000)
+    await node.bookie.collect_garbage()
+    assert len(node.log_ids()) == 1
+    before = node.files()
+    assert await node.bookie.compact(major=False) == 1
+    await node.check(1, range(60), 3000)
+    assert node.files() < before / 3
+    await node.delete(1)
+    await node.bookie.collect_garbage()
+    await node.add_all([(2, entry) for entry in range(60)], 3000)
+    await node.bookie.collect_garbage()
+    await node.bookie.compact(major=False)
+    assert node.files() == 0, "not even one log"
+    await node.create(4)
+    for _ in range(2):
+        await node.add(4, range(5))
+        await node.kill()
+        await node.start()
+        await node.check(4, range(5))
+
+
+@pytest.mark.parametrize("full", ["both", "ledgers0", "ledgers1"])
+async def test_compaction_goes_on_where_there_is_room(node: Node, full: str) -> None:
+    await node.stop()
+    node._overrides["min_usable_size_for_entry_log_creation"] = MIB
+    await node.start()
+    await interleaved(node)
+
+    def usage(path: str) -> tuple[int, int, int]:
+        return (1, 1 << 40, 1000 if full == "both" or full in path else 1 << 39)
+
+    node.disk.usage = usage  # type: ignore[method-assign]
+    node.bookie.disks.look()
+    before = node.log_ids()
+    assert await node.bookie.compact() == (0 if full == "both" else len(before) - 1)
+    if full != "both":
+        place = node.bookie.storage.ledgers[1].index.get(0)
+        assert place is not None
+        assert full not in str(node.path_of(place[0]))
+    await node.check(1, range(60), 3000)
 
 
 async def test_copying_waits_for_space_and_for_its_pace(node: Node) -> None:

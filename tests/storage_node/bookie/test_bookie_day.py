@@ -80,7 +80,7 @@ class Day:
 
     async def read_some(self) -> None:
         """Living ledgers answer with their entries; deleted ones with the same, or that there is no such ledger."""
-        for number in self.rng.sample(sorted(self.sizes), min(8, len(self.sizes))):
+        for number in self.rng.sample(sorted(self.sizes), min(5, len(self.sizes))):
             await self.check(number, self.rng.randrange(self.entries))
         if self.gone:
             answer = await self.client.read(self.rng.choice(self.gone), 0)
@@ -129,6 +129,7 @@ async def live_through(path: Path, minutes: int, entries: int, seed: int) -> Non
     for number in day.sizes:
         for entry_id in range(0, entries, 5):
             await day.check(number, entry_id)
+    await node.bookie.storage.checkpoint()
     stats, used, live = node.bookie.storage.contents.stats, node.files(), day.live
     print(
         f"{minutes} minutes, {day.written / MIB:.0f} MiB written, peak on disk {day.peak / MIB:.1f} MiB; at the end "
