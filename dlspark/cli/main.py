@@ -14,7 +14,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
-from dlspark.cli import logs, sandbox, streams
+from dlspark.cli import bookies, logs, sandbox, streams
 from dlspark.errors import DistributedLogError
 from dlspark.version import __version__
 
@@ -61,15 +61,6 @@ def demo(
 
 
 @app.command()
-@plain_errors
-def bookie(conf: Annotated[Path, typer.Option(help="Properties file; see conf/bookie.conf.")]) -> None:
-    """Run one storage node in the foreground until SIGTERM."""
-    from storage_node.bookie.__main__ import main
-
-    raise typer.Exit(main(["--conf", str(conf)]))
-
-
-@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
@@ -80,6 +71,22 @@ sandbox_app.command("start")(plain_errors(sandbox.start))
 sandbox_app.command("stop")(plain_errors(sandbox.stop))
 sandbox_app.command("status")(plain_errors(sandbox.status))
 app.add_typer(sandbox_app, name="sandbox")
+
+bookie_app = typer.Typer(help="Run a storage node; tools for one that does not run.")
+bookie_app.callback(invoke_without_command=True)(plain_errors(bookies.run))
+bookie_app.command("status")(plain_errors(bookies.status))
+bookie_app.command("list-ledgers")(plain_errors(bookies.list_ledgers))
+bookie_app.command("read-entry")(plain_errors(bookies.read_entry))
+bookie_app.command("verify")(plain_errors(bookies.verify))
+bookie_app.command("rebuild-index")(plain_errors(bookies.rebuild_index))
+bookie_app.command("format")(plain_errors(bookies.format_node))
+bookie_app.command("decommission")(plain_errors(bookies.decommission))
+cookie_app = typer.Typer(help="Cookies in metadata: who a node is.", no_args_is_help=True)
+cookie_app.command("show")(plain_errors(bookies.cookie_show))
+cookie_app.command("list")(plain_errors(bookies.cookie_list))
+cookie_app.command("delete")(plain_errors(bookies.cookie_delete))
+bookie_app.add_typer(cookie_app, name="cookie")
+app.add_typer(bookie_app, name="bookie")
 
 log_app = typer.Typer(help="Create, list, describe and delete logs.", no_args_is_help=True)
 log_app.command("create")(plain_errors(logs.create))

@@ -110,7 +110,7 @@ def _rebuild(disk: Disk, directory: str, log_id: int, ledgers: dict[int, Ledger]
     length = opened.lengths[log_id]
     file = disk.open(f"{directory}/{log_name(log_id)}")
     try:
-        new, lost = _scan(file, length)
+        new, lost = scan_log(file, length)
     finally:
         file.close()
     block = new.block(log_id, 0, length)
@@ -124,7 +124,7 @@ def _rebuild(disk: Disk, directory: str, log_id: int, ledgers: dict[int, Ledger]
         disk.write_file(f"{directory}/{sidecar_name(log_id)}", block)
 
 
-def _scan(file: DiskFile, length: int) -> tuple[NewPlaces, bool]:
+def scan_log(file: DiskFile, length: int) -> tuple[NewPlaces, bool]:
     """All entries of a log's first `length` bytes by their headers; bodies are checked when they are read.
 
     Facts about ledgers are passed over: the checkpoint knows as much as any record that it covers, or more.

@@ -1,0 +1,135 @@
+"""`dlspark bookie`: run a storage node, and the tools for one that does not run."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlspark.errors import CallerError
+from storage_node.bookie.tools.commands import Report
+
+ConfOption = Annotated[Path, typer.Option("--conf", help="The node's properties file; see conf/bookie.conf.")]
+IdOption = Annotated[str | None, typer.Option("--bookie-id", help="Default: the one whose directories these are.")]
+
+
+class Output(str, Enum):
+    """How a result is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", help="How the result is printed.")]
+
+
+def run(
+    context: typer.Context,
+    conf: Annotated[Path | None, typer.Option("--conf", help="Properties file; see conf/bookie.conf.")] = None,
+) -> None:
+    """Run one storage node in the foreground until SIGTERM, or one of the tools below."""
+    if context.invoked_subcommand is not None:
+        return
+    if conf is None:
+        raise CallerError("no configuration was named", advice="Give --conf FILE, or the name of a tool")
+    from storage_node.bookie.__main__ import main
+
+    raise typer.Exit(main(["--conf", str(conf)]))
+
+
+def status(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
+    """Space, files and the last checkpoint of a node, running or not."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.status(conf), output)
+
+
+def list_ledgers(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
+    """The ledgers that a stopped node holds."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.list_ledgers(conf), output)
+
+
+def read_entry(
+    ledger: Annotated[int, typer.Argument(help="Ledger id.")],
+    entry: Annotated[int, typer.Argument(help="Entry id; -1 is the last one (write it behind `--`).")],
+    conf: ConfOption,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """One entry as its client sent it, in hexadecimal."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.read_entry(conf, ledger, entry), output)
+
+
+def verify(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
+    """Read everything that a stopped node holds. Exits with 3 if anything is damaged."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.verify(conf), output)
+
+
+def rebuild_index(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
+    """Write the index of every entry log of a stopped node anew. Exits with 3 if a log is damaged."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.rebuild_index(conf), output)
+
+
+def format_node(
+    conf: ConfOption,
+    force: Annotated[bool, typer.Option("--force", help="Do not ask.")] = False,
+    delete_cookie: Annotated[bool, typer.Option("--delete-cookie", help="Remove the cookie in metadata too.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Remove everything that a stopped node stored."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.format_node(conf, typer.confirm, force=force, delete_cookie=delete_cookie), output)
+
+
+def decommission(
+    conf: ConfOption,
+    bookie_id: IdOption = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for auto-recovery.")] = 3600.0,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Have a stopped node's ledgers replicated elsewhere by auto-recovery, then remove its cookie."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.decommission(conf, bookie_id, timeout, lambda line: typer.echo(line, err=True)), output)
+
+
+def cookie_show(conf: ConfOption, bookie_id: IdOption = None, output: OutputOption = Output.TEXT) -> None:
+    """A bookie's cookie in metadata."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.cookie_show(conf, bookie_id), output)
+
+
+def cookie_list(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
+    """The bookies that have a cookie."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.cookie_list(conf), output)
+
+
+def cookie_delete(
+    conf: ConfOption,
+    bookie_id: IdOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Though ledgers name the bookie: they may lose data.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Remove a bookie's cookie; refused while it runs, or while a ledger names it."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.cookie_delete(conf, bookie_id, force=force), output)
+
+
+def _print(report: Report, output: Output) -> None:
+    typer.echo(report.text(output.value))
+    if report.status:
+        raise typer.Exit(report.status)

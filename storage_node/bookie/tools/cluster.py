@@ -1,0 +1,130 @@
+"""A node's place in the cluster: its cookie, the ledgers whose metadata names it, and taking it out for good.
+
+A cookie protects its ledgers: without one, an empty node of the same name would be let in and would say "no such entry"
+of entries that it had acknowledged (D3). So a cookie goes only when no ledger refers to the node any more, or when
+somebody insists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from metadata.bookies import BookieRegistry, Cookie
+from metadata.errors import CallerError, NoNodeError, NotAppliedError
+from metadata.ledgers import LedgerStore
+from metadata.replication import ReplicationStore
+from metadata.store import MetadataStore
+
+POLL_S = 1.0
+
+
+class StillReferredToError(NotAppliedError):
+    """Ledgers refer to the bookie; its cookie was left."""
+
+
+class Cluster:
+    """One cluster's metadata below `root`."""
+
+    def __init__(self, store: MetadataStore, root: str) -> None:
+        self._store = store
+        self._root = root
+        self.registry = BookieRegistry(store, root)
+        self._ledgers = LedgerStore(store, root)
+        self._replication = ReplicationStore(store, root)
+
+    async def read_cookie(self, bookie_id: str) -> Cookie:
+        """Raises CallerError where the bookie has none."""
+        found = await self.registry.read_cookie(bookie_id)
+        if found is None:
+            raise CallerError("the bookie has no cookie", node=bookie_id, advice="List those that have: cookie list")
+        return found.value
+
+    async def cookies(self) -> list[str]:
+        """The bookies that have a cookie."""
+        try:
+            names, _ = await self._store.children(f"{self._root}/cookies")
+        except NoNodeError:
+            return []
+        return names
+
+    async def ledgers_of(self, bookie_id: str) -> list[int]:
+        """Ledgers of which some ensemble names the bookie. One that is deleted meanwhile is left out."""
+        await self._store.sync(self._root)
+        found: list[int] = []
+        async for ledger_id in self._ledgers.ids():
+            try:
+                metadata = (await self._ledgers.read(ledger_id)).value
+            except NoNodeError:
+                continue
+            if any(bookie_id in ensemble.bookies for ensemble in metadata.ensembles):
+                found.append(ledger_id)
+        return found
+
+    async def is_registered(self, bookie_id: str) -> bool:
+        addresses = [*await self.registry.writable(), *await self.registry.readonly()]
+        return any(address.bookie_id == bookie_id for address in addresses)
+
+    async def check_stopped(self, bookie_id: str) -> None:
+        """Raise CallerError while the bookie is registered."""
+        if await self.is_registered(bookie_id):
+            raise CallerError(
+                "the bookie is registered: it runs, or ran until just now",
+                node=bookie_id,
+                advice="Stop it, and wait for its session to end; nothing was done",
+            )
+
+    async def delete_cookie(self, bookie_id: str, *, force: bool = False) -> None:
+        """Forget who the bookie was. Raises CallerError while it runs, StillReferredToError while it is needed."""
+        found = await self.registry.read_cookie(bookie_id)
+        if found is None:
+            raise CallerError("the bookie has no cookie", node=bookie_id)
+        await self.check_stopped(bookie_id)
+        if not force:
+            await self.check_unused(bookie_id)
+        await self.registry.delete_cookie(bookie_id, found.version)
+
+    async def check_unused(self, bookie_id: str) -> None:
+        """Raise StillReferredToError if a ledger names the bookie."""
+        ledgers = await self.ledgers_of(bookie_id)
+        if ledgers:
+            raise StillReferredToError(
+                f"{len(ledgers)} ledgers still name the bookie ({', '.join(map(str, ledgers[:5]))} ...)",
+                node=bookie_id,
+                advice="Decommission it first, so that its ledgers are replicated elsewhere; nothing was done",
+            )
+
+    async def decommission(
+        self,
+        bookie_id: str,
+        *,
+        now_ms: Callable[[], int],
+        timeout_s: float,
+        progress: Callable[[int], None],
+    ) -> int:
+        """Have everything that the bookie holds replicated elsewhere, then remove its cookie.
+
+        Marks its ledgers as under-replicated, for auto-recovery, and waits until no ledger names it. Returns how many
+        did at first. Stopping in between loses nothing: the marks stay, and it can be done again. Raises CallerError
+        (it runs, or has no cookie), StillReferredToError (not done within `timeout_s`).
+        """
+        found = await self.registry.read_cookie(bookie_id)
+        if found is None:
+            raise CallerError("the bookie has no cookie: it is decommissioned, or never was here", node=bookie_id)
+        await self.check_stopped(bookie_id)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        ledgers = first = await self.ledgers_of(bookie_id)
+        if ledgers:
+            await self._replication.prepare()
+        while ledgers:
+            progress(len(ledgers))
+            for ledger_id in ledgers:  # again each time: a mark may have been taken back while the node was named
+                await self._replication.mark(ledger_id, [bookie_id], now_ms())
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                await self.check_unused(bookie_id)
+            await asyncio.sleep(min(POLL_S, max(left, 0)))
+            ledgers = await self.ledgers_of(bookie_id)
+        await self.check_stopped(bookie_id)
+        await self.registry.delete_cookie(bookie_id, found.version)
+        return len(first)

@@ -1,0 +1,198 @@
+"""Every tool as a function from its arguments to a `Report`, which the two command lines print as text or as JSON.
+
+Exit status: 0 it is as it should be, 3 damage or something left to do was found; errors end with 1 and a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from metadata.errors import CallerError
+from metadata.zookeeper import ZooKeeperStore
+from storage_node.bookie.settings import BookieSettings
+from storage_node.bookie.tools.cluster import Cluster
+from storage_node.bookie.tools.offline import Offline
+from storage_node.bookie.tools.repair import format_directories
+from storage_node.bookie.tools.repair import rebuild_index as rebuild
+from storage_node.bookie.tools.status import node_status
+from storage_node.bookie.tools.verify import verify as verify_node
+from storage_node.edge import SystemClock
+
+T = TypeVar("T")
+FOUND = 3
+
+
+@dataclass(slots=True)
+class Report:
+    """What a tool has to say."""
+
+    data: dict[str, object] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    status: int = 0
+
+    def text(self, output: str) -> str:
+        """`output`: text or json."""
+        return json.dumps(self.data, indent=2) if output == "json" else "\n".join(self.lines)
+
+
+def _settings(conf: Path) -> BookieSettings:
+    return BookieSettings.from_properties(conf)
+
+
+def _in_cluster(settings: BookieSettings, work: Callable[[Cluster], Awaitable[T]]) -> T:
+    async def run() -> T:
+        store = await ZooKeeperStore.connect(settings.zk_servers, session_timeout_ms=settings.zk_timeout_ms)
+        try:
+            return await work(Cluster(store, settings.zk_ledgers_root_path))
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def _own_id(settings: BookieSettings, given: str | None) -> str:
+    """The bookie meant: the one named, else the one that the directories belong to."""
+    if given:
+        return given
+    with Offline(settings) as node:
+        return node.cookie().bookie_id
+
+
+# ------------------------------------------------------------------------------------------- looking
+
+
+def status(conf: Path) -> Report:
+    """Space, files and the last checkpoint of a node, running or not."""
+    found = node_status(_settings(conf))
+    lines = [
+        f"bookie {found.bookie_id or '(none yet)'}: {'running' if found.running else 'not running'}"
+        + (", read-only when it last said so" if found.read_only_at_last else "")
+    ]
+    if found.checkpoint is not None:
+        loss = ", entries may be lost here" if found.lossy else ""
+        state = "after a clean stop" if found.clean else "the journal goes on behind it"
+        lines.append(f"checkpoint {found.checkpoint}, {state}, {found.ledgers} ledgers{loss}")
+    for one in found.directories:
+        if not one.exists:
+            lines.append(f"{one.role} {one.path}: missing")
+            continue
+        files = (
+            f"{one.journal_files} journal files, {one.spare_journal_files} spare"
+            if one.role == "journal"
+            else f"{one.entry_logs} entry logs, {one.data_bytes} bytes"
+        )
+        full = ", too full" if one.full else ""
+        lines.append(f"{one.role} {one.path}: {one.free_bytes} of {one.total_bytes} bytes free{full}; {files}")
+    return Report(asdict(found), lines)
+
+
+def list_ledgers(conf: Path) -> Report:
+    """The ledgers that a stopped node holds."""
+    with Offline(_settings(conf)) as node:
+        found = node.summaries()
+    lines = [
+        f"ledger {one.ledger_id}: {one.entries} entries, {one.bytes} bytes, "
+        f"{', '.join(f'{first}-{last}' for first, last in one.ranges) or 'none'}"
+        f"; last add confirmed {one.last_add_confirmed}{', fenced' if one.fenced else ''}"
+        for one in found
+    ]
+    return Report({"ledgers": [asdict(one) for one in found]}, [*lines, f"{len(found)} ledgers"])
+
+
+def read_entry(conf: Path, ledger_id: int, entry_id: int) -> Report:
+    """One entry as its client sent it, digest and all, in hexadecimal."""
+    with Offline(_settings(conf)) as node:
+        body = node.read_entry(ledger_id, entry_id)
+    data: dict[str, object] = {"ledger_id": ledger_id, "entry_id": entry_id, "bytes": len(body), "body": body.hex()}
+    return Report(data, [body[at : at + 32].hex(" ", 4) for at in range(0, len(body), 32)])
+
+
+def verify(conf: Path) -> Report:
+    """Read everything that a stopped node holds, and name what is not as it was written."""
+    with Offline(_settings(conf)) as node:
+        found = verify_node(node)
+    summary = (
+        f"{found.ledgers} ledgers, {found.logs} entry logs with {found.entries} intact entries ({found.bytes} bytes), "
+        f"{found.journal_records} journal records; {len(found.lost)} damages"
+    )
+    lines = [*map(str, found.damages), summary]
+    return Report(asdict(found), lines, FOUND if found.lost else 0)
+
+
+# ------------------------------------------------------------------------------------------- changing
+
+
+def rebuild_index(conf: Path) -> Report:
+    """Write the index of every entry log of a stopped node anew."""
+    found = rebuild(_settings(conf))
+    lines = [f"{path}: written" for path in found.written]
+    lines += [f"{path}: kept, the log is damaged and the index is not" for path in found.kept]
+    lines += [f"{path}: not written, the log is damaged: what is missing is unknown" for path in found.lost]
+    lines += [f"{name}: the log is missing" for name in found.missing]
+    return Report(asdict(found), lines, FOUND if found.kept or found.lost or found.missing else 0)
+
+
+def format_node(conf: Path, confirm: Callable[[str], bool], *, force: bool, delete_cookie: bool) -> Report:
+    """Remove everything that a stopped node stored; with `delete_cookie` also its cookie, if no ledger needs it."""
+    settings = _settings(conf)
+    places = ", ".join(dict.fromkeys([*settings.journal_directories, *settings.ledger_directories]))
+    if not force and not confirm(f"Remove every entry and journal in {places}?"):
+        raise CallerError("not confirmed; nothing was done")
+    if delete_cookie:
+        bookie_id = _own_id(settings, None)
+        _in_cluster(settings, lambda cluster: cluster.check_stopped(bookie_id))
+        _in_cluster(settings, lambda cluster: cluster.check_unused(bookie_id))
+    removed = format_directories(settings)
+    lines = [f"{len(removed)} files removed"]
+    if delete_cookie:
+        _in_cluster(settings, lambda cluster: cluster.delete_cookie(bookie_id))
+        lines.append(f"the cookie of {bookie_id} was removed")
+    return Report({"removed": removed, "cookie_deleted": delete_cookie}, lines)
+
+
+def cookie_show(conf: Path, bookie_id: str | None) -> Report:
+    """A bookie's cookie in metadata."""
+    settings = _settings(conf)
+    name = _own_id(settings, bookie_id)
+    found = _in_cluster(settings, lambda cluster: cluster.read_cookie(name))
+    return Report(asdict(found), [found.encode().decode().rstrip()])
+
+
+def cookie_list(conf: Path) -> Report:
+    """The bookies that have a cookie."""
+    names = _in_cluster(_settings(conf), lambda cluster: cluster.cookies())
+    return Report({"bookies": names}, names)
+
+
+def cookie_delete(conf: Path, bookie_id: str | None, *, force: bool) -> Report:
+    """Remove a bookie's cookie; refused while a ledger names it, unless forced."""
+    settings = _settings(conf)
+    name = _own_id(settings, bookie_id)
+    _in_cluster(settings, lambda cluster: cluster.delete_cookie(name, force=force))
+    return Report({"bookie_id": name}, [f"the cookie of {name} was removed"])
+
+
+def decommission(conf: Path, bookie_id: str | None, timeout_s: float, progress: Callable[[str], None]) -> Report:
+    """Have a stopped bookie's ledgers replicated elsewhere by auto-recovery, then remove its cookie."""
+    settings = _settings(conf)
+    name = _own_id(settings, bookie_id)
+    clock = SystemClock()
+
+    async def work(cluster: Cluster) -> int:
+        return await cluster.decommission(
+            name,
+            now_ms=clock.now_ms,
+            timeout_s=timeout_s,
+            progress=lambda left: progress(f"{left} ledgers still name {name}"),
+        )
+
+    moved = _in_cluster(settings, work)
+    return Report(
+        {"bookie_id": name, "ledgers": moved},
+        [f"{moved} ledgers were replicated elsewhere, the cookie of {name} was removed"],
+    )

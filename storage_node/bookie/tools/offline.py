@@ -1,0 +1,208 @@
+"""A node's directories while the node does not run: locked, read, and not changed.
+
+What is seen is what the node would have after its next start: the newest checkpoint, the logs that it names, and the
+journals' records behind its marks. Nothing is repaired on the way; see `verify` for what is damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from metadata.bookies import Cookie
+from metadata.errors import CorruptDataError
+from storage_node.bookie.checkpoint import Checkpoint
+from storage_node.bookie.cookies import FILE_NAME as COOKIE_NAME
+from storage_node.bookie.disk import SystemDisk
+from storage_node.bookie.journal_format import node_tag
+from storage_node.bookie.journals import check_marks, open_readers
+from storage_node.bookie.ledgers import Ledger
+from storage_node.bookie.opening import OpenedLogs, index_logs, read_checkpoint
+from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES, LAC, LEDGER, Record, parse_ledger_body, read_record
+from storage_node.bookie.settings import BookieSettings
+from storage_node.edge import Disk, DiskFile
+from storage_node.errors import BookieConfigurationError, NoSuchEntryError, NoSuchLedgerError
+from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME = "lock"
+IN_JOURNAL = 0
+"""Stands for an entry's log where the entry is in the journal only; logs are numbered from 1."""
+
+
+class ReadOnlyDisk(SystemDisk):
+    """The real disk, for readers: what they would repair on the way is left as it is."""
+
+    def write_file(self, path: str, data: bytes) -> None:
+        logger.info("%s would be written anew by the node", path)
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What the node holds."""
+
+    checkpoint: Checkpoint | None
+    ledgers: dict[int, Ledger] = field(default_factory=dict)
+    logs: OpenedLogs = field(default_factory=OpenedLogs)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """One ledger as the node holds it; `ranges` are contiguous entry ids, (first, last)."""
+
+    ledger_id: int
+    entries: int
+    bytes: int
+    fenced: bool
+    last_add_confirmed: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+class Offline:
+    """The directories of one node, locked while the context lasts.
+
+    Raises BookieConfigurationError where a directory is missing, or the node runs.
+    """
+
+    def __init__(self, settings: BookieSettings, disk: Disk | None = None) -> None:
+        self.settings = settings
+        self.disk: Disk = disk or ReadOnlyDisk()
+        self.journals = [f"{directory}/current" for directory in settings.journal_directories]
+        self.ledgers = [f"{directory}/current" for directory in settings.ledger_directories]
+        self._locks: list[DiskFile] = []
+
+    @property
+    def directories(self) -> list[str]:
+        """The `current` folders of all directories, each once."""
+        return list(dict.fromkeys([*self.journals, *self.ledgers]))
+
+    def __enter__(self) -> Offline:
+        try:
+            for directory in self.directories:
+                self._lock(directory.rpartition("/")[0])
+        except BaseException:
+            self._unlock()
+            raise
+        return self
+
+    def _lock(self, directory: str) -> None:
+        try:
+            self._locks.append(self.disk.lock(f"{directory}/{LOCK_NAME}"))
+        except FileNotFoundError:
+            raise BookieConfigurationError("there is no such directory", path=directory) from None
+        except BlockingIOError:
+            raise BookieConfigurationError(
+                "the node runs, or another tool does", advice="Stop it first; nothing was done", path=directory
+            ) from None
+
+    def _unlock(self) -> None:
+        for lock in self._locks:
+            lock.close()
+        self._locks.clear()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._unlock()
+
+    def cookie(self) -> Cookie:
+        """Whose directories these are. Raises CorruptDataError where none of them says so."""
+        for directory in self.directories:
+            path = f"{directory}/{COOKIE_NAME}"
+            data = self.disk.read_file(path)
+            if data is not None:
+                return Cookie.decode(data, path)
+        raise CorruptDataError(
+            f"no directory has a file {COOKIE_NAME}: no node has ever run here, or it was formatted",
+            path=", ".join(self.directories),
+        )
+
+    @property
+    def tag(self) -> bytes:
+        cookie = self.cookie()
+        return node_tag(cookie.bookie_id, cookie.instance_id)
+
+    # ------------------------------------------------------------------------------------ contents
+
+    def load(self) -> Snapshot:
+        """What the node holds. Raises JournalCorruptError, CorruptDataError or OSError."""
+        found = read_checkpoint(self.disk, self.ledgers)
+        if found is None:
+            return Snapshot(None)
+        checkpoint, ledgers = found
+        check_marks(checkpoint.marks, self.journals)
+        snapshot = Snapshot(checkpoint, ledgers, index_logs(self.disk, self.ledgers, checkpoint, ledgers))
+        for record in self.journal_records(checkpoint):
+            _apply(snapshot.ledgers, record)
+        return snapshot
+
+    def journal_records(self, checkpoint: Checkpoint) -> Iterator[Record]:
+        """The records of all journals behind the checkpoint. Raises JournalCorruptError."""
+        if checkpoint.clean:
+            return
+        readers = open_readers(self.disk, self.journals, self.tag)
+        for reader, mark in zip(readers, checkpoint.marks, strict=True):
+            yield from reader.replay(mark)
+
+    def summaries(self) -> list[LedgerSummary]:
+        """Every ledger, by id."""
+        return [_summary(ledger) for _, ledger in sorted(self.load().ledgers.items())]
+
+    def read_entry(self, ledger_id: int, entry_id: int) -> bytes:
+        """An entry as its client sent it; -1 is the last one.
+
+        Raises NoSuchLedgerError, NoSuchEntryError; CorruptDataError where it is damaged; OSError.
+        """
+        snapshot = self.load()
+        ledger = snapshot.ledgers.get(ledger_id)
+        if ledger is None:
+            raise NoSuchLedgerError("the node does not hold this ledger", ledger_id=ledger_id)
+        entry_id = ledger.index.last if entry_id == -1 else entry_id
+        place = ledger.index.get(entry_id)
+        if place is None:
+            raise NoSuchEntryError("the node does not hold this entry", ledger_id=ledger_id, entry_id=entry_id)
+        log_id, at, size = place
+        if log_id == IN_JOURNAL and snapshot.checkpoint is not None:
+            found = b""
+            for record in self.journal_records(snapshot.checkpoint):
+                if record.kind == ENTRY and (record.ledger_id, record.entry_id) == (ledger_id, entry_id):
+                    found = bytes(record.body)
+            return found
+        return self._read_from_log(snapshot.logs.paths[log_id], at * ALIGN, size, ledger_id, entry_id)
+
+    def _read_from_log(self, path: str, offset: int, size: int, ledger_id: int, entry_id: int) -> bytes:
+        file = self.disk.open(path)
+        try:
+            body = read_record(memoryview(file.read_at(offset, size)), ledger_id, entry_id)
+        finally:
+            file.close()
+        if body is None:
+            raise CorruptDataError(
+                f"the entry is damaged at offset {offset}", ledger_id=ledger_id, entry_id=entry_id, path=path
+            )
+        return bytes(body)
+
+
+def _apply(ledgers: dict[int, Ledger], record: Record) -> None:
+    """What a record of the journal changes."""
+    ledger = ledgers.get(record.ledger_id)
+    if ledger is None:
+        ledger = ledgers[record.ledger_id] = Ledger(record.ledger_id)
+    if record.kind == ENTRY:
+        ledger.index.put(record.entry_id, IN_JOURNAL, 0, record.size)
+        ledger.raise_lac(ENTRY_IDS.unpack_from(record.body)[2])
+    elif record.kind == LEDGER:
+        ledger.master_key, fenced = parse_ledger_body(record.body)
+        ledger.fenced = ledger.fenced or fenced
+    elif record.kind == LAC:
+        ledger.raise_lac(LAC_HEADER.unpack_from(record.body)[1])
+
+
+def _summary(ledger: Ledger) -> LedgerSummary:
+    ranges = tuple(ledger.index.ranges())
+    entries = sum(last - first + 1 for first, last in ranges)
+    size = sum(size for _, size in ledger.index.bytes_by_log()) - HEADER_BYTES * entries
+    return LedgerSummary(ledger.ledger_id, entries, size, ledger.fenced, ledger.lac, ranges)
