@@ -74,7 +74,7 @@ class Bookie:
         self._storage: Storage | None = None
         self._listener: Listener | None = None
         self._locks: list[DiskFile] = []
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
         self.limits = Limits(
             adds=settings.max_adds_in_progress_limit,
             reads=settings.max_reads_in_progress_limit,
@@ -127,7 +127,7 @@ class Bookie:
         return self.disks.capacity()
 
     def closed(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
 
     # ------------------------------------------------------------------------------------ start
 
@@ -216,7 +216,7 @@ class Bookie:
         if not self._serving:
             raise BookieFailedError("connections are not accepted yet, or no more")
         connection = Connection(self, link)
-        self._connections.add(connection)
+        self._connections[connection] = None
         return connection
 
     # ------------------------------------------------------------------------------------ read-only mode

@@ -209,7 +209,7 @@ class Checkpointer:
                 directories.add(log.directory)
             log.sidecar_bytes += len(block)
             log.synced = length
-        for directory in directories:
+        for directory in sorted(directories):
             self._disk.sync_directory(directory)
 
     def _write_checkpoint(self, taken: Checkpoint, states: list[bytes]) -> None:

@@ -33,12 +33,12 @@ def poll(connection: Connection, request: m.ReadRequest, previous_lac: int) -> N
 
 def _wait(connection: Connection, request: m.ReadRequest, ledger: Ledger, previous_lac: int, timeout_s: float) -> None:
     def finished(advanced: bool) -> None:
-        connection.polls.discard(waiter)
+        connection.polls.pop(waiter, None)
         _finish(connection, request, previous_lac, advanced)
         connection.flow.done(REQUEST_BYTES)
 
     waiter = LacWaiter(ledger, previous_lac, timeout_s, finished)
-    connection.polls.add(waiter)
+    connection.polls[waiter] = None
     connection.flow.in_flight += REQUEST_BYTES
 
 
