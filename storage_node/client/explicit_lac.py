@@ -1,7 +1,7 @@
 """`ExplicitLac`: tells bookies the LAC where no later add does, so that readers see the last entries of a quiet ledger.
 
-Off by default. With an interval, the LAC is written that long after it moved, unless an add has carried it meanwhile;
-what fails is logged and tried again. `flush` writes it at once and says whether it worked.
+Off by default. With an interval, the LAC is written once for so long no add has carried a later one; what fails is
+logged and tried again. `flush` writes it at once and says whether it worked.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ class ExplicitLac:
         self._start(self._tell())
 
     async def _tell(self) -> None:
-        self._told = max(self._told, self._carried())
-        if self._machine.last_add_confirmed > self._told:
+        carried = self._carried()
+        if carried > self._told:
+            self._told = carried  # adds are coming, and the next one will carry what the last one could not
+        elif self._machine.last_add_confirmed > self._told:
             try:
                 await self.flush()
             except DistributedLogError as error:
