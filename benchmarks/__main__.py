@@ -14,11 +14,13 @@ from typing import Protocol
 
 from benchmarks.cluster import Cluster
 from benchmarks.codec import CodecBenchmark
+from benchmarks.java_pairs import java_pairs
 from benchmarks.machine import header
 from benchmarks.results import Row, as_json, table
 from benchmarks.storage import StorageBenchmark
+from dlspark.testing.java_process import OutOfReachError
 
-SECTIONS = ("codec", "storage", "spark")
+SECTIONS = ("codec", "storage", "spark", "java")
 NEEDED_BYTES = 30 << 30
 """Three replicas of everything that is written, and the journals; nothing is collected meanwhile."""
 
@@ -58,7 +60,7 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     benchmarks: list[Benchmark] = []
     if "codec" in sections:
         benchmarks.append(CodecBenchmark())
-    if "storage" in sections or "spark" in sections:
+    if {"storage", "spark", "java"} & set(sections):
         cluster = stack.enter_context(Cluster(directory / "cluster"))
     if "storage" in sections:
         benchmarks.append(StorageBenchmark(cluster, directory))
@@ -66,6 +68,11 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
         from benchmarks.spark_jobs import spark_benchmark  # only here: Spark takes seconds to import
 
         benchmarks.append(stack.enter_context(spark_benchmark(cluster, directory)))
+    if "java" in sections:
+        try:
+            benchmarks.append(stack.enter_context(java_pairs(cluster, directory)))
+        except OutOfReachError as reason:
+            print(f"no rows P11 and P12: {reason}", file=sys.stderr)
     return benchmarks
 
 

@@ -38,12 +38,10 @@ class Cluster:
         return self.sandbox.uri
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[LedgerClient]:
-        """A ledger client with a ZooKeeper session of its own."""
+    async def client(self, root: str = LEDGERS_PATH) -> AsyncIterator[LedgerClient]:
+        """A ledger client with a ZooKeeper session of its own, of the cluster whose metadata lie below `root`."""
         store = await ZooKeeperStore.connect(self.sandbox.zookeeper_address)
-        client = LedgerClient(
-            LedgerStore(store, LEDGERS_PATH), BookieRegistry(store, LEDGERS_PATH), settings=ClientSettings()
-        )
+        client = LedgerClient(LedgerStore(store, root), BookieRegistry(store, root), settings=ClientSettings())
         try:
             yield client
         finally:

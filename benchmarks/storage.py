@@ -31,6 +31,7 @@ SMALL_DEPTH = 256
 READ_BYTES = 96 << 20
 """Size of the ledgers that are read; just written, so partly in the nodes' tail caches and the system's."""
 DECODE_BYTES = 4 << 20
+NO_LIMIT = 1 << 40
 WARM_UP_BYTES = 768 << 20
 """Written once before the first round: from then on the nodes' journals use files again that were written before."""
 COPIES = 2
@@ -108,12 +109,12 @@ class StorageBenchmark:
 
     async def _warm_up(self) -> None:
         async with self._cluster.client() as client:
-            writer = await _writer(client)
+            writer = await new_writer(client)
             payload = os.urandom(ENTRY_BYTES)
             for _ in range(WARM_UP_BYTES // ENTRY_BYTES):
                 await writer.wait_for_room()
                 writer.add(payload)
-            await _finish(client, writer)
+            await finish(client, writer)
 
     def _measure_limits(self, seconds: float) -> Limits:
         return Limits(
@@ -167,7 +168,7 @@ class RecordFigures:
 
 async def append_latencies_us(client: LedgerClient, seconds: float) -> list[float]:
     """Each append waits for the one before."""
-    writer = await _writer(client)
+    writer = await new_writer(client)
     payload = os.urandom(SMALL_BYTES)
     latencies: list[float] = []
     begin = time.perf_counter()
@@ -175,20 +176,33 @@ async def append_latencies_us(client: LedgerClient, seconds: float) -> list[floa
         await writer.add(payload)
         if now - begin > seconds * WARM_UP:
             latencies.append((time.perf_counter() - now) * 1e6)
-    await _finish(client, writer)
+    await finish(client, writer)
     return latencies
 
 
 class Pump:
-    """Keeps `depth` adds under way until the time is up; counts acknowledgements after the warm-up."""
+    """Keeps `depth` adds under way until the time is up, or `most` were sent; counts what is acknowledged until then.
 
-    def __init__(self, writer: LedgerWriter, payloads: Iterator[tuple[Buffer, ...]], seconds: float) -> None:
+    The first part of the time, or of the entries, is warm-up and not counted.
+    """
+
+    def __init__(
+        self,
+        writer: LedgerWriter,
+        payloads: Iterator[tuple[Buffer, ...]],
+        seconds: float,
+        *,
+        most: int = NO_LIMIT,
+    ) -> None:
         self._writer = writer
         self._payloads = payloads
         self._under_way = 0
-        self._begin = time.perf_counter()
-        self._counted_from = self._begin + seconds * WARM_UP
-        self._end = self._begin + seconds
+        self._left = most
+        self._warm_up_left = int(most * WARM_UP)
+        begin = time.perf_counter()
+        self._counted_from = begin + seconds * WARM_UP
+        self._end = begin + seconds
+        self._stopped_at: float | None = None
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.entries = 0
 
@@ -197,10 +211,11 @@ class Pump:
         for _ in range(depth):
             self._add()
         await self._done
-        return self._end - self._counted_from
+        return (self._stopped_at or self._end) - self._counted_from
 
     def _add(self) -> None:
         self._under_way += 1
+        self._left -= 1
         self._writer.add(*next(self._payloads)).add_done_callback(self._acknowledged)
 
     def _acknowledged(self, future: asyncio.Future[int]) -> None:
@@ -210,31 +225,40 @@ class Pump:
             return
         if (error := future.exception()) is not None:
             self._done.set_exception(error)
-        elif now < self._end:
-            if now >= self._counted_from:
-                self.entries += 1
+        elif now < self._end and self._left > 0:
+            self._count(now)
             self._add()
-        elif not self._under_way:
-            self._done.set_result(None)
+        else:
+            self._stopped_at = self._stopped_at or min(now, self._end)
+            if not self._under_way:
+                self._done.set_result(None)
+
+    def _count(self, now: float) -> None:
+        if now >= self._counted_from:
+            self.entries += 1
+            return
+        self._warm_up_left -= 1
+        if self._warm_up_left == 0:
+            self._counted_from = now
 
 
 async def write_load(
     client: LedgerClient, payloads: Iterator[tuple[Buffer, ...]], depth: int, seconds: float, cluster: Cluster
 ) -> Load:
     """A closed loop of `depth` adds to one ledger."""
-    writer = await _writer(client)
+    writer = await new_writer(client)
     written, began = cluster.disk_bytes_written(), time.perf_counter()
     pump = Pump(writer, payloads, seconds)
     counted = await pump.run(depth)
     disk = (cluster.disk_bytes_written() - written) / (time.perf_counter() - began)
-    await _finish(client, writer)
+    await finish(client, writer)
     mean_bytes = writer.length / (writer.last_add_pushed + 1)
     return Load(pump.entries / counted, pump.entries * mean_bytes / counted, disk)
 
 
 async def fill_ledger(client: LedgerClient, records: Records) -> int:
     """A closed ledger of `READ_BYTES` of records."""
-    writer = await _writer(client)
+    writer = await new_writer(client)
     entries = records.entries()
     for i in range(READ_BYTES // ENTRY_BYTES):
         await writer.wait_for_room()
@@ -271,11 +295,13 @@ async def _read_once(reader: LedgerReader) -> tuple[int, int]:
     return rows, size
 
 
-async def _writer(client: LedgerClient) -> LedgerWriter:
+async def new_writer(client: LedgerClient) -> LedgerWriter:
+    """A ledger as every load writes it."""
     return await client.create(ensemble_size=REPLICAS, write_quorum=REPLICAS, ack_quorum=ACK_QUORUM)
 
 
-async def _finish(client: LedgerClient, writer: LedgerWriter) -> None:
+async def finish(client: LedgerClient, writer: LedgerWriter) -> None:
+    """Close the ledger, and delete it."""
     await writer.close()
     await client.delete(writer.ledger_id)
 
