@@ -203,14 +203,12 @@ async def test_a_copy_that_waits_for_memory_looks_again_before_it_is_made(node: 
     storage = node.bookie.storage
     while not storage._room_waiters:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    first = {entry_id for entry_id in range(60) if (place := storage.ledgers[1].index.get(entry_id)) and place[0] == 1}
-    await node.add_all([(1, entry_id) for entry_id in sorted(first)], 2000)
+    await node.add(1, range(60), 2000)
     storage.contents.delete(2, 0)
     node.disk.write_gate = None
     gate.set()
     assert await compacting >= 5
-    for entry_id in range(60):
-        assert await node.read(1, entry_id) == body_of(1, entry_id, 2000 if entry_id in first else 3000)
+    await node.check(1, range(60), 2000)
     assert 2 not in storage.ledgers
     assert node.counted() == node.kept_count()
 
