@@ -16,7 +16,7 @@ from random import Random
 from typing import Final
 
 from metadata.auditors import AuditorStore, RegisteredBookies
-from metadata.errors import DistributedLogError
+from metadata.errors import ConnectionLossError, DistributedLogError, MetadataUnavailableError, SessionExpiredError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
 from storage_node.autorecovery.fragments import Fragment, endangered_seats, fragments_of
@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 READS_OF_ONE_LEDGER: Final = 16
 """Entries of one ledger that a check reads at once."""
+
+METADATA_AWAY: Final = (ConnectionLossError, MetadataUnavailableError, SessionExpiredError)
+"""Errors that say nothing about a ledger: whoever gets one waits and begins anew."""
 
 _DEFINITE: Final = (*MISSING, DigestError, LedgerStateUnknownError)
 """Answers that asking again will not change."""

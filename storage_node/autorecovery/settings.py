@@ -14,7 +14,8 @@ from typing import Final
 
 from metadata.errors import CallerError
 from storage_node.client import ClientSettings
-from storage_node.client.settings import Value, describe_client_settings, describe_placement_settings
+from storage_node.client.placement import PlacementSettings
+from storage_node.client.settings import Value, describe_client_settings
 from storage_node.errors import BookieConfigurationError
 
 _SHARED: Final = frozenset({"nettyMaxFrameSizeBytes"})
@@ -95,7 +96,7 @@ class AutoRecoverySettings:
 def client_keys() -> frozenset[str]:
     """Keys of the ledger client that a bookie's file may hold."""
     keys = {info.key for info, _ in describe_client_settings()}
-    return frozenset(keys | {key for key, _ in describe_placement_settings()})
+    return frozenset(keys | {str(item.metadata["key"]) for item in fields(PlacementSettings)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,275 @@
+"""`Auditor`: finds ledgers that lack copies and publishes them; it repairs nothing.
+
+*Bookie audit*: every ledger's metadata is read; one that names a bookie which is not registered is marked with all such
+bookies. When it begins, once in a while, and when bookies are lost (`losses`). *Ledger check*: every ledger is checked
+by reading (`checker`), once in a long while; when that last was is remembered in the metadata. Both wait while
+auto-recovery is switched off.
+
+An audit that cannot be finished is begun anew: what was lost stays lost until one has run through. Ledgers are walked
+through, never collected: memory does not grow with their number, and only a few reads are under way at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from metadata.auditors import AuditorStore, Check
+from metadata.bookies import BookieRegistry
+from metadata.errors import CorruptDataError, DistributedLogError, InvariantViolation, NoNodeError
+from metadata.ledger_metadata import LedgerMetadata
+from metadata.ledgers import LedgerStore, Versioned
+from metadata.replication import ReplicationStore
+from metadata.store import SessionState, WatchEvent
+from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
+from storage_node.autorecovery.losses import LossTracker, Verdict
+from storage_node.autorecovery.pacing import end_tasks, for_each
+from storage_node.autorecovery.settings import AutoRecoverySettings
+from storage_node.edge import Clock
+
+logger = logging.getLogger(__name__)
+
+METADATA_READS: Final = 32
+"""Ledgers whose metadata an audit reads at once."""
+
+RETRY_S: Final = 1.0
+"""Pause before something that the metadata store interrupted is begun anew."""
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """What one pass found."""
+
+    ledgers: int = 0
+    marked: int = 0
+    """Ledgers that lack copies, however often they were marked before."""
+    unreadable: int = 0
+    """Ledgers that could not be looked at."""
+    lost: set[str] = field(default_factory=set)
+    """Bookies whose copies are missing."""
+
+
+class Auditor:
+    """One term as the cluster's auditor. `registry` tells of changes of the lists of bookies."""
+
+    def __init__(
+        self,
+        marks: ReplicationStore,
+        auditors: AuditorStore,
+        ledgers: LedgerStore,
+        registry: BookieRegistry,
+        checker: LedgerChecker,
+        settings: AutoRecoverySettings,
+        clock: Clock,
+    ) -> None:
+        self._marks = marks
+        self._auditors = auditors
+        self._ledgers = ledgers
+        self._registry = registry
+        self._checker = checker
+        self._settings = settings
+        self._clock = clock
+        self._losses = LossTracker(())
+        self._delay: Versioned[int] | None = None
+        self._wanted = asyncio.Event()
+        self._lists_changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Audit when there is reason to. Until it is cancelled; raises only what no later attempt would mend."""
+        await self._marks.initialize_lost_bookie_recovery_delay(self._settings.lost_bookie_recovery_delay_s)
+        self._losses = LossTracker(await self._auditors.known())
+        self._wanted.set()
+        stop_watching = self._registry.watch(self._lists_changed.set)
+        work = [self._audit_when_wanted, self._follow_lists, self._follow_delay]
+        work += [self._want_audits, self._check_ledgers_in_time]
+        tasks = [asyncio.get_running_loop().create_task(self._again(part)) for part in work]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            stop_watching()
+            self._cancel_timer()
+            await end_tasks(tasks)
+
+    async def _again(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a part that may be interrupted by the metadata store, from its beginning after each interruption."""
+        while True:
+            try:
+                await work()
+                return
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                if self._marks.store.state is SessionState.CLOSED:
+                    return
+                logger.warning("auditing is interrupted, trying again: %s", error)
+                await asyncio.sleep(RETRY_S)
+
+    # ---- who is there -----------------------------------------------------------------------------------------------
+
+    async def _audit_when_wanted(self) -> None:
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                await self._marks.wait_until_enabled()
+                lost = set(self._losses.lost)
+                report = await self.audit_bookies()
+            except BaseException:
+                self._wanted.set()
+                raise
+            self._losses.audited(lost)
+            logger.info(
+                "audited %d ledgers: %d lack the copies of %s",
+                report.ledgers,
+                report.marked,
+                ", ".join(sorted(report.lost)) or "nobody",
+            )
+
+    async def _follow_lists(self) -> None:
+        while True:
+            await self._lists_changed.wait()
+            self._lists_changed.clear()
+            try:
+                available = (await self._auditors.registered()).available
+            except BaseException:
+                self._lists_changed.set()
+                raise
+            self._act_on(self._losses.saw(available, self._delay_s))
+
+    @property
+    def _delay_s(self) -> int:
+        return self._settings.lost_bookie_recovery_delay_s if self._delay is None else self._delay.value
+
+    def _act_on(self, verdict: Verdict) -> None:
+        if verdict is Verdict.WAIT:
+            if self._timer is None:
+                logger.info("%s is lost; an audit follows in %d s", ", ".join(self._losses.lost), self._delay_s)
+                self._start_timer()
+            return
+        self._cancel_timer()
+        if verdict is Verdict.AUDIT:
+            self._wanted.set()
+
+    def _start_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._delay_s, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._wanted.set()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _follow_delay(self) -> None:
+        """Setting the delay to 0, or to what it was, is an operator's "audit now"."""
+        while True:
+            changed = asyncio.Event()
+
+            def hear(_event: WatchEvent, changed: asyncio.Event = changed) -> None:
+                changed.set()
+
+            try:
+                found = await self._marks.lost_bookie_recovery_delay(hear)
+            except CorruptDataError as error:
+                logger.warning("the delay stays at %d s: %s", self._delay_s, error)
+                found = self._delay
+            before, self._delay = self._delay, found
+            if before is not None and found is not None and found.version != before.version:
+                waiting = self._timer is not None
+                self._cancel_timer()
+                if found.value in (0, before.value):
+                    self._wanted.set()
+                elif waiting:
+                    self._start_timer()
+            await changed.wait()
+
+    async def _want_audits(self) -> None:
+        interval_s = self._settings.periodic_bookie_check_interval_s
+        while interval_s > 0:
+            await asyncio.sleep(interval_s)
+            self._wanted.set()
+
+    async def audit_bookies(self) -> AuditReport:
+        """Mark every ledger that names a bookie which is not registered. Raises the metadata store's errors."""
+        report = AuditReport()
+        available = set((await self._auditors.registered()).available)
+
+        async def look(ledger_id: int) -> None:
+            metadata = await self._metadata_of(ledger_id, report)
+            if metadata is None:
+                return
+            missing = {name for ensemble in metadata.ensembles for name in ensemble.bookies} - available
+            if missing - report.lost:
+                # A name that is met for the first time: it may have registered since this audit began.
+                available.update((await self._auditors.registered()).available)
+                missing -= available
+            if missing:
+                await self._mark(ledger_id, missing, report)
+
+        await for_each(self._ledgers.ids(), METADATA_READS, look)
+        return report
+
+    async def _metadata_of(self, ledger_id: int, report: AuditReport) -> LedgerMetadata | None:
+        try:
+            metadata = (await self._ledgers.read(ledger_id)).value
+        except NoNodeError:
+            return None  # deleted since it was listed
+        except CorruptDataError as error:
+            logger.error("a ledger cannot be audited: %s", error)
+            report.unreadable += 1
+            return None
+        report.ledgers += 1
+        return metadata
+
+    async def _mark(self, ledger_id: int, missing: set[str], report: AuditReport) -> None:
+        now_ms = self._clock.now_ms() if self._settings.store_mark_time else None
+        await self._marks.mark(ledger_id, sorted(missing), now_ms)
+        report.marked += 1
+        report.lost |= missing
+
+    # ---- what they hold ---------------------------------------------------------------------------------------------
+
+    async def _check_ledgers_in_time(self) -> None:
+        interval_s = self._settings.periodic_check_interval_s
+        while interval_s > 0:
+            last_ms = await self._auditors.last_run_ms(Check.ALL_LEDGERS)
+            # A clock that was ahead when the last run was written must not put off the next one for longer than usual.
+            since_s = interval_s if last_ms is None else max((self._clock.now_ms() - last_ms) / 1000, 0)
+            await asyncio.sleep(max(interval_s - since_s, 0))
+            await self._marks.wait_until_enabled()
+            report = await self.check_all_ledgers()
+            await self._auditors.set_last_run_ms(Check.ALL_LEDGERS, self._clock.now_ms())
+            logger.info(
+                "checked %d ledgers by reading: %d lack copies, %d could not be read",
+                report.ledgers,
+                report.marked,
+                report.unreadable,
+            )
+
+    async def check_all_ledgers(self) -> AuditReport:
+        """Read every ledger's copies and mark those that lack some. Raises the metadata store's errors."""
+        report = AuditReport()
+
+        async def look(ledger_id: int) -> None:
+            try:
+                found = await self._checker.inspect(ledger_id)
+            except NoNodeError:
+                return
+            except (*METADATA_AWAY, InvariantViolation):
+                raise
+            except DistributedLogError as error:
+                logger.warning("a ledger could not be checked: %s", error)
+                report.unreadable += 1
+                return
+            report.ledgers += 1
+            if found.missing:
+                await self._mark(ledger_id, found.missing, report)
+
+        await for_each(self._ledgers.ids(), self._settings.max_concurrent_ledger_checks, look)
+        return report

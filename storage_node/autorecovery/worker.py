@@ -1,0 +1,248 @@
+"""`ReplicationWorker`: takes marked ledgers, one after the other, and restores their copies.
+
+    claim (lock) -> check -> repair each settled fragment -> check again -> remove the mark -> give the lock back
+
+The order of znodes is the specification's: mark, lock, copies, ledger metadata, mark removed, lock removed; so a crash
+at any point leaves a mark for the next worker, and the lock goes with the session. A mark is removed only with the
+version that was read under the lock, and only after a check that found nothing missing.
+
+What cannot be finished keeps its lock for a while, so that nobody takes it up at once:
+
+*Its writer is to act*: a fragment that may still change lacks copies, or a bookie that the ledger is written to is not
+writable. A living writer replaces the bookie by itself; if after the grace period it has not, the ledger is recovered,
+which fences the writer and closes the ledger. Then it is taken up again.
+*It could not be repaired*: too few bookies, an entry that no replica gives. Each failure doubles the pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from metadata.claims import Claim, Claims
+from metadata.errors import DistributedLogError, InvariantViolation, NoNodeError
+from metadata.replication import ReplicationStore
+from metadata.store import SessionState, WatchEvent
+from storage_node.autorecovery.checker import METADATA_AWAY, Inspection, LedgerChecker
+from storage_node.autorecovery.pacing import end_tasks
+from storage_node.autorecovery.replicator import FragmentReplicator
+from storage_node.autorecovery.settings import AutoRecoverySettings
+from storage_node.client import LedgerClient
+
+logger = logging.getLogger(__name__)
+
+MAX_DEFERRED: Final = 200
+"""Ledgers whose locks are kept for later at once; beyond that the worker waits for one of them."""
+
+MAX_FAILURES: Final = 10_000
+"""Ledgers whose failures are counted; beyond that the oldest begin anew."""
+
+STOP_TIMEOUT_S: Final = 5.0
+_STEPS: Final = 5  # doublings from the first pause to the longest
+
+
+class ReplicationWorker:
+    """The one worker of a process. `owner` names it in the locks, for people."""
+
+    def __init__(
+        self,
+        marks: ReplicationStore,
+        checker: LedgerChecker,
+        replicator: FragmentReplicator,
+        client: LedgerClient,
+        settings: AutoRecoverySettings,
+        owner: str,
+        rng: random.Random,
+    ) -> None:
+        self._marks = marks
+        self._checker = checker
+        self._replicator = replicator
+        self._client = client
+        self._settings = settings
+        self._news = asyncio.Event()
+        self._claims = Claims(marks, owner, rng, self._hear)
+        self._failures: dict[int, int] = {}
+        self._deferred: set[asyncio.Task[None]] = set()
+        self._held: dict[int, Claim] = {}
+        self._broken: asyncio.Future[None] | None = None
+        self.repaired = 0
+        """Ledgers that this worker found whole, or made whole, and whose marks it removed."""
+        self.copies = 0
+        """Copies of entries that it stored."""
+
+    def _hear(self, _event: WatchEvent) -> None:
+        self._news.set()
+
+    async def run(self) -> None:
+        """Repair what there is to repair. Until it is cancelled or the session closed; raises InvariantViolation."""
+        self._broken = asyncio.get_running_loop().create_future()
+        working = asyncio.get_running_loop().create_task(self._work())
+        try:
+            await asyncio.wait({working, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks([working, *self._deferred])
+            await self._give_all_back()
+        for ended in (working, self._broken):
+            if ended.done() and not ended.cancelled() and (error := ended.exception()) is not None:
+                raise error
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                await self._marks.wait_until_enabled()
+                claim = await self._next()
+                self._held[claim.ledger_id] = claim
+                advanced = await self._take_up(claim)
+            except InvariantViolation:
+                raise
+            except DistributedLogError as error:
+                if self._marks.store.state is SessionState.CLOSED:
+                    return
+                logger.warning("the replication worker is interrupted, trying again: %s", error)
+                advanced = False
+            if not advanced or len(self._deferred) >= MAX_DEFERRED:
+                await asyncio.sleep(self._settings.rereplicate_backoff_ms / 1000)
+
+    async def _next(self) -> Claim:
+        """A ledger to repair; waits for one, and while auto-recovery is switched off."""
+        while True:
+            self._news.clear()
+            claim = await self._claims.next()
+            if claim is not None:
+                return claim
+            await self._news.wait()
+            await self._marks.wait_until_enabled()
+
+    # ---- one ledger -------------------------------------------------------------------------------------------------
+
+    async def _take_up(self, claim: Claim) -> bool:
+        """Repair a claimed ledger; False where that failed. Its lock is given back, now or later."""
+        keep = False
+        try:
+            found = await self._checker.inspect(claim.ledger_id)
+            await self._repair(found)
+            if not found.waits_for_writer:
+                found = await self._checker.inspect(claim.ledger_id)
+            if not found.bad and not found.waits_for_writer:
+                await self._settle(claim)
+                return True
+            keep = True
+            if found.waits_for_writer:
+                self._defer(claim, self._after_grace(claim))
+                return True
+            logger.warning("ledger %d still lacks copies of %s", claim.ledger_id, ", ".join(sorted(found.missing)))
+            self._defer(claim, self._after_failure(claim))
+            return False
+        except NoNodeError:
+            logger.info("ledger %d was deleted: there is nothing left to repair", claim.ledger_id)
+            await self._settle(claim)
+            return True
+        finally:
+            if not keep:
+                await self._give_back(claim)
+
+    async def _repair(self, found: Inspection) -> None:
+        """Restore the copies of the settled fragments; what fails is left for another time, fragment by fragment."""
+        for part in found.bad:
+            if not part.fragment.settled:
+                continue
+            try:
+                stored = await self._replicator.repair(found, part)
+            except (*METADATA_AWAY, NoNodeError, InvariantViolation):
+                raise
+            except DistributedLogError as error:
+                logger.warning("the fragment at %d was not repaired: %s", part.fragment.first, error)
+            else:
+                self.copies += stored
+                logger.info(
+                    "ledger %d: %d copies restored of what %s held from entry %d on",
+                    found.ledger_id,
+                    stored,
+                    ", ".join(sorted(part.bookies)),
+                    part.fragment.first,
+                )
+
+    async def _settle(self, claim: Claim) -> None:
+        self._failures.pop(claim.ledger_id, None)
+        try:
+            if await self._claims.settle(claim):
+                self.repaired += 1
+        finally:
+            self._held.pop(claim.ledger_id, None)
+
+    async def _give_back(self, claim: Claim) -> None:
+        if self._held.pop(claim.ledger_id, None) is not None:
+            await self._claims.give_back(claim)
+
+    # ---- later ------------------------------------------------------------------------------------------------------
+
+    def _defer(self, claim: Claim, later: Callable[[], Awaitable[None]]) -> None:
+        """Run `later` in the background, then give the lock back."""
+
+        async def run() -> None:
+            try:
+                await later()
+            except InvariantViolation as error:
+                if self._broken is not None and not self._broken.done():
+                    self._broken.set_exception(error)
+            except DistributedLogError as error:
+                logger.warning("ledger %d is left for another time: %s", claim.ledger_id, error)
+            await self._return_late(claim)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._deferred.add(task)
+        task.add_done_callback(self._deferred.discard)
+
+    async def _return_late(self, claim: Claim) -> None:
+        try:
+            await self._give_back(claim)
+        except DistributedLogError as error:
+            logger.info("the lock of ledger %d ends with its session: %s", claim.ledger_id, error)
+
+    def _after_grace(self, claim: Claim) -> Callable[[], Awaitable[None]]:
+        async def later() -> None:
+            await asyncio.sleep(self._settings.open_ledger_grace_period_ms / 1000)
+            if not self._marks.holds(claim.lock):
+                return  # our session ended: it is somebody else's now
+            try:
+                found = await self._checker.inspect(claim.ledger_id)
+                if found.waits_for_writer:
+                    await self._recover(found)
+            except NoNodeError:
+                return  # deleted: the next one to take it up removes the mark
+
+        return later
+
+    async def _recover(self, found: Inspection) -> None:
+        logger.warning("ledger %d: its writer has not replaced a lost storage node; closing it", found.ledger_id)
+        password = found.metadata.password or b""
+        reader = await self._client.open(found.ledger_id, password=password, recover=True)
+        await reader.close()
+
+    def _after_failure(self, claim: Claim) -> Callable[[], Awaitable[None]]:
+        failures = self._failures.pop(claim.ledger_id, 0)
+        self._failures[claim.ledger_id] = failures + 1
+        if len(self._failures) > MAX_FAILURES:
+            del self._failures[next(iter(self._failures))]
+        pause_ms = self._settings.failed_ledger_lock_period_ms / 2 ** (_STEPS - min(failures, _STEPS))
+
+        async def later() -> None:
+            await asyncio.sleep(pause_ms / 1000)
+
+        return later
+
+    async def _give_all_back(self) -> None:
+        """What is still locked, within a bounded time: the rest goes with the session."""
+        claims, self._held = list(self._held.values()), {}
+
+        async def give_back() -> None:
+            for claim in claims:
+                await self._claims.give_back(claim)
+
+        try:
+            await asyncio.wait_for(give_back(), STOP_TIMEOUT_S)
+        except (DistributedLogError, asyncio.TimeoutError) as error:
+            logger.info("locks are left to end with their session: %r", error)
