@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import time
 from collections import Counter
@@ -61,7 +63,8 @@ class Arena:
         self._blocks: Counter[tuple[str, str]] = Counter()
         self._generation: Counter[str] = Counter()
         self.processes: dict[str, Child] = {}
-        self._java_pid = 0
+        self._java = -1
+        """The ZooKeeper server's process; what `processes` has for it is its keeper."""
         self._serving: set[int] = set()
         self.small_disk: SmallDisk | None = None
         """The file system of one node, if the network can give it one of its own."""
@@ -111,7 +114,7 @@ class Arena:
         )
         line = self.processes[ZOOKEEPER].lines.get(timeout=START_S)
         assert line is not None, f"ZooKeeper did not start; see {self.directory / 'processes.log'}"
-        self._java_pid = int(line)
+        self._java = os.pidfd_open(int(line))
 
     def start_node(self, node: str) -> None:
         """Start it; `await_nodes` waits until it serves."""
@@ -159,18 +162,25 @@ class Arena:
 
     def signal(self, host: str, number: signal.Signals) -> None:
         """To a host's process; ZooKeeper's is the server itself."""
-        if host == ZOOKEEPER:
-            os.kill(self._java_pid, number)
-        else:
+        if host != ZOOKEEPER:
             self.processes[host].signal(number)
+        elif self._java >= 0:
+            with contextlib.suppress(ProcessLookupError):  # another fault has killed it
+                signal.pidfd_send_signal(self._java, number)
 
     def kill(self, host: str) -> None:
         """SIGKILL, and wait until it is dead."""
         if host == ZOOKEEPER:
-            os.kill(self._java_pid, signal.SIGKILL)
-            while is_alive(self._java_pid):
-                time.sleep(0.002)
+            self.signal(host, signal.SIGKILL)
+            self._forget_java()
         self.processes[host].kill()
+
+    def _forget_java(self) -> None:
+        """Wait until the server is dead, and let go of it."""
+        if self._java >= 0:
+            select.select([self._java], [], [], START_S)
+            os.close(self._java)
+            self._java = -1
 
     # ------------------------------------------------------------------------------------ the network
 
@@ -223,13 +233,7 @@ class Arena:
 
     def close(self) -> None:
         self._server.close()
+        self._forget_java()
         if hasattr(self, "network"):
             self.network.close()
         self._file.close()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
