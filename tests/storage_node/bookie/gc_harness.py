@@ -12,6 +12,7 @@ from bookie_harness import DIGEST, KEY, MIB
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
+from metadata.store import MetadataStore
 from storage_node.bookie import Bookie, BookieSettings
 from storage_node.bookie.disk import SystemDisk
 from storage_node.bookie.journal import Answers
@@ -160,7 +161,7 @@ class Node:
         self.metadata = LedgerStore(self.admin)
         self.clock = FixedClock()
         self.disk = DyingDisk()
-        self.store: MemoryStore = self.admin
+        self.store: MetadataStore = self.admin
         self._bookie: Bookie | None = None
 
     @property
@@ -190,7 +191,7 @@ class Node:
         assert self._bookie is not None
         return self._bookie
 
-    async def start(self, store: MemoryStore | None = None) -> Bookie:
+    async def start(self, store: MetadataStore | None = None) -> Bookie:
         self.disk = DyingDisk()
         self.store = store or MemoryStore(self._tree)
         bookie = Bookie(self.settings, self.store, network=TcpNetwork(), disk=self.disk, clock=self.clock)

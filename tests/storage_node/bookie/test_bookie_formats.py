@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 
 import pytest
@@ -127,13 +128,28 @@ entry_ids = st.integers(0, 5000) | st.integers(10**9, 10**9 + 50)
 def test_the_index_equals_a_dict(puts: list[tuple[int, int]]) -> None:
     index, model = LedgerIndex(), {}
     for place, (entry_id, log_id) in enumerate(puts):
-        index.put(entry_id, log_id, place, place + 60)
+        assert index.put(entry_id, log_id, place, place + 60) == model.get(entry_id), "what is overwritten is told"
         model[entry_id] = (log_id, place, place + 60)
     assert index.last == max(model, default=-1)
     for entry_id in {*model, 0, 1, 4999, 10**9}:
         assert index.get(entry_id) == model.get(entry_id)
     listed = [e for first, last in index.ranges() for e in range(first, last + 1)]
     assert listed == sorted(model)
+    by_log = {1: 0, 2: 0, 3: 0}
+    for log_id, size in index.bytes_by_log():
+        by_log[log_id] += size
+    assert by_log == {log_id: sum(p[2] for p in model.values() if p[0] == log_id) for log_id in by_log}
+
+
+def test_an_entry_takes_twelve_bytes_of_the_index() -> None:
+    index = LedgerIndex()
+    for entry_id in range(100_000):
+        index.put(entry_id, 1 + entry_id // 30_000, entry_id, 100)
+    assert not index._strays
+    taken = sum(array_.buffer_info()[1] * array_.itemsize for array_ in (index._logs, index._places, index._sizes))
+    assert taken == 12 * 100_000
+    assert sum(map(sys.getsizeof, (index._logs, index._places, index._sizes))) < 14 * 100_000
+    assert sum(size for _, size in index.bytes_by_log()) == 100 * 100_000
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), entry_ids), max_size=60), st.integers(0, 60))
@@ -148,7 +164,9 @@ def test_a_sidecar_says_what_was_put_block_by_block(puts: list[tuple[int, int]],
     assert parsed[1] == len(sidecar)
     indexes: dict[int, LedgerIndex] = {}
     for ledger_id, start, places, sizes in parsed[0]:
-        indexes.setdefault(ledger_id, LedgerIndex()).put_run(start, 9, places, sizes)
+        index = indexes.setdefault(ledger_id, LedgerIndex())
+        known = [index.get(start + at) for at, size in enumerate(sizes) if size]
+        assert index.put_run(start, 9, places, sizes) == [place for place in known if place is not None]
     assert {(led, e): indexes[led].get(e) for led, e in model} == model
     assert sum(1 for i in indexes.values() for a, b in i.ranges() for _ in range(a, b + 1)) == len(model)
 

@@ -10,11 +10,14 @@ import pytest
 from bookie_harness import KEY, WireClient
 from gc_harness import NAME, Node, body_of
 
+from metadata.embedded import EmbeddedZooKeeper
 from metadata.errors import DistributedLogError, MetadataUnavailableError, NoNodeError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
+from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.replication import ReplicationStore
 from metadata.store import Stat, Watcher
+from metadata.zookeeper import ZooKeeperStore
 from storage_node.bookie.gc import FENCE_MEMORY_MS
 from storage_node.errors import BookieFailedError, CookieMismatchError
 from storage_node.protocol import messages as m
@@ -289,9 +292,12 @@ async def test_a_collected_ledger_does_not_come_back_from_the_journal(node: Node
 # ------------------------------------------------------------------------------------------- ledgers that moved away
 
 
+async def closed_in(ledgers: LedgerStore, ledger_id: int, *bookies: str) -> None:
+    await ledgers.create(ledger_id, LedgerMetadata(1, 1, 1, (Ensemble(0, bookies),)).closed(2, 3000))
+
+
 async def closed(node: Node, ledger_id: int, *bookies: str) -> None:
-    metadata = LedgerMetadata(1, 1, 1, (Ensemble(0, bookies),)).closed(2, 3000)
-    await node.metadata.create(ledger_id, metadata)
+    await closed_in(node.metadata, ledger_id, *bookies)
     await node.add(ledger_id, range(3))
 
 
@@ -332,3 +338,35 @@ async def test_metadata_is_read_again_under_the_lock(node: Node, monkeypatch: py
     monkeypatch.setattr(node.bookie.collector._replication, "lock", repaired_first)
     assert await node.bookie.collect_garbage(moved_away=True) == 0
     assert list(node.bookie.storage.ledgers) == [1]
+
+
+@pytest.mark.processes
+async def test_the_same_with_a_real_zookeeper(tmp_path: Path) -> None:
+    """Listing, sync and locks as the server has them; ids of both widths; changes of another session."""
+    with EmbeddedZooKeeper(tmp_path / "zk") as server:
+        mine, theirs = await ZooKeeperStore.connect(server.address), await ZooKeeperStore.connect(server.address)
+        metadata = LedgerStore(theirs)
+        await metadata.format()
+        node = Node(tmp_path / "node", MemoryTree())
+        await node.start(mine)
+        numbers = [1, 2, 10_001, 10_002, 2_000_000_000, 5_000_000_000, 5_000_000_001]
+        for number in numbers:
+            await metadata.create(number, LedgerMetadata(1, 1, 1, (Ensemble(0, (NAME,)),)))
+            await node.add(number, range(3))
+        await closed_in(metadata, 7, "elsewhere")
+        await node.add(7, range(3))
+        assert await node.bookie.collect_garbage() == 0
+        for number in numbers[::2]:
+            await metadata.delete(number)
+        assert await node.bookie.collect_garbage() == 4
+        lock = await ReplicationStore(theirs).lock(7, "a worker")
+        assert lock is not None
+        assert await node.bookie.collect_garbage(moved_away=True) == 0
+        await ReplicationStore(theirs).unlock(lock)
+        assert await node.bookie.collect_garbage(moved_away=True) == 1
+        assert sorted(node.bookie.storage.ledgers) == numbers[1::2]
+        assert await ReplicationStore(theirs).locked() == set()
+        for number in numbers[1::2]:
+            await node.check(number, range(3))
+        await node.close()
+        await theirs.close()
