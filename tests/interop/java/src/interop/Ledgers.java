@@ -50,6 +50,7 @@ final class Ledgers {
         commands.put("ledger.close", this::close);
         commands.put("ledger.open", this::open);
         commands.put("ledger.read", this::read);
+        commands.put("ledger.batch_read", this::batchRead);
         commands.put("ledger.lac", this::lastConfirmed);
         commands.put("ledger.poll", this::poll);
         commands.put("ledger.metadata", this::metadata);
@@ -203,6 +204,22 @@ final class Ledgers {
         }
         Enumeration<LedgerEntry> entries = line.path("unconfirmed").asBoolean(false)
             ? handle.readUnconfirmedEntries(first, last) : handle.readEntries(first, last);
+        while (entries.hasMoreElements()) {
+            LedgerEntry entry = entries.nextElement();
+            ObjectNode item = answer.addObject();
+            item.put("entry", entry.getEntryId());
+            item.put("length", entry.getLength());
+            Payloads.describe(item, entry.getEntry());
+        }
+        return answer;
+    }
+
+    /** What one batch request brings: at most "count" entries of "bytes" together, from "first" on. */
+    private Object batchRead(JsonNode line) throws Exception {
+        LedgerHandle handle = handles.get(line.get("handle").asInt(), LedgerHandle.class);
+        ArrayNode answer = Main.JSON.createArrayNode();
+        Enumeration<LedgerEntry> entries = handle.batchReadEntries(
+            line.path("first").asLong(0), line.get("count").asInt(), line.path("bytes").asLong(0));
         while (entries.hasMoreElements()) {
             LedgerEntry entry = entries.nextElement();
             ObjectNode item = answer.addObject();
