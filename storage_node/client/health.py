@@ -93,7 +93,7 @@ class BookieHealth:
     def heard_since(self, bookie: str, when: float) -> bool:
         """Whether it has answered a read since then."""
         pace = self._paces.get(bookie)
-        return pace is not None and pace.heard >= when
+        return pace is not None and pace.heard > when
 
     def registered(self, writable: Iterable[str], read_only: Iterable[str], known: Iterable[str]) -> None:
         """The cluster's lists, as they are now, for the bookies that are `known`."""

@@ -19,8 +19,12 @@ from storage_node.protocol.digests import Entry
 WINDOW_BYTES = 8 << 20
 WINDOW_ENTRIES = 128
 
-LEAST_BATCH = 4
+LEAST_BATCH = 2
 """Fewer entries than this are not worth a batch."""
+
+FIRST_BATCH = 16
+FIRST_SINGLES = 4
+"""How many are asked for at once before the size of any is known; a batch is bounded in bytes besides."""
 
 Again = Callable[[int, LedgerMetadata, DistributedLogError], Awaitable[Entry]]
 
@@ -104,30 +108,33 @@ class ReadAhead:
     def _room(self) -> int:
         """How many entries may be on their way."""
         if not self._seen:
-            return min(self.window.entries, LEAST_BATCH)  # before any size is known, a few at a time
+            return min(
+                self.window.entries, 2 * FIRST_BATCH if self.fetcher.batchable(self.metadata()) else FIRST_SINGLES
+            )
         average = max(self._seen_bytes // self._seen, 1)
         return min(self.window.entries, self.window.bytes // average)
 
     def _top_up(self, last: int) -> None:
         room = self._room()
-        while self._next <= last and (not self._ahead or self._on_their_way < room):
-            self._ask(self._next, min(last, self._next + max(room - self._on_their_way, 1) - 1), room)
-
-    def _ask(self, first: int, last: int, room: int) -> None:
-        """Ask for `first`, and as far as `last` where that can be a batch."""
-        known = self.metadata()
-        if room >= LEAST_BATCH and self._small():
+        while self._next <= last:
+            known = self.metadata()
             # Two batches fill the window: one is taken while the other travels.
-            last = min(last, first + max(room // 2, LEAST_BATCH) - 1)
-            bookie = self.fetcher.batch_bookie(known, first) if last - first + 1 >= LEAST_BATCH else None
-            if bookie is not None:
-                self._ahead.append(_Batch(first, last, self.fetcher.fetch_batch(known, bookie, first, last)))
-                self._on_their_way += last - first + 1
-                self._next = last + 1
+            step = max(room // 2, 1) if self._small() and self.fetcher.batchable(known) else 1
+            step = min(step, last - self._next + 1)
+            if self._ahead and self._on_their_way + step > room:
                 return
-        self._ahead.append(_Single(first, known, self.fetcher.fetch(known, first)))
-        self._on_their_way += 1
-        self._next = first + 1
+            self._ask(known, self._next, self._next + step - 1)
+
+    def _ask(self, known: LedgerMetadata, first: int, last: int) -> None:
+        """Ask for first..last in a batch, or for `first` alone."""
+        bookie = self.fetcher.batch_bookie(known, first) if last - first + 1 >= LEAST_BATCH else None
+        if bookie is None:
+            self._ahead.append(_Single(first, known, self.fetcher.fetch(known, first)))
+            last = first
+        else:
+            self._ahead.append(_Batch(first, last, self.fetcher.fetch_batch(known, bookie, first, last)))
+        self._on_their_way += last - first + 1
+        self._next = last + 1
 
     def _small(self) -> bool:
         return not self._seen or self._seen_bytes <= self._seen * self.window.largest_in_batch

@@ -57,6 +57,7 @@ class EntryFetcher:
         self._open: dict[_Fetch, None] = {}
         self._sticky: int | None = None
         self._batches = 0
+        self._refused = False  # no bookie of an ensemble serves batches
 
     # ------------------------------------------------------------------------------------ whom to ask
 
@@ -207,9 +208,13 @@ class EntryFetcher:
 
     # ------------------------------------------------------------------------------------ a batch
 
+    def batchable(self, metadata: LedgerMetadata) -> bool:
+        """Whether entries may come in batches at all."""
+        return self._settings.batch_reads and metadata.ensemble_size == metadata.write_quorum and not self._refused
+
     def batch_bookie(self, metadata: LedgerMetadata, first: int) -> str | None:
         """Whom to ask for a batch that begins with `first`; None: the entries have to be read one by one."""
-        if not self._settings.batch_reads or metadata.ensemble_size != metadata.write_quorum:
+        if not self.batchable(metadata):
             return None
         bookies = metadata.ensemble_for(first).bookies
         # All bookies have all entries: the batches go round, as single reads would.
@@ -217,6 +222,7 @@ class EntryFetcher:
         for index in order:
             if not self._pool.batches_of(bookies[index]).refused:
                 return bookies[index]
+        self._refused = True
         return None
 
     def fetch_batch(self, metadata: LedgerMetadata, bookie: str, first: int, last: int) -> asyncio.Future[list[Entry]]:

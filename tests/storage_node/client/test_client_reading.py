@@ -119,7 +119,7 @@ async def test_a_restarted_bookie_is_connected_again_on_demand() -> None:
 async def test_entries_are_prefetched_within_the_window_and_come_in_order() -> None:
     async with Cluster(3, jitter_s=0.02) as cluster:
         writer = await written(cluster, 60)
-        reader = await cluster.client().open(writer.ledger_id, recover=False)
+        reader = await cluster.client(replace(FAST, batch_reads=False)).open(writer.ledger_id, recover=False)
         for bookie in cluster.bookies.values():
             bookie.requests.clear()
         seen = []
