@@ -1,0 +1,96 @@
+"""A connection of a real node over a link that exists only here, fed with whatever a fuzzer makes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from storage_node.bookie import Bookie
+from storage_node.bookie.connections import Connection
+from storage_node.bookie.dialects import VERSION_TWO
+from storage_node.edge import Buffer
+from storage_node.errors import ProtocolError
+from storage_node.protocol import messages as m
+from storage_node.protocol import v2
+
+
+class PretendedLink:
+    """Takes every answer whole, and judges it."""
+
+    peer = "a fuzzer"
+    queued_bytes = 0
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.paused = False
+        self.closed = False
+        self.answers = 0
+
+    def send(self, *buffers: Buffer) -> None:
+        data = memoryview(b"".join(buffers))
+        decode = m.decode_response
+        if self.connection is not None and self.connection.dialect is VERSION_TWO:
+            decode = v2.decode_response  # type: ignore[assignment]
+        while data:
+            length = int.from_bytes(data[:4], "big")
+            assert 0 < length <= len(data) - 4, "an answer is no whole frame"
+            frame, data = data[4 : 4 + length], data[4 + length :]
+            if decode is not v2.decode_response or frame[0] <= v2.VERSION:
+                decode(frame)
+            self.answers += 1
+
+    async def drain(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Victim:
+    """The node, one connection of it at a time, and what was seen."""
+
+    def __init__(self, bookie: Bookie) -> None:
+        self.bookie = bookie
+        self.slowest_s = 0.0
+        self.closed = 0
+        self.answers = 0
+        self._link = PretendedLink()
+        self._connect()
+
+    def _connect(self) -> None:
+        self._link = PretendedLink()
+        connection = self.bookie._accept(self._link)
+        assert isinstance(connection, Connection)
+        self.connection = self._link.connection = connection
+
+    def hang_up(self) -> None:
+        """The connection ends, as after an error or by the peer."""
+        self.answers += self._link.answers
+        self.connection.link_closed(None)
+        self._connect()
+
+    def feed(self, body: bytes) -> None:
+        """One frame. ProtocolError closes the connection, as the transport would; nothing else may come out."""
+        began = time.thread_time()
+        try:
+            self.connection.frame_received(memoryview(body))
+            self.connection.batch_done()
+        except ProtocolError:
+            self._link.closed = True
+        self.slowest_s = max(self.slowest_s, time.thread_time() - began)
+        if self._link.closed:
+            self.closed += 1
+            self.hang_up()
+
+    async def settle(self) -> None:
+        """Let what was begun come to its end; a connection that will not read on is given up."""
+        await self.bookie.storage.journal.durable()
+        await asyncio.sleep(0)
+        if self._link.paused or len(self.connection.polls) > 1000:
+            self.hang_up()
