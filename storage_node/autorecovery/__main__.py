@@ -14,12 +14,11 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 
 from metadata.errors import DistributedLogError
 from storage_node.autorecovery.daemon import AutoRecovery
-from storage_node.autorecovery.settings import AutoRecoverySettings, MetadataSettings, read_properties
-from storage_node.bookie.settings import BookieSettings
+from storage_node.autorecovery.settings import AutoRecoverySettings, MetadataSettings
+from storage_node.bookie.settings import read_properties
 
 logger = logging.getLogger("storage_node.autorecovery")
 
@@ -31,9 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        settings, rest = AutoRecoverySettings.split(read_properties(options.conf))
-        bookies = {str(item.metadata["key"]): item for item in fields(BookieSettings)}
-        return asyncio.run(_serve(settings, MetadataSettings.pick(rest, bookies)))
+        values = read_properties(options.conf)
+        return asyncio.run(_serve(AutoRecoverySettings.from_mapping(values), MetadataSettings.from_mapping(values)))
     except DistributedLogError as error:
         logger.critical("%s", error)
     return 1

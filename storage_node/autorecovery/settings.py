@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from metadata.errors import CallerError
+from storage_node.bookie.other_keys import OTHER_KEYS, PLACEMENT_KEYS
+from storage_node.bookie.settings import BookieSettings
 from storage_node.client import ClientSettings
-from storage_node.client.placement import PlacementSettings
-from storage_node.client.settings import Value, describe_client_settings
+from storage_node.client.settings import Value
 from storage_node.errors import BookieConfigurationError
 
 _SHARED: Final = frozenset({"nettyMaxFrameSizeBytes"})
 """Keys of both the bookie and the client."""
+
+_OLDER_NAMES: Final = frozenset({"journalDirectory", "compactionRate"})
+"""What a node understands besides."""
 
 
 def _key(name: str, *, minimum: int | None = None, maximum: int | None = None) -> dict[str, object]:
@@ -69,34 +72,23 @@ class AutoRecoverySettings:
     """The ledger client's."""
 
     @classmethod
-    def split(cls, values: Mapping[str, str]) -> tuple[AutoRecoverySettings, dict[str, str]]:
-        """The settings in a file that holds a bookie's as well, and what of it is the bookie's to understand.
+    def from_mapping(cls, values: Mapping[str, str]) -> AutoRecoverySettings:
+        """The settings in a node's file; what is not auto-recovery's is left to whom it belongs.
 
         Raises BookieConfigurationError.
         """
         by_key = {str(item.metadata["key"]): item for item in fields(cls) if item.metadata}
-        clients = client_keys()
         given: dict[str, object] = {}
         for_client: dict[str, Value] = {}
-        rest: dict[str, str] = {}
         for key, text in values.items():
             if key in by_key:
                 given[by_key[key].name] = _parse(key, str(by_key[key].type), text.strip(), by_key[key].metadata)
-            if key in clients:
+            elif key in PLACEMENT_KEYS or key in _SHARED:
                 for_client[key] = text
-            if key in _SHARED or (key not in by_key and key not in clients):
-                rest[key] = text
         try:
-            settings = cls(**given)  # type: ignore[arg-type]
-            return replace(settings, client=ClientSettings.from_mapping(for_client)), rest
+            return cls(**given, client=ClientSettings.from_mapping(for_client))  # type: ignore[arg-type]
         except CallerError as error:
             raise BookieConfigurationError(error.message, advice=error.advice) from error
-
-
-def client_keys() -> frozenset[str]:
-    """Keys of the ledger client that a bookie's file may hold."""
-    keys = {info.key for info, _ in describe_client_settings()}
-    return frozenset(keys | {str(item.metadata["key"]) for item in fields(PlacementSettings)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,42 +102,20 @@ class MetadataSettings:
     """The name under which it stands for election and takes locks; empty: this host's."""
 
     @classmethod
-    def pick(cls, values: Mapping[str, str], bookies: Mapping[str, object]) -> MetadataSettings:
-        """Its keys among `values`; of `bookies`, the keys of a storage node, the others mean nothing here.
-
-        Raises BookieConfigurationError for any other key.
-        """
+    def from_mapping(cls, values: Mapping[str, str]) -> MetadataSettings:
+        """Its keys among those of a node's file. Raises BookieConfigurationError for a key that is nobody's."""
         by_key = {str(item.metadata["key"]): item for item in fields(cls)}
+        nodes = {str(item.metadata["key"]) for item in fields(BookieSettings)} | _OLDER_NAMES
         given: dict[str, object] = {}
         for key, text in values.items():
             if key in by_key:
                 given[by_key[key].name] = _parse(key, str(by_key[key].type), text.strip(), by_key[key].metadata)
-            elif key not in bookies:
-                raise unknown_key(key, [*by_key, *bookies])
+            elif key not in nodes and key not in OTHER_KEYS:
+                near = difflib.get_close_matches(key, sorted(nodes | OTHER_KEYS), 1, 0.0)[0]
+                raise BookieConfigurationError(
+                    f"unknown key {key}", advice=f"The nearest key is {near}; conf/bookie.conf lists all of them"
+                )
         return cls(**given)  # type: ignore[arg-type]
-
-
-def unknown_key(key: str, known: list[str]) -> BookieConfigurationError:
-    near = difflib.get_close_matches(key, [*known, *_own_keys(), *client_keys()], 1, 0.0)[0]
-    return BookieConfigurationError(
-        f"unknown key {key}", advice=f"The nearest key is {near}; conf/bookie.conf lists all of them"
-    )
-
-
-def _own_keys() -> list[str]:
-    return [str(item.metadata["key"]) for item in fields(AutoRecoverySettings) if item.metadata]
-
-
-def read_properties(path: str | Path) -> dict[str, str]:
-    """A properties file as keys and texts. Raises BookieConfigurationError."""
-    import javaproperties
-
-    try:
-        with Path(path).open("rb") as stream:
-            values: dict[str, str] = javaproperties.load(stream)
-    except (OSError, ValueError) as error:
-        raise BookieConfigurationError(f"cannot read the configuration: {error}", path=str(path)) from error
-    return values
 
 
 def _parse(key: str, kind: str, text: str, bounds: Mapping[str, object]) -> object:

@@ -12,12 +12,18 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from metadata.errors import DistributedLogError
 from storage_node.bookie.bookie import Bookie
-from storage_node.bookie.settings import BookieSettings
+from storage_node.bookie.other_keys import OTHER_KEYS
+from storage_node.bookie.settings import BookieSettings, read_properties
 from storage_node.edge import Disk, Network
+
+if TYPE_CHECKING:
+    from storage_node.autorecovery.settings import AutoRecoverySettings
 
 GC_THRESHOLDS = (20_000, 20, 50)
 """Requests make many short-lived objects and hardly any cycles: look for them less often."""
@@ -33,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings = BookieSettings.from_properties(options.conf)
-        return run(settings)
+        return run(settings, recovery=_recovery_settings(options.conf))
     except DistributedLogError as error:
         logger.critical("%s", error)
     except OSError as error:
@@ -41,12 +47,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def run(settings: BookieSettings, *, network: Network | None = None, disk: Disk | None = None) -> int:
-    """Run a node over the given edges (the real ones if left out) until a signal ends it, or it fails."""
+def _recovery_settings(conf: str) -> AutoRecoverySettings | None:
+    """Auto-recovery's settings where it is to run in this process; they are checked in any case."""
+    values = read_properties(conf)
+    if OTHER_KEYS.isdisjoint(values):
+        return None
+    from storage_node.autorecovery.settings import AutoRecoverySettings
+
+    recovery = AutoRecoverySettings.from_mapping(values)
+    return recovery if recovery.auto_recovery_daemon_enabled else None
+
+
+def run(
+    settings: BookieSettings,
+    *,
+    network: Network | None = None,
+    disk: Disk | None = None,
+    recovery: AutoRecoverySettings | None = None,
+) -> int:
+    """Run a node over the given edges (the real ones if left out) until a signal ends it, or it fails; with `recovery`
+    auto-recovery runs beside it."""
     loop = _new_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_serve(settings, network, disk))
+        return loop.run_until_complete(_serve(settings, network, disk, recovery))
     finally:
         asyncio.set_event_loop(None)
         loop.close()
@@ -62,7 +86,9 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _serve(settings: BookieSettings, network: Network | None, disk: Disk | None) -> int:
+async def _serve(
+    settings: BookieSettings, network: Network | None, disk: Disk | None, recovery: AutoRecoverySettings | None
+) -> int:
     from metadata.zookeeper import ZooKeeperStore
 
     stopping = asyncio.Event()
@@ -84,7 +110,8 @@ async def _serve(settings: BookieSettings, network: Network | None, disk: Disk |
         gc.set_threshold(*GC_THRESHOLDS)
         print(f"bookie {bookie.address.bookie_id} serves on port {bookie.address.port}", flush=True)
         failed = loop.create_task(bookie.failed.wait())
-        await asyncio.wait([failed, signalled], return_when=asyncio.FIRST_COMPLETED)
+        async with _recovering(settings, recovery, network, bookie.address.bookie_id):
+            await asyncio.wait([failed, signalled], return_when=asyncio.FIRST_COMPLETED)
         for task in (failed, signalled):
             task.cancel()
         await bookie.stop()
@@ -93,6 +120,37 @@ async def _serve(settings: BookieSettings, network: Network | None, disk: Disk |
         return 0
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def _recovering(
+    settings: BookieSettings, recovery: AutoRecoverySettings | None, network: Network | None, bookie_id: str
+) -> AsyncIterator[None]:
+    """Auto-recovery for the length of a block, in a metadata session of its own; nothing without its settings.
+
+    The node serves whether or not it could start: that is what the node is for.
+    """
+    if recovery is None:
+        yield
+        return
+    from metadata.zookeeper import ZooKeeperStore
+    from storage_node.autorecovery.daemon import AutoRecovery
+
+    store: ZooKeeperStore | None = None
+    daemon: AutoRecovery | None = None
+    try:
+        store = await ZooKeeperStore.connect(settings.zk_servers, session_timeout_ms=settings.zk_timeout_ms)
+        daemon = AutoRecovery(recovery, store, settings.zk_ledgers_root_path, bookie_id=bookie_id, network=network)
+        await daemon.start()
+    except DistributedLogError as error:
+        logger.error("auto-recovery does not run: %s", error)
+    try:
+        yield
+    finally:
+        if daemon is not None:
+            await daemon.stop()
+        if store is not None:
+            await store.close()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from storage_node.bookie.other_keys import OTHER_KEYS
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
 
@@ -186,13 +187,7 @@ class BookieSettings:
     @classmethod
     def from_properties(cls, path: str | Path) -> BookieSettings:
         """Read a properties file. Raises BookieConfigurationError, which names key and file."""
-        import javaproperties
-
-        try:
-            with Path(path).open("rb") as stream:
-                values: dict[str, str] = javaproperties.load(stream)
-        except (OSError, ValueError) as error:
-            raise BookieConfigurationError(f"cannot read the configuration: {error}", path=str(path)) from error
+        values = read_properties(path)
         try:
             return cls.from_mapping(values)
         except BookieConfigurationError as error:
@@ -201,14 +196,19 @@ class BookieSettings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, str]) -> BookieSettings:
-        """Settings from upstream's keys and their texts. Raises BookieConfigurationError."""
+        """Settings from upstream's keys and their texts; auto-recovery's keys are left to it.
+
+        Raises BookieConfigurationError.
+        """
         by_key = {str(f.metadata["key"]): f for f in fields(cls)}
         renamed = {"journalDirectory": "journalDirectories", "compactionRate": "compactionRateByEntries"}
         given: dict[str, object] = {}
         for name, text in values.items():
             key = renamed.get(name, name)
+            if key in OTHER_KEYS:
+                continue
             if key not in by_key:
-                near = difflib.get_close_matches(name, by_key, 1, 0.0)[0]
+                near = difflib.get_close_matches(name, [*by_key, *sorted(OTHER_KEYS)], 1, 0.0)[0]
                 raise BookieConfigurationError(
                     f"unknown key {name}", advice=f"The nearest key is {near}; conf/bookie.conf lists all of them"
                 )
@@ -218,6 +218,18 @@ class BookieSettings:
             if name not in given:
                 raise BookieConfigurationError(f"{'journal' if name[0] == 'j' else 'ledger'}Directories is not set")
         return cls(**given)  # type: ignore[arg-type]
+
+
+def read_properties(path: str | Path) -> dict[str, str]:
+    """A properties file as keys and texts. Raises BookieConfigurationError."""
+    import javaproperties
+
+    try:
+        with Path(path).open("rb") as stream:
+            values: dict[str, str] = javaproperties.load(stream)
+    except (OSError, ValueError) as error:
+        raise BookieConfigurationError(f"cannot read the configuration: {error}", path=str(path)) from error
+    return values
 
 
 def _parse(key: str, kind: str, text: str, bounds: Mapping[str, object]) -> object:

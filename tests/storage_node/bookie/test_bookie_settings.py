@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage_node.bookie import BookieSettings
+from storage_node.bookie.other_keys import AUTO_RECOVERY_KEYS
 from storage_node.errors import BookieConfigurationError
 
 CONF = Path(__file__).parents[3] / "conf" / "bookie.conf"
@@ -17,7 +18,7 @@ DIRECTORIES = {"journalDirectories": "/j", "ledgerDirectories": "/l1, /l2"}
 def test_the_shipped_file_names_every_key_with_its_default() -> None:
     lines = [line.lstrip("#") for line in CONF.read_text().splitlines() if "=" in line and not line.startswith("# ")]
     named = dict(line.split("=", 1) for line in lines)
-    assert set(named) == {str(f.metadata["key"]) for f in fields(BookieSettings)}
+    assert set(named) == {str(f.metadata["key"]) for f in fields(BookieSettings)} | AUTO_RECOVERY_KEYS
     loaded = BookieSettings.from_properties(CONF)
     bare = BookieSettings(loaded.journal_directories, loaded.ledger_directories)
     assert loaded == bare
@@ -39,6 +40,7 @@ def test_upstreams_singular_name_of_the_journal_is_understood() -> None:
 
 BAD: dict[str, tuple[dict[str, str], str]] = {
     "unknown key": ({"bookiePrt": "1"}, "nearest key is bookiePort"),
+    "unknown key of auto-recovery": ({"autoRecoveryDeamonEnabled": "1"}, "nearest key is autoRecoveryDaemonEnabled"),
     "no number": ({"bookiePort": "many"}, "bookiePort=many"),
     "no boolean": ({"allowLoopback": "perhaps"}, "allowLoopback=perhaps"),
     "out of bounds": ({"bookiePort": "65536"}, "0 to 65535"),
