@@ -258,7 +258,8 @@ class Play:
 
 
 async def play(path: Path, seed: int, steps: int) -> list[str]:
-    player = Play(Node(path / str(seed), MemoryTree()), random.Random(seed))
+    journals = tuple(str(path / str(seed) / f"journal{number}") for number in range(1 + seed % 2))
+    player = Play(Node(path / str(seed), MemoryTree(), journal_directories=journals), random.Random(seed))
     try:
         await player.run(steps)
     except BaseException:
