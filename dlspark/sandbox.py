@@ -101,8 +101,8 @@ class Sandbox:
 
     Three replicas need three nodes; the fourth is the spare that lets a node be lost without stopping a writer.
     `port` is ZooKeeper's (0: a free one, kept from then on), `zookeeper_tick_ms` its unit of time: a session lasts two
-    at least. `node_settings` are further settings of the storage nodes (keys of conf/bookie.conf). Usable as a context
-    manager.
+    at least. With `auto_recovery` every node runs auto-recovery as well: what a lost node held is copied to the others.
+    `node_settings` are further settings of the storage nodes (keys of conf/bookie.conf). Usable as a context manager.
     """
 
     def __init__(
@@ -113,13 +113,15 @@ class Sandbox:
         port: int = 0,
         node_settings: Mapping[str, object] | None = None,
         zookeeper_tick_ms: int = TICK_MS,
+        auto_recovery: bool = False,
     ) -> None:
         if nodes < 1:
             raise CallerError(f"a sandbox needs at least one storage node, not {nodes}")
         self.directory = Path(directory).absolute()
         self._nodes_wanted = nodes
         self._port_wanted = port
-        self._node_settings = dict(node_settings or {})
+        recovering = {"autoRecoveryDaemonEnabled": "true"} if auto_recovery else {}
+        self._node_settings: dict[str, object] = {**recovering, **(node_settings or {})}
         self._tick_ms = zookeeper_tick_ms
         self._zookeeper: EmbeddedZooKeeper | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}

@@ -88,6 +88,15 @@ cookie_app.command("delete")(plain_errors(bookies.cookie_delete))
 bookie_app.add_typer(cookie_app, name="cookie")
 app.add_typer(bookie_app, name="bookie")
 
+
+@app.command()
+def autorecovery(conf: Annotated[Path, typer.Option("--conf", help="Properties file; see conf/bookie.conf.")]) -> None:
+    """Run auto-recovery as a process of its own, until SIGTERM: it restores the copies that lost nodes held."""
+    from storage_node.autorecovery.__main__ import main
+
+    raise typer.Exit(main(["--conf", str(conf)]))
+
+
 log_app = typer.Typer(help="Create, list, describe and delete logs.", no_args_is_help=True)
 log_app.command("create")(plain_errors(logs.create))
 log_app.command("list")(plain_errors(logs.list_logs))

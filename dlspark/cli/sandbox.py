@@ -26,14 +26,17 @@ def start(
     nodes: Annotated[int, typer.Option(help="Storage nodes (three replicas and a spare).", min=1)] = DEFAULT_NODES,
     port: Annotated[int, typer.Option(help="ZooKeeper's port; 0 picks a free one and keeps it.", min=0)] = 0,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it serves; stop it with `stop`.")] = False,
+    auto_recovery: Annotated[
+        bool, typer.Option("--auto-recovery", help="Copy what a lost storage node held to the others.")
+    ] = False,
 ) -> None:
     """Start ZooKeeper and the storage nodes and print the namespace's URI."""
     if detach:
-        typer.echo(_start_detached(directory, nodes, port))
+        typer.echo(_start_detached(directory, nodes, port, auto_recovery))
         return
     # SIGTERM ends the sandbox in order, like Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
-    with Sandbox(directory, nodes=nodes, port=port) as sandbox:
+    with Sandbox(directory, nodes=nodes, port=port, auto_recovery=auto_recovery) as sandbox:
         typer.echo(sandbox.uri)
         sys.stdout.flush()
         try:
@@ -78,11 +81,12 @@ def _known_state(directory: Path) -> SandboxState:
     return state
 
 
-def _start_detached(directory: Path, nodes: int, port: int) -> str:
+def _start_detached(directory: Path, nodes: int, port: int, auto_recovery: bool) -> str:
     """Run `sandbox start` in a session of its own and wait for the URI it prints."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "sandbox.log"
     arguments = ["--dir", str(directory), "--nodes", str(nodes), "--port", str(port)]
+    arguments += ["--auto-recovery"] if auto_recovery else []
     with log.open("wb") as errors:
         child = subprocess.Popen(
             [sys.executable, "-m", "dlspark.cli", "sandbox", "start", *arguments],
