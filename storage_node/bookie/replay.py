@@ -64,6 +64,15 @@ class JournalReader:
                     path=self._path(file_id),
                 )
 
+    def _check_headers(self, files: list[int]) -> None:
+        """Raise JournalCorruptError if a file in use has no intact header. It is durable before the first batch is
+        written, so a file that holds any batch has had one; without it the batches must not be passed over."""
+        for file_id in files:
+            found = self._header_of(file_id)
+            damaged = found is None or found[0] != file_id
+            if damaged and any(True for _ in self._headers(file_id, FIRST_BATCH_AT)):
+                raise self._corrupt(f"the header of the journal file {file_name(file_id)} is damaged", file_id, 0)
+
     def _header_of(self, file_id: int) -> tuple[int, JournalOwner] | None:
         file = self._disk.open(self._path(file_id))
         try:
@@ -83,13 +92,14 @@ class JournalReader:
             raise self._corrupt(
                 f"journal file {file_name(mark.file_id)}, where the last checkpoint points, is missing", mark.file_id, 0
             )
-        expected = mark.sequence + 1
+        self._check_headers(files)
+        first = expected = mark.sequence + 1
         for index, file_id in enumerate(files):
             file = self._disk.open(self._path(file_id))
             try:
                 offset = mark.offset if file_id == mark.file_id else FIRST_BATCH_AT
                 while True:
-                    batch = self._read_header(file, file_id, offset)
+                    batch = self._next(file, file_id, offset, expected, expected == first)
                     if batch is None or batch.sequence > expected:
                         break
                     if batch.sequence == expected:
@@ -99,20 +109,28 @@ class JournalReader:
                         yield from self._records(data, file_id, batch)
                         expected += 1
                         self.last_sequence = batch.sequence
-                    offset += batch.total
+                    offset = batch.offset + batch.total
             finally:
                 file.close()
-            if not self._goes_on(files[index + 1 :], expected):
+            if not self._goes_on(files[index + 1 :], expected, expected == first):
                 self._check_tail(files[index:], offset, expected)
                 return
 
-    def _goes_on(self, later: list[int], expected: int) -> bool:
+    def _next(self, file: DiskFile, file_id: int, offset: int, expected: int, searching: bool) -> BatchHeader | None:
+        """The batch at `offset`. While `searching` for the first one behind the mark, what cannot be read is passed
+        over: it may be a batch that the checkpoint covers, whose damage must not hide those that follow."""
+        batch = self._read_header(file, file_id, offset)
+        if batch is None and searching:
+            return next((found for found in self._headers(file_id, offset) if found.sequence >= expected), None)
+        return batch
+
+    def _goes_on(self, later: list[int], expected: int, searching: bool) -> bool:
         """True if the next file begins with batch `expected`: the one before has ended in good order."""
         if not later:
             return False
         file = self._disk.open(self._path(later[0]))
         try:
-            batch = self._read_header(file, later[0], FIRST_BATCH_AT)
+            batch = self._next(file, later[0], FIRST_BATCH_AT, expected, searching)
             return batch is not None and batch.sequence == expected
         finally:
             file.close()
