@@ -105,6 +105,9 @@ async def _serve(
             starting.cancel()
             await asyncio.wait([starting])
             return 1
+        if starting.exception() is not None:
+            signalled.cancel()  # or the log would end with a task left pending instead of with the reason
+            await asyncio.wait([signalled])
         starting.result()
         gc.freeze()  # what a start leaves behind stays: let the collector not walk it again
         gc.set_threshold(*GC_THRESHOLDS)

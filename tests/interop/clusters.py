@@ -124,8 +124,8 @@ class JavaBookies:
 class OurBookie:
     """A storage node of ours as a process of its own."""
 
-    def __init__(self, zk: str, root: str, directory: Path) -> None:
-        self.port = free_port()
+    def __init__(self, zk: str, root: str, directory: Path, port: int | None = None) -> None:
+        self.port = port or free_port()
         self.id = f"127.0.0.1:{self.port}"
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)

@@ -113,14 +113,13 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
     return found
 
 
-@pytest.fixture
-def mixed(processes: JavaProcesses, zk: str, tmp_path: Path) -> Iterator[Cluster]:
-    """Two real bookies and two storage nodes of ours under one root."""
-    root = "/mixed"
+@pytest.fixture(scope="session")
+def mixed_cluster(processes: JavaProcesses, zk: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    root, directory = "/mixed", tmp_path_factory.mktemp("mixed")
     with ExitStack() as stack:
-        java = JavaBookies(processes.get(NEWEST), zk, root, tmp_path / "java", 2)
+        java = JavaBookies(processes.get(NEWEST), zk, root, directory / "java", 2)
         stack.callback(java.stop_all)
-        own = [stack.enter_context(our_bookie(zk, root, tmp_path / f"own-{index}")) for index in range(2)]
+        own = [stack.enter_context(our_bookie(zk, root, directory / f"own-{index}")) for index in range(2)]
         nodes = {bookie.id: bookie for bookie in own}
 
         def lose(bookie: str) -> None:
@@ -129,4 +128,17 @@ def mixed(processes: JavaProcesses, zk: str, tmp_path: Path) -> Iterator[Cluster
             else:
                 java.stop(bookie)
 
-        yield Cluster(zk, root, (*java.cluster.bookies, *nodes), lose, java.start_all)
+        def restore() -> None:
+            java.start_all()
+            for node in own:
+                if not node.alive:
+                    node.start()
+
+        yield Cluster(zk, root, (*java.cluster.bookies, *nodes), lose, restore)
+
+
+@pytest.fixture
+def mixed(mixed_cluster: Cluster) -> Cluster:
+    """Two real bookies and then two storage nodes of ours under one root, all alive."""
+    mixed_cluster.restore()
+    return mixed_cluster

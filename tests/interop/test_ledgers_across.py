@@ -10,8 +10,8 @@ from clusters import Cluster, both_versions
 from java_tool import JavaError, JavaTool, described, make_payload
 
 from metadata.errors import NoNodeError
-from metadata.ledger_metadata import DigestType, LedgerState
-from storage_node.client import LedgerClient, LedgerReader, LedgerWriter
+from metadata.ledger_metadata import DigestType, LedgerMetadata, LedgerState
+from storage_node.client import ClientSettings, LedgerClient, LedgerReader, LedgerWriter
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
 
 SIZES = (0, 1, 100, 70_000)
@@ -220,6 +220,34 @@ async def test_two_recoveries_at_once_agree_on_the_end(java: JavaTool, cluster: 
         await second.close()
 
 
+async def test_a_recovery_and_the_writer_s_close_at_once_agree_on_the_end(java: JavaTool, cluster: Cluster) -> None:
+    """Whoever writes the closing metadata, the ledger ends where the writer was acknowledged."""
+    ask = cluster.on(java)
+    async with cluster.client() as client:
+        for _ in range(3):
+            ours = await client.create()
+            theirs = await java_creates(ask)
+            await we_add(ours, (50,) * 20)
+            await ask("ledger.write", handle=theirs["handle"], count=20, size=50)
+            closed, by_java, by_us, java_closed = await asyncio.gather(
+                ours.close(),
+                ask("ledger.open", ledger=ours.ledger_id, recover=True),
+                client.open(theirs["ledger"], recover=True),
+                ask("ledger.close", handle=theirs["handle"]),
+                return_exceptions=True,
+            )
+            # A close that comes second is told so: by the end that it agrees with, or as fenced.
+            assert isinstance(closed, (LedgerMetadata, LedgerFencedError)), closed
+            assert isinstance(java_closed, (dict, JavaError)), java_closed
+            assert by_java["lac"] == by_us.last_add_confirmed == 19
+            assert by_java["length"] == by_us.length == 1000
+            await by_us.close()
+            for ledger_id in (ours.ledger_id, theirs["ledger"]):
+                assert await we_read(client, ledger_id) == payloads((50,) * 20)
+                metadata = await ask("ledger.metadata", ledger=ledger_id)
+                assert (metadata["state"], metadata["last_entry"], metadata["length"]) == ("CLOSED", 19, 1000)
+
+
 async def test_recovery_succeeds_with_one_node_down(java: JavaTool, cluster: Cluster) -> None:
     ask, sizes = cluster.on(java), (100,) * 10
     async with cluster.client() as client:
@@ -352,6 +380,35 @@ async def test_an_explicit_lac_written_by_java_shows_the_last_entry_to_both(java
     await ask("ledger.close", handle=ledger["handle"])
 
 
+async def test_an_explicit_lac_written_by_us_shows_the_last_entry_to_java(java: JavaTool, cluster: Cluster) -> None:
+    ask = cluster.on(java)
+    async with cluster.client(ClientSettings(explicit_lac_interval_ms=50)) as client:
+        writer = await client.create()
+        await we_add(writer, (10, 20, 30))
+        opened = await ask("ledger.open", ledger=writer.ledger_id, recover=False)
+
+        async def java_sees_it() -> None:
+            while await ask("ledger.lac", handle=opened["handle"], explicit=True) < 2:  # noqa: ASYNC110 (a question)
+                await asyncio.sleep(0.02)
+
+        await asyncio.wait_for(java_sees_it(), 20)
+        assert await ask("ledger.read", handle=opened["handle"], last=2) == as_java_tells(payloads((10, 20, 30)))
+        await writer.close()
+
+
+async def test_we_force_a_ledger_whose_adds_are_acknowledged_before_their_sync(
+    java: JavaTool, cluster: Cluster
+) -> None:
+    ask = cluster.on(java)
+    async with cluster.client() as client:
+        writer = await client.create(deferred_sync=True)
+        assert await we_add(writer, (10,) * 5) == list(range(5))
+        assert writer.last_add_confirmed == -1
+        assert await writer.force() == writer.last_add_confirmed == 4
+        assert (await writer.close()).last_entry == 4
+        assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads((10,) * 5))
+
+
 async def test_java_forces_a_ledger_whose_adds_are_acknowledged_before_their_sync(
     java: JavaTool, cluster: Cluster
 ) -> None:
@@ -429,18 +486,3 @@ async def test_our_nodes_tell_java_their_disk_space(java: JavaTool, ours: Cluste
     sizes = await ours.on(java)("ledger.info")
     assert set(sizes) == set(ours.bookies)
     assert all(0 < free <= total for free, total in sizes.values())
-
-
-async def test_a_ledger_over_real_bookies_and_nodes_of_ours_is_one_ledger(java: JavaTool, mixed: Cluster) -> None:
-    ask, sizes = mixed.on(java), (30,) * 40
-    async with mixed.client() as client:
-        writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)
-        assert set(writer.metadata.last_ensemble.bookies) == set(mixed.bookies)
-        await we_add(writer, sizes)
-        await writer.close()
-        ledger = await java_creates(ask, ensemble=4, write_quorum=3, ack_quorum=2)
-        await java_adds(ask, ledger, sizes)
-        await ask("ledger.close", handle=ledger["handle"])
-        await asyncio.to_thread(mixed.lose, mixed.bookies[-1])
-        assert await we_read(client, ledger["ledger"]) == payloads(sizes)
-        assert await java_reads(ask, writer.ledger_id) == as_java_tells(payloads(sizes))

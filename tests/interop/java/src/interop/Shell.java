@@ -58,8 +58,6 @@ final class Shell {
             setting -> conf.setProperty(setting.getKey(), setting.getValue().asText()));
         List<String> arguments = new ArrayList<>();
         line.get("arguments").forEach(argument -> arguments.add(argument.asText()));
-        BookieShell shell = new BookieShell(LedgerIdFormatter.LONG_LEDGERID_FORMATTER, EntryFormatter.STRING_FORMATTER);
-        shell.setConf(conf);
         Ear ear = new Ear();
         ByteArrayOutputStream printed = new ByteArrayOutputStream();
         PrintStream before = System.out;
@@ -67,6 +65,9 @@ final class Shell {
         listen(ear);
         int status;
         try {
+            BookieShell shell =  // made now: some commands keep the standard output that they find
+                new BookieShell(LedgerIdFormatter.LONG_LEDGERID_FORMATTER, EntryFormatter.STRING_FORMATTER);
+            shell.setConf(conf);
             status = shell.run(arguments.toArray(new String[0]));
         } finally {
             stopListening(ear);
