@@ -325,7 +325,8 @@ class Bookie:
 
     def _journal_failed(self, error: BaseException) -> None:
         """Stop at once: nothing may be answered any more, least of all by trying the sync again."""
-        self.failure = BookieFailedError(
+        stopping = self.failure is not None  # another journal failed before, or the stop has begun: `failed` is its end
+        self.failure = self.failure or BookieFailedError(
             f"the journal cannot be written: {error}",
             advice="Mend the disk and start the node again; what it had acknowledged is in the journal",
             node=None if self._address is None else self._address.bookie_id,
@@ -333,7 +334,8 @@ class Bookie:
         self._serving = False
         for connection in list(self._connections):
             connection.close()
-        self._run(self._stop_failed(clean=False))
+        if not stopping:
+            self._run(self._stop_failed(clean=False))
 
     async def _stop_failed(self, *, clean: bool) -> None:
         try:

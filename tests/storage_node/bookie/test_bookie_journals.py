@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import threading
 from collections.abc import Sequence
@@ -256,3 +257,19 @@ def test_a_batch_gathers_pieces_up_to_its_bound_and_sums_them_as_one() -> None:
     assert batch.records_sum() == crc32(target, 0)
     assert not batch.gather(1000, 1000 + GATHER_BYTES)
     assert batch.length == 256, "a refusal changes nothing"
+
+
+async def test_journals_that_fail_together_end_the_node_once(cluster: Cluster) -> None:
+    """Whoever waits for `failed` finds everything closed: another node may start on the directories at once."""
+    disk = FaultyDisk()
+    bookie = await cluster.start(disk=disk, **options(cluster))
+    client = await cluster.connect(bookie)
+    await fill(client, range(2))
+    disk.errors[("sync", "/journal-")] = errno.EIO
+    doomed = [client.send_add(entry(ledger, 9)) for ledger in LEDGERS]
+    await asyncio.wait_for(bookie.failed.wait(), 10)
+    assert len({path for _, path in disk.hits}) > 1, "more than one journal failed"
+    answers = await asyncio.gather(*doomed, return_exceptions=True)
+    assert all(isinstance(answer, ConnectionError) for answer in answers)
+    again = await cluster.start(**options(cluster))
+    await check(await cluster.connect(again), range(2))
