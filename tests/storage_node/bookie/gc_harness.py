@@ -274,7 +274,13 @@ class Node:
     def files(self) -> int:
         """Bytes that entry logs and their sidecars take on the disk."""
         found = [*self._path.glob("ledgers*/current/*.log"), *self._path.glob("ledgers*/current/*.idx")]
-        return sum(path.stat().st_blocks * 512 for path in found)
+        size = 0
+        for path in found:
+            try:
+                size += path.stat().st_blocks * 512
+            except FileNotFoundError:  # removed since it was listed
+                continue
+        return size
 
     def counted(self) -> dict[int, int]:
         """Live bytes of each log, counted from the indexes."""
