@@ -118,8 +118,7 @@ class Connection:
     def batch_done(self) -> None:
         """Answers leave by themselves; what the socket does not take of them counts."""
         if self.link.queued_bytes > ALLOWANCE_BYTES:
-            self.flow.check()
-            asyncio.get_running_loop().call_soon(self.flow.settle)
+            asyncio.get_running_loop().call_soon(self.flow.check)
 
     def link_closed(self, error: Exception | None) -> None:
         self.flow.close()

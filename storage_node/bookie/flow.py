@@ -55,8 +55,11 @@ class Flow:
 
     def check(self) -> None:
         """To be called after whatever may have queued or begun something."""
-        if self.in_flight + self._link.queued_bytes > IN_FLIGHT_BYTES:
+        queued = self._link.queued_bytes
+        if self.in_flight + queued > IN_FLIGHT_BYTES:
             self.stop()
+        if self.owed + queued > ALLOWANCE_BYTES:
+            self.settle()
 
     def owe(self, size: int) -> None:
         """An answer of about `size` bytes is being prepared."""
