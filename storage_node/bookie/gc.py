@@ -8,7 +8,9 @@ A round, every gcWaitTime:
     3. the candidates that remain are deleted (verifyMetadataOnGC: each is asked for once more)
     4. now and then, closed ledgers that no ensemble names this node for (they were replicated elsewhere) are deleted,
        each under its replication lock, so that no worker is about to write this node's name into its metadata
-    5. a checkpoint makes that durable and removes logs in which nothing is live; compaction follows when it is due
+    5. a checkpoint makes that durable and removes logs in which nothing is live
+
+Compaction begins after a round when it is due, whether or not metadata could be read; rounds go on beside it.
 
 Any error of the metadata ends the round without a single deletion; so does another session than the one that began it,
 whose server might be behind, and metadata that is not of the cluster that this node belongs to.
@@ -18,6 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from metadata.bookies import BookieRegistry
 from metadata.errors import CorruptDataError, DistributedLogError, MetadataUnavailableError, NoNodeError
@@ -68,8 +72,10 @@ class GarbageCollector:
         self._replication = replication
         self._clock = clock
         self._pace = Pace(settings.gc_metadata_op_rate_limit)
-        self._one_at_a_time = asyncio.Lock()
+        self._collecting = asyncio.Lock()
+        self._compacting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._compaction: asyncio.Task[bool] | None = None
 
     # ------------------------------------------------------------------------------------ rounds
 
@@ -79,32 +85,41 @@ class GarbageCollector:
 
     async def stop(self) -> None:
         """End them, wherever they are: every step is safe to leave."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        for task in (self._task, self._compaction):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        self._task = self._compaction = None
 
     async def _rounds(self) -> None:
         settings, loop = self._settings, asyncio.get_running_loop()
-        begun = loop.time()
-        moved, minor, major = begun, begun, begun
+        moved = minor = major = loop.time()
         while True:
             await asyncio.sleep(settings.gc_wait_time_ms / 1000)
             now = loop.time()
-            try:
-                look = _due(now - moved, settings.gc_overreplicated_ledger_wait_time_ms / 1000)
-                moved = now if look else moved
-                await self.collect(moved_away=look)
-                if _due(now - major, settings.major_compaction_interval_s):
-                    major = minor = now
-                    await self.compact(major=True)
-                elif _due(now - minor, settings.minor_compaction_interval_s):
-                    minor = now
-                    await self.compact(major=False)
-            except (DistributedLogError, OSError) as error:
-                logger.warning("a round of garbage collection was given up: %s", error)
-            except Exception:  # a bug here must not end garbage collection for good without a word
-                logger.exception("a round of garbage collection failed")
+            look = _due(now - moved, settings.gc_overreplicated_ledger_wait_time_ms / 1000)
+            if await self._quietly(partial(self.collect, moved_away=look)) and look:
+                moved = now
+            if self._compaction is not None and not self._compaction.done():
+                continue  # it is slow on purpose; collection does not wait for it
+            if _due(now - major, settings.major_compaction_interval_s):
+                major = minor = now
+                self._compaction = loop.create_task(self._quietly(partial(self.compact, major=True)))
+            elif _due(now - minor, settings.minor_compaction_interval_s):
+                minor = now
+                self._compaction = loop.create_task(self._quietly(partial(self.compact, major=False)))
+
+    async def _quietly(self, work: Callable[[], Awaitable[int]]) -> bool:
+        """Do a part of a round; what it fails with is told to the log. False: it failed."""
+        try:
+            await work()
+        except (DistributedLogError, OSError) as error:
+            logger.warning("a round of garbage collection was given up: %s", error)
+        except Exception:  # a bug here must not end garbage collection for good without a word
+            logger.exception("a round of garbage collection failed")
+        else:
+            return True
+        return False
 
     async def collect(self, *, moved_away: bool = False) -> int:
         """One round; how many ledgers were deleted. `moved_away`: look for those that other nodes store by now, too.
@@ -112,7 +127,7 @@ class GarbageCollector:
         Raises the metadata store's errors (nothing was deleted then, unless among those that moved away), and
         BookieFailedError where no checkpoint can be taken.
         """
-        async with self._one_at_a_time:
+        async with self._collecting:
             self._check_writable()
             stats = self._contents.stats
             try:
@@ -132,7 +147,7 @@ class GarbageCollector:
         """Rewrite what is below the threshold; how many logs were. 0 where the threshold says never."""
         settings = self._settings
         threshold = settings.major_compaction_threshold if major else settings.minor_compaction_threshold
-        async with self._one_at_a_time:
+        async with self._compacting:
             self._check_writable()
             return await self._storage.compactor.compact(threshold) if threshold > 0 else 0
 

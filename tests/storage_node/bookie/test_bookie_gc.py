@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -180,12 +180,38 @@ async def test_rounds_come_by_themselves(node: Node) -> None:
     await scripted(node, gc_wait_time_ms=20, minor_compaction_interval_s=0, major_compaction_interval_s=0)
     await node.add(1, range(2))
     stats = node.bookie.storage.contents.stats
-    for _ in range(500):
-        if stats.ledgers_collected:
-            break
-        await asyncio.sleep(0.02)
+    await until(lambda: stats.ledgers_collected > 0)
     assert stats.ledgers_collected == 1
     assert not node.bookie.storage.ledgers
+
+
+async def test_compaction_needs_no_metadata_and_rounds_go_on_beside_it(node: Node) -> None:
+    """A slow compaction (ten entries a second) does not hold up collection, nor does a failing listing hold up it."""
+    slow = {"compaction_rate_by_entries": 10, "minor_compaction_interval_s": 1, "major_compaction_interval_s": 0}
+    store = await scripted(node, gc_wait_time_ms=50, **slow)
+    stats = node.bookie.storage.contents.stats
+    await node.create(1, 2)
+    await node.add_all([(ledger, entry) for entry in range(60) for ledger in range(1, 11)], 3000)
+    await node.bookie.storage.checkpoint()
+    await until(lambda: sorted(node.bookie.storage.ledgers) == [1, 2])
+    await node.delete(2)
+    await until(lambda: list(node.bookie.storage.ledgers) == [1])
+    store.fail_at = len(store.listed)
+    await until(lambda: stats.rounds_aborted > 2 and stats.entries_copied > 0)
+    store.fail_at = None
+    rounds = stats.rounds
+    await until(lambda: stats.rounds > rounds + 1)
+    assert node.bookie.collector._compaction is not None
+    assert not node.bookie.collector._compaction.done(), "still at it"
+    await node.check(1, range(60), 3000)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not come to pass")
 
 
 async def test_a_node_that_cannot_write_collects_nothing(node: Node) -> None:
