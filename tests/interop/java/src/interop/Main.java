@@ -47,6 +47,7 @@ public final class Main {
         Bookies bookies = new Bookies(main.commands);
         new Ledgers(main.commands);
         new Logs(main.commands);
+        new Recovery(main.commands);
         new Shell(main.commands);
         main.commands.put("ping", line -> System.getProperty("java.version"));
         main.serve();

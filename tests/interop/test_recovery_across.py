@@ -1,0 +1,160 @@
+"""Auto-recovery of either kind repairs ledgers of either writer, on real bookies and nodes of ours alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters import NEWEST, Cluster, JavaBookies, JavaProcesses, OurBookie, our_bookie
+from java_tool import JavaTool, free_port
+from test_ledgers_across import as_java_tells, java_creates, java_reads, payloads, we_add, we_read
+
+from metadata.bookies import BookieRegistry
+from metadata.zookeeper import ZooKeeperStore
+from storage_node.autorecovery.daemon import AutoRecovery
+from storage_node.autorecovery.settings import AutoRecoverySettings
+
+SIZES = tuple(range(100, 130))
+REPAIR_WITHIN_S = 60
+OURS = AutoRecoverySettings(rereplicate_backoff_ms=200, open_ledger_grace_period_ms=1000)
+_roots = count(1)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    cluster: Cluster
+    own: list[OurBookie]
+
+
+@contextmanager
+def nodes(tool: JavaTool, zk: str, directory: Path, java: int, own: int) -> Iterator[Nodes]:
+    """Real bookies and nodes of ours under one root of their own."""
+    root = f"/repair-{next(_roots)}"
+    with ExitStack() as stack:
+        theirs = JavaBookies(tool, zk, root, directory / "java", java)
+        stack.callback(theirs.stop_all)
+        ours = [stack.enter_context(our_bookie(zk, root, directory / f"own-{index}")) for index in range(own)]
+        ids = (*theirs.cluster.bookies, *(node.id for node in ours))
+        yield Nodes(Cluster(zk, root, ids, theirs.stop, theirs.start_all), ours)
+
+
+@pytest.fixture(scope="module")
+def five(processes: JavaProcesses, zk: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Two real bookies and three nodes of ours; each test loses one of the latter."""
+    with nodes(processes.get(NEWEST), zk, tmp_path_factory.mktemp("repair"), 2, 3) as running:
+        yield running
+
+
+@asynccontextmanager
+async def our_auto_recovery(cluster: Cluster) -> AsyncIterator[AutoRecovery]:
+    store = await ZooKeeperStore.connect(cluster.zk)
+    try:
+        recovery = AutoRecovery(OURS, store, cluster.root, bookie_id="127.0.0.1:1")
+        await recovery.start()
+        try:
+            yield recovery
+        finally:
+            await recovery.stop()
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def java_auto_recovery(cluster: Cluster, java: JavaTool) -> AsyncIterator[None]:
+    handle = await cluster.on(java)("autorecovery.start", port=free_port())
+    try:
+        yield
+    finally:
+        await java.ask("autorecovery.stop", handle=handle)
+
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+async def ledgers_of_both(ask: Ask, cluster: Cluster, node: str) -> list[int]:
+    """Closed ledgers that `node` holds a part of: one of ours and one of Java's."""
+    found: dict[str, int] = {}
+    async with cluster.client() as client:
+        while "ours" not in found:
+            writer = await client.create()
+            await we_add(writer, SIZES)
+            if node in (await writer.close()).last_ensemble.bookies:
+                found["ours"] = writer.ledger_id
+    while "theirs" not in found:
+        ledger = await java_creates(ask)
+        for index, size in enumerate(SIZES):
+            await ask("ledger.write", handle=ledger["handle"], first=index, count=1, size=size)
+        await ask("ledger.close", handle=ledger["handle"])
+        if node in (await ask("ledger.metadata", ledger=ledger["ledger"]))["ensembles"]["0"]:
+            found["theirs"] = ledger["ledger"]
+    return list(found.values())
+
+
+async def repaired(ask: Ask, ledger_ids: list[int], lost: str) -> None:
+    """Return when no ledger names the lost node; each replacement then says that it has every entry."""
+    for ledger_id in ledger_ids:
+        while lost in (  # noqa: ASYNC110 (a question)
+            ensemble := (await ask("ledger.metadata", ledger=ledger_id))["ensembles"]["0"]
+        ):
+            await asyncio.sleep(0.2)
+        for bookie in ensemble:
+            stored = await ask("ledger.stored", ledger=ledger_id, bookie=bookie, last=len(SIZES) - 1)
+            assert stored == list(range(len(SIZES)))
+
+
+async def read_by_both(ask: Ask, cluster: Cluster, ledger_ids: list[int]) -> None:
+    async with cluster.client() as client:
+        for ledger_id in ledger_ids:
+            assert await java_reads(ask, ledger_id) == as_java_tells(payloads(SIZES))
+            assert await we_read(client, ledger_id) == payloads(SIZES)
+
+
+@pytest.mark.parametrize("repairer", ["Java's auto-recovery", "our auto-recovery"])
+async def test_what_a_lost_node_held_is_replicated_again(java: JavaTool, five: Nodes, repairer: str) -> None:
+    cluster = five.cluster
+    ask = cluster.on(java)
+    lost = five.own.pop()
+    ledger_ids = await ledgers_of_both(ask, cluster, lost.id)
+    await asyncio.to_thread(lost.kill)
+    recovery = java_auto_recovery(cluster, java) if repairer.startswith("Java") else our_auto_recovery(cluster)
+    async with recovery:
+        await asyncio.wait_for(repaired(ask, ledger_ids, lost.id), REPAIR_WITHIN_S)
+    await read_by_both(ask, cluster, ledger_ids)
+
+
+@pytest.mark.torture
+async def test_the_shell_decommissions_a_node_of_ours_with_our_auto_recovery(
+    java: JavaTool, zk: str, tmp_path: Path, rounds: int | None
+) -> None:
+    """The command waits for thirty seconds at least, whatever there is to do: `make torture` runs it."""
+    if rounds is None:
+        pytest.skip("Java's command sleeps for half a minute; run by `make torture`")
+    with nodes(java, zk, tmp_path, 2, 2) as running:
+        cluster, given_up = running.cluster, running.own[0]
+        ask = cluster.on(java)
+        ledger_ids = await ledgers_of_both(ask, cluster, given_up.id)
+        decommission = partial(ask, "shell", arguments=["decommissionbookie", "-bookieid", given_up.id])
+        async with our_auto_recovery(cluster):
+            assert (await decommission())["status"] != 0, "it still runs"
+            await asyncio.to_thread(given_up.stop)
+            future = java.submit(
+                "shell", zk=zk, root=cluster.root, arguments=["decommissionbookie", "-bookieid", given_up.id]
+            )
+            told = await asyncio.wait_for(asyncio.wrap_future(future), 150)
+            assert told["status"] == 0, told
+            await asyncio.wait_for(repaired(ask, ledger_ids, given_up.id), REPAIR_WITHIN_S)
+        await read_by_both(ask, cluster, ledger_ids)
+        store = await ZooKeeperStore.connect(zk)
+        try:
+            assert await BookieRegistry(store, cluster.root).read_cookie(given_up.id) is None
+        finally:
+            await store.close()
+        with pytest.raises(RuntimeError, match="no cookie in metadata"):
+            await asyncio.to_thread(given_up.start)
