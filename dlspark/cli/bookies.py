@@ -91,6 +91,18 @@ def format_node(
     _print(commands.format_node(conf, typer.confirm, force=force, delete_cookie=delete_cookie), output)
 
 
+def limbo(
+    conf: ConfOption,
+    clear: Annotated[bool, typer.Option("--clear", help="Take those out that need it no longer.")] = False,
+    mark: Annotated[bool, typer.Option("--mark", help="Ask auto-recovery to replicate what is missing.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Ledgers of which a stopped node may have lost entries. Exits with 3 while there are any."""
+    from storage_node.bookie.tools import commands
+
+    _print(commands.limbo(conf, clear=clear, mark=mark), output)
+
+
 def decommission(
     conf: ConfOption,
     bookie_id: IdOption = None,

@@ -3,13 +3,14 @@
 The same file `checkpoint` lies in every ledger directory; the one with the highest counter is the truth. It replaces
 its predecessor atomically, and the journal's files are given up only when every copy is in place (D7).
 
-    8   magic "dlsCKPT3"
+    8   magic "dlsCKPT4"
     4   flags: 1 = clean stop, nothing to replay; 2 = entries may have been lost here (I11)
     8   counter
     8   lowest entry log id never used
     4   number of journals, then the mark of each: 8 file id, 8 offset, 8 batch sequence number
     4   number of logs, then for each: 8 log id, 8 length
     4   number of ledgers, then the ledgers' states
+    4   number of logs of which entries are lost, then for each: 8 log id
     4   number of ledgers that were fenced when they were deleted, then for each: 8 ledger id, 8 when (ms)
     4   CRC-32 of everything before
 """
@@ -27,11 +28,12 @@ from storage_node.bookie.replay import Mark
 from storage_node.protocol.digests import crc32
 
 FILE_NAME = "checkpoint"
-MAGIC = b"dlsCKPT3"
+MAGIC = b"dlsCKPT4"
 _HEAD = Struct(">8sIQQ")
 _MARK = Struct(">QQQ")
 _LOG = Struct(">QQ")
 _COUNT = Struct(">I")
+_LOST = Struct(">Q")
 _GONE = Struct(">qQ")
 _SUM = Struct(">I")
 _CLEAN, _LOSSY = 1, 2
@@ -49,8 +51,12 @@ def missing(directories: list[str]) -> CorruptDataError:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A decoded checkpoint. `marks` has one for each journal, `logs` gives the length up to which each log is indexed
-    and durable, `fenced_gone` when (milliseconds since the epoch) a fenced ledger was deleted."""
+    """A decoded checkpoint.
+
+    `marks` has one for each journal, `logs` gives the length up to which each log is indexed and durable, `fenced_gone`
+    when (milliseconds since the epoch) a fenced ledger was deleted. `lost_logs` are logs of which entries are lost, and
+    whose loss the ledgers' states tell of.
+    """
 
     counter: int
     marks: tuple[Mark, ...]
@@ -59,6 +65,7 @@ class Checkpoint:
     clean: bool
     lossy: bool
     fenced_gone: Mapping[int, int] = field(default_factory=dict)
+    lost_logs: frozenset[int] = frozenset()
 
 
 def encode(checkpoint: Checkpoint, ledgers: Iterable[bytes]) -> bytes:
@@ -71,7 +78,8 @@ def encode(checkpoint: Checkpoint, ledgers: Iterable[bytes]) -> bytes:
     parts += [_LOG.pack(log_id, length) for log_id, length in checkpoint.logs.items()]
     parts.append(_COUNT.pack(len(states)))
     gone = [_COUNT.pack(len(checkpoint.fenced_gone)), *(_GONE.pack(*pair) for pair in checkpoint.fenced_gone.items())]
-    data = b"".join(parts + states + gone)
+    lost = [_COUNT.pack(len(checkpoint.lost_logs)), *map(_LOST.pack, sorted(checkpoint.lost_logs))]
+    data = b"".join(parts + states + lost + gone)
     return data + _SUM.pack(crc32(data, 0))
 
 
@@ -101,10 +109,14 @@ def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
         for _ in range(ledger_count):
             ledger, at = Ledger.decode(view, at)
             ledgers[ledger.ledger_id] = ledger
+        (lost_count,) = _COUNT.unpack_from(view, at)
+        at += _COUNT.size
+        lost = frozenset(_LOST.unpack_from(view, at + _LOST.size * index)[0] for index in range(lost_count))
+        at += _LOST.size * lost_count
         (gone_count,) = _COUNT.unpack_from(view, at)
         at += _COUNT.size
         gone = dict(_GONE.unpack_from(view, at + _GONE.size * index) for index in range(gone_count))
     except StructError:
         return None
     clean, lossy = bool(flags & _CLEAN), bool(flags & _LOSSY)
-    return Checkpoint(counter, marks, next_log_id, logs, clean, lossy, gone), ledgers
+    return Checkpoint(counter, marks, next_log_id, logs, clean, lossy, gone, lost), ledgers

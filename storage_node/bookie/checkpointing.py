@@ -123,13 +123,14 @@ class Checkpointer:
         self._take_states(new)
         states = list(self._states.values())
         fenced_gone = dict(contents.fenced_gone)
+        lost = frozenset(contents.lost_logs)
         await written
         files = list(logs.writing.values())
         await self._disk.submit("entries", partial(self._sync_logs, files, lengths, new))
         await journal.landed()
         known = {log_id: length for log_id, length in self.logs_known.items() if log_id not in idle} | lengths
         self._counter += 1
-        taken = Checkpoint(self._counter, marks, logs.next_log_id, known, clean, contents.lossy, fenced_gone)
+        taken = Checkpoint(self._counter, marks, logs.next_log_id, known, clean, contents.lossy, fenced_gone, lost)
         await self._disk.submit("files", partial(self._write_checkpoint, taken, states))
         self.logs_known = known
         for log_id in finished:

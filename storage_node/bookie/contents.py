@@ -24,7 +24,11 @@ class Contents:
         self.logs = logs
         self.ledgers: dict[int, Ledger] = {}
         self.lossy = False
-        """Entries that were stored may be gone: what is not found is unknown, not absent (I11)."""
+        """Entries of any ledger may be gone, even of ledgers that are not known here (I11)."""
+        self.limbo: set[int] = set()
+        """Ledgers of which entries may be gone."""
+        self.lost_logs: set[int] = set()
+        """Logs of which entries are lost, for which ledgers were put into limbo."""
         self.new: dict[int, NewPlaces] = {}
         """For each log: what was added since the last checkpoint."""
         self.changed: set[int] = set()
@@ -43,6 +47,26 @@ class Contents:
         """True if a checkpoint would have something to write."""
         return bool(self.new or self.changed or self.deleted)
 
+    def adopt(self, ledgers: dict[int, Ledger]) -> None:
+        """The ledgers of the checkpoint. No other ledger had been here then: what is not among them, and in no journal,
+        was never stored, whatever else may be lost."""
+        self.ledgers.update(ledgers)
+        self.limbo.update(ledger_id for ledger_id, ledger in ledgers.items() if ledger.limbo)
+
+    def lose(self, logs: set[int]) -> None:
+        """Entries in these logs are lost: any ledger that was here when one of them was written may miss some."""
+        newest = max(logs - self.lost_logs, default=None)
+        self.lost_logs.update(logs)
+        for ledger_id, ledger in self.ledgers.items():
+            if newest is not None and ledger.born[0] <= newest:
+                ledger.limbo = True
+                self.limbo.add(ledger_id)
+                self.changed.add(ledger_id)
+
+    def unknown(self, ledger_id: int) -> bool:
+        """What is not found of this ledger is unknown, not absent."""
+        return self.lossy or ledger_id in self.limbo
+
     def create(self, ledger_id: int) -> Ledger:
         """A ledger that was not here comes into existence; fenced, if it was so when it was deleted."""
         ledger = self.ledgers[ledger_id] = Ledger(ledger_id, born=self.logs.position())
@@ -58,6 +82,7 @@ class Contents:
         if ledger is None:
             return False
         self.changed.discard(ledger_id)
+        self.limbo.discard(ledger_id)
         self.deleted.add(ledger_id)
         if ledger.fenced:
             self.fenced_gone[ledger_id] = now_ms

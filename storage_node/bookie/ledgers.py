@@ -10,7 +10,7 @@ from struct import Struct
 from storage_node.bookie.index import LedgerIndex
 
 _STATE = Struct(">qqQIBBH")
-_FENCED, _HAS_KEY = 1, 2
+_FENCED, _HAS_KEY, _LIMBO = 1, 2, 4
 
 
 class Ledger:
@@ -24,6 +24,7 @@ class Ledger:
         "index",
         "lac",
         "ledger_id",
+        "limbo",
         "master_key",
         "waiters",
     )
@@ -34,6 +35,8 @@ class Ledger:
         """(log id, offset / 32): records before it are of a ledger of this id that was deleted, and are not read."""
         self.master_key = master_key
         self.fenced = False
+        self.limbo = False
+        """Entries of it that were stored here may be gone: what is not found is unknown, not absent (I11)."""
         self.fence_pending: asyncio.Future[None] | None = None
         """Done when the fence is durable; None before there is a fence, and where it was durable at start."""
         self.lac = -1
@@ -59,6 +62,7 @@ class Ledger:
         """The state for a checkpoint."""
         key, lac = self.master_key, self.explicit_lac or b""
         flags = (_FENCED if self.fenced else 0) | (_HAS_KEY if key is not None else 0)
+        flags |= _LIMBO if self.limbo else 0
         key = key or b""
         return _STATE.pack(self.ledger_id, self.lac, *self.born, flags, len(key), len(lac)) + key + lac
 
@@ -72,6 +76,7 @@ class Ledger:
         at += key_length
         ledger.lac = lac
         ledger.fenced = bool(flags & _FENCED)
+        ledger.limbo = bool(flags & _LIMBO)
         ledger.explicit_lac = bytes(data[at : at + lac_length]) if lac_length else None
         return ledger, at + lac_length
 

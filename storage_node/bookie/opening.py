@@ -2,7 +2,8 @@
 
 A log whose sidecar is whole is indexed from it; otherwise the log is scanned, and a new sidecar written. A record whose
 header is damaged hides what lies behind it up to the next header that can be read: those entries are unknown, so
-the node calls what it cannot find unknown from then on (I11). So it does when a log is missing altogether.
+what cannot be found of any ledger that may have had some there is called unknown from then on (I11). So it is when a
+log is missing altogether. Ledgers that came later, and those that were never here, are not concerned.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class OpenedLogs:
     lengths: dict[int, int] = field(default_factory=dict)
     lost: bool = False
     """Entries that were stored cannot be found any more."""
+    lost_logs: set[int] = field(default_factory=set)
+    """Those in which they were."""
     damaged: set[int] = field(default_factory=set)
     """Logs of which a part could not be made out: they are kept, whatever seems to be live in them."""
     live: LiveBytes = field(default_factory=LiveBytes)
@@ -81,6 +84,7 @@ def index_logs(disk: Disk, directories: list[str], found: Checkpoint, ledgers: d
         elif log_name(log_id) not in places:
             logger.error("entry log %s and its sidecar are missing", log_name(log_id))
             opened.lost = True
+            opened.lost_logs.add(log_id)
         else:
             logger.warning("the sidecar of entry log %s is missing or damaged, scanning the log", log_name(log_id))
             _rebuild(disk, directory, log_id, ledgers, opened)
@@ -119,6 +123,7 @@ def _rebuild(disk: Disk, directory: str, log_id: int, ledgers: dict[int, Ledger]
         _apply(opened.live, ledgers, log_id, parsed[0])
     if lost:
         opened.lost = True
+        opened.lost_logs.add(log_id)
         opened.damaged.add(log_id)
     else:
         disk.write_file(f"{directory}/{sidecar_name(log_id)}", block)

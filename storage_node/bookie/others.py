@@ -35,7 +35,7 @@ async def _finish_read_lac(connection: Connection, request: m.ReadLacRequest) ->
     if not isinstance(found, Status) and body is None and not isinstance(again, Status):
         status = Status.EIO
     elif explicit is None and body is None:
-        status = Status.EUNKNOWNLEDGERSTATE if storage.lossy else Status.ENOENTRY
+        status = Status.EUNKNOWNLEDGERSTATE if storage.contents.unknown(request.ledger_id) else Status.ENOENTRY
     connection.link.send(m.encode_read_lac_response(request.txn_id, status, request.ledger_id, explicit, body))
 
 
@@ -75,7 +75,7 @@ def list_entries(connection: Connection, request: m.ListEntriesRequest) -> None:
     storage = connection.storage
     ledger = storage.ledgers.get(request.ledger_id)
     blob, status = None, Status.EOK
-    if storage.lossy:
+    if storage.contents.unknown(request.ledger_id):
         status = Status.EUNKNOWNLEDGERSTATE
     elif ledger is None:
         status = Status.ENOLEDGER

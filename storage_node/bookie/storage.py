@@ -109,8 +109,9 @@ class Storage:
         else:
             found, ledgers = opened
             check_marks(found.marks, self._journal_directories)
-            self.ledgers.update(ledgers)
+            self.contents.adopt(ledgers)
         self.contents.lossy = found.lossy
+        self.contents.lost_logs.update(found.lost_logs)
         self.contents.fenced_gone.update(found.fenced_gone)
         self._logs.next_log_id = self._first_free_log(found)
         lengths = {} if opened is None else await self._open_logs(found)
@@ -169,9 +170,9 @@ class Storage:
         self._logs.paths.update(result.paths)
         self.contents.damaged = result.damaged
         self.contents.live.logs.update(result.live.logs)
-        if result.lost and not self.lossy:
-            self.contents.lossy = True
-            logger.error("entries are lost on this node; what it cannot find it will call unknown")
+        if result.lost:
+            self.contents.lose(result.lost_logs)
+            logger.error("entries are lost here; what is not found of %d ledgers is unknown", len(self.contents.limbo))
         return result.lengths
 
     async def _replay(self, reader: JournalReader, mark: Mark) -> None:
@@ -240,8 +241,8 @@ class Storage:
 
     @property
     def lossy(self) -> bool:
-        """Entries that were stored may be gone: what is not found is unknown, not absent (I11)."""
-        return self.contents.lossy
+        """Entries that were stored here may be gone."""
+        return self.contents.lossy or bool(self.contents.limbo)
 
     async def checkpoint(self) -> None:
         """Take a checkpoint now."""
@@ -378,11 +379,11 @@ class Storage:
         """The ledger, and the entry's id (-1 becomes the last one's) if the entry is here, else what to answer."""
         ledger = self.ledgers.get(ledger_id)
         if ledger is None:
-            return Status.EUNKNOWNLEDGERSTATE if self.lossy else Status.ENOLEDGER
+            return Status.EUNKNOWNLEDGERSTATE if self.contents.unknown(ledger_id) else Status.ENOLEDGER
         if entry_id == -1:
             entry_id = ledger.index.last
         if entry_id < 0 or ledger.index.get(entry_id) is None:
-            return Status.EUNKNOWNLEDGERSTATE if self.lossy else Status.ENOENTRY
+            return Status.EUNKNOWNLEDGERSTATE if self.contents.unknown(ledger_id) else Status.ENOENTRY
         return ledger, entry_id
 
     def read_now(self, ledger: Ledger, entry_id: int) -> memoryview | None:

@@ -42,6 +42,8 @@ def _run(options: argparse.Namespace) -> Report:
         return commands.rebuild_index(conf)
     if options.tool == "format":
         return commands.format_node(conf, _ask, force=options.force, delete_cookie=options.delete_cookie)
+    if options.tool == "limbo":
+        return commands.limbo(conf, clear=options.clear, mark=options.mark)
     if options.tool == "decommission":
         return commands.decommission(conf, options.bookie_id, options.timeout, _say)
     if options.action == "list":
@@ -79,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     formatting = tool("format", commands.format_node.__doc__)
     formatting.add_argument("--force", action="store_true", help="do not ask")
     formatting.add_argument("--delete-cookie", action="store_true", help="remove the cookie in metadata too")
+    limbo = tool("limbo", commands.limbo.__doc__)
+    limbo.add_argument("--clear", action="store_true", help="take those out that need it no longer")
+    limbo.add_argument("--mark", action="store_true", help="ask auto-recovery to replicate what is missing")
     leaving = tool("decommission", commands.decommission.__doc__)
     leaving.add_argument("--bookie-id", help="default: the one whose directories these are")
     leaving.add_argument("--timeout", type=float, default=DECOMMISSION_TIMEOUT_S, help="seconds")

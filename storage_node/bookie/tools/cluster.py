@@ -8,10 +8,11 @@ somebody insists.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.errors import CallerError, NoNodeError, NotAppliedError
+from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
@@ -60,6 +61,16 @@ class Cluster:
             if any(bookie_id in ensemble.bookies for ensemble in metadata.ensembles):
                 found.append(ledger_id)
         return found
+
+    async def read_ledger(self, ledger_id: int) -> LedgerMetadata:
+        """Raises NoNodeError where it was deleted."""
+        return (await self._ledgers.read(ledger_id)).value
+
+    async def mark(self, ledgers: Iterable[int], bookie_id: str, now_ms: Callable[[], int]) -> None:
+        """Tell auto-recovery that the bookie's copies of these ledgers are missing."""
+        await self._replication.prepare()
+        for ledger_id in ledgers:
+            await self._replication.mark(ledger_id, [bookie_id], now_ms())
 
     async def is_registered(self, bookie_id: str) -> bool:
         addresses = [*await self.registry.writable(), *await self.registry.readonly()]
@@ -114,12 +125,9 @@ class Cluster:
         await self.check_stopped(bookie_id)
         deadline = asyncio.get_running_loop().time() + timeout_s
         ledgers = first = await self.ledgers_of(bookie_id)
-        if ledgers:
-            await self._replication.prepare()
         while ledgers:
             progress(len(ledgers))
-            for ledger_id in ledgers:  # again each time: a mark may have been taken back while the node was named
-                await self._replication.mark(ledger_id, [bookie_id], now_ms())
+            await self.mark(ledgers, bookie_id, now_ms)  # again: a mark may go while an ensemble still names the bookie
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 await self.check_unused(bookie_id)

@@ -16,6 +16,7 @@ from metadata.errors import CallerError
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.tools.cluster import Cluster
+from storage_node.bookie.tools.limbo import Verdict, judge_limbo, mark_missing
 from storage_node.bookie.tools.offline import Offline
 from storage_node.bookie.tools.repair import format_directories
 from storage_node.bookie.tools.repair import rebuild_index as rebuild
@@ -175,6 +176,30 @@ def cookie_delete(conf: Path, bookie_id: str | None, *, force: bool) -> Report:
     name = _own_id(settings, bookie_id)
     _in_cluster(settings, lambda cluster: cluster.delete_cookie(name, force=force))
     return Report({"bookie_id": name}, [f"the cookie of {name} was removed"])
+
+
+def limbo(conf: Path, *, clear: bool, mark: bool) -> Report:
+    """Ledgers of which a stopped node may have lost entries: which are proven whole, or not needed here any more."""
+    settings = _settings(conf)
+    name = _own_id(settings, None)
+    clock = SystemClock()
+
+    async def work(cluster: Cluster) -> list[Verdict]:
+        verdicts = await judge_limbo(settings, cluster, clear=clear)
+        if mark:
+            await mark_missing(cluster, name, verdicts, clock.now_ms)
+        return verdicts
+
+    found = _in_cluster(settings, work)
+    lines = [
+        f"ledger {one.ledger_id}: {one.state}"
+        + (f", {one.missing} entries" if one.missing else "")
+        + (", cleared" if clear and one.cleared else "")
+        for one in found
+    ]
+    left = [one for one in found if not (clear and one.cleared)]
+    lines.append(f"{len(left)} ledgers are in limbo")
+    return Report({"ledgers": [asdict(one) for one in found], "left": len(left)}, lines, FOUND if left else 0)
 
 
 def decommission(conf: Path, bookie_id: str | None, timeout_s: float, progress: Callable[[str], None]) -> Report:

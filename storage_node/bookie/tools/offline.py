@@ -151,12 +151,12 @@ class Offline:
         """Every ledger, by id."""
         return [_summary(ledger) for _, ledger in sorted(self.load().ledgers.items())]
 
-    def read_entry(self, ledger_id: int, entry_id: int) -> bytes:
-        """An entry as its client sent it; -1 is the last one.
+    def read_entry(self, ledger_id: int, entry_id: int, snapshot: Snapshot | None = None) -> bytes:
+        """An entry as its client sent it; -1 is the last one. `snapshot`: what `load` gave, to look up many.
 
         Raises NoSuchLedgerError, NoSuchEntryError; CorruptDataError where it is damaged; OSError.
         """
-        snapshot = self.load()
+        snapshot = snapshot or self.load()
         ledger = snapshot.ledgers.get(ledger_id)
         if ledger is None:
             raise NoSuchLedgerError("the node does not hold this ledger", ledger_id=ledger_id)
