@@ -120,32 +120,37 @@ class ReplicationWorker:
 
     async def _take_up(self, claim: Claim) -> bool:
         """Repair a claimed ledger; False where that failed. Its lock is given back, now or later."""
-        keep = False
         try:
-            found = await self._checker.inspect(claim.ledger_id)
-            await self._repair(found)
-            if not found.waits_for_writer:
-                found = await self._checker.inspect(claim.ledger_id)
-            if not found.bad and not found.waits_for_writer:
-                await self._settle(claim)
-                return True
-            keep = True
-            if found.waits_for_writer:
-                self._defer(claim, self._after_grace(claim))
-                return True
-            logger.warning("ledger %d still lacks copies of %s", claim.ledger_id, ", ".join(sorted(found.missing)))
-            self._defer(claim, self._after_failure(claim))
-            return False
+            found = await self._repair(claim.ledger_id)
         except NoNodeError:
             logger.info("ledger %d was deleted: there is nothing left to repair", claim.ledger_id)
             await self._settle(claim)
             return True
-        finally:
-            if not keep:
-                await self._give_back(claim)
+        except METADATA_AWAY:
+            self._defer(claim, _at_once)
+            raise
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            # An open ledger of which too few bookies are left to tell where it ends: that is nobody's to decide (D3).
+            logger.warning("ledger %d cannot be repaired at present: %s", claim.ledger_id, error)
+        else:
+            if found.waits_for_writer:
+                self._defer(claim, self._after_grace(claim))
+                return True
+            if not found.bad:
+                await self._settle(claim)
+                return True
+            logger.warning("ledger %d still lacks copies of %s", claim.ledger_id, ", ".join(sorted(found.missing)))
+        self._defer(claim, self._after_failure(claim))
+        return False
 
-    async def _repair(self, found: Inspection) -> None:
-        """Restore the copies of the settled fragments; what fails is left for another time, fragment by fragment."""
+    async def _repair(self, ledger_id: int) -> Inspection:
+        """Restore the copies of the settled fragments; what fails is left for another time, fragment by fragment.
+
+        Returns how the ledger is now; of one that waits for its writer, how it was.
+        """
+        found = await self._checker.inspect(ledger_id)
         for part in found.bad:
             if not part.fragment.settled:
                 continue
@@ -164,6 +169,7 @@ class ReplicationWorker:
                     ", ".join(sorted(part.bookies)),
                     part.fragment.first,
                 )
+        return found if found.waits_for_writer else await self._checker.inspect(ledger_id)
 
     async def _settle(self, claim: Claim) -> None:
         self._failures.pop(claim.ledger_id, None)
@@ -246,3 +252,7 @@ class ReplicationWorker:
             await asyncio.wait_for(give_back(), STOP_TIMEOUT_S)
         except (DistributedLogError, asyncio.TimeoutError) as error:
             logger.info("locks are left to end with their session: %r", error)
+
+
+async def _at_once() -> None:
+    """No pause: the lock is given back as soon as that can be done."""

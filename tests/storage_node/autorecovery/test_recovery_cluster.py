@@ -383,6 +383,37 @@ async def test_an_entry_that_nobody_has_any_more_keeps_the_ledger_marked() -> No
 
 
 @simulated
+async def test_an_open_ledger_whose_end_nobody_can_tell_is_left_open_and_alone() -> None:
+    """With an ack quorum of one the lost node may have had the only copy of the last entry (D3)."""
+    async with World() as world:
+        writer = await world.writer(5, e=2, w=2, a=1)
+        closed = await world.closed(5)
+        recovery = await world.recover()
+        await world.settle(1)
+        locked = 0
+
+        def count(_by: int, operation: str, path: str) -> None:
+            nonlocal locked
+            locked += operation == "create" and path == world.marks.lock_path(writer.ledger_id)
+
+        world.faults = count
+        lost = writer.metadata.last_ensemble.bookies[0]
+        await world.lose(lost)
+        await world.settle(130)
+        assert (await world.metadata(writer.ledger_id)).state is LedgerState.OPEN
+        assert await world.marked() == [writer.ledger_id]
+        assert 2 <= locked <= 8, "tried again, but ever less often"
+        if lost in (await world.metadata(closed)).ensembles[0].bookies:
+            assert recovery.worker.repaired == 1
+        await world.bring_back(lost)
+        await world.until_repaired()
+        assert (await world.metadata(writer.ledger_id)).state is LedgerState.OPEN, "the writer's nodes are all there"
+        await writer.add(payload(5))
+        await writer.close()
+        await world.assert_whole(writer.ledger_id, 6)
+
+
+@simulated
 async def test_nothing_is_audited_or_repaired_while_it_is_switched_off() -> None:
     async with World() as world:
         ledger_id = await world.closed(5)
