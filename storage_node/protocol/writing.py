@@ -26,7 +26,8 @@ with the same error. A writer that failed for want of bookies may still close th
 fenced may not, since the end is then the recoverer's to decide (I5).
 
 **Recovering.** With `recovering` the same machine re-adds entries for a recovery: lengths are given, and ensemble
-changes stay in `metadata`, local, until the recovery's one closing write publishes them (I18).
+changes stay in `metadata`, local, until the recovery's one closing write publishes them (I18). For the same reason its
+adds carry the LAC that it found, and not its own progress.
 
 **Delayed changes.** With `delay_ensemble_change` a failed add is only noted, entry by entry, until so many seats of its
 write set have failed or are vacant that it could not reach its ack quorum; then all of these are changed at once.
@@ -212,7 +213,9 @@ class WriterMachine:
         if self._failing and self.state is State.WRITING:
             # A bookie failed an entry that was acknowledged already: its seat is changed now that it is needed again.
             change = self._begin_change()
-        lac = self._synced[0] if self.deferred_sync else self.last_acknowledged
+        # A recovery's adds carry the LAC that it found: their own progress may lie in ensembles that only its closing
+        # write publishes (I18), and a recovery after it would believe in entries that the published ones do not hold.
+        lac = self._synced[0] if self.deferred_sync or self._recovering else self.last_acknowledged
         send = Send(entry_id, lac, total, self._targets[entry_id % self._size])
         return (send, *change) if change else (send,)
 

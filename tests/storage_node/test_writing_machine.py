@@ -415,6 +415,18 @@ def test_with_delayed_changes_a_read_only_bookie_is_replaced_at_once() -> None:
     assert isinstance(m.refused(m.seats[0], 0, ReadOnlyError("full"))[0], PickReplacements)
 
 
+def test_adds_of_a_recovery_carry_the_lac_that_it_found_not_its_own_progress_i18() -> None:
+    m = WriterMachine(7, opened().with_state(LedgerState.IN_RECOVERY), 3, last_add_confirmed=4, recovering=True)
+    (first,) = m.add(10, 60)
+    assert isinstance(first, Send)
+    m.added(first.seats[0], 5)
+    assert m.added(first.seats[1], 5) == (Acknowledged(5, 5),)
+    (second,) = m.add(10, 70)
+    assert isinstance(second, Send)
+    assert (first.last_add_confirmed, second.last_add_confirmed) == (4, 4)
+    assert m.last_add_confirmed == 5
+
+
 def test_changes_of_a_recovery_stay_local_i18() -> None:
     m = WriterMachine(7, opened().with_state(LedgerState.IN_RECOVERY), 3, last_add_confirmed=4, recovering=True)
     m.add(10, 60)
