@@ -38,6 +38,21 @@ def test_upstreams_singular_name_of_the_journal_is_understood() -> None:
     assert settings.journal_directories == ("/j",)
 
 
+def test_memory_and_logs_may_be_small_where_entries_are() -> None:
+    values = {**DIRECTORIES, "skipListSizeLimit": str(1024 * 1024), "logSizeLimit": str(256 * 1024)}
+    settings = BookieSettings.from_mapping({**values, "nettyMaxFrameSizeBytes": "65536", "compactionRate": "7"})
+    assert settings.slab_bytes == 256 * 1024
+    assert settings.compaction_rate_by_entries == 7
+    for frame in (200_000, 300_000, 1024 * 1024, 5 * 1024 * 1024):
+        values.update(skipListSizeLimit=str(31 * 1024 * 1024), logSizeLimit=str(16 * 1024 * 1024))
+        try:
+            slab = BookieSettings.from_mapping({**values, "nettyMaxFrameSizeBytes": str(frame)}).slab_bytes
+        except BookieConfigurationError:
+            assert frame > 4 * 1024 * 1024
+        else:
+            assert slab >= frame + 8192
+
+
 BAD: dict[str, tuple[dict[str, str], str]] = {
     "unknown key": ({"bookiePrt": "1"}, "nearest key is bookiePort"),
     "unknown key of auto-recovery": ({"autoRecoveryDeamonEnabled": "1"}, "nearest key is autoRecoveryDaemonEnabled"),
@@ -49,6 +64,11 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
     "no ledger directory": ({"ledgerDirectories": ""}, "names no directory"),
     "a directory twice": ({"ledgerDirectories": "/l,/l"}, "twice"),
     "marks the wrong way round": ({"diskUsageThreshold": "0.5", "diskUsageLwmThreshold": "0.9"}, "does not hold"),
+    "a compaction that never ends": ({"majorCompactionThreshold": "1.0"}, "not below 1"),
+    "minor above major": ({"minorCompactionThreshold": "0.9"}, "above majorCompactionThreshold"),
+    "compaction more often than collection": ({"minorCompactionInterval": "60"}, "shorter than gcWaitTime"),
+    "a log smaller than a slab": ({"logSizeLimit": "1048576"}, "logSizeLimit is below 16777216"),
+    "memory for no four entries": ({"skipListSizeLimit": "16777216"}, "skipListSizeLimit is below 33554432"),
     "frames beyond what memory is cut into": ({"nettyMaxFrameSizeBytes": "99999999"}, "out of bounds"),
 }
 
