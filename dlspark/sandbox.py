@@ -270,12 +270,17 @@ class Sandbox:
 
         Runtime.shared().run(initialise(self.zookeeper_address))
 
-    def _spawn(self, index: int) -> None:
+    def _configure(self, index: int) -> Path:
+        """Write a node's configuration; returns its file."""
         directory = self.node_directory(index)
         directory.mkdir(exist_ok=True)
         conf = directory / "bookie.conf"
         port = self.state.node_ports[index]
         conf.write_text(_bookie_conf(directory, port, self.zookeeper_address, self._node_settings))
+        return conf
+
+    def _spawn(self, index: int) -> None:
+        conf = self._configure(index)
         # The kernel tells a child of its parent's death when the *thread* that started it ends: one thread starts them
         # all and lives as long as they do, whoever calls (a caller's own thread may end at any time).
         if self._spawner is None:

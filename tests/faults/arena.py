@@ -31,6 +31,7 @@ TICK_MS = 250
 SMALL_DISK_NODE = "node-3"
 SMALL_DISK_BYTES = 320 << 20
 START_S = 60.0
+READ_ONLY_FOR_GOOD = b"read-only until the node is restarted"
 NODE_SETTINGS = {
     "zkTimeout": "1500",
     "journalMaxSizeMB": "16",
@@ -66,6 +67,7 @@ class Arena:
         self._java = -1
         """The ZooKeeper server's process; what `processes` has for it is its keeper."""
         self._serving: set[int] = set()
+        self._log_begins: dict[str, int] = {}
         self.small_disk: SmallDisk | None = None
         """The file system of one node, if the network can give it one of its own."""
         try:
@@ -130,9 +132,10 @@ class Arena:
             "zkLedgersRootPath": LEDGERS_PATH,
             **NODE_SETTINGS,
         }
-        log = str(self.directory / f"{node}.log")
+        log = self.directory / f"{node}.log"
+        self._log_begins[node] = log.stat().st_size if log.exists() else 0
         self.processes[node] = self._spawn(
-            node, "dlspark.testing.hosts:storage_node", settings=settings, routes=self._routes(node), log=log
+            node, "dlspark.testing.hosts:storage_node", settings=settings, routes=self._routes(node), log=str(log)
         )
 
     def _routes(self, host: str) -> list[tuple[str, int, str, int]]:
@@ -213,15 +216,29 @@ class Arena:
         return news
 
     def await_nodes(self) -> None:
-        """Wait until every node serves; one that has ended, for want of ZooKeeper or room, is started again."""
+        """Wait until every node serves, as an operator would.
+
+        One that has ended, for want of ZooKeeper or room, is started again; one that says that it stays read-only until
+        it is restarted (it could not write to its entry logs, for want of room) is restarted.
+        """
         deadline = time.monotonic() + START_S
         for node in NODES:
+            if self.processes[node].running and READ_ONLY_FOR_GOOD in self._log_since_start(node):
+                self.notes.append(f"{node} was read-only for good")
+                self.processes[node].close_input()
+                self.processes[node].wait()
+                self.start_node(node)
             while not self._serves(node):
                 assert time.monotonic() < deadline, f"{node} does not serve; see {self.directory / node}.log"
                 if not self.processes[node].running:
                     self.notes.append(f"{node} had ended")
                     self.start_node(node)
                 time.sleep(0.01)
+
+    def _log_since_start(self, node: str) -> bytes:
+        with (self.directory / f"{node}.log").open("rb") as log:
+            log.seek(self._log_begins[node])
+            return log.read()
 
     def _serves(self, node: str) -> bool:
         process = self.processes[node]

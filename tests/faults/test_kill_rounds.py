@@ -23,8 +23,8 @@ from verdict import Outcomes, check_round
 
 from dlspark.core.records import LogRecord
 from dlspark.core.sync import Log, Namespace
-from dlspark.sandbox import Sandbox
 from dlspark.testing.fork_server import Child, ChildError, ForkServer
+from dlspark.testing.warm_sandbox import WarmSandbox
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
@@ -73,7 +73,7 @@ class Arena:
     """The sandbox of all rounds, and where their writers come from without importing anything."""
 
     def __init__(self, directory: Path) -> None:
-        self.sandbox = Sandbox(
+        self.sandbox = WarmSandbox(
             directory / "sandbox", nodes=4, node_settings=NODE_SETTINGS, zookeeper_tick_ms=ZOOKEEPER_TICK_MS
         )
         self.sandbox.start()
