@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from metadata.errors import DistributedLogError
+from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.errors import (
     BookieIOError,
     BookieUnreachableError,
@@ -14,7 +15,7 @@ from storage_node.errors import (
     RequestTimeoutError,
     UnauthorizedAccessError,
 )
-from storage_node.protocol.reading import EntryRead, LacRead, TailRead, more_telling
+from storage_node.protocol.reading import EntryRead, LacRead, LacTry, TailRead, fragment_end, more_telling
 
 MISSING = NoSuchEntryError("missing")
 DOWN = BookieUnreachableError("down")
@@ -142,3 +143,51 @@ def test_failures_in_a_long_poll_move_on_and_only_definite_answers_make_it_known
     read.found(4)
     assert read.finished
     assert read.ask_next() is None
+
+
+def test_after_a_silence_the_next_bookie_is_polled_beside_and_the_last_answer_ends_the_poll() -> None:
+    read = TailRead(4, 3, 2)
+    assert read.ask_next() == 2
+    assert read.ask_next() == 0  # a speculation: two questions are open
+    assert read.failed(DOWN) is None
+    assert read.empty(3) == 1
+    assert read.failed(DOWN) is None
+    assert read.finished  # nobody is left, and nobody is open
+
+
+def test_a_long_poll_can_be_put_in_another_order() -> None:
+    read = TailRead(4, 3, 2)
+    read.reorder(lambda order: sorted(order))
+    assert [read.ask_next() for _ in range(4)] == [0, 1, 2, None]
+    assert not read.finished
+
+
+def test_a_best_effort_lac_is_finished_by_the_first_news() -> None:
+    read = LacTry(3, known=4)
+    read.answered(0, 4)
+    assert not read.finished
+    read.answered(2, 6)
+    assert read.finished
+    assert read.last_add_confirmed == 6
+
+
+def test_a_best_effort_lac_without_news_hears_everybody_and_keeps_what_was_known() -> None:
+    read = LacTry(3, known=4)
+    read.answered(0, 2)
+    read.failed(1, MISSING)
+    read.failed(2, DOWN)
+    assert read.finished
+    assert read.valid
+    assert read.last_add_confirmed == 4
+    silent = LacTry(1, known=4)
+    silent.failed(0, DOWN)
+    assert silent.finished
+    assert not silent.valid
+    assert silent.error is DOWN
+
+
+def test_a_range_is_cut_at_the_end_of_its_fragment() -> None:
+    bookies = ("a", "b", "c")
+    metadata = LedgerMetadata(3, 3, 2, (Ensemble(0, bookies), Ensemble(10, bookies), Ensemble(12, bookies)))
+    ends = [fragment_end(metadata, first, last) for first, last in ((0, 5), (0, 20), (9, 30), (10, 30), (12, 30))]
+    assert ends == [5, 9, 9, 11, 30]

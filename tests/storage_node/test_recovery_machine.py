@@ -168,6 +168,14 @@ def test_an_open_ledger_is_marked_first_and_then_fenced() -> None:
     assert m.metadata_written(marked(), 1) == (Fence(0, "a"), Fence(1, "b"), Fence(2, "c"))
 
 
+def test_a_ledger_found_closed_instead_of_marked_is_done_and_no_bookie_is_asked() -> None:
+    m = RecoveryMachine(7, opened(), 0)
+    m.start()
+    m.metadata_doubtful()
+    closed = opened().closed(3, 30)
+    assert m.metadata_found(closed, 1) == (Recovered(closed, 1),)
+
+
 def test_only_the_last_ensemble_is_fenced() -> None:
     metadata = LedgerMetadata(2, 2, 1, (Ensemble(0, ("a", "b")), Ensemble(9, ("c", "d"))), LedgerState.IN_RECOVERY)
     assert RecoveryMachine(7, metadata, 1).start() == (Fence(0, "c"), Fence(1, "d"))

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from dataclasses import replace
 
 import pytest
-from simulated import Cluster, simulated
+from simulated import FAST, Cluster, simulated
 
 from metadata.errors import DistributedLogError, InvariantViolation
 from metadata.memory import Fault
-from storage_node.client import LedgerReader, LedgerWriter
+from storage_node.client import LedgerClient, LedgerReader, LedgerWriter
 from storage_node.errors import LedgerRecoveryError
 
-ROUNDS = 60
+ROUNDS = 40
 SIZES = [(3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3)]
 FAULTS = ["down", "silent", "mute", "corrupt"]
 
@@ -80,13 +81,46 @@ async def recover(cluster: Cluster, ledger_id: int, rng: random.Random) -> Ledge
         return None
 
 
+async def follow(client: LedgerClient, ledger_id: int) -> list[bytes]:
+    """Tail the ledger to its end, through whatever happens (I3, I4, I6)."""
+    seen: list[bytes] = []
+    while True:
+        try:
+            reader = await client.open(ledger_id, recover=False)
+            while not (reader.closed and len(seen) > reader.last_add_confirmed):
+                before = reader.last_add_confirmed
+                entry = await reader.poll(len(seen), 2_000)
+                assert reader.last_add_confirmed >= before
+                if entry is not None:
+                    assert entry.entry_id == len(seen)
+                    seen.append(bytes(entry.payload))
+        except InvariantViolation:
+            raise
+        except DistributedLogError as error:
+            logging.info("the tail goes on after %s", error)
+            await asyncio.sleep(0.2)
+        else:
+            return seen
+
+
 @simulated
 async def one_round(seed: int) -> None:
     rng = random.Random(seed)
     size, write_quorum, ack_quorum = rng.choice(SIZES)
     jitter_s = rng.choice([0.001, 0.01, 0.03])
     async with Cluster(size + rng.randrange(3), seed=seed, jitter_s=jitter_s) as cluster:
-        writer = await cluster.client().create(ensemble_size=size, write_quorum=write_quorum, ack_quorum=ack_quorum)
+        settings = replace(
+            FAST,
+            delay_ensemble_change=rng.random() < 0.4,
+            channels_per_bookie=rng.choice([1, 1, 2]),
+            explicit_lac_interval_ms=rng.choice([0, 0, 50]),
+            batch_reads=rng.random() < 0.7,
+            sticky_reads=rng.random() < 0.2,
+            speculative_lac_ms=rng.choice([100, 1500]),
+        )
+        client = cluster.client(settings)
+        writer = await client.create(ensemble_size=size, write_quorum=write_quorum, ack_quorum=ack_quorum)
+        following = asyncio.ensure_future(follow(client, writer.ledger_id))
 
         def inject(_session: int, name: str, _path: str) -> Fault | None:
             return rng.choice(list(Fault)) if name in ("put", "get") and rng.random() < 0.05 else None
@@ -100,8 +134,9 @@ async def one_round(seed: int) -> None:
         heal(cluster)
         cluster.tree.inject = None
         await cluster.settle(2)
-        final = await cluster.client().open(writer.ledger_id, recover=True)
+        final = await cluster.client(settings).open(writer.ledger_id, recover=True)
         end = final.last_add_confirmed
+        assert await following == [payload(i) for i in range(end + 1)]
         assert acknowledged == list(range(len(acknowledged)))
         assert end >= len(acknowledged) - 1
         assert all((r.last_add_confirmed, r.length) == (end, final.length) for r in readers if r is not None)
