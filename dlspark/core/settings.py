@@ -351,14 +351,17 @@ class Settings:
             # A long poll's answer must have the time to come after its wait.
             read_entry_timeout_ms=max(self.read_timeout_s * 1000, self.long_poll_ms + 1000),
             long_poll_ms=self.long_poll_ms,
-            placement=PlacementSettings(
-                repp_dns_resolver_class=self.rack_resolver, dns_resolver_overrides=self.resolver_overrides
-            ),
+            placement=self._placement(),
         )
         try:
             return ClientSettings.from_mapping(dict(self.ledger_client), derived)
         except CallerError as error:
             raise SettingsError(f"among the keys {CLIENT_PREFIX}*: {error.message}", advice=error.advice) from error
+
+    def _placement(self) -> PlacementSettings:
+        return PlacementSettings(
+            repp_dns_resolver_class=self.rack_resolver, dns_resolver_overrides=self.resolver_overrides
+        )
 
     def _check_placement(self) -> None:
         known = sorted(name for name in RESOLVERS if "." not in name)
@@ -369,6 +372,7 @@ class Settings:
             )
         try:
             parse_overrides(self.resolver_overrides)
+            self._placement()
         except CallerError as error:
             raise SettingsError(error.message, advice=error.advice) from error
 

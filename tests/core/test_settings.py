@@ -60,6 +60,7 @@ def test_an_old_key_is_an_alias():
         ("bkcReadTimeoutSeconds", 1, "shorter than readLACLongPollTimeout"),
         ("bkEnsemblePlacementDnsResolverClass", "magic", "Known are DNSResolverForRacks"),
         ("dnsResolverOverrides", "host", "no pair of a host and its region"),
+        ("bkc.ensemblePlacementPolicy", "RegionAwareEnsemblePlacementPolicy", "not known here"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_advice(key, value, message):
@@ -151,3 +152,5 @@ def test_racks_are_told_by_host_names_unless_rows_or_a_script_are_asked_for():
     assert rows.client_settings().placement.dns_resolver_overrides == "h:west"
     script = {"bkEnsemblePlacementDnsResolverClass": "org.apache.bookkeeper.net.ScriptBasedMapping"}
     assert Settings.from_mapping(script).client_settings().placement.resolver == "script"
+    with pytest.raises(SettingsError, match="told by a script"):
+        Settings.from_mapping({**script, "dnsResolverOverrides": "h:west"})

@@ -73,22 +73,25 @@ class PlacementSettings:
     )
     """No bookie counts for more than so many times the median; 0: no limit."""
     get_bookie_info_interval_s: int = field(default=86_400, metadata=_key("getBookieInfoIntervalSeconds", minimum=1))
-    """How old what is known of free space may become."""
+    """How old what is known of free space may become, in seconds."""
     get_bookie_info_retry_interval_s: int = field(
         default=60, metadata=_key("getBookieInfoRetryIntervalSeconds", minimum=1)
     )
-    """When a bookie that did not tell its free space is asked again."""
+    """When a bookie that did not tell its free space is asked again, in seconds."""
     get_bookie_info_timeout_s: int = field(default=5, metadata=_key("getBookieInfoTimeoutSecs", minimum=1))
+    """How long a bookie may take to tell its free space, in seconds."""
     bookie_health_check_enabled: bool = field(default=False, metadata=_key("bookieHealthCheckEnabled"))
     """Avoid bookies that fail many requests for a while."""
     bookie_health_check_interval_s: int = field(
         default=60, metadata=_key("bookieHealthCheckIntervalSeconds", minimum=1)
     )
+    """Length of the intervals in which failures are counted, in seconds."""
     bookie_error_threshold_per_interval: int = field(
         default=100, metadata=_key("bookieErrorThresholdPerInterval", minimum=1)
     )
     """Failed requests in one interval that make a bookie suspect."""
     bookie_quarantine_time_s: int = field(default=1800, metadata=_key("bookieQuarantineTimeSeconds", minimum=1))
+    """For how long a bookie is avoided, in seconds."""
     bookie_quarantine_ratio: float = field(
         default=1.0, metadata=_key("bookieQuarantineRatio", minimum=0.0, maximum=1.0)
     )
