@@ -139,9 +139,16 @@ class Checkpointer:
         await self._remove_logs(idle)
 
     def _idle_logs(self) -> dict[int, int]:
-        """Logs, and their lengths, in which nothing is live: never one that is written to, or not all synced (I13)."""
+        """Logs, and their lengths, in which nothing is live: never one that is written to, or not all synced.
+
+        A damaged log stays while there is any ledger of which it might hold something.
+        """
         contents = self._contents
-        kept = contents.logs.writing.keys() | contents.damaged
+        oldest = (
+            min((ledger.born[0] for ledger in contents.ledgers.values()), default=None) if contents.damaged else None
+        )
+        damaged = {log_id for log_id in contents.damaged if oldest is not None and oldest <= log_id}
+        kept = contents.logs.writing.keys() | damaged
         return {
             log_id: length
             for log_id, length in self.logs_known.items()
@@ -158,6 +165,8 @@ class Checkpointer:
         for log_id, length in idle.items():
             self._leftover.update(self._contents.logs.drop(log_id))
             self._contents.live.forget(log_id)
+            self._contents.damaged.discard(log_id)
+            self._contents.lost_logs.discard(log_id)
             self._contents.stats.logs_deleted += 1
             self._contents.stats.bytes_freed += length
         if self._leftover:

@@ -223,10 +223,22 @@ async def test_a_damaged_log_without_a_sidecar_is_kept_with_what_might_be_in_it(
         stream.write(bytes(32))
     await node.start()
     assert node.bookie.storage.lossy
-    await node.delete(1, 2, 3)
-    assert await node.bookie.collect_garbage() == 3
-    assert bad.exists()
-    assert len(node.log_ids()) <= 3
+    await node.delete(1, 2)
+    await node.create(20)
+    await node.add(20, range(3))
+    assert await node.bookie.collect_garbage() == 2
+    assert await node.bookie.compact() >= 4
+    assert bad.exists(), "what cannot be made out may be of ledger 3"
+    assert not isinstance(await node.read(20, 3), bytes)
+    await node.delete(3)
+    assert await node.bookie.collect_garbage() == 1
+    assert not bad.exists(), "no ledger is left that it might hold something of"
+    assert not node.bookie.storage.lossy
+    for _ in range(2):
+        await node.check(20, range(3))
+        assert await node.read(20, 3) is Status.ENOENTRY
+        await node.kill()
+        await node.start()
 
 
 async def test_the_current_log_is_ended_when_it_is_mostly_dead(node: Node) -> None:
