@@ -25,7 +25,7 @@ from storage_node.client.placement.settings import PlacementSettings
 from storage_node.errors import RackResolutionError
 
 SCRIPT_TIMEOUT_S: Final = 10.0
-NAME_TIMEOUT_S: Final = 2.0
+NAME_TIMEOUT_S: Final = 1.0
 _LABELS: Final = 4
 _ROW_CHARACTERS: Final = 2
 
@@ -219,6 +219,7 @@ class ScriptResolver:
         self._names_per_call = names_per_call
         self._names = names or SystemHostNames()
         self._run = run
+        self._runs: dict[tuple[str, ...], asyncio.Future[str]] = {}
 
     async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
         addresses = await asyncio.gather(*map(self._names.address_of, hosts))
@@ -232,7 +233,7 @@ class ScriptResolver:
         return (await self.locations([self._names.own()]))[0]
 
     async def _ask(self, addresses: Sequence[str]) -> list[str]:
-        answers = (await self._run([self._script, *addresses])).split()
+        answers = (await self._answer_for(tuple(addresses))).split()
         if len(answers) != len(addresses):
             raise RackResolutionError(
                 f"the topology script gave {len(answers)} locations for {len(addresses)} addresses",
@@ -240,6 +241,25 @@ class ScriptResolver:
                 advice="It must print one for each argument, separated by white space",
             )
         return answers
+
+    async def _answer_for(self, addresses: tuple[str, ...]) -> str:
+        """What the script says. Who gives up waiting finds its answer the next time: a slow script is not run in vain
+        by an ensemble change, which has little time, again and again."""
+        running = self._runs.get(addresses)
+        if running is None:
+            running = self._runs[addresses] = asyncio.ensure_future(self._run([self._script, *addresses]))
+            running.add_done_callback(_seen)
+        try:
+            return await asyncio.shield(running)
+        finally:
+            if running.done():
+                self._runs.pop(addresses, None)
+
+
+def _seen(ended: asyncio.Future[str]) -> None:
+    """A failure that nobody waits for any more is told to whoever asks next."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 def resolver_of(settings: PlacementSettings, names: HostNames | None = None) -> RackResolver:

@@ -127,6 +127,30 @@ async def test_the_script_gets_so_many_addresses_a_call_at_most() -> None:
     assert calls == [100, 100, 50]
 
 
+async def test_who_gives_up_waiting_for_a_slow_script_finds_its_answer_the_next_time() -> None:
+    calls, done = 0, asyncio.Event()
+
+    async def run(command: Sequence[str]) -> str:
+        nonlocal calls
+        calls += 1
+        await done.wait()
+        if calls == 2:
+            raise RackResolutionError("broke")
+        return "/a /b"
+
+    resolver = ScriptResolver("x", names=Names({}), run=run)
+    for _ in range(2):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(resolver.locations(["h1", "h2"]), 0.01)
+    done.set()
+    await asyncio.sleep(0)
+    assert await resolver.locations(["h1", "h2"]) == ["/a", "/b"]
+    assert calls == 1
+    with pytest.raises(RackResolutionError, match="broke"):
+        await resolver.locations(["h1", "h2"])
+    assert await resolver.locations(["h1", "h2"]) == ["/a", "/b"]
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
