@@ -218,6 +218,7 @@ class TcpLink:
         try:
             received = self._sock.recv_into(self._frames.writable())
         except (BlockingIOError, InterruptedError):
+            self._frames.rewind()
             return
         except OSError as error:
             self._shut(error)
@@ -267,6 +268,7 @@ class TcpLink:
             return
         self._closed = True
         self._watch_stuck(False)
+        self._frames.rewind()  # many links may end in one turn of the loop: none keeps its memory until the next
         descriptor = self._sock.fileno()
         self._loop.remove_reader(descriptor)
         self._loop.remove_writer(descriptor)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from storage_node.bookie import others, reads
-from storage_node.bookie.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned
+from storage_node.bookie.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned, dialect_of
 from storage_node.bookie.flow import ALLOWANCE_BYTES, IN_FLIGHT_BYTES, REQUEST_BYTES, Flow
 from storage_node.bookie.journal import Answers
 from storage_node.bookie.ledgers import LacWaiter
@@ -84,8 +84,8 @@ class Connection:
         self._quick_add = VERSION_THREE.quick_add
         self._add_gate = node.limits.adds if node.limits.adds.limit else None
         self._reads = node.limits.reads
-        self._urgent: deque[Heard] = deque()
-        self._line: deque[Heard] = deque()
+        self._urgent: deque[bytes] = deque()
+        self._line: deque[bytes] = deque()
         self._blocked = False
         self._blocked_until: float | None = None
         self._room_timer: asyncio.TimerHandle | None = None
@@ -99,7 +99,7 @@ class Connection:
     def frame_received(self, frame: memoryview) -> None:
         flow = self.flow
         if flow.stopped:
-            self._wait_in_line(self._decode(memoryview(bytes(frame))))  # the frame's chunk is not to wait with it
+            self._wait_in_line(bytes(frame))  # a copy: the chunk that the frame lies in is not to wait with it
             return
         # The hot path: an ordinary add that is stored. Everything else, refusals too, is for `_begin`.
         add = self._quick_add(frame)
@@ -149,21 +149,22 @@ class Connection:
 
     def _begin(self, frame: memoryview) -> None:
         """Handle a request, or let it and what follows it on this connection wait."""
-        wait = self._handle(self._decode(frame))
+        request = self._decode(frame)
+        wait = self._handle(request)
         if wait is not None:
-            request = self._decode(memoryview(bytes(frame)))
-            (self._urgent if _is_urgent(request) else self._line).appendleft(request)
-            self._block(request, wait)
+            (self._urgent if _is_urgent(request) else self._line).appendleft(bytes(frame))
+            self._block(wait)
             self.flow.stop()
 
-    def _wait_in_line(self, request: Heard) -> None:
+    def _wait_in_line(self, frame: bytes) -> None:
         """Something waits already. What is urgent does not wait for that."""
+        request = self._decode(memoryview(frame))
         if not _is_urgent(request):
-            self._line.append(request)
+            self._line.append(frame)
         elif self._urgent or self._handle(request) is not None:
-            self._urgent.append(request)
+            self._urgent.append(frame)
 
-    def _block(self, request: Heard, wait: Wait) -> None:
+    def _block(self, wait: Wait) -> None:
         self._blocked = True
         if wait == self.storage.when_room:
             loop = asyncio.get_running_loop()
@@ -189,37 +190,42 @@ class Connection:
         flow.stopped = False
         while (self._urgent or self._line) and not flow.stopped and not flow.closed:
             line = self._urgent or self._line
-            request = line[0]
-            wait = self._handle_late(request)
-            if wait is None:
-                self._blocked_until = None
-                line.popleft()
-            elif isinstance(request, m.AddRequest) and self._is_late(wait):
-                self.link.send(self.dialect.added(request, Status.ETOOMANYREQUESTS))
-                line.popleft()  # what waited behind it is late too, if it finds no memory either
-            else:
-                self._block(request, wait)
+            wait = self._handle_late(memoryview(line[0]))
+            if wait is not None:
+                self._block(wait)
                 flow.stopped = True
                 return
+            line.popleft()
             flow.check()
         if not flow.stopped and not flow.closed:
             self._blocked_until = None
             flow.resume()
+
+    def _handle_late(self, frame: memoryview) -> Wait | None:
+        """Handle a frame outside of the link's own delivery: an error must close the link here too."""
+        try:
+            request = self._decode(frame)
+            wait = self._handle(request)
+        except ProtocolError as error:
+            logger.warning("closing the connection to %s: %s", self.link.peer, error)
+            self.link.close()
+            return None
+        except Exception:  # the boundary: one peer's request must not stop the loop
+            logger.exception("closing the connection to %s", self.link.peer)
+            self.link.close()
+            return None
+        if wait is None:
+            self._blocked_until = None
+        elif isinstance(request, m.AddRequest) and self._is_late(wait):
+            self.link.send(dialect_of(request).added(request, Status.ETOOMANYREQUESTS))
+            return None  # what waited behind it is late too, if it finds no memory either
+        return wait
 
     def _is_late(self, wait: Wait) -> bool:
         """The adds of this connection have waited long enough for memory."""
         if wait != self.storage.when_room or self._blocked_until is None:
             return False
         return asyncio.get_running_loop().time() >= self._blocked_until
-
-    def _handle_late(self, request: Heard) -> Wait | None:
-        """Handle a request outside of the link's own delivery: an error must close the link here too."""
-        try:
-            return self._handle(request)
-        except Exception:  # the boundary: one peer's request must not stop the loop
-            logger.exception("closing the connection to %s", self.link.peer)
-            self.link.close()
-        return None
 
     def _handle(self, request: Heard) -> Wait | None:
         """Begin a request. None, or what to wait for before trying again."""
@@ -236,12 +242,12 @@ class Connection:
         """Store or refuse an add; else what it has to wait for."""
         node, urgent = self.node, request.priority > 0
         if node.read_only and not (urgent and node.takes_high_priority):
-            self.link.send(self.dialect.added(request, Status.EREADONLY))
+            self.link.send(dialect_of(request).added(request, Status.EREADONLY))
             return None
         gate = self._add_gate
         if gate is not None and gate.closed and not urgent:
             return gate.wait
-        answer = self.dialect.added(request, Status.EOK)
+        answer = dialect_of(request).added(request, Status.EOK)
         deferred = request.deferred_sync and not request.recovery
         status = self.storage.add(request.body, request.master_key, request.recovery, self, answer, deferred)
         if status is None:
@@ -251,7 +257,7 @@ class Connection:
                 gate.take()
             self.flow.in_flight += len(request.body) + REQUEST_BYTES
         else:
-            self.link.send(self.dialect.added(request, status))
+            self.link.send(dialect_of(request).added(request, status))
         return None
 
     def durable(self, answers: Answers) -> None:

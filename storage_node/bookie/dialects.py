@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from storage_node.errors import ProtocolError
 from storage_node.protocol import messages as m
 from storage_node.protocol import v2
 from storage_node.protocol.messages import Status
@@ -102,9 +103,11 @@ class VersionTwo:
     @staticmethod
     def decode(frame: memoryview) -> Heard:
         request = v2.decode_request(frame)
-        if request.version > v2.VERSION and not isinstance(request, m.AuthRequest):
-            return Misversioned(request)
-        return request
+        if request.version <= v2.VERSION:
+            return request
+        if isinstance(request, m.AuthRequest):
+            raise ProtocolError(f"AUTH in a packet of version {request.version}: its answer has no place for a code")
+        return Misversioned(request)
 
     @staticmethod
     def added(request: m.AddRequest, status: Status) -> bytes:
@@ -134,3 +137,8 @@ def refuse_batch(request: BatchReadRequest, status: Status) -> bytes:
 
 VERSION_THREE: Dialect = VersionThree()
 VERSION_TWO: Dialect = VersionTwo()
+
+
+def dialect_of(request: m.AddRequest | m.ReadRequest | m.AuthRequest) -> Dialect:
+    """The version in which a request was asked, and is answered, whatever came on its connection since."""
+    return VERSION_THREE if request.version == 3 else VERSION_TWO

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from storage_node.bookie import reads
-from storage_node.bookie.dialects import Misversioned, refuse_batch
+from storage_node.bookie.dialects import VERSION_TWO, Misversioned, dialect_of, refuse_batch
 from storage_node.bookie.flow import REQUEST_BYTES
 from storage_node.bookie.listing import availability
 from storage_node.protocol import messages as m
@@ -86,7 +86,7 @@ def list_entries(connection: Connection, request: m.ListEntriesRequest) -> None:
 
 def auth(connection: Connection, request: m.AuthRequest) -> None:
     """There is no authentication here: whoever begins one is told to go on."""
-    connection.link.send(connection.dialect.auth(request))
+    connection.link.send(dialect_of(request).auth(request))
 
 
 def start_tls(connection: Connection, request: m.StartTlsRequest) -> None:
@@ -100,11 +100,11 @@ def unsupported(connection: Connection, request: m.UnsupportedRequest) -> None:
 
 def misversioned(connection: Connection, refused: Misversioned) -> None:
     """A packet of a version after 2: refused with the ids that its client waits for."""
-    request, dialect = refused.request, connection.dialect
+    request = refused.request
     if isinstance(request, m.AddRequest):
-        answer = dialect.added(request, Status.EBADVERSION)
+        answer = VERSION_TWO.added(request, Status.EBADVERSION)
     elif isinstance(request, m.ReadRequest):
-        answer = dialect.no_entry(request, Status.EBADVERSION)
+        answer = VERSION_TWO.no_entry(request, Status.EBADVERSION)
     else:
         answer = refuse_batch(request, Status.EBADVERSION)
     connection.link.send(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from storage_node.bookie import reads
+from storage_node.bookie.dialects import dialect_of
 from storage_node.bookie.flow import REQUEST_BYTES
 from storage_node.bookie.ledgers import LacWaiter, Ledger
 from storage_node.protocol import messages as m
@@ -67,7 +68,7 @@ async def _answer(connection: Connection, request: m.ReadRequest, previous_lac: 
     lac = found[0].lac
     wanted = storage.find(request.ledger_id, previous_lac + 1) if lac > previous_lac >= -1 else Status.ENOENTRY
     if isinstance(wanted, Status):
-        connection.link.send(connection.dialect.no_entry(request, Status.EOK, lac))
+        connection.link.send(dialect_of(request).no_entry(request, Status.EOK, lac))
         return
     body = await reads.fetch(connection, *wanted, urgent=False)
     if body is None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from storage_node.bookie import polls
-from storage_node.bookie.dialects import refuse_batch
+from storage_node.bookie.dialects import dialect_of, refuse_batch
 from storage_node.bookie.flow import REQUEST_BYTES
 from storage_node.bookie.ledgers import Ledger
 from storage_node.bookie.records import HEADER_BYTES
@@ -78,12 +78,12 @@ def send_entry(
     lac: int | None,
     stamp_ms: int | None = None,
 ) -> None:
-    head, tail = connection.dialect.entry(request, entry_id, len(body), lac, stamp_ms)
+    head, tail = dialect_of(request).entry(request, entry_id, len(body), lac, stamp_ms)
     connection.link.send(head, body, tail)
 
 
 def refuse(connection: Connection, request: m.ReadRequest, status: Status) -> None:
-    connection.link.send(connection.dialect.no_entry(request, status))
+    connection.link.send(dialect_of(request).no_entry(request, status))
 
 
 # ------------------------------------------------------------------------------------------- fences

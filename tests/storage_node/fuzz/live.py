@@ -7,7 +7,6 @@ import time
 
 from storage_node.bookie import Bookie
 from storage_node.bookie.connections import Connection
-from storage_node.bookie.dialects import VERSION_TWO
 from storage_node.edge import Buffer
 from storage_node.errors import ProtocolError
 from storage_node.protocol import messages as m
@@ -21,22 +20,20 @@ class PretendedLink:
     queued_bytes = 0
 
     def __init__(self) -> None:
-        self.connection: Connection | None = None
         self.paused = False
         self.closed = False
         self.answers = 0
 
     def send(self, *buffers: Buffer) -> None:
         data = memoryview(b"".join(buffers))
-        decode = m.decode_response
-        if self.connection is not None and self.connection.dialect is VERSION_TWO:
-            decode = v2.decode_response  # type: ignore[assignment]
         while data:
             length = int.from_bytes(data[:4], "big")
             assert 0 < length <= len(data) - 4, "an answer is no whole frame"
             frame, data = data[4 : 4 + length], data[4 + length :]
-            if decode is not v2.decode_response or frame[0] <= v2.VERSION:
-                decode(frame)
+            if frame[0] == 0x0A:
+                m.decode_response(frame)
+            elif frame[0] <= v2.VERSION:
+                v2.decode_response(frame)
             self.answers += 1
 
     async def drain(self) -> None:
@@ -67,7 +64,7 @@ class Victim:
         self._link = PretendedLink()
         connection = self.bookie._accept(self._link)
         assert isinstance(connection, Connection)
-        self.connection = self._link.connection = connection
+        self.connection = connection
 
     def hang_up(self) -> None:
         """The connection ends, as after an error or by the peer."""
