@@ -107,3 +107,29 @@ async def test_the_old_writer_is_fenced_by_the_new_one(cluster):
     assert await kept == DLSN(2, 0, 0)
     async with await log.open_reader() as reader:
         assert [record.payload for record in await _drained(reader)] == [b"first", b"kept"]
+
+
+async def test_a_deleted_logs_segments_are_collected_and_no_other_log_loses_a_record(cluster):
+    """Also those that are open, or only allocated: a ledger is in metadata before its first entry is on a node."""
+    namespace = await cluster.connect()
+    kept, dropped = await namespace.open_log("kept"), await namespace.open_log("dropped")
+    async with await dropped.open_writer() as writer:
+        for i in range(300):
+            writer.write(i, b"x" * 1000)
+    async with await kept.open_writer() as writer:
+        written = [writer.write(i, b"%d" % i) for i in range(200)]
+    tail = await kept.open_writer()
+    written += [tail.write(200 + i, b"%d" % i) for i in range(100)]
+    await tail.commit()
+    before = [set(node.storage.ledgers) for node in cluster.bookies]
+    assert [await node.collect_garbage() for node in cluster.bookies] == [0] * 4
+    await namespace.delete_log("dropped")
+    collected = [await node.collect_garbage() for node in cluster.bookies]
+    assert sum(collected) >= 3, "every replica"
+    assert [len(ids) - count for ids, count in zip(before, collected, strict=True)] == [
+        len(node.storage.ledgers) for node in cluster.bookies
+    ]
+    written += [tail.write(300 + i, b"%d" % i) for i in range(50)]
+    await tail.close()
+    async with await kept.open_reader() as reader:
+        assert [record.dlsn for record in await _drained(reader)] == [await future for future in written]
