@@ -110,7 +110,7 @@ class Bookie:
     @property
     def takes_high_priority(self) -> bool:
         storage = self.storage
-        return not storage.writing_failed and not storage.journal.full and self.disks.takes_high_priority
+        return not storage.writing_failed and not storage.full and self.disks.takes_high_priority
 
     @property
     def disks(self) -> Disks:
@@ -228,7 +228,7 @@ class Bookie:
 
     async def check_disks(self) -> None:
         """Look at the disks' usage now, and announce a change of mode."""
-        await self.storage.journal.try_again()
+        await self.storage.try_again()
         self._judge_disks()
         if self.read_only and not (self.settings.read_only_mode_enabled or self.settings.force_read_only_bookie):
             self._give_up(self._no_read_only_mode())
@@ -239,7 +239,7 @@ class Bookie:
         self.disks.look()
         self.storage.leave(self.disks.full_ledger_directories)
         storage = self.storage
-        full = self.disks.full or storage.journal.full
+        full = self.disks.full or storage.full
         self.read_only = self.settings.force_read_only_bookie or full or storage.writing_failed
 
     def _no_read_only_mode(self) -> BookieFailedError:
@@ -257,7 +257,7 @@ class Bookie:
             self._run(self._leave_off())
 
     def _no_space(self) -> None:
-        """A journal has nothing to go on in but what is prepared: take nothing more, at once."""
+        """A disk is full, and what came in waits in memory or on what is prepared: take nothing more, at once."""
         self.read_only = True
         if self._serving:
             self._run(self._leave_off())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from storage_node.bookie import checkpoint as checkpoints
@@ -24,6 +25,7 @@ from storage_node.bookie.contents import Contents
 from storage_node.bookie.entry_logs import LogFile, parse_log_name, sidecar_name
 from storage_node.bookie.index import NewPlaces
 from storage_node.bookie.journals import Journals
+from storage_node.bookie.space import NoSpaceError, needing_space
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 
@@ -126,17 +128,29 @@ class Checkpointer:
         lost = frozenset(contents.lost_logs)
         await written
         files = list(logs.writing.values())
-        await self._disk.submit("entries", partial(self._sync_logs, files, lengths, new))
+        await self._with_space("entries", partial(self._sync_logs, files, lengths, new))
         await journal.landed()
         known = {log_id: length for log_id, length in self.logs_known.items() if log_id not in idle} | lengths
         self._counter += 1
         taken = Checkpoint(self._counter, marks, logs.next_log_id, known, clean, contents.lossy, fenced_gone, lost)
-        await self._disk.submit("files", partial(self._write_checkpoint, taken, states))
+        await self._with_space("files", partial(self._write_checkpoint, taken, states))
         self.logs_known = known
         for log_id in finished:
             logs.forget(log_id)
         await journal.retire(marks)
         await self._remove_logs(idle)
+
+    async def _with_space(self, pool: str, call: Callable[[], None]) -> None:
+        """Run a call, again if the disk was full: each of them can be done over from its beginning."""
+        logs = self._contents.logs
+        while True:
+            try:
+                await self._disk.submit(pool, call)
+                return
+            except NoSpaceError as error:
+                if not logs.wait_for_space(error):
+                    raise
+                await logs.space()
 
     def _idle_logs(self) -> dict[int, int]:
         """Logs, and their lengths, in which nothing is live: never one that is written to, or not all synced.
@@ -209,9 +223,11 @@ class Checkpointer:
                 continue
             log.file.sync_data()
             block = new.get(log.log_id, NewPlaces()).block(log.log_id, log.synced, length)
-            sidecar = self._disk.open(f"{log.directory}/{sidecar_name(log.log_id)}", create=True)
+            with needing_space():
+                sidecar = self._disk.open(f"{log.directory}/{sidecar_name(log.log_id)}", create=True)
             try:
-                sidecar.write_at(log.sidecar_bytes, [block])
+                with needing_space():
+                    sidecar.write_at(log.sidecar_bytes, [block])
                 sidecar.sync_data()
             finally:
                 sidecar.close()
@@ -226,7 +242,8 @@ class Checkpointer:
         """On the files thread: every directory, or the checkpoint does not count (D7)."""
         data = checkpoints.encode(taken, states)
         for directory in self._directories:
-            self._disk.write_file(f"{directory}/{checkpoints.FILE_NAME}", data)
+            with needing_space():  # a file of its own until it is whole and synced, so it can be begun again
+                self._disk.write_file(f"{directory}/{checkpoints.FILE_NAME}", data)
 
     def _remove_strays(self) -> None:
         """Logs that no checkpoint knows: their records were in the journal and have just been stored again."""

@@ -5,7 +5,8 @@ the slab, and a writer follows behind in pieces of 256 KB, one at a time, straig
 record in a slab if the region is still there, else in the file.
 
 Fault model: a write or sync that fails ends the writing for good (`error`); nothing is lost by it, since what is not
-in the file is in the journal, and stays in memory, readable. The node above becomes read-only. A read that fails, or
+in the file is in the journal, and stays in memory, readable. The node above becomes read-only. So it does where a write
+finds no space, but that passes: what was not written whole is written again (`full`). A read that fails, or
 gives bytes that fail their checksum, concerns that entry only.
 """
 
@@ -19,6 +20,7 @@ from functools import partial
 
 from storage_node.bookie.records import ALIGN, HEADER_BYTES, LOG, SUM, SUMMED, aligned, pad_header
 from storage_node.bookie.slabs import Slab, SlabPool, down, up
+from storage_node.bookie.space import NoSpaceError, needing_space
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import crc32
@@ -79,6 +81,7 @@ class EntryLogs:
         choose_directory: Callable[[], str],
         room_made: Callable[[], None],
         failed: Callable[[BaseException], None],
+        no_space: Callable[[], None],
     ) -> None:
         self._disk = disk
         self._log_bytes = log_bytes
@@ -86,6 +89,12 @@ class EntryLogs:
         self._choose_directory = choose_directory
         self._room_made = room_made
         self._failed = failed
+        self._no_space = no_space
+        self.patient = False
+        """Whether a disk without space is waited for; if not, it is a failure like any other."""
+        self.full = False
+        """There is no space to write what is in memory: it waits for `try_again`."""
+        self._space_waiters: list[asyncio.Future[None]] = []
         self._slab_limit = memory_bytes // slab_bytes
         self._pool = SlabPool(slab_bytes, self._slab_limit, self._evicted)
         self._slabs: dict[tuple[int, int], Slab] = {}
@@ -225,7 +234,7 @@ class EntryLogs:
 
     def _write_on(self) -> None:
         """Send the next piece to the file, unless one is on its way."""
-        while self._unwritten and not self._writing and self.error is None:
+        while self._unwritten and not self._writing and not self.full and self.error is None:
             log, slab = self._unwritten[0]
             ready = slab.end if slab.sealed or self._flushes else down(slab.end)
             size = min(ready - slab.written, PIECE_BYTES)
@@ -244,16 +253,18 @@ class EntryLogs:
 
     def _write(self, log: LogFile, offset: int, piece: memoryview) -> None:
         """On the entry-log thread."""
-        if log.file is None:
-            log.file = self._disk.open(log.path, create=True, direct=True)
-        log.file.write_at(offset, [piece])
+        with needing_space():
+            if log.file is None:
+                log.file = self._disk.open(log.path, create=True, direct=True)
+            log.file.write_at(offset, [piece])
         piece.release()
 
     def _wrote(self, slab: Slab, size: int, future: asyncio.Future[None]) -> None:
         self._writing = False
         error = future.exception()
         if error is not None:
-            self._fail(error)
+            if not self.wait_for_space(error):
+                self._fail(error)
             return
         slab.written += size
         for flush in [f for f in self._flushes if f[0] is slab and slab.written >= f[1]]:
@@ -263,6 +274,32 @@ class EntryLogs:
         if slab.settled:
             self._room_made()
         self._write_on()
+
+    def wait_for_space(self, error: BaseException) -> bool:
+        """True if `error` says no more than that the disk is full, and that is waited for: nothing is lost meanwhile,
+        and what was not written whole is written again."""
+        if not self.patient or not isinstance(error, NoSpaceError):
+            return False
+        if not self.full:
+            self.full = True
+            logger.error("no space for the entry logs, what is in memory waits: %s", error)
+            self._no_space()
+        return True
+
+    def try_again(self) -> None:
+        """Look whether there is space now."""
+        self.full = False
+        waiters, self._space_waiters = self._space_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._write_on()
+
+    def space(self) -> asyncio.Future[None]:
+        """Done when it is worth trying again."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._space_waiters.append(future)
+        return future
 
     def _fail(self, error: BaseException) -> None:
         if self.error is not None:
@@ -362,7 +399,7 @@ class EntryLogs:
         """Send no more pieces to the files, and tell nobody."""
         self.error = self.error or BookieFailedError("the entry logs are closed")
         flushes, self._flushes = self._flushes, []
-        for _, _, future in flushes:
+        for future in (*(flush[2] for flush in flushes), *self._space_waiters):
             future.cancel()
 
     def close(self) -> None:

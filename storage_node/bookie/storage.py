@@ -79,6 +79,10 @@ class Storage:
         self._degraded = degraded
         self._choose_directory = choose_directory
         self._no_space = no_space
+        self.unreadable = 0
+        """Reads that the disk refused."""
+        self.damaged = 0
+        """Reads whose bytes failed their checksum."""
         self._room_waiters: list[Callable[[], None]] = []
         self._logs = self._make_entry_logs()
         self.contents = Contents(self._logs)
@@ -134,6 +138,7 @@ class Storage:
         )
         await self.checkpoints.first(self._journal)
         self.checkpoints.run()
+        self._logs.patient = True
 
     def _out_of_space(self) -> None:
         """A journal cannot go on: a checkpoint may give it files to use again, and the node is told."""
@@ -155,6 +160,7 @@ class Storage:
             choose_directory=self._choose_directory,
             room_made=self._room_made,
             failed=self._degraded,
+            no_space=self._no_space,
         )
 
     def _first_free_log(self, found: Checkpoint) -> int:
@@ -211,7 +217,8 @@ class Storage:
     async def stop(self, *, clean: bool) -> None:
         """Flush and close. `clean` takes a last checkpoint, so that the next start has nothing to replay."""
         await self.checkpoints.end()
-        if clean and self._journal is not None and self._journal.error is None:
+        self._logs.patient = False
+        if clean and not self._logs.full and self._journal is not None and self._journal.error is None:
             await self._last_checkpoint()
         self._logs.halt()
         if self._journal is not None:
@@ -243,6 +250,18 @@ class Storage:
     def lossy(self) -> bool:
         """Entries that were stored here may be gone."""
         return self.contents.lossy or bool(self.contents.limbo)
+
+    @property
+    def full(self) -> bool:
+        """A disk has no space for what is to be stored: it waits in memory, and on what is prepared for the journal."""
+        return self._logs.full or self.journal.full
+
+    async def try_again(self) -> None:
+        """Look for space where there was none."""
+        await self.journal.try_again()
+        if self._logs.full:
+            self._logs.try_again()
+            await self._disk.submit("entries", _nothing)
 
     async def checkpoint(self) -> None:
         """Take a checkpoint now."""
@@ -412,10 +431,12 @@ class Storage:
         try:
             record = await self._logs.read(log_id, at * ALIGN, size)
         except OSError as error:
+            self.unreadable += 1
             logger.error("entry %d of ledger %d cannot be read: %s", entry_id, ledger.ledger_id, error)
             return None
         body = read_record(record, ledger.ledger_id, entry_id)
         if body is None:
+            self.damaged += 1
             path, offset = self._logs.paths[log_id], at * ALIGN
             logger.error(
                 "entry %d of ledger %d is damaged in %s at offset %d", entry_id, ledger.ledger_id, path, offset

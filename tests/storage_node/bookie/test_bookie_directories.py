@@ -356,12 +356,16 @@ async def test_a_node_stopped_while_records_wait_for_space_loses_only_what_it_ne
     adds = [client.send_add(entry(5, number, bytes(200_000))) for number in range(1, 12)]
     while not bookie.storage.journal.stalled:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    acknowledged = [index + 1 for index, add in enumerate(adds) if add.done() and not add.exception()]
     await asyncio.wait_for(cluster.stop(bookie), 20)
-    await asyncio.gather(*adds, return_exceptions=True)
+    answers = await asyncio.gather(*adds, return_exceptions=True)
+    acknowledged = [
+        index + 1
+        for index, answer in enumerate(answers)
+        if not isinstance(answer, BaseException) and answer.status == Status.EOK
+    ]
     client = await cluster.connect(await cluster.start())
     for number in (0, *acknowledged):
-        assert (await client.read(5, number)).status in (Status.EOK, Status.EREADONLY)
+        assert (await client.read(5, number)).status == Status.EOK
 
 
 async def test_a_write_of_a_batch_that_finds_no_space_stops_the_node_all_the_same(cluster: Cluster) -> None:
@@ -374,3 +378,61 @@ async def test_a_write_of_a_batch_that_finds_no_space_stops_the_node_all_the_sam
     doomed = client.send_add(entry(5, 1))
     await asyncio.wait_for(bookie.failed.wait(), 10)
     assert isinstance((await asyncio.gather(doomed, return_exceptions=True))[0], ConnectionError)
+
+
+@pytest.mark.parametrize("part", [".log", ".idx", "checkpoint"])
+async def test_entry_logs_without_space_wait_read_only_and_go_on(cluster: Cluster, part: str) -> None:
+    """Whichever file meets the full disk: nothing is lost, and the checkpoint that was stopped is finished."""
+
+    class NoRoom(FaultyDisk):
+        def write_file(self, path: str, data: bytes) -> None:
+            self.before("write", path)
+            super().write_file(path, data)
+
+    disk = NoRoom()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    for number in range(3):
+        assert await client.add(entry(5, number, bytes(50_000))) == Status.EOK
+    disk.errors[("write", f"/ledgers/current/{'' if part == 'checkpoint' else '0000000000000001'}{part}")] = (
+        errno.ENOSPC
+    )
+    checkpoint = asyncio.ensure_future(bookie.storage.checkpoint())
+    while not bookie.storage.full:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert await client.add(entry(5, 3)) == Status.EREADONLY
+    assert await client.add(entry(5, 3), recovery=True, priority=100) == Status.EREADONLY
+    for number in range(3):
+        assert (await client.read(5, number)).status == Status.EOK
+    assert (await client.fence(6)).status == Status.ENOENTRY
+    await bookie.check_disks()
+    while not bookie.storage.full:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert not checkpoint.done()
+    disk.errors.clear()
+    await bookie.check_disks()
+    await asyncio.wait_for(checkpoint, 10)
+    assert bookie.storage.checkpoints.error is None
+    await bookie.check_disks()
+    assert await lists(cluster) == (["a"], [])
+    assert await client.add(entry(5, 3)) == Status.EOK
+    await cluster.kill(bookie)
+    client = await cluster.connect(await cluster.start())
+    for number in range(4):
+        assert (await client.read(5, number)).status == Status.EOK
+    assert await client.add(entry(6, 0)) == Status.EFENCED
+
+
+async def test_a_node_stops_while_its_entry_logs_wait_for_space(cluster: Cluster) -> None:
+    disk = FaultyDisk()
+    bookie = await cluster.start(disk=disk)
+    client = await cluster.connect(bookie)
+    assert await client.add(entry(5, 0)) == Status.EOK
+    disk.errors[("write", "0000000000000001.log")] = errno.ENOSPC
+    checkpoint = asyncio.ensure_future(bookie.storage.checkpoint())
+    while not bookie.storage.full:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.wait_for(cluster.stop(bookie), 10)
+    await checkpoint
+    client = await cluster.connect(await cluster.start())
+    assert (await client.read(5, 0)).status == Status.EOK

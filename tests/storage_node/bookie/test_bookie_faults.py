@@ -162,6 +162,8 @@ async def test_a_read_that_fails_is_an_error_for_that_entry_only(cluster: Cluste
     disk.errors[("read", ".log")] = errno.EIO
     assert (await client.read(5, 0)).status == Status.EIO
     assert (await client.read(6, 0)).status == Status.EOK
+    assert (bookie.storage.unreadable, bookie.storage.damaged) == (1, 0)
+    assert not bookie.read_only, "reading says nothing about writing"
     disk.errors.clear()
     assert (await client.read(5, 0)).status == Status.EOK
 
