@@ -21,6 +21,7 @@ from metadata.memory import MemoryStore, MemoryTree
 from storage_node.bookie import Bookie, BookieSettings
 from storage_node.bookie.journal import Answers
 from storage_node.edge import FrameHandler, Link, Listener
+from storage_node.errors import CookieMismatchError
 from storage_node.protocol.messages import Status
 
 MIB = 1024 * 1024
@@ -222,6 +223,26 @@ async def test_a_flipped_bit_of_what_was_synced_is_never_served_nor_denied() -> 
                 ) from error
     assert refused >= 2
     assert served > 20
+
+
+async def test_a_lost_file_is_never_an_entry_that_was_not_there() -> None:
+    """Each file alone, and each entry log with its index: refused, unknown, an error, or not needed."""
+    life = await live(2)
+    everything = life.disk.after(len(life.disk.calls), Cut.EVERYTHING)
+    logs = [name for name in everything.names if name.startswith("/l") and name.endswith(".log")]
+    losses = [(name,) for name in everything.names] + [(name, name.replace(".log", ".idx")) for name in logs]
+    refused: set[str] = set()
+    for lost in losses:
+        found = life.disk.after(len(life.disk.calls), Cut.EVERYTHING)
+        for name in lost:
+            del found.names[name]
+        try:
+            await check_spoiled(life, found)
+        except (CorruptDataError, CookieMismatchError):
+            refused.add(lost[0].rpartition("/")[2])
+    assert "VERSION" in refused
+    assert any(name.startswith("journal-") for name in refused)
+    assert not any(name.endswith((".idx", "checkpoint", "SESSION")) for name in refused), refused
 
 
 async def check_spoiled(life: Life, found: CrashDisk) -> None:
