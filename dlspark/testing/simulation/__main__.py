@@ -1,0 +1,76 @@
+"""Simulated clusters from the command line.
+
+python -m dlspark.testing.simulation --seed 17 --trace          one run, with everything that happened
+python -m dlspark.testing.simulation --seeds 2000 --first 300   many runs
+python -m dlspark.testing.simulation --mutations                take the safety rules out, one after the other
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from dlspark.testing.simulation import mutations
+from dlspark.testing.simulation.points import FAULT_POINTS
+from dlspark.testing.simulation.runner import print_failure, print_summary, run_many
+from dlspark.testing.simulation.scenarios import run_seed
+
+ENOUGH_FOR_ALL_POINTS = 300
+
+
+def main() -> int:
+    """0: every run passed; 1: some did not; 2: points were never reached, or a mutation was never noticed."""
+    parser = argparse.ArgumentParser(prog="python -m dlspark.testing.simulation", description="Simulated clusters")
+    parser.add_argument("--seed", type=int, help="run this seed only")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print everything that happened")
+    parser.add_argument("--mutation", help="with --seed or --mutations: with this safety rule taken out")
+    parser.add_argument("--seeds", type=int, default=300, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--mutations", action="store_true", help="find the seeds that notice each missing safety rule")
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        return _one(arguments.seed, arguments.trace, arguments.mutation)
+    if arguments.mutations:
+        return _mutations(arguments.mutation, arguments.seeds)
+    return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.processes)
+
+
+def _one(seed: int, trace: bool, mutation: str | None) -> int:
+    report = mutations.run_mutated(mutation, seed, trace=trace) if mutation else run_seed(seed, trace=trace)
+    for line in report.trace or ():
+        print(line)
+    for point, count in sorted(report.points.items()):
+        print(f"    {point:34}{count:>10}")
+    print(f"seed {seed}: trace sum {report.trace_sum:08x}, {report.virtual_s:.1f} virtual s, {report.steps} callbacks")
+    print(f"failed: {report.failure}" if report.failure else "passed")
+    return int(report.failure is not None)
+
+
+def _many(seeds: range, processes: int) -> int:
+    began = time.monotonic()
+    summary = run_many(seeds, processes=processes, failed=print_failure)
+    print_summary(summary, began=began, verbose=True)
+    if summary.failures:
+        return 1
+    missing = summary.missing(FAULT_POINTS) if len(seeds) >= ENOUGH_FOR_ALL_POINTS else []
+    if missing:
+        print(f"never reached: {', '.join(missing)}")
+    return 2 if missing else 0
+
+
+def _mutations(only: str | None, limit: int) -> int:
+    unnoticed = 0
+    for name, mutation in mutations.MUTATIONS.items():
+        if only is None or only == name:
+            found = mutations.seeds_needed(name, limit)
+            unnoticed += found is None
+            text = f"not noticed in {limit} seeds" if found is None else f"{found[0] + 1} seeds: {found[1]}"
+            print(f"{name:28} {mutation.rule:28} {text}", flush=True)
+    return 2 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""`Nemesis`: breaks things at drawn moments, each run with its own selection of fault kinds.
+
+A run that could do everything at any time would rarely do one thing often enough to matter; so each seed draws which
+kinds it uses and how often. All damage that no journal can undo (flipped bits, lost files, a wiped disk) stays on one
+node, and out of runs that need every node: fewer than an ack quorum of replicas, as the invariants presuppose.
+`heal` undoes everything that can be undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+from dlspark.testing.simulation.checkers import bodies_in, decode_answer
+from dlspark.testing.simulation.cluster import Machine, Node, World
+from storage_node.protocol.frames import LENGTH, LENGTH_BYTES
+
+MAX_STEP = 400
+"""How many callbacks ahead a trap is set."""
+JUMPS_MS = (-3_600_000, -5_000, 5_000, 86_400_000)
+
+
+class Nemesis:
+    """Runs as a task of the world until `stop`."""
+
+    def __init__(self, world: World, rng: Random, *, may_damage: bool) -> None:
+        self.world = world
+        self.rng = rng
+        self.kinds = self._draw_kinds(may_damage)
+        self.mean_pause_s = rng.choice((0.05, 0.15, 0.4))
+        self._victim = rng.choice(world.nodes)
+        self._stopped = False
+
+    def _draw_kinds(self, may_damage: bool) -> list[Callable[[], None]]:
+        every = [
+            self.partition,
+            self.one_way,
+            self.isolate,
+            self.break_links,
+            self.slow_link,
+            self.kill_node,
+            self.kill_at_step,
+            self.power_off,
+            self.power_off_all,
+            self.pause,
+            self.pause_at_step,
+            self.kill_client,
+            self.slow_disk,
+            self.full_disk,
+            self.failing_disk,
+            self.unreadable_disk,
+            self.flaky_metadata,
+            self.disconnect_session,
+            self.expire_session,
+            self.stall_metadata,
+            self.cut_off_metadata,
+            self.jump_clock,
+        ]
+        if may_damage:
+            every += [self.flip_bits, self.lose_file, self.wipe_disk, self.bad_memory]
+        return self.rng.sample(every, self.rng.randint(3, 9))
+
+    async def run(self, seconds: float) -> None:
+        """Break things for so long."""
+        until = self.world.loop.time() + seconds
+        while self.world.loop.time() < until:
+            await asyncio.sleep(self.rng.expovariate(1 / self.mean_pause_s))
+            kind = self.rng.choice(self.kinds)
+            self.world.trace.note(f"fault {kind.__name__}")
+            kind()
+
+    def heal(self) -> None:
+        """End every fault that ends; start what does not run."""
+        world = self.world
+        self._stopped = True
+        world.fabric.heal()
+        world.service.lose = world.service.lose_reply = world.service.refuse = 0.0
+        world.service.unreachable.clear()
+        world.service.resume()
+        for machine in (*world.nodes, *world.clients.values()):
+            machine.resume()
+        for node in world.nodes:
+            self._mend_disk(node)
+
+    def _later(self, low_s: float, high_s: float, action: Callable[..., None], *args: object) -> None:
+        """Undo something after a drawn time."""
+        world = self.world
+        world.loop.call_later(self.rng.uniform(low_s, high_s), action, *args, context=world.context)
+
+    def _node(self) -> Node:
+        return self.rng.choice(self.world.nodes)
+
+    def _machine(self) -> Machine:
+        if self.rng.random() < 0.7 or not self.world.clients:
+            return self._node()
+        return self.rng.choice(list(self.world.clients.values()))
+
+    # ------------------------------------------------------------------------------------ network
+
+    def partition(self) -> None:
+        one, other = self._machine().name, self._node().name
+        if one != other:
+            self._block(one, other)
+            self._block(other, one)
+            self.world.reached("net.partition")
+
+    def one_way(self) -> None:
+        one, other = self._machine().name, self._node().name
+        if one != other:
+            self._block(*((one, other) if self.rng.random() < 0.5 else (other, one)))
+            self.world.reached("net.one-way-partition")
+
+    def isolate(self) -> None:
+        name = self._machine().name
+        for other in (*self.world.nodes, *self.world.clients.values()):
+            if other.name != name:
+                self._block(name, other.name)
+                self._block(other.name, name)
+        self.world.reached("net.isolated-host")
+
+    def _block(self, source: str, target: str) -> None:
+        self.world.fabric.block(source, target)
+        self._later(0.05, 2.0, self.world.fabric.unblock, source, target)
+
+    def break_links(self) -> None:
+        links = [link for link in self.world.fabric.links if link.client]
+        for link in self.rng.sample(links, min(len(links), self.rng.randint(1, 3))):
+            self.world.reached("net.broken-link")
+            if link.in_flight or link.other.in_flight:
+                self.world.reached("net.unknown-delivery")
+            self.world.fabric.break_link(link)
+
+    def slow_link(self) -> None:
+        one, other = self._machine().name, self._node().name
+        factor = self.rng.choice((5.0, 50.0, 400.0))
+        self.world.fabric.slow[(one, other)] = self.world.fabric.slow[(other, one)] = factor
+        self._later(0.1, 1.5, self._hurry, one, other)
+        self.world.reached("net.slow-link")
+
+    def _hurry(self, one: str, other: str) -> None:
+        self.world.fabric.slow.pop((one, other), None)
+        self.world.fabric.slow.pop((other, one), None)
+
+    def bad_memory(self) -> None:
+        """One node's entries are damaged on their way out, for a while: digests are made against that."""
+        fabric = self.world.fabric
+        fabric.corrupt = self._corrupt
+        fabric.corrupting.add(self._victim.name)
+        self._victim.damaged = True
+        self._later(0.2, 3.0, fabric.corrupting.discard, self._victim.name)
+
+    def _corrupt(self, data: bytes) -> bytes:
+        """Flip a bit in the body of a read's answer, every other time."""
+        out = bytearray(data)
+        at = 0
+        while at < len(out):
+            end = at + LENGTH_BYTES + LENGTH.unpack_from(out, at)[0]
+            for body in bodies_in(decode_answer(memoryview(out)[at + LENGTH_BYTES : end])):
+                if self.rng.random() < 0.5:
+                    body[self.rng.randrange(len(body))] ^= 1 << self.rng.randrange(8)
+                    self.world.reached("net.corrupted-entry")
+            at = end
+        return bytes(out)
+
+    # ------------------------------------------------------------------------------------ processes
+
+    def kill_node(self) -> None:
+        self._end(self._node(), power=False)
+
+    def power_off(self) -> None:
+        self._end(self._node(), power=True)
+
+    def power_off_all(self) -> None:
+        """Every node at once."""
+        if self.rng.random() < 0.5:
+            return
+        self.world.reached("process.power-all")
+        for node in self.world.nodes:
+            self._end(node, power=True)
+
+    def _end(self, node: Node, *, power: bool) -> None:
+        if node.running:
+            self.world.reached("process.power-loss" if power else "process.kill")
+            node.kill(power=power)
+        self._later(0.02, 1.0, self._start, node)
+
+    def _start(self, node: Node) -> None:
+        """Start a node, and see that it goes on to run."""
+        if self._stopped:
+            return  # the end of the run starts what does not run
+        if not node.running and node.refused is None:
+            node.start()
+            self._later(0.5, 1.0, self._start, node)
+
+    def kill_at_step(self) -> None:
+        machine = self._machine()
+        process = machine.process
+        if machine.running and process is not None:
+            power = self.rng.random() < 0.5
+            process.at_step(self.rng.randint(1, MAX_STEP), lambda: self._spring(machine, power))
+
+    def _spring(self, machine: Machine, power: bool) -> None:
+        if self._stopped:
+            return
+        self.world.reached("process.kill-at-step")
+        if isinstance(machine, Node):
+            self._end(machine, power=power)
+        else:
+            machine.kill()
+
+    def kill_client(self) -> None:
+        machine = self.rng.choice(list(self.world.clients.values()))
+        if machine.running:
+            self.world.reached("process.kill-client")
+            machine.kill()
+
+    def pause(self) -> None:
+        self._pause(self._machine())
+
+    def pause_at_step(self) -> None:
+        machine = self._machine()
+        if machine.running and machine.process is not None:
+            machine.process.at_step(self.rng.randint(1, MAX_STEP), lambda: self._pause(machine))
+
+    def _pause(self, machine: Machine) -> None:
+        if not self._stopped and machine.running:
+            self.world.reached("process.pause")
+            machine.pause()
+            low, high = self.rng.choice(((0.001, 0.05), (0.1, 2.0), (3.0, 7.0)))
+            self._later(low, high, machine.resume)
+
+    # ------------------------------------------------------------------------------------ disks
+
+    def slow_disk(self) -> None:
+        node = self._node()
+        node.disk.faults.slow = self.rng.choice((10.0, 100.0, 600.0))
+        self.world.reached("disk.slow")
+        self._later(0.1, 1.5, self._mend_disk, node)
+
+    def full_disk(self) -> None:
+        node = self._node()
+        node.disk.faults.full = True
+        self._later(0.2, 2.0, self._mend_disk, node)
+
+    def failing_disk(self) -> None:
+        node = self._node()
+        share = self.rng.choice((0.01, 0.1, 1.0))
+        setattr(node.disk.faults, self.rng.choice(("eio_write", "eio_sync")), share)
+        self._later(0.1, 1.0, self._mend_disk, node)
+        self._later(1.0, 1.5, self._start, node)
+
+    def unreadable_disk(self) -> None:
+        node = self._node()
+        node.disk.faults.eio_read = self.rng.choice((0.05, 0.5))
+        self._later(0.1, 1.5, self._mend_disk, node)
+
+    @staticmethod
+    def _mend_disk(node: Node) -> None:
+        faults = node.disk.faults
+        faults.slow, faults.full = 1.0, False
+        faults.eio_read = faults.eio_write = faults.eio_sync = 0.0
+
+    def flip_bits(self) -> None:
+        """In entry logs, sidecars and checkpoints of the one node that may be damaged."""
+        disk = self._victim.disk
+        files = [*disk.files(".log", "/ledgers"), *disk.files(".idx"), *disk.files("/checkpoint")]
+        for path in self.rng.sample(files, min(len(files), self.rng.randint(1, 3))):
+            if disk.flip(path):
+                self._victim.damaged = True
+                self.world.reached("disk.bit-flip")
+
+    def lose_file(self) -> None:
+        disk = self._victim.disk
+        files = [*disk.files(".log", "/ledgers"), *disk.files(".idx")]
+        if files:
+            self._victim.damaged = True
+            self.world.reached("disk.lost-file")
+            disk.lose(self.rng.choice(files))
+
+    def wipe_disk(self) -> None:
+        """The node comes back under its old name with an empty disk."""
+        if self._victim.runs > 0 and self.rng.random() < 0.4:
+            self._victim.damaged = True
+            self._victim.kill(power=True)
+            self._victim.disk.wipe()
+            self.world.reached("disk.wiped")
+            self._later(0.02, 1.0, self._start, self._victim)
+
+    # ------------------------------------------------------------------------------------ metadata and clocks
+
+    def flaky_metadata(self) -> None:
+        service = self.world.service
+        service.lose, service.lose_reply, service.refuse = (self.rng.choice((0.0, 0.03, 0.2)) for _ in range(3))
+        self._later(0.2, 2.0, self._steady_metadata)
+
+    def _steady_metadata(self) -> None:
+        self.world.service.lose = self.world.service.lose_reply = self.world.service.refuse = 0.0
+
+    def _store_owner(self) -> Machine | None:
+        owners = [x for x in (*self.world.nodes, *self.world.clients.values()) if x.running and x.store is not None]
+        return self.rng.choice(owners) if owners else None
+
+    def disconnect_session(self) -> None:
+        owner = self._store_owner()
+        if owner is not None and owner.store is not None:
+            self.world.service.disconnect(owner.store, self.rng.uniform(0.01, 1.0))
+
+    def expire_session(self) -> None:
+        owner = self._store_owner()
+        if owner is not None and owner.store is not None:
+            self.world.service.expire(owner.store)
+
+    def stall_metadata(self) -> None:
+        self.world.service.stalled = True
+        self._later(0.1, 2.0, self.world.service.resume)
+
+    def cut_off_metadata(self) -> None:
+        owner = self._store_owner()
+        if owner is not None:
+            self.world.reached("metadata.unreachable")
+            self.world.service.cut_off(owner.name)
+            self._later(0.3, 6.0, self.world.service.join, owner.name)
+
+    def jump_clock(self) -> None:
+        machine = self._machine()
+        machine.clock.offset_ms += self.rng.choice(JUMPS_MS)
+        self.world.reached("clock.jump")

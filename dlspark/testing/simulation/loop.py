@@ -1,0 +1,260 @@
+"""`SimulatedLoop`: asyncio's event loop on virtual time, and `Process`: a program that can be killed or paused in it.
+
+Nothing is ever waited for: when no callback is ready, time jumps to the next timer. There are no sockets, no threads
+and no clock behind it, so that a run is a function of its seed. Callbacks keep asyncio's order within a process; which
+of several processes goes first in a turn is drawn, because nothing in the world promises it.
+
+Every callback belongs to the process in whose context it was scheduled. A paused process's callbacks are kept until it
+goes on (SIGSTOP); a killed one's are never run. What a dead process still holds is kept until the end of the run: its
+`finally` clauses must not run in the middle of somebody else's life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from random import Random
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+START_S = 1_000.0
+MAX_STEPS = 3_000_000
+"""More callbacks than any run needs: a livelock is reported as such."""
+SHUFFLE_SHARE = 0.2
+PRUNE_TASKS = 512
+
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("simulated_process", default=None)
+
+
+class SimulationStuckError(Exception):
+    """The run waits for something that will never happen, or never stops doing something."""
+
+
+class Process:
+    """One run of a program on a host, from its start to its end. A restart is another `Process`."""
+
+    __slots__ = ("context", "dead", "halted", "held", "host", "name", "paused", "steps", "tasks", "trap", "trap_at")
+
+    def __init__(self, host: str, name: str) -> None:
+        self.host = host
+        self.name = name
+        self.dead = False
+        self.paused = False
+        self.halted = False
+        """Dead or paused: no callback runs."""
+        self.held: deque[asyncio.Handle] = deque()
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.steps = 0
+        self.trap_at = -1
+        self.trap: Callable[[], None] | None = None
+        self.context = contextvars.copy_context()
+        self.context.run(PROCESS.set, self)
+
+    def __repr__(self) -> str:
+        return f"Process({self.name})"
+
+    def at_step(self, count: int, trap: Callable[[], None]) -> None:
+        """Call `trap` right before this process's callback number `count` from now: any await point can be met."""
+        self.trap_at = self.steps + max(count, 1)
+        self.trap = trap
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Hold a task, so that its end is decided by its own coroutine and by nothing else."""
+        self.tasks.append(task)
+        if len(self.tasks) >= PRUNE_TASKS and not self.dead:
+            self.tasks = [task for task in self.tasks if not task.done()]
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """See the module's docstring. Made by a `World`; `finish` must be called at last."""
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__()
+        self.set_debug(False)
+        self._now = START_S
+        self._rng = rng
+        self._finished = False
+        self.steps = 0
+        self.graveyard: list[object] = []
+        self.processes: list[Process] = []
+        self.unhandled: list[str] = []
+        """What would have gone to the loop's exception handler."""
+        self.outside = Process("", "world")
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]  # 3.10 has fewer options
+        self.set_exception_handler(self._note_unhandled)
+
+    # ------------------------------------------------------------------------------------ processes
+
+    def process(self, host: str, name: str) -> Process:
+        process = Process(host, name)
+        self.processes.append(process)
+        return process
+
+    def start(self, process: Process, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task in a process, from outside of it."""
+        return process.context.run(self.create_task, work)
+
+    def kill(self, process: Process) -> None:
+        """Nothing of this process runs any more."""
+        process.dead = process.halted = True
+        self.graveyard.extend(process.held)
+        process.held.clear()
+
+    def pause(self, process: Process) -> None:
+        process.paused = process.halted = True
+
+    def resume(self, process: Process) -> None:
+        process.paused = False
+        process.halted = process.dead
+        if not process.dead:
+            self._ready.extendleft(reversed(process.held))
+            process.held.clear()
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], **options: Any
+    ) -> asyncio.Task[T]:
+        task = asyncio.Task(work, loop=loop, **options)
+        (PROCESS.get() or self.outside).keep(task)
+        return task
+
+    def _note_unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.unhandled.append(f"{context.get('message')}: {context.get('exception')!r}")
+        self.stop()
+
+    # ------------------------------------------------------------------------------------ turns
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        """The simulation has one thread."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        if not self._finished:
+            self._ready.append(handle)
+        return handle
+
+    def run_in_executor(self, executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:
+        raise SimulationStuckError("there are no threads in a simulation")
+
+    def _run_once(self) -> None:
+        """One turn: what is ready now, in order; with nothing ready, on to the next timer."""
+        ready = self._ready
+        if not ready:
+            self._jump()
+        count = len(ready)
+        if count > 1 and self._rng.random() < SHUFFLE_SHARE:
+            self._shuffle()
+        self.steps += count
+        if self.steps > MAX_STEPS:
+            raise SimulationStuckError(f"more than {MAX_STEPS} callbacks: a livelock")
+        for _ in range(count):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+            if process is not None:
+                if process.halted:
+                    self._hold(process, handle)
+                    continue
+                process.steps += 1
+                if process.steps == process.trap_at and process.trap is not None:
+                    trap, process.trap = process.trap, None
+                    trap()
+                    if process.halted:
+                        self._hold(process, handle)
+                        continue
+            handle._run()
+
+    def _hold(self, process: Process, handle: asyncio.Handle) -> None:
+        if process.dead:
+            self.graveyard.append(handle)
+        else:
+            process.held.append(handle)
+
+    def _jump(self) -> None:
+        """Move the clock on to the next timer and make ready all that are due."""
+        timers = self._scheduled
+        while timers and timers[0]._cancelled:
+            heapq.heappop(timers)
+        if not timers:
+            raise SimulationStuckError("nothing is scheduled and nothing is ready: the run would wait for ever")
+        self._now = max(self._now, timers[0].when())
+        while timers and timers[0].when() <= self._now:
+            handle = heapq.heappop(timers)
+            handle._scheduled = False  # type: ignore[attr-defined]
+            if not handle._cancelled:
+                self._ready.append(handle)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers leave the heap when their time comes."""
+
+    def _shuffle(self) -> None:
+        """Draw which process goes first; the order within each stays."""
+        groups: dict[Process | None, list[asyncio.Handle]] = {}
+        for handle in self._ready:
+            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+            groups.setdefault(process, []).append(handle)
+        if len(groups) > 1:
+            order = list(groups.values())
+            self._rng.shuffle(order)
+            self._ready.clear()
+            for group in order:
+                self._ready.extend(group)
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def leftovers(self) -> list[str]:
+        """Tasks of living processes that have not ended (I16)."""
+        return [repr(task) for p in self.processes if not p.dead for task in p.tasks if not task.done()]
+
+    def finish(self) -> None:
+        """End the loop; coroutines that still wait are closed with nobody left to be told."""
+        self._finished = True
+        with unheard():
+            for process in (*self.processes, self.outside):
+                for task in process.tasks:
+                    if not task.done():
+                        _close(task)
+                process.tasks.clear()
+                process.held.clear()
+            self._ready.clear()
+            self._scheduled.clear()
+            self.graveyard.clear()
+            self.close()
+
+
+def _close(task: asyncio.Task[Any]) -> None:
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    coroutine = task.get_coro()
+    if coroutine is not None:
+        with suppress(BaseException):  # its clauses may want a loop that is gone
+            coroutine.close()
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """While what the dead left behind is taken apart: what its clauses complain of concerns nobody."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook

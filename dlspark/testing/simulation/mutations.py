@@ -1,0 +1,312 @@
+"""The mutation check: each safety rule taken out in memory, one at a time; the simulator must notice.
+
+A mutation replaces a method or function of the product for the length of a run and puts it back. It says nothing about
+the product, only about the simulator: a rule whose absence no run notices is a rule that no run tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+from unittest import mock
+
+from dlspark.testing.simulation.scenarios import Report, run_seed
+from metadata.bookies import BookieRegistry, Cookie
+from metadata.ledger_metadata import LedgerMetadata
+from storage_node.bookie import bookie, cookies, gc, journal, reads
+from storage_node.bookie import storage as storage_module
+from storage_node.bookie.checkpointing import Checkpointer
+from storage_node.bookie.entry_logs import LogFile
+from storage_node.bookie.storage import Storage
+from storage_node.client import recovering
+from storage_node.edge import Disk
+from storage_node.errors import NoSuchEntryError
+from storage_node.protocol import recovery, writing
+from storage_node.protocol.digests import ENTRY_HEADER, Entry, EntryDigest
+from storage_node.protocol.recovery import RecoveryMachine
+from storage_node.protocol.striping import QuorumCoverage
+from storage_node.protocol.writing import WriterMachine
+
+Method = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """`rule` names what is missing; `replace` makes the mutated function of the original one."""
+
+    rule: str
+    owner: object
+    attribute: str
+    replace: Callable[[Method], object]
+
+
+@contextmanager
+def applied(name: str) -> Iterator[None]:
+    """The product without one of its rules."""
+    mutation = MUTATIONS[name]
+    original = getattr(mutation.owner, mutation.attribute)
+    with mock.patch.object(mutation.owner, mutation.attribute, mutation.replace(original)):
+        yield
+
+
+def run_mutated(name: str, seed: int, *, trace: bool = False) -> Report:
+    """One run without the rule."""
+    with applied(name):
+        return run_seed(seed, trace=trace)
+
+
+def seeds_needed(name: str, limit: int, first: int = 0) -> tuple[int, str] | None:
+    """How many seeds passed before one failed, and how it failed; None if none of `limit` did."""
+    for count in range(limit):
+        failure = run_mutated(name, first + count).failure
+        if failure is not None:
+            return count, failure
+    return None
+
+
+# ---------------------------------------------------------------------------------------- the writer
+
+
+def _acknowledge_while_frozen(drain: Method) -> Method:
+    @wraps(drain)
+    def mutated(self: WriterMachine) -> object:
+        state = self.state
+        if state not in writing._FROZEN:
+            return drain(self)
+        self.state = writing.State.WRITING
+        effects = drain(self)
+        if self.state is writing.State.WRITING:
+            self.state = state
+        return effects
+
+    return mutated
+
+
+def _keep_acks_of_the_replaced(adopt: Method) -> Method:
+    @wraps(adopt)
+    def mutated(self: WriterMachine, metadata: LedgerMetadata, version: int) -> object:
+        before = dict(self._acks)
+        effects = adopt(self, metadata, version)
+        for entry_id in self._acks:
+            self._acks[entry_id] |= before.get(entry_id, 0)
+        return (*effects, *self._drain())
+
+    return mutated
+
+
+def _acknowledge_out_of_order(added: Method) -> Method:
+    @wraps(added)
+    def mutated(self: WriterMachine, seat: writing.Seat, entry_id: int) -> object:
+        effects = added(self, seat, entry_id)
+        acks = self._acks.get(entry_id)
+        if self.state is not writing.State.WRITING or acks is None or acks.bit_count() < self._ack_quorum:
+            return effects
+        before, self.last_acknowledged = self.last_acknowledged, entry_id
+        for earlier in range(before + 1, entry_id + 1):
+            del self._acks[earlier]
+            self.acknowledged_length = self._lengths.pop(earlier)
+        return (*effects, writing.Acknowledged(before + 1, entry_id))
+
+    return mutated
+
+
+def _carry_an_early_lac(add: Method) -> Method:
+    @wraps(add)
+    def mutated(self: WriterMachine, size: int, length: int | None = None, entry_id: int | None = None) -> object:
+        send, *others = add(self, size, length, entry_id)
+        return (writing.Send(send.entry_id, send.entry_id - 1, send.length, send.seats), *others)
+
+    return mutated
+
+
+# ---------------------------------------------------------------------------------------- recovery
+
+
+def _read_without_fencing(encode: Method) -> Method:
+    @wraps(encode)
+    def mutated(txn_id: int, ledger_id: int, entry_id: int, **options: Any) -> object:
+        if entry_id >= 0:
+            options.update(fence=False, master_key=None)
+        return encode(txn_id, ledger_id, entry_id, **options)
+
+    return mutated
+
+
+def _trust_any_answer(_covered: Method) -> object:
+    return property(lambda self: self._known.bit_count() >= 1)
+
+
+def _start_at_the_lac_found(begin: Method) -> Method:
+    @wraps(begin)
+    def mutated(self: RecoveryMachine) -> object:
+        start = self._last_add_confirmed
+        self._added = start
+        self._next_verdict = self._next_read = start + 1
+        self.state = recovery.State.READING
+        return (recovery.BeginAdds(self.metadata, start), *self._read_on())
+
+    return mutated
+
+
+def _one_negative_is_enough(_needed: Method) -> Method:
+    return lambda write_quorum, ack_quorum: 1
+
+
+def _any_error_is_a_negative(failed: Method) -> Method:
+    @wraps(failed)
+    def mutated(self: RecoveryMachine, index: int, entry_id: int, error: Exception) -> object:
+        return failed(self, index, entry_id, NoSuchEntryError(str(error)))
+
+    return mutated
+
+
+def _believe_in_own_close(found: Method) -> Method:
+    @wraps(found)
+    def mutated(self: RecoveryMachine, metadata: LedgerMetadata, version: int) -> object:
+        if self.state is recovery.State.CLOSE_CHECKING and metadata.is_closed and self._closing is not None:
+            return self._done(self._closing, version)
+        return found(self, metadata, version)
+
+    return mutated
+
+
+def _publish_ensembles_when_marking(mark: Method) -> Method:
+    @wraps(mark)
+    def mutated(self: RecoveryMachine, metadata: LedgerMetadata, version: int) -> object:
+        effects = mark(self, metadata, version)
+        if self.state is not recovery.State.MARKING:
+            return effects
+        bookies = metadata.last_ensemble.bookies
+        moved = effects[0].metadata.with_ensemble(metadata.last_ensemble.first_entry, bookies[::-1])
+        return (writing.WriteMetadata(moved, version),)
+
+    return mutated
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+
+def _do_not_check_digests(_verify: Method) -> Method:
+    def mutated(self: EntryDigest, ledger_id: int, entry_id: int | None, data: memoryview) -> Entry:
+        found_ledger, found_entry, lac, length = ENTRY_HEADER.unpack_from(data)
+        return Entry(found_ledger, found_entry, lac, length, data[self.header_size :])
+
+    return mutated
+
+
+# ---------------------------------------------------------------------------------------- the node
+
+
+def _do_not_sync(write: Method) -> Method:
+    return lambda file, batch, slot, sync: write(file, batch, slot, False)
+
+
+def _sync_again_after_a_failure(write: Method) -> Method:
+    @wraps(write)
+    def mutated(file: Any, batch: Any, slot: Any, sync: bool) -> None:
+        try:
+            write(file, batch, slot, sync)
+        except OSError:
+            file.file.sync_data()
+
+    return mutated
+
+
+def _answer_fences_at_once(_finish: Method) -> Method:
+    async def mutated(connection: Any, request: Any, pending: Any) -> None:
+        found = connection.storage.find(request.ledger_id, request.entry_id)
+        if not isinstance(found, tuple):
+            reads.refuse(connection, request, found)
+            return
+        body = await reads.fetch(connection, *found, urgent=True)
+        if body is None:
+            reads.refuse(connection, request, reads.why_not(connection, request))
+        else:
+            reads.send_entry(connection, request, request.entry_id, body, None)
+
+    return mutated
+
+
+def _take_adds_after_a_fence(add: Method) -> Method:
+    @wraps(add)
+    def mutated(self: Storage, body: memoryview, key: bytes, recovery_add: bool, *others: Any) -> object:
+        return add(self, body, key, True, *others)
+
+    return mutated
+
+
+def _do_not_replay(_replay: Method) -> Method:
+    async def mutated(self: Storage, reader: Any, mark: Any) -> None:
+        reader.last_sequence = max(mark.sequence, 1_000_000)
+
+    return mutated
+
+
+def _sync_one_directory(sync: Method) -> Method:
+    @wraps(sync)
+    def mutated(self: Checkpointer, logs: list[LogFile], *others: Any) -> None:
+        sync(self, [log for log in logs if log.directory == self._directories[0]], *others)
+
+    return mutated
+
+
+def _list_before_the_snapshot(_collect: Method) -> Method:
+    async def mutated(self: gc.GarbageCollector) -> int:
+        listed = [ledger_id async for ledger_id in self._ledgers.ids()]
+        gone = sorted(set(self._contents.ledgers).difference(listed))
+        for ledger_id in gone:
+            self._contents.delete(ledger_id, self._clock.now_ms())
+        return len(gone)
+
+    return mutated
+
+
+def _admit_anybody(_check: Method) -> Method:
+    async def mutated(registry: BookieRegistry, disk: Disk, cookie: Cookie, directories: Sequence[str]) -> None:
+        for directory in directories:
+            disk.write_file(f"{directory}/{cookies.FILE_NAME}", cookie.encode())
+        if await registry.read_cookie(cookie.bookie_id) is None:
+            await registry.write_cookie(cookie)
+
+    return mutated
+
+
+def _forget_what_is_lost(index: Method) -> Method:
+    @wraps(index)
+    def mutated(*arguments: Any, **options: Any) -> object:
+        opened = index(*arguments, **options)
+        opened.lost = False
+        return opened
+
+    return mutated
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "freeze": Mutation("freeze on ensemble change (D4, D5)", WriterMachine, "_drain", _acknowledge_while_frozen),
+    "replaced-acks": Mutation("acks of a replaced node are void", WriterMachine, "_adopt", _keep_acks_of_the_replaced),
+    "ack-order": Mutation("acks in entry order (I4)", WriterMachine, "added", _acknowledge_out_of_order),
+    "early-lac": Mutation("LAC not beyond the acknowledged (I6)", WriterMachine, "add", _carry_an_early_lac),
+    "reads-fence": Mutation("recovery reads fence (D1)", recovering, "encode_read_request", _read_without_fencing),
+    "coverage": Mutation("quorum coverage", QuorumCoverage, "covered", _trust_any_answer),
+    "fragment-start": Mutation("LAC0 >= last key - 1 (D2)", RecoveryMachine, "_begin_reading", _start_at_the_lac_found),
+    "negatives": Mutation("(Qw - Qa) + 1 negatives (D3)", recovery, "missing_needed", _one_negative_is_enough),
+    "mixed-verdict": Mutation("mixed verdicts abort (D3)", RecoveryMachine, "entry_failed", _any_error_is_a_negative),
+    "stored-end": Mutation("the stored end is adopted (I2)", RecoveryMachine, "metadata_found", _believe_in_own_close),
+    "one-publish": Mutation("one closing write (I18)", RecoveryMachine, "_mark", _publish_ensembles_when_marking),
+    "digest": Mutation("digest check on read (I12)", EntryDigest, "verify", _do_not_check_digests),
+    "journal-first": Mutation("journal before ack", journal, "_write_batch", _do_not_sync),
+    "sync-retry": Mutation("a failed sync is final", journal, "_write_batch", _sync_again_after_a_failure),
+    "fence-durable": Mutation("fence durable, then answer (D19)", reads, "_finish_fence", _answer_fences_at_once),
+    "fenced-adds": Mutation("a fenced ledger takes no adds (I5)", Storage, "add", _take_adds_after_a_fence),
+    "replay": Mutation("journal replay", Storage, "_replay", _do_not_replay),
+    "all-directories": Mutation("mark after all directories (D7)", Checkpointer, "_sync_logs", _sync_one_directory),
+    "gc-snapshot": Mutation(
+        "snapshot before listing (I13)", gc.GarbageCollector, "_collect", _list_before_the_snapshot
+    ),
+    "cookies": Mutation("cookie check (I11)", bookie, "check_cookies", _admit_anybody),
+    "lossy": Mutation("what is lost is unknown (I11)", storage_module, "index_logs", _forget_what_is_lost),
+}
+"""By name, in the order of docs/simulation.md."""

@@ -1,0 +1,100 @@
+"""Many seeds, on several processors; and what they reached.
+
+Each seed is a run of its own (`scenarios.run_seed`), so nothing is shared but the count.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from dlspark.testing.simulation.loop import unheard
+from dlspark.testing.simulation.scenarios import Report, run_seed
+
+COLLECT_EVERY = 25
+"""Runs between two garbage collections, which are off within a run."""
+PROGRESS_S = 15.0
+
+
+@dataclass(slots=True)
+class Summary:
+    """What many runs came to."""
+
+    runs: int = 0
+    points: Counter[str] = field(default_factory=Counter)
+    operations: Counter[str] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+    real_s: float = 0.0
+    failures: list[Report] = field(default_factory=list)
+
+    def add(self, report: Report) -> None:
+        self.runs += 1
+        self.points += report.points
+        self.operations += report.operations
+        self.virtual_s += report.virtual_s
+        self.real_s += report.real_s
+        if report.failure is not None:
+            self.failures.append(report)
+
+    def missing(self, points: Iterable[str]) -> list[str]:
+        """Those of the named points that no run has reached."""
+        return [point for point in points if not self.points[point]]
+
+
+def replay_command(seed: int) -> str:
+    """How to see one run again."""
+    return f"python -m dlspark.testing.simulation --seed {seed} --trace"
+
+
+def reports(seeds: Iterable[int], processes: int = 1) -> Iterator[Report]:
+    """One report a seed, in no particular order where there are several processes."""
+    if processes <= 1:
+        for count, seed in enumerate(seeds, 1):
+            yield run_seed(seed)
+            if count % COLLECT_EVERY == 0:
+                with unheard():
+                    gc.collect()
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, maxtasksperchild=500) as pool:
+        yield from pool.imap_unordered(run_seed, seeds, chunksize=10)
+
+
+def run_many(
+    seeds: Iterable[int], *, processes: int = 1, failed: Callable[[Report], None] | None = None, stop_at: int = 10
+) -> Summary:
+    """Run them all, or until `stop_at` of them have failed."""
+    summary = Summary()
+    for report in reports(seeds, processes):
+        summary.add(report)
+        if report.failure is not None:
+            if failed is not None:
+                failed(report)
+            if len(summary.failures) >= stop_at:
+                break
+    return summary
+
+
+def print_failure(report: Report) -> None:
+    """A failing seed, and how to see it again."""
+    print(f"seed {report.seed}: {report.failure}\n    {replay_command(report.seed)}", flush=True)
+
+
+def print_summary(summary: Summary, *, began: float, verbose: bool) -> None:
+    """Counts, times and the points that were reached."""
+    wall_s = time.monotonic() - began
+    print(
+        f"{summary.runs} runs, {len(summary.failures)} failed; {summary.virtual_s / 3600:.1f} hours of virtual time, "
+        f"{summary.real_s:.0f} s of processors, {wall_s:.0f} s on the clock"
+    )
+    if verbose:
+        for name, counter in (("points", summary.points), ("operations", summary.operations)):
+            print(f"{name}:")
+            for key in sorted(counter):
+                print(f"    {key:34}{counter[key]:>10}")
+    sys.stdout.flush()

@@ -1,0 +1,250 @@
+"""Ledger workloads: writers that fence each other, readers at the tail, recoverers beside them, a deleter.
+
+A *chain* is a sequence of ledgers, as a log's segments are: whoever wants to write recovers the last one and goes on in
+a ledger of its own. Programs run in client processes and know nothing of each other but the chain; they are killed and
+paused like nodes, and started again. Whatever a client is told goes to the checkers and into the history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from dlspark.testing.simulation.cluster import Client, World
+from dlspark.testing.simulation.history import Operation
+from metadata.errors import DistributedLogError, InvariantViolation, NoNodeError
+from metadata.ledger_metadata import DigestType
+from storage_node.client import LedgerReader, LedgerWriter
+
+PASSWORD = b"secret"
+SIZES = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (2, 2, 2), (3, 3, 1))
+"""Ensemble size, write quorum, ack quorum."""
+MAX_LEDGERS = 5
+PAYLOADS = (0, 1, 20, 300, 2_000)
+LARGE_PAYLOAD = 70_000
+
+Program = Callable[[Client], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Chain:
+    """One log's ledgers, in order."""
+
+    name: str
+    sizes: tuple[int, int, int]
+    digest: DigestType
+    ledgers: list[int] = field(default_factory=list)
+
+
+class Workload:
+    """The programs of one run and what they share."""
+
+    def __init__(self, world: World, rng: Random, chains: list[Chain]) -> None:
+        self.world = world
+        self.rng = rng
+        self.chains = chains
+        self.over = False
+        """Programs come to their end."""
+        self.entries_left = rng.randint(60, 200)
+        self._roles: list[asyncio.Task[None]] = []
+
+    # ------------------------------------------------------------------------------------ roles
+
+    def add_role(self, name: str, program: Program) -> None:
+        """Run a program on a client of its own; when its process is killed, again."""
+        client = self.world.add_client(name)
+        self._roles.append(self.world.start(self._play(client, program)))
+
+    async def _play(self, client: Client, program: Program) -> None:
+        rng = self.world.rng(f"role/{client.name}")
+        while not self.over:
+            ledgers = client.start()
+            task = client.spawn(self._guarded(client, program))
+            await asyncio.wait({task, client.ended}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                await client.spawn(self._leave(client, ledgers.close()))
+                client.kill()
+                return
+            self.world.reached("client.killed")
+            await asyncio.sleep(rng.uniform(0.05, 0.6))
+
+    async def _leave(self, client: Client, closing: Awaitable[None]) -> None:
+        await closing
+        if client.store is not None:
+            await client.store.close()
+
+    async def _guarded(self, client: Client, program: Program) -> None:
+        """A program that meets an error of the product tries again; a broken invariant ends the run."""
+        rng = self.world.rng(f"program/{client.name}/{client.runs}")
+        while not self.over:
+            try:
+                await program(client)
+                return
+            except InvariantViolation as error:
+                self.world.checkers.fail(f"{client.name}: {error!r}")
+            except DistributedLogError:
+                await asyncio.sleep(rng.uniform(0.02, 0.3))
+
+    async def finished(self, limit_s: float) -> None:
+        """Wait for all programs."""
+        _, left = await asyncio.wait(self._roles, timeout=limit_s)
+        if left:
+            self.world.checkers.fail(
+                f"{len(left)} programs did not come to their end within {limit_s} s of a healthy cluster"
+            )
+        for role in self._roles:
+            role.result()
+
+    # ------------------------------------------------------------------------------------ writing
+
+    async def write(self, chain: Chain, client: Client) -> None:
+        """Take the chain over, write for a while, again and again."""
+        rng = self.world.rng(f"write/{client.name}/{client.runs}")
+        await asyncio.sleep(rng.uniform(0, 0.3))
+        while not self.over and self.entries_left > 0 and len(chain.ledgers) < MAX_LEDGERS:
+            writer = await self._take_over(chain, client)
+            await self._push(writer, client, rng)
+            if rng.random() < 0.6:
+                await self._close(writer, client)
+            elif rng.random() < 0.5:
+                await writer.abandon()
+            await asyncio.sleep(rng.uniform(0, 0.5))
+
+    async def _take_over(self, chain: Chain, client: Client) -> LedgerWriter:
+        if chain.ledgers:
+            await self.recover(chain.ledgers[-1], client)
+        size, write_quorum, ack_quorum = chain.sizes
+        with self.world.history.operation(client.name, "create", chain.name):
+            writer = await client.ledgers.create(
+                ensemble_size=size,
+                write_quorum=write_quorum,
+                ack_quorum=ack_quorum,
+                digest_type=chain.digest,
+                password=PASSWORD,
+            )
+        chain.ledgers.append(writer.ledger_id)
+        return writer
+
+    async def _push(self, writer: LedgerWriter, client: Client, rng: Random) -> None:
+        """Small bursts, one after the other, so that adds are under way most of the time."""
+        pace = rng.choice((0.002, 0.01, 0.03))
+        futures = []
+        for _ in range(rng.randint(1, 50)):
+            if self.over or writer.error is not None or self.entries_left <= 0:
+                break
+            for _ in range(rng.choice((1, 1, 1, 2, 6))):
+                futures.append(self._add(writer, client, rng))
+                self.entries_left -= 1
+            await asyncio.sleep(rng.uniform(0, 2 * pace))
+            if rng.random() < 0.05:
+                await writer.wait_for_room()
+        if futures:
+            await asyncio.wait(futures)
+
+    def _add(self, writer: LedgerWriter, client: Client, rng: Random) -> asyncio.Future[int]:
+        ledger_id, entry_id = writer.ledger_id, writer.last_add_pushed + 1
+        size = LARGE_PAYLOAD if rng.random() < 0.005 else rng.choice(PAYLOADS)
+        payload = b"%d:%d:" % (ledger_id, entry_id) + rng.randbytes(size)
+        operation = self.world.history.begin(client.name, "add", f"{ledger_id}/{entry_id}")
+        self.world.checkers.pushed(ledger_id, entry_id, payload)
+        future = writer.add(payload)
+        future.add_done_callback(partial(self._added, ledger_id, entry_id, operation))
+        return future
+
+    def _added(self, ledger_id: int, entry_id: int, operation: Operation, future: asyncio.Future[int]) -> None:
+        error = future.exception()
+        self.world.history.end(operation, error)
+        if error is None:
+            self.world.checkers.acknowledged(ledger_id, entry_id)
+            return
+        if isinstance(error, InvariantViolation):
+            self.world.checkers.fail(f"the writer of ledger {ledger_id} broke an invariant: {error!r}")
+        self.world.reached(f"writer.{type(error).__name__}")
+        self.world.checkers.refused(ledger_id, entry_id, error)
+
+    async def _close(self, writer: LedgerWriter, client: Client) -> None:
+        with self.world.history.operation(client.name, "close", str(writer.ledger_id)):
+            metadata = await writer.close()
+        self.world.checkers.end_seen(client.name, writer.ledger_id, metadata.last_entry, metadata.length)
+
+    # ------------------------------------------------------------------------------------ recovering and reading
+
+    async def recover(self, ledger_id: int, client: Client) -> None:
+        """Fence and close a ledger, if it still exists."""
+        try:
+            with self.world.history.operation(client.name, "recover", str(ledger_id)):
+                reader = await client.ledgers.open(ledger_id, password=PASSWORD, recover=True)
+        except NoNodeError:
+            return
+        self.world.checkers.end_seen(client.name, ledger_id, reader.last_add_confirmed, reader.length)
+        await reader.close()
+
+    async def recover_some(self, client: Client) -> None:
+        """Recover ledgers at random moments, beside everybody else."""
+        rng = self.world.rng(f"recover/{client.name}/{client.runs}")
+        for _ in range(rng.randint(1, 3)):
+            await asyncio.sleep(rng.uniform(0.1, 1.0))
+            chain = rng.choice(self.chains)
+            if self.over:
+                return
+            if chain.ledgers:
+                await self.recover(rng.choice(chain.ledgers[-2:]), client)
+
+    async def tail(self, chain: Chain, client: Client) -> None:
+        """Read the chain from its beginning, ledger by ledger, as it grows."""
+        rng = self.world.rng(f"tail/{client.name}/{client.runs}")
+        position = 0
+        while not self.over:
+            if position == len(chain.ledgers):
+                await asyncio.sleep(0.1)
+                continue
+            try:
+                await self._tail_ledger(chain.ledgers[position], client, rng)
+            except NoNodeError:
+                if not self.world.checkers.truth(chain.ledgers[position]).deleted:
+                    raise
+            position += 1
+
+    async def _tail_ledger(self, ledger_id: int, client: Client, rng: Random) -> None:
+        reader = await client.ledgers.open(ledger_id, password=PASSWORD, recover=False)
+        try:
+            await self._follow(reader, client.name, rng)
+        finally:
+            await reader.close()
+
+    async def _follow(self, reader: LedgerReader, name: str, rng: Random) -> None:
+        checkers, ledger_id = self.world.checkers, reader.ledger_id
+        following, lac = 0, -1
+        while not self.over:
+            entry = await reader.poll(following, rng.choice((50, 400)))
+            lac, before = reader.last_add_confirmed, lac
+            checkers.lac_seen(name, ledger_id, before, lac)
+            if entry is not None:
+                self.world.reached("reader.tailed")
+                checkers.entry_read(name, ledger_id, following, bytes(entry.payload))
+                following += 1
+            elif reader.closed and following > reader.last_add_confirmed:
+                checkers.end_seen(name, ledger_id, reader.last_add_confirmed, reader.length)
+                return
+            if rng.random() < 0.05:
+                await reader.read_last_confirmed()
+            if following > 3 and rng.random() < 0.1:
+                first = rng.randrange(following)
+                for again in await reader.read(first, following - 1):
+                    checkers.entry_read(name, ledger_id, again.entry_id, bytes(again.payload))
+
+    # ------------------------------------------------------------------------------------ deleting
+
+    async def delete_some(self, client: Client) -> None:
+        """Delete a ledger that its chain has left behind."""
+        rng = self.world.rng(f"delete/{client.name}/{client.runs}")
+        await asyncio.sleep(rng.uniform(0.5, 2.5))
+        chain = rng.choice(self.chains)
+        if len(chain.ledgers) > 1 and not self.over:
+            with self.world.history.operation(client.name, "delete", str(chain.ledgers[0])):
+                await client.ledgers.delete(chain.ledgers[0])
+            self.world.reached("ledger.deleted")

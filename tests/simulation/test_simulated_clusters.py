@@ -1,0 +1,71 @@
+"""Whole clusters in simulation: 300 seeds, each with faults of its own, none of which may break an invariant.
+
+A failing seed prints the command that replays it. `make sim SEEDS=n` runs more of them, on all processors.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dlspark.testing.simulation import mutations
+from dlspark.testing.simulation.points import FAULT_POINTS
+from dlspark.testing.simulation.runner import replay_command, run_many
+from dlspark.testing.simulation.scenarios import run_seed
+
+SEEDS = 300
+QUICK_MUTATIONS = ("early-lac", "journal-first", "one-publish")
+"""Those that the first few seeds notice."""
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = run_seed(4, trace=True), run_seed(4, trace=True)
+    assert first.trace == second.trace
+    assert (first.trace_sum, first.steps) == (second.trace_sum, second.steps)
+    assert run_seed(5).trace_sum != first.trace_sum
+
+
+@pytest.mark.processes
+def test_the_same_seed_gives_the_same_run_whatever_the_hashes_of_strings_are() -> None:
+    """Sets and dictionaries of strings have another order in each interpreter: it must not leak into a run."""
+    program = (
+        "from dlspark.testing.simulation.scenarios import run_seed\nprint([run_seed(s).trace_sum for s in range(3)])"
+    )
+    sums = set()
+    for hashes in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hashes}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+        sums.add(done.stdout)
+    assert len(sums) == 1
+
+
+@pytest.mark.timeout(600)
+def test_no_seed_breaks_an_invariant_and_every_fault_point_is_reached(seed: int | None, rounds: int | None) -> None:
+    seeds = range(rounds or SEEDS) if seed is None else range(seed, seed + 1)
+    summary = run_many(seeds, stop_at=3)
+    failures = [f"seed {r.seed}: {r.failure}\n    {replay_command(r.seed)}" for r in summary.failures]
+    assert not failures, "\n".join(failures)
+    if len(seeds) >= SEEDS:
+        assert summary.missing(FAULT_POINTS) == []
+
+
+@pytest.mark.parametrize("name", QUICK_MUTATIONS)
+def test_a_missing_safety_rule_is_noticed_at_once(name: str) -> None:
+    assert mutations.seeds_needed(name, 12) is not None
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", sorted(mutations.MUTATIONS))
+def test_every_missing_safety_rule_is_noticed_within_2000_seeds(name: str) -> None:
+    assert mutations.seeds_needed(name, 2_000) is not None
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(36_000)
+def test_20000_seeds_pass() -> None:
+    summary = run_many(range(1_000_000, 1_020_000), processes=os.cpu_count() or 1)
+    assert [(r.seed, r.failure) for r in summary.failures] == []
