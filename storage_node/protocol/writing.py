@@ -56,10 +56,10 @@ from storage_node.errors import (
     DuplicateEntryError,
     LedgerClosedError,
     LedgerFencedError,
-    QuorumWriteError,
     ReadOnlyError,
     UnauthorizedAccessError,
 )
+from storage_node.protocol import writing_errors as errors
 from storage_node.protocol.striping import next_fragment_key, write_sets
 from storage_node.protocol.tables import Reaction
 from storage_node.protocol.writing_model import (
@@ -200,7 +200,7 @@ class WriterMachine:
         DuplicateEntryError.
         """
         if self.close_requested or REACTIONS[self.state][Event.ADD] is Reaction.REFUSE:
-            raise self._refusal()
+            raise errors.refusal(self)
         if entry_id is None:
             entry_id = self.last_add_pushed + 1
             self.last_add_pushed = entry_id
@@ -249,7 +249,7 @@ class WriterMachine:
         if isinstance(error, _FATAL):
             return self._fail(error)  # EFENCED, EUA: fatal for the handle, no later acknowledgement (I5)
         if self.deferred_sync:
-            return self._fail(self._stuck("a ledger whose syncs are deferred cannot change its ensemble", error))
+            return self._fail(errors.stuck(self, "a ledger whose syncs are deferred cannot change its ensemble", error))
         if seat.index in self.vacant or seat.index in self._round:
             return ()  # known, and being dealt with (D12)
         failed = {seat.index}
@@ -341,13 +341,19 @@ class WriterMachine:
         )
         left = tuple(index for index in self._round if index not in replacements)
         if not self._quorum_without(left):
-            return self._fail(self._too_few(left) if error is None else self._stuck("no replacement was found", error))
+            return self._fail(
+                errors.stuck(self, self._too_few(left), None)
+                if error is None
+                else errors.stuck(self, "no replacement was found", error)
+            )
         self._replacements = dict(replacements)
         bookies = tuple(replacements.get(seat.index, seat.bookie) for seat in self._seats)
         if bookies == self.metadata.last_ensemble.bookies:
             return self._adopt(self.metadata, self._version)  # nothing to write: vacancies, or bookies come back
         if not self._changes_left and not self._recovering:
-            return self._fail(self._stuck("this writer may change its ensemble no more (maxNumEnsembleChanges)", error))
+            return self._fail(
+                errors.stuck(self, "this writer may change its ensemble no more (maxNumEnsembleChanges)", error)
+            )
         self._changes_left -= 1
         return self._propose(self.metadata, bookies)
 
@@ -420,9 +426,9 @@ class WriterMachine:
         if self.state is State.CLOSE_CHECKING:
             return self._judge_close(metadata, version)
         if metadata.state is not LedgerState.OPEN:
-            return self._fail(self._taken_over(metadata))
+            return self._fail(errors.taken_over(self, metadata))
         if metadata.last_ensemble.first_entry > self.last_acknowledged + 1:
-            return self._fail(self._foreign_fragment(metadata))
+            return self._fail(errors.foreign_fragment(self, metadata))
         self.metadata, self._version = metadata, version
         found = metadata.last_ensemble.bookies
         still = {i: b for i, b in self._replacements.items() if found[i] == self._seats[i].bookie != b}
@@ -441,8 +447,8 @@ class WriterMachine:
         if self.state is State.CLOSING or isinstance(error, NoNodeError | OutcomeUnknownError):
             return self._fail(error)
         if self.state is State.CLOSE_CHECKING:
-            return self._fail(self._unknown_close(error))
-        return self._fail(self._stuck("the ensemble change could not be written to the metadata", error))
+            return self._fail(errors.unknown_close(self, error))
+        return self._fail(errors.stuck(self, "the ensemble change could not be written to the metadata", error))
 
     # ------------------------------------------------------------------------------------ close
 
@@ -494,7 +500,7 @@ class WriterMachine:
             return self._write_close(metadata)
         if metadata.state is LedgerState.CLOSED and (metadata.last_entry, metadata.length) == self._end():
             return self._closed(metadata, version)  # ours, or a recoverer's that agrees: equal is equal
-        return self._fail(self._taken_over(metadata))
+        return self._fail(errors.taken_over(self, metadata))
 
     def _closed(self, metadata: LedgerMetadata, version: int) -> Effects:
         self.metadata, self._version = metadata, version
@@ -545,53 +551,6 @@ class WriterMachine:
         for seat in self._seats:
             seat.current = False  # nothing that arrives later may count (I5)
 
-    def _refusal(self) -> DistributedLogError:
-        if self.error is not None:
-            return self.error
-        return LedgerClosedError("the ledger is closed; the entry was not sent", ledger_id=self.ledger_id)
-
-    def _taken_over(self, metadata: LedgerMetadata) -> DistributedLogError:
-        if metadata.state is LedgerState.CLOSED and metadata.last_entry <= self.last_add_confirmed:
-            return LedgerClosedError(
-                f"another client closed the ledger at entry {metadata.last_entry}; later ones are not in it",
-                ledger_id=self.ledger_id,
-            )
-        return LedgerFencedError(
-            f"another client took the ledger over (it is {metadata.state.name}); "
-            f"acknowledged here up to entry {self.last_add_confirmed}, sent up to {self.last_add_pushed}",
-            advice="Its recovery decides which of the entries under way are in the ledger: read it",
-            ledger_id=self.ledger_id,
-        )
-
-    def _foreign_fragment(self, metadata: LedgerMetadata) -> DistributedLogError:
-        return LedgerFencedError(
-            f"another client added a fragment at entry {metadata.last_ensemble.first_entry}, beyond what is "
-            f"acknowledged here ({self.last_add_confirmed})",
-            advice="Two writers share this ledger; open it with recovery",
-            ledger_id=self.ledger_id,
-        )
-
-    def _too_few(self, left: tuple[int, ...]) -> DistributedLogError:
+    def _too_few(self, left: tuple[int, ...]) -> str:
         names = ", ".join(self._seats[index].bookie for index in left)
-        return self._stuck(
-            f"no replacement for {names}, and without it fewer than {self._ack_quorum} bookies can acknowledge", None
-        )
-
-    def _stuck(self, what: str, cause: DistributedLogError | None) -> DistributedLogError:
-        """For pending adds any reason but a closed ledger leaves open whether a recovery will find them."""
-        error = QuorumWriteError(
-            f"{what}; entries {self.last_add_confirmed + 1} to {self.last_add_pushed} are not acknowledged",
-            advice="See that enough storage nodes run; a recovery decides which of these entries are in the ledger",
-            ledger_id=self.ledger_id,
-        )
-        error.__cause__ = cause
-        return error
-
-    def _unknown_close(self, cause: DistributedLogError) -> DistributedLogError:
-        error = OutcomeUnknownError(
-            f"whether the ledger was closed at entry {self.last_add_confirmed} is not known: {cause.message}",
-            advice="Close it again, or open it with recovery",
-            ledger_id=self.ledger_id,
-        )
-        error.__cause__ = cause
-        return error
+        return f"no replacement for {names}, and without it fewer than {self._ack_quorum} bookies can acknowledge"

@@ -1,0 +1,74 @@
+"""How a writer's failures read: what happened, what of the entries under way, what to do."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from metadata.errors import DistributedLogError, OutcomeUnknownError
+from metadata.ledger_metadata import LedgerMetadata, LedgerState
+from storage_node.errors import LedgerClosedError, LedgerFencedError, QuorumWriteError
+
+
+class Progress(Protocol):
+    """How far a writer has come."""
+
+    ledger_id: int
+    last_add_pushed: int
+    error: DistributedLogError | None
+
+    @property
+    def last_add_confirmed(self) -> int: ...
+
+
+def refusal(at: Progress) -> DistributedLogError:
+    """Why no add is taken."""
+    if at.error is not None:
+        return at.error
+    return LedgerClosedError("the ledger is closed; the entry was not sent", ledger_id=at.ledger_id)
+
+
+def taken_over(at: Progress, metadata: LedgerMetadata) -> DistributedLogError:
+    """Another client has fenced or closed the ledger."""
+    if metadata.state is LedgerState.CLOSED and metadata.last_entry <= at.last_add_confirmed:
+        return LedgerClosedError(
+            f"another client closed the ledger at entry {metadata.last_entry}; later ones are not in it",
+            ledger_id=at.ledger_id,
+        )
+    return LedgerFencedError(
+        f"another client took the ledger over (it is {metadata.state.name}); "
+        f"acknowledged here up to entry {at.last_add_confirmed}, sent up to {at.last_add_pushed}",
+        advice="Its recovery decides which of the entries under way are in the ledger: read it",
+        ledger_id=at.ledger_id,
+    )
+
+
+def foreign_fragment(at: Progress, metadata: LedgerMetadata) -> DistributedLogError:
+    """A fragment is in the metadata that only another writer can have put there."""
+    return LedgerFencedError(
+        f"another client added a fragment at entry {metadata.last_ensemble.first_entry}, beyond what is "
+        f"acknowledged here ({at.last_add_confirmed})",
+        advice="Two writers share this ledger; open it with recovery",
+        ledger_id=at.ledger_id,
+    )
+
+
+def stuck(at: Progress, what: str, cause: DistributedLogError | None) -> DistributedLogError:
+    """For pending adds any reason but a closed ledger leaves open whether a recovery will find them."""
+    error = QuorumWriteError(
+        f"{what}; entries {at.last_add_confirmed + 1} to {at.last_add_pushed} are not acknowledged",
+        advice="See that enough storage nodes run; a recovery decides which of these entries are in the ledger",
+        ledger_id=at.ledger_id,
+    )
+    error.__cause__ = cause
+    return error
+
+
+def unknown_close(at: Progress, cause: DistributedLogError) -> DistributedLogError:
+    """Neither the close nor a look at what came of it worked."""
+    error = OutcomeUnknownError(
+        f"whether the ledger was closed at entry {at.last_add_confirmed} is not known: {cause.message}",
+        advice="Close it again, or open it with recovery",
+        ledger_id=at.ledger_id,
+    )
+    error.__cause__ = cause
+    return error
