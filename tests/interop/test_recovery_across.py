@@ -79,16 +79,17 @@ Ask = Callable[..., Awaitable[Any]]
 
 
 async def ledgers_of_both(ask: Ask, cluster: Cluster, node: str) -> list[int]:
-    """Closed ledgers that `node` holds a part of: one of ours and one of Java's."""
+    """Closed ledgers that `node` holds a part of: one of ours and one of Java's. Every entry is on all three nodes: a
+    client that is closed after two have acknowledged owes the third one nothing."""
     found: dict[str, int] = {}
     async with cluster.client() as client:
         while "ours" not in found:
-            writer = await client.create()
+            writer = await client.create(ack_quorum=3)
             await we_add(writer, SIZES)
             if node in (await writer.close()).last_ensemble.bookies:
                 found["ours"] = writer.ledger_id
     while "theirs" not in found:
-        ledger = await java_creates(ask)
+        ledger = await java_creates(ask, ack_quorum=3)
         for index, size in enumerate(SIZES):
             await ask("ledger.write", handle=ledger["handle"], first=index, count=1, size=size)
         await ask("ledger.close", handle=ledger["handle"])
