@@ -30,7 +30,8 @@ MAX_FRAME_BYTES = 5 * 1024 * 1024
 CHUNK_BYTES = 2 * 1024 * 1024
 MIN_FREE_BYTES = 64 * 1024
 READ_BYTES = 256 * 1024
-"""What is received at a time, unless an incomplete frame needs more: what one peer can make wait in memory."""
+"""What is received at a time while there are many connections, unless an incomplete frame needs more: what each of them
+can make wait in memory."""
 LENGTH = Struct(">i")
 LENGTH_BYTES = 4
 
@@ -57,6 +58,13 @@ class ChunkPool:
         self._retired: deque[bytearray] = deque()
         self.lent = 0
         """Chunks that connections hold."""
+        self.users = 0
+        """Connections that may want one."""
+
+    @property
+    def shared(self) -> bool:
+        """There are more connections than chunks to be kept."""
+        return self.users > self._keep
 
     @property
     def crowded(self) -> bool:
@@ -102,6 +110,7 @@ class FrameBuffer:
         self._need = 0
         """Bytes of the incomplete frame, its prefix included; 0 as long as that is not known."""
         self._closed = False
+        pool.users += 1
 
     @property
     def held_bytes(self) -> int:
@@ -114,6 +123,8 @@ class FrameBuffer:
         if self._chunk is None:
             self._hold(self._pool.take(0), True)
         end = self._end
+        if not self._pool.shared:
+            return self._view[end:]
         return self._view[end : end + max(READ_BYTES, self._need - (end - self._start))]
 
     def advance(self, received: int) -> list[memoryview]:
@@ -170,6 +181,7 @@ class FrameBuffer:
         """Give the chunk back."""
         if not self._closed:
             self._closed = True
+            self._pool.users -= 1
             self._drop()
 
     def _hold(self, chunk: bytearray, lent: bool) -> None:

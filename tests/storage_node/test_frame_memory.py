@@ -41,11 +41,14 @@ def test_a_quiet_connection_holds_no_chunk_and_many_share_one() -> None:
     assert (pool.lent, len(pool._retired)) == (0, 1)
 
 
-def test_no_more_is_received_at_a_time_than_one_peer_may_make_wait_except_for_a_frame_that_needs_it() -> None:
-    buffer = FrameBuffer(ChunkPool())
+def test_one_of_many_peers_receives_no_more_at_a_time_than_it_may_make_wait_except_for_a_frame_that_needs_it() -> None:
+    pool = ChunkPool(keep=4)
+    buffer, others = FrameBuffer(pool), [FrameBuffer(pool) for _ in range(4)]
     assert len(buffer.writable()) == READ_BYTES
     receive(buffer, framed(bytes(1_000_000))[:1000])
     assert len(buffer.writable()) == 1_000_004 - 1000
+    others.pop().close()
+    assert len(buffer.writable()) == CHUNK_BYTES - 1000
 
 
 def test_a_view_that_somebody_keeps_keeps_the_chunk_filling_up_behind_it() -> None:
@@ -59,19 +62,19 @@ def test_a_view_that_somebody_keeps_keeps_the_chunk_filling_up_behind_it() -> No
 @pytest.mark.parametrize("announced", [100_000, 1_000_000, 5_000_000])
 def test_begun_frames_of_many_peers_take_no_more_than_twice_what_was_sent(announced: int) -> None:
     pool = ChunkPool(keep=4)
-    buffers = [FrameBuffer(pool) for _ in range(64)]
+    buffers = [FrameBuffer(pool) for _ in range(24)]
     body = bytes(range(256)) * (announced // 256)
     stream = framed(body)
     for buffer in buffers:
         receive(buffer, stream[:5000])
-    assert sum(buffer.held_bytes for buffer in buffers) <= 5 * max(CHUNK_BYTES, announced + 4) + 64 * 70_000
+    assert sum(buffer.held_bytes for buffer in buffers) <= 5 * max(CHUNK_BYTES, announced + 4) + 24 * 70_000
     for buffer in buffers:
         receive(buffer, stream[5000:90_000])
     held = sorted(buffer.held_bytes for buffer in buffers)
-    assert held[50] <= 200_000
+    assert held[18] <= 200_000
     for buffer in buffers:
         (view,) = receive(buffer, stream[90_000:])
-        assert view == body
+        assert bytes(view) == body
         view.release()
         buffer.rewind()
     assert sum(buffer.held_bytes for buffer in buffers) == 0
