@@ -253,7 +253,7 @@ WIRE_CASES = [
         ConnectionClosedError,
         "closed",
     ),
-    Case("a request of protocol 2", raw(frame(b"\x02\x02\x00\x00" + bytes(16))), ConnectionClosedError, "closed"),
+    Case("an opcode that is none", raw(frame(b"\x02\x09\x00\x00" + bytes(16))), ConnectionClosedError, "closed"),
     Case(
         "a number of eleven bytes",
         raw(frame(b"\x0a\x0e\x08\x03\x10\x01\x18" + b"\xff" * 10 + b"\x01")),

@@ -15,6 +15,7 @@ from struct import Struct
 from metadata.bookies import BookieAddress
 from storage_node.edge import Buffer, FrameHandler, Link
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError
+from storage_node.protocol import v2
 from storage_node.protocol.messages import (
     AddRequest,
     ReadLacRequest,
@@ -25,6 +26,7 @@ from storage_node.protocol.messages import (
     encode_read_lac_response,
     encode_read_response,
 )
+from storage_node.protocol.values import BatchReadRequest
 
 _HEADER = Struct(">qqqq")
 _LENGTH = Struct(">i")
@@ -68,6 +70,9 @@ class MemoryBookie:
             link.break_off()
 
     async def serve(self, link: _Link, frame: memoryview) -> None:
+        if frame[0] == v2.VERSION:
+            self._batch(link, frame)
+            return
         request = decode_request(frame)
         if isinstance(request, AddRequest):
             self._add(link, request)
@@ -80,6 +85,23 @@ class MemoryBookie:
             link.answer(encode_read_lac_response(request.txn_id, status, request.ledger_id, None, last))
         else:
             raise AssertionError(f"unexpected {request}")
+
+    def _batch(self, link: _Link, frame: memoryview) -> None:
+        request = v2.decode_request(frame)
+        assert isinstance(request, BatchReadRequest), request
+        ledger = self.ledgers.get(request.ledger_id, StoredLedger())
+        found: list[memoryview] = []
+        size = v2.BATCH_ANSWER_BYTES
+        for entry_id in range(request.entry_id, request.entry_id + request.max_count):
+            body = ledger.entries.get(entry_id)
+            if body is None or (found and size + len(body) > request.max_bytes):
+                break
+            size += len(body) + v2.BATCH_ENTRY_BYTES
+            found.append(memoryview(body))
+        self.reads += len(found)
+        status = Status.EOK if found else Status.ENOENTRY
+        ids = (request.ledger_id, request.entry_id, request.request_id)
+        link.answer(b"".join(v2.encode_batch_read_response(status, *ids, tuple(found))))
 
     def _add(self, link: _Link, request: AddRequest) -> None:
         ledger_id, entry_id, lac, _ = _HEADER.unpack_from(request.body)
