@@ -125,6 +125,13 @@ class Machine:
         store = self.store = SimulatedStore(self.world.service, process)
         return process, store
 
+    @property
+    def session(self) -> SimulatedStore:
+        """The metadata session of the process that runs now."""
+        if self.store is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self.store
+
     def kill(self, *, power: bool = False) -> None:
         """End the process: SIGKILL, or with `power` the whole host."""
         process = self.process
@@ -218,6 +225,8 @@ class Node(Machine):
             self.last_error = error
             self.world.loop.call_soon(self._exit, self.process, error, context=self.world.context)
             return
+        except Exception as error:
+            self.world.checkers.fail(f"the start of {self.name} ended with {error!r}")
         self.serving = True
         self.world.loop.call_soon(self.world.checkers.node_started, self, context=self.world.context)
         await bookie.failed.wait()

@@ -32,6 +32,18 @@ class Nemesis:
         self._victim = rng.choice(world.nodes)
         self._stopped = False
 
+    def contest(self) -> None:
+        """Only what makes messages late or lost: many hands at one ledger meet most often so."""
+        self.kinds = [
+            self.one_way,
+            self.partition,
+            self.slow_link,
+            self.break_links,
+            self.pause_at_step,
+            self.kill_client,
+        ]
+        self.mean_pause_s = 0.06
+
     def _draw_kinds(self, may_damage: bool) -> list[Callable[[], None]]:
         every = [
             self.partition,
@@ -54,6 +66,7 @@ class Nemesis:
             self.disconnect_session,
             self.expire_session,
             self.stall_metadata,
+            self.slow_metadata,
             self.cut_off_metadata,
             self.jump_clock,
         ]
@@ -77,6 +90,7 @@ class Nemesis:
         world.fabric.heal()
         world.service.lose = world.service.lose_reply = world.service.refuse = 0.0
         world.service.unreachable.clear()
+        world.service.slow.clear()
         world.service.resume()
         for machine in (*world.nodes, *world.clients.values()):
             machine.resume()
@@ -314,6 +328,16 @@ class Nemesis:
     def stall_metadata(self) -> None:
         self.world.service.stalled = True
         self._later(0.1, 2.0, self.world.service.resume)
+
+    def slow_metadata(self) -> None:
+        """One host hears everything late, changes too: others act upon them long before it."""
+        name = self._machine().name
+        self.world.service.slow[name] = self.rng.choice((20.0, 100.0))
+        self.world.reached("metadata.slow")
+        self._later(0.3, 2.0, self._hurry_metadata, name)
+
+    def _hurry_metadata(self, name: str) -> None:
+        self.world.service.slow.pop(name, None)
 
     def cut_off_metadata(self) -> None:
         owner = self._store_owner()

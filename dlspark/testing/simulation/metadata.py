@@ -52,13 +52,15 @@ class MetadataService:
         self.refuse = 0.0
         self.stalled = False
         self.stores: dict[SimulatedStore, None] = {}
+        self.slow: dict[str, float] = {}
+        """Hosts whose requests, answers and watches take so many times longer."""
         self.unreachable: set[str] = set()
         """Hosts that cannot reach the store."""
         self.reached: Callable[[str], None] = lambda point: None
         self._waiting: list[Callable[[], None]] = []
 
-    def delay(self) -> float:
-        return self.rng.uniform(0.2, 1.8) * self.latency_s
+    def delay(self, host: str) -> float:
+        return self.rng.uniform(0.2, 1.8) * self.latency_s * self.slow.get(host, 1.0)
 
     def draw(self, store: SimulatedStore) -> Fault | None:
         """The fault of one request."""
@@ -171,7 +173,7 @@ class SimulatedStore(MemoryStore):
             raise MetadataUnavailableError(f"{name} was not sent", path=path)
         reply: asyncio.Future[T] = service.loop.create_future()
         self._under_way[reply] = (name, partial(_refuse, reply))
-        when = self._out_at = max(service.loop.time() + service.delay(), self._out_at + TICK_S)
+        when = self._out_at = max(service.loop.time() + service.delay(self.process.host), self._out_at + TICK_S)
         session = self._session
         serve = partial(self._serve, session, session.losses, name, path, action, fault, reply)
         service.loop.call_at(when, service.arrive, serve, context=_SERVER)
@@ -237,7 +239,7 @@ class SimulatedStore(MemoryStore):
         service = self._service
         if self.process.dead:
             return
-        when = self._in_at = max(service.loop.time() + service.delay(), self._in_at + TICK_S)
+        when = self._in_at = max(service.loop.time() + service.delay(self.process.host), self._in_at + TICK_S)
         service.loop.call_at(when, partial(callback, *args, **kwargs), context=self.process.context)
 
 

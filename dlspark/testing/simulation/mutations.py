@@ -7,7 +7,7 @@ the product, only about the simulator: a rule whose absence no run notices is a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -41,6 +41,8 @@ class Mutation:
     owner: object
     attribute: str
     replace: Callable[[Method], object]
+    also: tuple[str, ...] = ()
+    """Rules that must go with it: alone they make up for it."""
 
 
 @contextmanager
@@ -48,7 +50,10 @@ def applied(name: str) -> Iterator[None]:
     """The product without one of its rules."""
     mutation = MUTATIONS[name]
     original = getattr(mutation.owner, mutation.attribute)
-    with mock.patch.object(mutation.owner, mutation.attribute, mutation.replace(original)):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(mutation.owner, mutation.attribute, mutation.replace(original)))
+        for other in mutation.also:
+            stack.enter_context(applied(other))
         yield
 
 
@@ -265,7 +270,9 @@ def _list_before_the_snapshot(_collect: Method) -> Method:
 
 
 def _admit_anybody(_check: Method) -> Method:
-    async def mutated(registry: BookieRegistry, disk: Disk, cookie: Cookie, directories: Sequence[str]) -> None:
+    async def mutated(
+        registry: BookieRegistry, disk: Disk, cookie: Cookie, directories: Sequence[str], *, expansion: bool = False
+    ) -> None:
         for directory in directories:
             disk.write_file(f"{directory}/{cookies.FILE_NAME}", cookie.encode())
         if await registry.read_cookie(cookie.bookie_id) is None:
@@ -290,7 +297,9 @@ MUTATIONS: dict[str, Mutation] = {
     "ack-order": Mutation("acks in entry order (I4)", WriterMachine, "added", _acknowledge_out_of_order),
     "early-lac": Mutation("LAC not beyond the acknowledged (I6)", WriterMachine, "add", _carry_an_early_lac),
     "reads-fence": Mutation("recovery reads fence (D1)", recovering, "encode_read_request", _read_without_fencing),
-    "coverage": Mutation("quorum coverage", QuorumCoverage, "covered", _trust_any_answer),
+    "coverage": Mutation(
+        "quorum coverage, of fences alone", QuorumCoverage, "covered", _trust_any_answer, also=("reads-fence",)
+    ),
     "fragment-start": Mutation("LAC0 >= last key - 1 (D2)", RecoveryMachine, "_begin_reading", _start_at_the_lac_found),
     "negatives": Mutation("(Qw - Qa) + 1 negatives (D3)", recovery, "missing_needed", _one_negative_is_enough),
     "mixed-verdict": Mutation("mixed verdicts abort (D3)", RecoveryMachine, "entry_failed", _any_error_is_a_negative),

@@ -27,6 +27,9 @@ HEALTHY_S = 60.0
 """Virtual time in which a healthy cluster must have done what was asked of it."""
 
 
+CONTESTED_SHARE = 0.25
+
+
 @dataclass(slots=True)
 class Report:
     """What one run came to."""
@@ -101,10 +104,14 @@ async def _scenario(world: World) -> None:
     for node in world.nodes:
         node.start()
     workload = Workload(world, rng, chains)
+    workload.contested = rng.random() < CONTESTED_SHARE
     await _all_serve(world, "at the start")
     _start_programs(workload, rng)
     may_damage = min(chain.sizes[2] for chain in chains) >= 2
     nemesis = Nemesis(world, world.rng("nemesis"), may_damage=may_damage)
+    if workload.contested:
+        world.reached("scenario.contested")
+        nemesis.contest()
     await nemesis.run(rng.uniform(0.8, 3.0))
     await _heal(world, nemesis)
     await asyncio.sleep(rng.uniform(0, 1.0))
@@ -120,8 +127,10 @@ def _start_programs(workload: Workload, rng: Random) -> None:
             workload.add_role(f"w{index}-{chain.name}", partial(workload.write, chain))
         for index in range(rng.choice((0, 1, 1))):
             workload.add_role(f"r{index}-{chain.name}", partial(workload.tail, chain))
-    for index in range(rng.choice((0, 0, 1, 2))):
+    for index in range(2 if workload.contested else rng.choice((0, 0, 1, 2))):
         workload.add_role(f"recoverer{index}", workload.recover_some)
+    for index in range(rng.choice((0, 0, 0, 2))):
+        workload.add_role(f"auto{index}", workload.replicate)
     if rng.random() < 0.3:
         workload.add_role("deleter", workload.delete_some)
 

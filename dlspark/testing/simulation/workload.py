@@ -13,16 +13,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from dlspark.testing.simulation.cluster import Client, World
+from dlspark.testing.simulation.cluster import PORT, Client, World
 from dlspark.testing.simulation.history import Operation
+from dlspark.testing.simulation.network import SimulatedNetwork
 from metadata.errors import DistributedLogError, InvariantViolation, NoNodeError
 from metadata.ledger_metadata import DigestType
+from storage_node.autorecovery.daemon import AutoRecovery
+from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.client import LedgerReader, LedgerWriter
 
 PASSWORD = b"secret"
 SIZES = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (2, 2, 2), (3, 3, 1))
 """Ensemble size, write quorum, ack quorum."""
-MAX_LEDGERS = 5
+MAX_LEDGERS = 8
 PAYLOADS = (0, 1, 20, 300, 2_000)
 LARGE_PAYLOAD = 70_000
 
@@ -49,6 +52,8 @@ class Workload:
         self.over = False
         """Programs come to their end."""
         self.entries_left = rng.randint(60, 200)
+        self.contested = False
+        """Recoverers come all the time, in the middle of the writing."""
         self._roles: list[asyncio.Task[None]] = []
 
     # ------------------------------------------------------------------------------------ roles
@@ -66,7 +71,8 @@ class Workload:
             await asyncio.wait({task, client.ended}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
-                await client.spawn(self._leave(client, ledgers.close()))
+                leaving = client.spawn(self._leave(client, ledgers.close()))
+                await asyncio.wait({leaving, client.ended}, return_when=asyncio.FIRST_COMPLETED)
                 client.kill()
                 return
             self.world.reached("client.killed")
@@ -186,8 +192,8 @@ class Workload:
     async def recover_some(self, client: Client) -> None:
         """Recover ledgers at random moments, beside everybody else."""
         rng = self.world.rng(f"recover/{client.name}/{client.runs}")
-        for _ in range(rng.randint(1, 3)):
-            await asyncio.sleep(rng.uniform(0.1, 1.0))
+        for _ in range(12 if self.contested else rng.randint(1, 3)):
+            await asyncio.sleep(rng.uniform(0.02, 0.3) if self.contested else rng.uniform(0.1, 1.0))
             chain = rng.choice(self.chains)
             if self.over:
                 return
@@ -236,6 +242,30 @@ class Workload:
                 first = rng.randrange(following)
                 for again in await reader.read(first, following - 1):
                     checkers.entry_read(name, ledger_id, again.entry_id, bytes(again.payload))
+
+    # ------------------------------------------------------------------------------------ auto-recovery
+
+    async def replicate(self, client: Client) -> None:
+        """Run auto-recovery: an auditor candidate and a worker."""
+        daemon = AutoRecovery(
+            AutoRecoverySettings(
+                open_ledger_grace_period_ms=1_500,
+                failed_ledger_lock_period_ms=500,
+                rereplicate_backoff_ms=200,
+                client=client.settings,
+            ),
+            client.session,
+            bookie_id=f"{client.name}:{PORT}",
+            network=SimulatedNetwork(self.world.fabric),
+            clock=client.clock,
+            rng=self.world.rng(f"replicate/{client.name}/{client.runs}"),
+        )
+        await daemon.start()
+        while not self.over and not daemon.failed.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        if daemon.failed.is_set():
+            self.world.checkers.fail(f"auto-recovery gave up: {daemon.failure!r}")
+        await daemon.stop()
 
     # ------------------------------------------------------------------------------------ deleting
 
