@@ -364,7 +364,7 @@ async def _run(
     name: str, seed: int, zookeeper: str, namespace: str, ledgers: str, routes: Sequence[Route], clock: WallClock
 ) -> None:
     client = Client(name, seed)
-    store = await ZooKeeperStore.connect(zookeeper, session_timeout_ms=SESSION_MS)
+    store = await _connect(client, zookeeper)
     network = RoutedNetwork(routes)
     own = LedgerClient(
         LedgerStore(store, ledgers), BookieRegistry(store, ledgers), settings=CLIENT, network=network, rng=client.rng
@@ -381,6 +381,14 @@ async def _run(
     await logs.close()
     await own.close()
     await store.close()
+
+
+async def _connect(client: Client, zookeeper: str) -> ZooKeeperStore:
+    while True:
+        try:
+            return await ZooKeeperStore.connect(zookeeper, session_timeout_ms=SESSION_MS)
+        except DistributedLogError as error:
+            client.note(error, "connecting to ZooKeeper")
 
 
 def _listen(client: Client, ledgers: Ledgers, logs: Logs, clock: WallClock) -> None:

@@ -17,11 +17,14 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from dlspark.core.dlsn import DLSN
-from dlspark.core.sync import Log, LogWriter, Namespace, PendingWrite
+from dlspark.core.sync import Log, Namespace, PendingWrite
 from metadata.errors import DistributedLogError, OutcomeUnknownError
 
+_T = TypeVar("_T")
 OUTSTANDING = 64
 PAUSE_S = 0.002
 GIVE_UP_S = 60
@@ -70,12 +73,12 @@ def say(line: str) -> None:
     print(line.replace("\n", " "), flush=True)
 
 
-def open_writer(log: Log) -> LogWriter:
-    """A writer, however long ZooKeeper or the lock's former owner take (within GIVE_UP_S)."""
+def insist(what: Callable[[], _T]) -> _T:
+    """Try until it works, however long ZooKeeper or the lock's former owner take (within GIVE_UP_S)."""
     deadline = time.monotonic() + GIVE_UP_S
     while True:
         try:
-            return log.open_writer()
+            return what()
         except DistributedLogError as error:
             if time.monotonic() > deadline:
                 raise
@@ -85,7 +88,7 @@ def open_writer(log: Log) -> LogWriter:
 
 def write_until_told(log: Log, number: int, stop: threading.Event) -> None:
     recorder = Recorder()
-    writer = open_writer(log)
+    writer = insist(log.open_writer)
     while not stop.is_set():
         try:
             recorder.watch(number, writer.write(number, payload_of(number)))
@@ -99,7 +102,7 @@ def write_until_told(log: Log, number: int, stop: threading.Event) -> None:
                 writer.abort()
             except DistributedLogError as abort_error:
                 say(f"abort {type(abort_error).__name__}: {abort_error}")
-            writer = open_writer(log)
+            writer = insist(log.open_writer)
             say(f"reopened {type(error).__name__}: {error}")
     recorder.wait_for_all()
     writer.close()
@@ -114,7 +117,7 @@ def run(name: str, uri: str, log: str, first: int) -> int:
         stop.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    with Namespace.open(uri, SETTINGS) as namespace, namespace.open_log(log) as opened:
+    with insist(lambda: Namespace.open(uri, SETTINGS)) as namespace, namespace.open_log(log) as opened:
         write_until_told(opened, first, stop)
     say("done")
     return 0
