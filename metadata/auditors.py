@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from metadata.errors import BadVersionError, CorruptDataError, NodeExistsError, NoNodeError
+from metadata.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
 from metadata.ledgers import DEFAULT_ROOT
 from metadata.paths import check_path, join
 from metadata.protos import AUDITOR_VOTE, CHECK_TIME, format_text, parse_binary, parse_text
@@ -156,13 +156,22 @@ class AuditorStore:
     # ---- bookies ----------------------------------------------------------------------------------------------------
 
     async def registered(self) -> RegisteredBookies:
-        """The names in both lists. Raises NoNodeError where no cluster is initialised: never an empty answer."""
+        """The names in both lists. Raises CallerError where no cluster is initialised: never an empty answer."""
         # A bookie that changes its mode joins one list before it leaves the other; so whichever way it goes, one of
         # three looks finds it.
-        writable, _ = await repeat(self._store, lambda: self._store.children(self._available))
+        writable = await self._writable()
         readonly = await self._names(join(self._available, _READONLY))
-        again, _ = await repeat(self._store, lambda: self._store.children(self._available))
-        return RegisteredBookies(frozenset(_bookies(writable)) | frozenset(_bookies(again)), frozenset(readonly))
+        again = await self._writable()
+        return RegisteredBookies(frozenset(writable) | frozenset(again), frozenset(readonly))
+
+    async def _writable(self) -> list[str]:
+        try:
+            names, _ = await repeat(self._store, lambda: self._store.children(self._available))
+        except NoNodeError as error:
+            raise CallerError(
+                "no BookKeeper cluster is initialised here", path=self._available, advice="Check the ledgers path"
+            ) from error
+        return _bookies(names)
 
     async def known(self) -> set[str]:
         """Every bookie that ever registered."""

@@ -8,7 +8,7 @@ import pytest
 from metadata_worlds import Heard, World
 
 from metadata.auditors import AuditorStore, Check
-from metadata.errors import NoNodeError
+from metadata.errors import CallerError
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.replication import ReplicationStore
@@ -107,5 +107,5 @@ async def test_bookies_are_known_by_name_whatever_they_registered(auditors: Audi
 
 
 async def test_without_a_cluster_no_list_is_empty(store: MetadataStore, root: str) -> None:
-    with pytest.raises(NoNodeError):
+    with pytest.raises(CallerError):
         await AuditorStore(store, f"{root}/nothing").registered()
