@@ -79,5 +79,6 @@ class BatchConnection(Channel):
         requests, self._requests = self._requests, {}
         if requests and not self._served and isinstance(error, ConnectionClosedError) and not self._around.closed:
             self.refused = True
+            self._around.health.answered(self.bookie)  # it did what such a bookie does: nothing is wrong with it
         for _, answer, _ in requests.values():
             answer(error)

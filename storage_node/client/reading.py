@@ -260,7 +260,8 @@ class EntryFetcher:
         """The entries of an answer that are what was asked for: nothing behind `last`, nothing unverified (trap 31)."""
         health = self._pool.health
         if isinstance(answer, DistributedLogError):
-            health.slow(bookie)
+            if not self._pool.batches_of(bookie).refused:
+                health.slow(bookie)
             return []
         entries: list[Entry] = []
         for entry_id, body in zip(range(first, last + 1), answer.entries, strict=False):

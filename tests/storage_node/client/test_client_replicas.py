@@ -132,6 +132,8 @@ async def test_a_bookie_that_drops_the_connection_on_a_batch_is_read_entry_by_en
         reader = await opened(cluster, writer)
         for _ in range(3):
             assert len(await reader.read(0, 99)) == 100
+        context = reader._context
+        assert all(context.pool.health.rank(name) == GOOD for name in cluster.bookies)  # nothing is wrong with them
         for bookie in cluster.bookies.values():
             bookie.batches = True  # replaced by a newer one: this client does not try again
         assert len(await reader.read(0, 99)) == 100
