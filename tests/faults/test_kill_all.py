@@ -175,7 +175,7 @@ async def load_until_killed(arena: Arena, rng: random.Random) -> list[Written]:
         begun = [await begin(client, shape) for shape in SHAPES]
         stop = asyncio.Event()
         writing = [asyncio.ensure_future(write_on(writer, written, stop)) for writer, written in begun]
-        while not all(written.acknowledged for _, written in begun):
+        while not all(written.acknowledged for _, written in begun):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(rng.uniform(0.0, 1.0))
         await asyncio.to_thread(arena.kill_all)
