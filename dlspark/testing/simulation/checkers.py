@@ -275,10 +275,8 @@ class Checkers:
         if old is None:
             return
         name = f"ledger {ledger.ledger_id}"
-        if old.is_closed:
-            if (new.state, new.last_entry, new.length) != (old.state, old.last_entry, old.length):
-                self.fail(f"{name} was closed at {old.last_entry} and is {new.state.name} at {new.last_entry} now (I2)")
-            self._world.reached("metadata.re-replicated")
+        if old.is_closed and (new.state, new.last_entry, new.length) != (old.state, old.last_entry, old.length):
+            self.fail(f"{name} was closed at {old.last_entry} and is {new.state.name} at {new.last_entry} now (I2)")
         if old.state is LedgerState.IN_RECOVERY and new.state is LedgerState.OPEN:
             self.fail(f"{name} went back from recovery to open (I2)")
         if new.state is LedgerState.IN_RECOVERY and new.ensembles != old.ensembles:
@@ -296,7 +294,9 @@ class Checkers:
                 break
             kept += 1
         first = new.ensembles[kept].first_entry if kept < len(new.ensembles) else new.last_ensemble.first_entry
-        if new.state is LedgerState.OPEN:
+        if new.last_ensemble == old.last_ensemble and len(new.ensembles) == len(old.ensembles):
+            self._world.reached("metadata.re-replicated")  # an earlier fragment has another node now
+        elif new.state is LedgerState.OPEN:
             self._world.reached("writer.ensemble-change")
             if len(new.ensembles) == len(old.ensembles):
                 self._world.reached("writer.fragment-replaced")
@@ -307,6 +307,8 @@ class Checkers:
                 )
         elif not old.is_closed:
             self._world.reached("recovery.ensemble-change")
+        else:
+            self._world.reached("metadata.re-replicated")
         last = new.last_entry if new.is_closed else ledger.acknowledged
         for entry_id in range(first, min(ledger.acknowledged, last) + 1):
             self._check_replicas(ledger, entry_id, "after an ensemble change")

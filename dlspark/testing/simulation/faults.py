@@ -291,6 +291,8 @@ class Nemesis:
             self._victim.damaged = True
             self.world.reached("disk.lost-file")
             disk.lose(self.rng.choice(files))
+            if self.rng.random() < 0.5:
+                self._end(self._victim, power=True)
 
     def wipe_disk(self) -> None:
         """The node comes back under its old name with an empty disk."""
