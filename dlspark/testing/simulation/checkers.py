@@ -173,7 +173,7 @@ class Checkers:
         """Reads of ranges speak version 2, on connections of their own; nobody fences there."""
         if isinstance(response, m.ReadResponse | BatchReadResponse):
             key = (response.ledger_id, response.entry_id)
-            if response.status in MISSING and key in self.nodes[host].promised and self._owes(host, key[0]):
+            if response.status in MISSING and key in self.nodes[host].promised and self._owes(host, *key):
                 self.fail(f"{host} says it lacks entry {key[1]} of ledger {key[0]}, which it had acknowledged (I11)")
             for body in bodies_in(response):
                 self._entry_sent(host, body)
@@ -196,7 +196,7 @@ class Checkers:
             return
         key = (response.ledger_id, response.entry_id)
         lacks = response.status in MISSING and truth.promised.get(key, asked_at) < asked_at
-        if lacks and self._owes(host, key[0]):
+        if lacks and self._owes(host, *key):
             self.fail(f"{host} says it lacks entry {key[1]} of ledger {key[0]}, which it had acknowledged (I11)")
         for body in bodies_in(response):
             self._entry_sent(host, body)
@@ -227,7 +227,7 @@ class Checkers:
         self._check_promises(node, "restarted")
         for ledger_id in truth.promised_fences:
             ledger = storage.ledgers.get(ledger_id)
-            if self._owes(node.name, ledger_id) and not storage.lossy and (ledger is None or not ledger.fenced):
+            if self._needs_fence(ledger_id) and not storage.lossy and (ledger is None or not ledger.fenced):
                 self.fail(f"{node.name} restarted without the fence of ledger {ledger_id} (I5)")
         if node.runs > 1:
             self._world.reached("node.restarted")
@@ -238,19 +238,26 @@ class Checkers:
         storage = node.bookie.storage
         for ledger_id, entry_id in self.nodes[node.name].promised:
             found = storage.find(ledger_id, entry_id)
-            if not isinstance(found, Status) or not self._owes(node.name, ledger_id):
+            if not isinstance(found, Status) or not self._owes(node.name, ledger_id, entry_id):
                 continue
             if found in MISSING or not node.damaged:  # what a damaged node lost, it must call unknown (I11)
                 self.fail(f"{node.name} {what} without entry {entry_id} of ledger {ledger_id}, acknowledged before")
 
-    def _owes(self, host: str, ledger_id: int) -> bool:
-        """True if a node must keep what it has of a ledger: it exists, and is open or names the node (I13)."""
+    def _owes(self, host: str, ledger_id: int, entry_id: int) -> bool:
+        """True if a node must keep an entry: its ledger is open, or closed with the node in the write set (I13)."""
         truth = self.truth(ledger_id)
         metadata = truth.metadata
         if truth.deleted or metadata is None:
             return False
-        named = any(bookie.partition(":")[0] == host for e in metadata.ensembles for bookie in e.bookies)
-        return named or not metadata.is_closed
+        if not metadata.is_closed:
+            return True
+        bookies = metadata.ensemble_for(entry_id).bookies
+        indices = write_set(entry_id, len(bookies), metadata.write_quorum)
+        return any(bookies[index].partition(":")[0] == host for index in indices)
+
+    def _needs_fence(self, ledger_id: int) -> bool:
+        truth = self.truth(ledger_id)
+        return not truth.deleted and truth.metadata is not None and not truth.metadata.is_closed
 
     def final_state(self) -> None:
         """Every node that serves still has what it acknowledged, after all collecting and compacting (I13, D8)."""
@@ -279,7 +286,7 @@ class Checkers:
             self.fail(f"{name} was closed at {old.last_entry} and is {new.state.name} at {new.last_entry} now (I2)")
         if old.state is LedgerState.IN_RECOVERY and new.state is LedgerState.OPEN:
             self.fail(f"{name} went back from recovery to open (I2)")
-        if new.state is LedgerState.IN_RECOVERY and new.ensembles != old.ensembles:
+        if new.state is LedgerState.IN_RECOVERY and new.ensembles != old.ensembles and not _is_re_replication(old, new):
             self.fail(f"{name}: a recovery published an ensemble change before its closing write (I18)")
         if new.ensembles != old.ensembles:
             self._ensembles_changed(ledger, old, new)
@@ -294,7 +301,7 @@ class Checkers:
                 break
             kept += 1
         first = new.ensembles[kept].first_entry if kept < len(new.ensembles) else new.last_ensemble.first_entry
-        if new.last_ensemble == old.last_ensemble and len(new.ensembles) == len(old.ensembles):
+        if _is_re_replication(old, new):
             self._world.reached("metadata.re-replicated")  # an earlier fragment has another node now
         elif new.state is LedgerState.OPEN:
             self._world.reached("writer.ensemble-change")
@@ -419,6 +426,11 @@ class Checkers:
                 f"{client}: ledger {ledger_id} ends at {metadata.last_entry} ({metadata.length} bytes), not at "
                 f"{last_entry} ({length} bytes) (I2, I10)"
             )
+
+
+def _is_re_replication(old: LedgerMetadata, new: LedgerMetadata) -> bool:
+    """Only the nodes of earlier fragments differ, whose entries are settled: auto-recovery may do that at any time."""
+    return new.last_ensemble == old.last_ensemble and len(new.ensembles) == len(old.ensembles)
 
 
 def _ledger_id(path: str) -> int | None:
