@@ -26,6 +26,7 @@ from dlspark.spark.selection import AtTxid, Everywhere, SourceQuery, Where
 from dlspark.spark.serving import check_served
 from metadata.errors import MetadataUnavailableError, NoNodeError
 from metadata.logs import LogNotFoundError
+from storage_node.client import ClientSettings
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -72,6 +73,11 @@ class SourceDriver:
         if self._namespace is not None:
             await self._namespace.close()
             self._namespace = None
+
+    @property
+    def client_settings(self) -> ClientSettings:
+        """The ledger client's settings (`bkc.`), for the tasks."""
+        return self._opened().ledgers.settings
 
     # ------------------------------------------------------------------ logs
 

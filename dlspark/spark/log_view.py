@@ -362,7 +362,7 @@ class LogView:
     async def _is_stored(self, segment: SegmentMetadata, entry_id: int) -> bool:
         """Whether some replica has the entry, whatever LAC is known."""
         location = await self._namespace.ledgers.locate(segment.ledger_id)
-        reader = ReplicaReader()
+        reader = ReplicaReader(settings=self._namespace.ledgers.settings)
         try:
             async for _ in reader.entries(location, entry_id, entry_id):
                 return True

@@ -24,7 +24,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
 from dlspark.spark.columns import record_batches, select
 from dlspark.spark.planning import Partition, Span
-from storage_node.client import ReplicaReader
+from storage_node.client import ClientSettings, ReplicaReader
 from storage_node.protocol.digests import Entry
 
 CHUNK_BYTES = 4 << 20
@@ -32,11 +32,12 @@ CHUNK_BYTES = 4 << 20
 
 
 class LogPartition(InputPartition):
-    """What one task reads: some spans, in order."""
+    """What one task reads: some spans, in order, with the ledger client's settings of the driver."""
 
-    def __init__(self, spans: Partition) -> None:
+    def __init__(self, spans: Partition, client_settings: ClientSettings) -> None:
         super().__init__(None)
         self.spans = spans
+        self.client_settings = client_settings
 
     def __repr__(self) -> str:
         ranges = ", ".join(
@@ -56,7 +57,8 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
     if not isinstance(partition, LogPartition) or not partition.spans:
         return
     runtime = Runtime.shared()
-    fetcher = runtime.run(_Fetcher.start(_shared_reader(runtime), partition.spans))
+    reader = shared_reader(runtime, partition.client_settings)
+    fetcher = runtime.run(_Fetcher.start(reader, partition.spans))
     try:
         while (chunk := runtime.run(fetcher.take())) is not None:
             yield from record_batches(_decode(chunk), chunk.span.log, names)
@@ -65,18 +67,22 @@ def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[
         runtime.run(fetcher.stop())
 
 
-_readers: dict[int, tuple[Runtime, ReplicaReader]] = {}
+_readers: dict[int, tuple[Runtime, dict[ClientSettings, ReplicaReader]]] = {}
 
 
-def _shared_reader(runtime: Runtime) -> ReplicaReader:
-    """This process's reader: Spark uses its workers again, and connecting costs more than a small batch."""
+def shared_reader(runtime: Runtime, settings: ClientSettings) -> ReplicaReader:
+    """This process's reader with these settings: Spark uses its workers again, and connecting costs more than a small
+    batch. Queries of one driver share their settings, so there is hardly ever more than one reader."""
     found = _readers.get(os.getpid())
     if found is None or found[0] is not runtime:  # after a fork, or once it was closed, those of the old one are void
-        reader = ReplicaReader()
-        runtime.on_close(reader.close)
         _readers.clear()
-        found = _readers[os.getpid()] = runtime, reader
-    return found[1]
+        found = _readers[os.getpid()] = runtime, {}
+    readers = found[1]
+    reader = readers.get(settings)
+    if reader is None:
+        reader = readers[settings] = ReplicaReader(settings=settings)
+        runtime.on_close(reader.close)
+    return reader
 
 
 class _Fetcher:

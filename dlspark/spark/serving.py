@@ -30,7 +30,7 @@ async def check_served(namespace: AsyncNamespace, spans: Iterable[Span]) -> None
         for entry_id in orphans(span.ledger.metadata, span.first_entry, span.last_entry, living):
             if (span.ledger.ledger_id, entry_id) not in probed:
                 probed.add((span.ledger.ledger_id, entry_id))
-                await _probe(span, entry_id, living)
+                await _probe(namespace, span, entry_id, living)
 
 
 def orphans(metadata: LedgerMetadata, first: int, last: int, living: set[str]) -> list[int]:
@@ -48,8 +48,8 @@ def orphans(metadata: LedgerMetadata, first: int, last: int, living: set[str]) -
     return found
 
 
-async def _probe(span: Span, entry_id: int, living: set[str]) -> None:
-    reader = ReplicaReader()
+async def _probe(namespace: AsyncNamespace, span: Span, entry_id: int, living: set[str]) -> None:
+    reader = ReplicaReader(settings=namespace.ledgers.settings)
     try:
         async for _ in reader.entries(span.ledger, entry_id, entry_id):
             return

@@ -127,7 +127,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, until = Offsets.from_stored(start), Offsets.from_stored(end)
         if begin == until:
             return []
-        return [LogPartition(spans) for spans in self._run(self._opened().plan(begin, until))]
+        driver = self._opened()
+        return [LogPartition(spans, driver.client_settings) for spans in self._run(driver.plan(begin, until))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._names)

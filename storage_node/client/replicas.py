@@ -42,6 +42,10 @@ class ReplicaReader:
         self._addresses: dict[str, tuple[str, int]] = {}
         self._pool: ConnectionPool | None = None
 
+    @property
+    def settings(self) -> ClientSettings:
+        return self._settings
+
     async def entries(
         self,
         location: LedgerLocation,

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+import pickle
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.runtime import Runtime
 from dlspark.core.settings import Settings
 from dlspark.core.writer import AsyncLogWriter
 from dlspark.spark.driver import SourceDriver
@@ -24,7 +26,7 @@ from dlspark.spark.filters import Bounds
 from dlspark.spark.log_view import LogView
 from dlspark.spark.offsets import Offsets
 from dlspark.spark.options import Options, Scope
-from dlspark.spark.partition_reader import LogPartition, read_partition
+from dlspark.spark.partition_reader import LogPartition, read_partition, shared_reader
 from dlspark.spark.planning import Partition
 from dlspark.spark.selection import SourceQuery
 from dlspark.spark.serving import orphans
@@ -151,7 +153,7 @@ async def read(partitions: Sequence[Partition]) -> list[int]:
     def run() -> list[int]:
         found: list[int] = []
         for spans in partitions:
-            for batch in read_partition(LogPartition(spans), ["transaction_id"]):
+            for batch in read_partition(LogPartition(spans, ClientSettings()), ["transaction_id"]):
                 found += batch["transaction_id"].to_pylist()
         return found
 
@@ -516,10 +518,27 @@ async def test_a_task_that_stops_early_leaves_the_connections_to_the_next_one(wo
     (spans,) = await driver.plan(start, await driver.latest())
 
     def first_batch() -> int:
-        batches = read_partition(LogPartition(spans), ["entry"])
+        batches = read_partition(LogPartition(spans, driver.client_settings), ["entry"])
         rows: int = next(batches).num_rows
         batches.close()  # type: ignore[attr-defined]
         return rows
 
     for _ in range(2):
         assert await asyncio.get_running_loop().run_in_executor(None, first_batch) > 0
+
+
+async def test_the_drivers_settings_of_the_ledger_client_travel_to_the_tasks(world: World) -> None:
+    """What `bkc.` keys say on the driver holds in the tasks too, which see neither its files nor its environment."""
+    name = await world.create()
+    await world.write(name, range(10))
+    driver = await world.driver(Scope.SOURCE_BATCH, log=name)
+    start = (await driver.resolve(driver.query.start)).offsets
+    (spans,) = await driver.plan(start, await driver.latest())
+    partition = pickle.loads(pickle.dumps(LogPartition(spans, driver.client_settings)))
+    assert partition.client_settings == driver.client_settings != ClientSettings()
+    runtime = Runtime.shared()
+    reader = shared_reader(runtime, partition.client_settings)
+    assert reader.settings.speculative_read_ms == 500
+    assert shared_reader(runtime, driver.client_settings) is reader
+    assert shared_reader(runtime, ClientSettings()) is not reader
+    assert await read([spans]) == list(range(10))
