@@ -15,10 +15,10 @@ from spark_job import JOB, first_flights
 
 from dlspark.sandbox import Sandbox
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 FLIGHTS = 12_000
-JOB_S = 240
+JOB_S = 400
 
 
 def run_spark(*arguments: str) -> list[list[object]]:
