@@ -25,6 +25,8 @@ from storage_node.protocol.frames import Buffer
 SMALL_BYTES = 100
 WARM_UP = 0.2
 """Share of a window that is not counted."""
+LEAST_SAMPLES = 20
+"""A window is as long as it takes to count so many."""
 LARGE_DEPTH = 16
 SMALL_ENTRY_BYTES = 1024
 SMALL_DEPTH = 256
@@ -172,7 +174,7 @@ async def append_latencies_us(client: LedgerClient, seconds: float) -> list[floa
     payload = os.urandom(SMALL_BYTES)
     latencies: list[float] = []
     begin = time.perf_counter()
-    while (now := time.perf_counter()) - begin < seconds:
+    while (now := time.perf_counter()) - begin < seconds or len(latencies) < LEAST_SAMPLES:
         await writer.add(payload)
         if now - begin > seconds * WARM_UP:
             latencies.append((time.perf_counter() - now) * 1e6)

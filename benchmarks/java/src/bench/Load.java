@@ -20,6 +20,9 @@ import org.apache.bookkeeper.conf.ClientConfiguration;
 
 /** Loads of the real client, the same as those of our client: see java_pairs.py. */
 final class Load {
+    /** A window is as long as it takes to count so many. */
+    private static final int LEAST = 20;
+
     private final Map<String, BookKeeper> clients = new HashMap<>();
 
     Load(Map<String, Main.Command> commands) {
@@ -65,7 +68,7 @@ final class Load {
         long end = begin + (long) (seconds * 1e9);
         double[] found = new double[1 << 20];
         int count = 0;
-        for (long now = begin; now < end && count < found.length; now = System.nanoTime()) {
+        for (long now = begin; (now < end || count < LEAST) && count < found.length; now = System.nanoTime()) {
             ledger.addEntry(payload);
             if (now > counted) {
                 found[count++] = (System.nanoTime() - now) / 1e3;
@@ -93,7 +96,10 @@ final class Load {
         long begin = System.nanoTime();
         long warmUntil = begin + (long) (seconds * line.get("warm_up").asDouble() * 1e9);
         long end = begin + (long) (seconds * 1e9);
-        for (long sent = 0; sent < most && System.nanoTime() < end && failed.get() == 0; sent++) {
+        for (long sent = 0; sent < most && failed.get() == 0; sent++) {
+            if (System.nanoTime() >= end && acknowledged.get() - countedBefore.get() >= LEAST && countedFrom.get() > 0) {
+                break;
+            }
             room.acquire();
             ledger.asyncAddEntry(payload, (rc, handle, entry, context) -> {
                 if (rc != BKException.Code.OK) {
