@@ -227,6 +227,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def finish(self) -> None:
         """End the loop; coroutines that still wait are closed with nobody left to be told."""
         self._finished = True
+        asyncio._set_running_loop(self)  # the clauses of the closed ones may look for it
         with unheard():
             for process in (*self.processes, self.outside):
                 for task in process.tasks:
@@ -237,6 +238,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._ready.clear()
             self._scheduled.clear()
             self.graveyard.clear()
+            asyncio._set_running_loop(None)
             self.close()
 
 
