@@ -180,6 +180,11 @@ class Node(Machine):
     def bookie_id(self) -> str:
         return f"{self.name}:{PORT}"
 
+    @property
+    def healthy(self) -> bool:
+        """It serves, and is not about to stop by itself."""
+        return self.serving and self.bookie is not None and self.bookie.failure is None
+
     def settings(self) -> BookieSettings:
         """The node's configuration: the same at each start."""
         rng = self.world.rng(f"settings/{self.name}")

@@ -138,9 +138,9 @@ def _start_programs(workload: Workload, rng: Random) -> None:
 async def _all_serve(world: World, when: str) -> None:
     """Wait until every node that can serve does."""
     deadline = world.loop.time() + HEALTHY_S
-    while not all(node.serving or node.refused is not None for node in world.nodes):
+    while not all(node.healthy or node.refused is not None for node in world.nodes):
         if world.loop.time() > deadline:
-            idle = [(n.name, n.last_error) for n in world.nodes if not n.serving and n.refused is None]
+            idle = [(n.name, n.last_error) for n in world.nodes if not n.healthy and n.refused is None]
             world.checkers.fail(f"{when}, these nodes do not come up: {idle}")
         for node in world.nodes:
             if not node.running:
