@@ -22,6 +22,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="replay one seed of a seeded fault test")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `long` take minutes to hours: only with --rounds, as `make torture` gives it."""
+    if config.getoption("--rounds") is None:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
 @pytest.fixture(scope="session")
 def rounds(request: pytest.FixtureRequest) -> int | None:
     """The number given by --rounds, or None: each test has a default of its own."""

@@ -131,12 +131,11 @@ async def test_what_a_lost_node_held_is_replicated_again(java: JavaTool, five: N
 
 
 @pytest.mark.torture
+@pytest.mark.long
 async def test_the_shell_decommissions_a_node_of_ours_with_our_auto_recovery(
-    java: JavaTool, zk: str, tmp_path: Path, rounds: int | None
+    java: JavaTool, zk: str, tmp_path: Path
 ) -> None:
-    """The command waits for thirty seconds at least, whatever there is to do: `make torture` runs it."""
-    if rounds is None:
-        pytest.skip("Java's command sleeps for half a minute; run by `make torture`")
+    """The command waits for thirty seconds at least, whatever there is to do."""
     with nodes(java, zk, tmp_path, 2, 2) as running:
         cluster, given_up = running.cluster, running.own[0]
         ask = cluster.on(java)

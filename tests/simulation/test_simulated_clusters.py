@@ -58,6 +58,7 @@ def test_a_missing_safety_rule_is_noticed_at_once(name: str) -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", sorted(mutations.MUTATIONS))
 def test_every_missing_safety_rule_is_noticed_within_2000_seeds(name: str) -> None:
@@ -65,6 +66,7 @@ def test_every_missing_safety_rule_is_noticed_within_2000_seeds(name: str) -> No
 
 
 @pytest.mark.torture
+@pytest.mark.long
 @pytest.mark.timeout(36_000)
 def test_20000_seeds_pass() -> None:
     summary = run_many(range(1_000_000, 1_020_000), processes=os.cpu_count() or 1)

@@ -233,6 +233,7 @@ async def test_an_audit_reads_few_ledgers_at_once_and_keeps_none() -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 async def test_an_audit_of_thirty_thousand_ledgers_keeps_none() -> None:
     """What it holds at the peak is the names of one folder of ledgers, not the ledgers."""

@@ -148,6 +148,7 @@ async def test_a_day_of_writes_leaves_the_disk_with_what_living_ledgers_need(tmp
 
 
 @pytest.mark.torture
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 async def test_whole_days_of_writes(tmp_path: Path, rounds: int | None, seed: int | None) -> None:
     for number in [seed] if seed is not None else range(rounds or 3):

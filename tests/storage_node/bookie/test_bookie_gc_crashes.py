@@ -280,6 +280,7 @@ async def test_random_operations_and_crashes_agree_with_a_model(
 
 
 @pytest.mark.torture
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 async def test_random_operations_for_long(tmp_path: Path, rounds: int | None, seed: int | None) -> None:
     seeds = [seed] if seed is not None else list(range(1000, 1000 + (rounds or 100)))

@@ -153,6 +153,7 @@ def test_memory_stays_under_its_bound_with_two_thousand_ledgers_and_two_hundred_
 
 
 @pytest.mark.torture
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_memory_stays_under_its_bound_with_ten_thousand_ledgers_and_a_thousand_connections(
     node: tuple[subprocess.Popen[str], int], rounds: int | None

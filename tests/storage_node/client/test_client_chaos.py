@@ -156,6 +156,7 @@ def test_chaos_never_loses_reorders_or_cuts(rounds: int | None, seed: int | None
 
 
 @pytest.mark.torture
+@pytest.mark.long
 def test_chaos_for_many_rounds(rounds: int | None) -> None:
     for number in range(10_000, 10_000 + (rounds or 1_000)):
         try:

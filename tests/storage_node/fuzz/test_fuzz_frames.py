@@ -140,6 +140,7 @@ async def test_twenty_thousand_damaged_frames_break_neither_decoders_nor_a_live_
 
 
 @pytest.mark.torture
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 async def test_damaged_frames_by_the_million(
     tmp_path: Path, rounds: int | None, seed: int | None, caplog: pytest.LogCaptureFixture
