@@ -75,7 +75,8 @@ class AsyncLog:
             reader = await self.open_segment(segment)
             try:
                 lac = await reader.refresh()
-                if not reader.closed:
+                # An empty one that has ended may still be removed, and its number be used again.
+                if not reader.closed or lac < 0:
                     return DLSN(segment.lssn, lac + 1, 0)
             finally:
                 await reader.close()

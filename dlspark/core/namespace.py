@@ -87,7 +87,7 @@ class AsyncNamespace:
             raise UnsupportedFeatureError(
                 "the namespace is federated, which this version does not read", path=parsed.path
             )
-        ledgers = LedgerStore(ledger_store or store, binding.ledgers_path)
+        ledgers = LedgerStore(ledger_store or store, binding.ledgers_path, rng=rng)
         bookies = BookieRegistry(ledger_store or store, binding.ledgers_path)
         client = LedgerClient(
             ledgers, bookies, settings=client_settings or settings.client_settings(), network=network, rng=rng

@@ -228,6 +228,21 @@ class ReadAhead:
             return False
         raise self._removed(DLSN(segment.lssn, next_entry, 0))
 
+    async def completed(self, segment: SegmentMetadata) -> bool:
+        """Wait until an ended segment is completed; False if it is gone, as recovery removes an empty one.
+
+        The number of a removed segment is given to another one, which a reader that went on here would miss.
+        """
+        while segment.in_progress:
+            await self._list.load()
+            listed = self._list.find(segment)
+            if listed is None:
+                return False
+            segment = listed
+            if segment.in_progress:
+                await self._wait_for_change()
+        return True
+
     async def ledger_gone(self, segment: SegmentMetadata, next_entry: int, cause: DistributedLogError) -> None:
         """The list has a segment without a ledger: wait until it is gone from the list as well, or fail."""
         deadline = asyncio.get_running_loop().time() + LEDGER_GONE_S
@@ -299,7 +314,7 @@ class _SegmentFollower:
                 if not await self._owner.still_there(self._segment, self.next_entry):
                     return False
                 if await self._step():
-                    return True
+                    return self.next_entry > 0 or await self._owner.completed(self._segment)
             except NoNodeError as error:
                 await self._owner.ledger_gone(self._segment, self.next_entry, error)
                 return False

@@ -102,13 +102,15 @@ class AsyncLogReader:
         async with self._turn:
             deadline: float | None = None
             while wait and not self._has(count) and self._final is None:
-                if self._ahead.caught_up and self._ahead.peek() is None:
+                at_tail = self._ahead.caught_up and self._ahead.peek() is None
+                if at_tail:
                     if self._records:
                         break
                     deadline = deadline or loop.time() + self._settings.read_ahead_wait_ms / 1000
                     if loop.time() >= deadline:
                         break
-                await self._activity(deadline)
+                # A deadline that has passed does not hurry the read-ahead on to the tail: without it, this would spin.
+                await self._activity(deadline if at_tail else None)
             self._has(count)
             if not self._records and self._final is not None:
                 raise self._final

@@ -22,7 +22,7 @@ from dlspark.errors import (
     ReadCancelledError,
     SegmentNotFoundError,
 )
-from metadata.logs import TruncationStatus
+from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete
 
 
@@ -480,3 +480,62 @@ async def test_a_reader_survives_the_loss_of_its_metadata_session(world):
         await _written(writing, "session", [[b"b"]], start=100)
         assert (await asyncio.wait_for(pending, 5)).payload == b"b"
     assert await _read(log) == [b"a", b"b"]
+
+
+# ---------------------------------------------------------------------- a number that is used again
+
+
+async def _empty_segment(namespace, name):
+    """A log whose owner died right after it had started its first segment."""
+    await namespace.create_log(name)
+    logs = namespace.logs_store
+    state = await logs.open(name)
+    ledger = await namespace.ledgers.create(ensemble_size=3, write_quorum=3, ack_quorum=2)
+    await logs.start_segment(name, state, SegmentMetadata(ledger.ledger_id, 1, 0, in_progress=True))
+    return ledger.ledger_id
+
+
+async def test_a_reader_does_not_miss_the_segment_that_takes_the_number_of_an_empty_one(world):
+    owner, other = await world.namespace(), await world.namespace()
+    ledger_id = await _empty_segment(owner, "again")
+    log = await other.open_log("again", {"readLACLongPollTimeout": 50})
+    async with await log.open_reader() as reader:
+        recovered = await owner.ledgers.open(ledger_id, recover=True)
+        assert (recovered.closed, recovered.last_add_confirmed) == (True, -1)
+        await recovered.close()
+        for _ in range(10):  # the reader hears that the ledger has ended
+            assert await reader.read_available(1, wait=True) == []
+        async with await (await owner.open_log("again")).open_writer() as writer:
+            written = writer.write(1, b"first")
+            await writer.commit()
+        assert await written == DLSN(1, 0, 0)
+        record = await asyncio.wait_for(reader.read_next(), 10)
+        assert (record.dlsn, record.payload) == (DLSN(1, 0, 0), b"first")
+
+
+async def test_the_end_of_a_log_is_not_behind_an_empty_segment_that_may_be_removed(world):
+    namespace = await world.namespace()
+    ledger_id = await _empty_segment(namespace, "end")
+    await (await namespace.ledgers.open(ledger_id, recover=True)).close()
+    assert await (await namespace.open_log("end")).end() == DLSN(1, 0, 0)
+
+
+async def test_a_read_whose_time_is_up_waits_for_the_read_ahead_without_spinning(namespace, monkeypatch):
+    log = await _written(namespace, "spin", [[b"a"]])
+    async with await log.open_reader() as reader:
+        assert (await reader.read_next()).payload == b"a"
+        assert await reader.read_available(1, wait=True) == []
+        assert reader.caught_up
+        deadlines = []
+
+        async def activity(deadline):
+            """An entry comes that holds no record: the tail is elsewhere until the read-ahead has looked again."""
+            deadlines.append(deadline)
+            reader._ahead.caught_up = len(deadlines) > 1
+            if deadline is not None:
+                await asyncio.sleep(max(deadline - asyncio.get_running_loop().time(), 0))
+
+        monkeypatch.setattr(reader, "_activity", activity)
+        assert await reader.read_available(1, wait=True) == []
+        assert deadlines[0] is not None
+        assert deadlines[1] is None
