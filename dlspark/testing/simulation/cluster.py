@@ -16,11 +16,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dlspark.testing.simulation.checkers import Checkers
 from dlspark.testing.simulation.disk import SimulatedDisk
 from dlspark.testing.simulation.history import History
+from dlspark.testing.simulation.log_checkers import LogCheckers
 from dlspark.testing.simulation.loop import Process, SimulatedLoop
 from dlspark.testing.simulation.metadata import MetadataService, SimulatedStore
 from dlspark.testing.simulation.network import Fabric, SimulatedNetwork
@@ -287,7 +288,7 @@ class Client(Machine):
             raise RuntimeError("the client was not started")
         return self._ledgers
 
-    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def spawn(self, work: Coroutine[object, None, T]) -> asyncio.Task[T]:
         """Run a coroutine in this client's process."""
         if self.process is None:
             raise RuntimeError("the client was not started")
@@ -308,6 +309,7 @@ class World:
         self.nodes: list[Node] = []
         self.clients: dict[str, Client] = {}
         self.checkers = Checkers(self)
+        self.logs = LogCheckers(self)
         self.fabric = Fabric(self.loop, self.rng("network"))
         self.fabric.reached = self.reached
         self.fabric.on_frame = self.checkers.frame_sent
@@ -315,7 +317,7 @@ class World:
         self.service = MetadataService(self.loop, self.rng("metadata"), self.tree)
         self.service.reached = self.reached
 
-    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start(self, work: Coroutine[object, None, T]) -> asyncio.Task[T]:
         """Run something outside of all processes."""
         return self.loop.start(self.loop.outside, work)
 
@@ -330,6 +332,7 @@ class World:
     def _applied(self, ops: Sequence[Op]) -> None:
         self.trace.note(f"metadata {[(type(op).__name__, op.path) for op in ops]}")
         self.checkers.metadata_applied(ops)
+        self.logs.metadata_applied(ops)
 
     def add_node(self) -> Node:
         node = Node(self, f"b{len(self.nodes)}")
@@ -354,7 +357,7 @@ class World:
         await client.spawn(store.close())
         client.kill()
 
-    def run(self, main: Coroutine[Any, Any, T], *, limit_s: float = 600.0) -> T:
+    def run(self, main: Coroutine[object, None, T], *, limit_s: float = 600.0) -> T:
         """Run to the end of `main`, which has `limit_s` of virtual time. The world cannot be used afterwards."""
         try:
             return self.loop.run_until_complete(self._bounded(main, limit_s))
@@ -365,5 +368,5 @@ class World:
         finally:
             self.loop.finish()
 
-    async def _bounded(self, main: Coroutine[Any, Any, T], limit_s: float) -> T:
+    async def _bounded(self, main: Coroutine[object, None, T], limit_s: float) -> T:
         return await asyncio.wait_for(main, limit_s)

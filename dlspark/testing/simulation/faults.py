@@ -237,6 +237,12 @@ class Nemesis:
         if machine.running and machine.process is not None:
             machine.process.at_step(self.rng.randint(1, MAX_STEP), lambda: self._pause(machine))
 
+    def pause_client(self) -> None:
+        """Not drawn unless it is added: for programs that hold something which others then take from them."""
+        running = [client for client in self.world.clients.values() if client.running]
+        if running:
+            self._pause(self.rng.choice(running))
+
     def _pause(self, machine: Machine) -> None:
         if not self._stopped and machine.running:
             self.world.reached("process.pause")

@@ -20,12 +20,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
 START_S = 1_000.0
-MAX_STEPS = 3_000_000
+TICK_S = 1e-9
+"""Time moves with every jump, as clocks do: a wait that ends a rounding error too early must not last for ever."""
+MAX_STEPS = 1_000_000
 """More callbacks than any run needs: a livelock is reported as such."""
 SHUFFLE_SHARE = 0.2
 PRUNE_TASKS = 512
@@ -50,7 +52,7 @@ class Process:
         self.halted = False
         """Dead or paused: no callback runs."""
         self.held: deque[asyncio.Handle] = deque()
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.tasks: list[asyncio.Task[object]] = []
         self.steps = 0
         self.trap_at = -1
         self.trap: Callable[[], None] | None = None
@@ -65,7 +67,7 @@ class Process:
         self.trap_at = self.steps + max(count, 1)
         self.trap = trap
 
-    def keep(self, task: asyncio.Task[Any]) -> None:
+    def keep(self, task: asyncio.Task[object]) -> None:
         """Hold a task, so that its end is decided by its own coroutine and by nothing else."""
         self.tasks.append(task)
         if len(self.tasks) >= PRUNE_TASKS and not self.dead:
@@ -100,7 +102,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.processes.append(process)
         return process
 
-    def start(self, process: Process, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def start(self, process: Process, work: Coroutine[object, None, T]) -> asyncio.Task[T]:
         """A task in a process, from outside of it."""
         return process.context.run(self.create_task, work)
 
@@ -121,13 +123,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             process.held.clear()
 
     def _make_task(
-        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], **options: Any
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[object, None, T], **options: object
     ) -> asyncio.Task[T]:
-        task = asyncio.Task(work, loop=loop, **options)
+        task = asyncio.Task(work, loop=loop, **options)  # type: ignore[arg-type]
         (PROCESS.get() or self.outside).keep(task)
         return task
 
-    def _note_unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _note_unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        if self._finished:
+            return  # what dead processes leave behind is taken apart
         self.unhandled.append(f"{context.get('message')}: {context.get('exception')!r}")
         self.stop()
 
@@ -195,7 +199,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             heapq.heappop(timers)
         if not timers:
             raise SimulationStuckError("nothing is scheduled and nothing is ready: the run would wait for ever")
-        self._now = max(self._now, timers[0].when())
+        self._now = max(self._now + TICK_S, timers[0].when())
         while timers and timers[0].when() <= self._now:
             handle = heapq.heappop(timers)
             handle._scheduled = False  # type: ignore[attr-defined]
@@ -242,7 +246,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.close()
 
 
-def _close(task: asyncio.Task[Any]) -> None:
+def _close(task: asyncio.Task[object]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coroutine = task.get_coro()
     if coroutine is not None:

@@ -6,6 +6,7 @@ the product, only about the simulator: a rule whose absence no run notices is a 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,19 +14,29 @@ from functools import wraps
 from typing import Any
 from unittest import mock
 
+from dlspark.core import writer
+from dlspark.core.read_ahead import ReadAhead
+from dlspark.core.segment_writer import SegmentWriter
+from dlspark.errors import WriteError
 from dlspark.testing.simulation.scenarios import Report, run_seed
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.ledger_metadata import LedgerMetadata
+from metadata.logs import SegmentMetadata
 from storage_node.bookie import bookie, cookies, gc, journal, reads
 from storage_node.bookie import storage as storage_module
 from storage_node.bookie.checkpointing import Checkpointer
+from storage_node.bookie.connections import Connection
 from storage_node.bookie.entry_logs import LogFile
+from storage_node.bookie.journal import Batch
+from storage_node.bookie.journal_files import JournalFile
+from storage_node.bookie.replay import JournalReader, Mark
 from storage_node.bookie.storage import Storage
 from storage_node.client import recovering
 from storage_node.edge import Disk
 from storage_node.errors import NoSuchEntryError
 from storage_node.protocol import recovery, writing
 from storage_node.protocol.digests import ENTRY_HEADER, Entry, EntryDigest
+from storage_node.protocol.messages import ReadRequest
 from storage_node.protocol.recovery import RecoveryMachine
 from storage_node.protocol.striping import QuorumCoverage
 from storage_node.protocol.writing import WriterMachine
@@ -132,7 +143,7 @@ def _carry_an_early_lac(add: Method) -> Method:
 
 def _read_without_fencing(encode: Method) -> Method:
     @wraps(encode)
-    def mutated(txn_id: int, ledger_id: int, entry_id: int, **options: Any) -> object:
+    def mutated(txn_id: int, ledger_id: int, entry_id: int, **options: object) -> object:
         if entry_id >= 0:
             options.update(fence=False, master_key=None)
         return encode(txn_id, ledger_id, entry_id, **options)
@@ -211,7 +222,7 @@ def _do_not_sync(write: Method) -> Method:
 
 def _sync_again_after_a_failure(write: Method) -> Method:
     @wraps(write)
-    def mutated(file: Any, batch: Any, slot: Any, sync: bool) -> None:
+    def mutated(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) -> None:
         try:
             write(file, batch, slot, sync)
         except OSError:
@@ -221,7 +232,7 @@ def _sync_again_after_a_failure(write: Method) -> Method:
 
 
 def _answer_fences_at_once(_finish: Method) -> Method:
-    async def mutated(connection: Any, request: Any, pending: Any) -> None:
+    async def mutated(connection: Connection, request: ReadRequest, pending: asyncio.Future[None]) -> None:
         found = connection.storage.find(request.ledger_id, request.entry_id)
         if not isinstance(found, tuple):
             reads.refuse(connection, request, found)
@@ -237,14 +248,14 @@ def _answer_fences_at_once(_finish: Method) -> Method:
 
 def _take_adds_after_a_fence(add: Method) -> Method:
     @wraps(add)
-    def mutated(self: Storage, body: memoryview, key: bytes, recovery_add: bool, *others: Any) -> object:
+    def mutated(self: Storage, body: memoryview, key: bytes, recovery_add: bool, *others: object) -> object:
         return add(self, body, key, True, *others)
 
     return mutated
 
 
 def _do_not_replay(_replay: Method) -> Method:
-    async def mutated(self: Storage, reader: Any, mark: Any) -> None:
+    async def mutated(self: Storage, reader: JournalReader, mark: Mark) -> None:
         reader.last_sequence = max(mark.sequence, 1_000_000)
 
     return mutated
@@ -252,7 +263,7 @@ def _do_not_replay(_replay: Method) -> Method:
 
 def _sync_one_directory(sync: Method) -> Method:
     @wraps(sync)
-    def mutated(self: Checkpointer, logs: list[LogFile], *others: Any) -> None:
+    def mutated(self: Checkpointer, logs: list[LogFile], *others: object) -> None:
         sync(self, [log for log in logs if log.directory == self._directories[0]], *others)
 
     return mutated
@@ -283,10 +294,34 @@ def _admit_anybody(_check: Method) -> Method:
 
 def _forget_what_is_lost(index: Method) -> Method:
     @wraps(index)
-    def mutated(*arguments: Any, **options: Any) -> object:
+    def mutated(*arguments: object, **options: object) -> object:
         opened = index(*arguments, **options)
         opened.lost = False
         return opened
+
+    return mutated
+
+
+# ---------------------------------------------------------------------------------------- logs
+
+
+def _leave_segments_in_progress(_recover: Method) -> Method:
+    async def mutated(*arguments: object) -> None:
+        """What the last owner left stays as it is."""
+
+    return mutated
+
+
+def _believe_the_ledger(_completed: Method) -> Method:
+    async def mutated(self: ReadAhead, segment: SegmentMetadata) -> bool:
+        return True
+
+    return mutated
+
+
+def _call_the_unknown_failed(_error: Method) -> Method:
+    def mutated(self: SegmentWriter, what: str, entry_id: int | None = None) -> WriteError:
+        return WriteError(what, ledger_id=self.ledger.ledger_id, entry_id=entry_id)
 
     return mutated
 
@@ -316,6 +351,11 @@ MUTATIONS: dict[str, Mutation] = {
         "snapshot before listing (I13)", gc.GarbageCollector, "_collect", _list_before_the_snapshot
     ),
     "cookies": Mutation("cookie check (I11)", bookie, "check_cookies", _admit_anybody),
+    "segment-recovery": Mutation(
+        "a new owner recovers first (I7)", writer, "recover_segments", _leave_segments_in_progress
+    ),
+    "reused-number": Mutation("empty segments may go (I4)", ReadAhead, "completed", _believe_the_ledger),
+    "unknown-records": Mutation("what was sent is unknown", SegmentWriter, "_transmit_error", _call_the_unknown_failed),
     "lossy": Mutation("what is lost is unknown (I11)", storage_module, "index_logs", _forget_what_is_lost),
 }
 """By name, in the order of docs/simulation.md."""

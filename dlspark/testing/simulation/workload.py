@@ -8,18 +8,15 @@ paused like nodes, and started again. Whatever a client is told goes to the chec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from dlspark.testing.simulation.cluster import PORT, Client, World
+from dlspark.testing.simulation.cluster import Client, World
 from dlspark.testing.simulation.history import Operation
-from dlspark.testing.simulation.network import SimulatedNetwork
-from metadata.errors import DistributedLogError, InvariantViolation, NoNodeError
+from dlspark.testing.simulation.roles import Roles
+from metadata.errors import InvariantViolation, NoNodeError
 from metadata.ledger_metadata import DigestType
-from storage_node.autorecovery.daemon import AutoRecovery
-from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.client import LedgerReader, LedgerWriter
 
 PASSWORD = b"secret"
@@ -28,8 +25,6 @@ SIZES = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (2, 2
 MAX_LEDGERS = 8
 PAYLOADS = (0, 1, 20, 300, 2_000)
 LARGE_PAYLOAD = 70_000
-
-Program = Callable[[Client], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -42,68 +37,38 @@ class Chain:
     ledgers: list[int] = field(default_factory=list)
 
 
-class Workload:
+def draw_chains(rng: Random) -> list[Chain]:
+    digests = (DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC)
+    return [Chain(f"chain{index}", rng.choice(SIZES), rng.choice(digests)) for index in range(rng.choice((1, 1, 2)))]
+
+
+class Workload(Roles):
     """The programs of one run and what they share."""
 
-    def __init__(self, world: World, rng: Random, chains: list[Chain]) -> None:
-        self.world = world
-        self.rng = rng
+    def __init__(self, world: World, chains: list[Chain]) -> None:
+        super().__init__(world)
         self.chains = chains
-        self.over = False
-        """Programs come to their end."""
+        self.entries_left = 0
+
+    def draw_amount(self, rng: Random) -> None:
         self.entries_left = rng.randint(60, 200)
-        self.contested = False
-        """Recoverers come all the time, in the middle of the writing."""
-        self._roles: list[asyncio.Task[None]] = []
 
-    # ------------------------------------------------------------------------------------ roles
+    @property
+    def sizes(self) -> list[tuple[int, int, int]]:
+        return [chain.sizes for chain in self.chains]
 
-    def add_role(self, name: str, program: Program) -> None:
-        """Run a program on a client of its own; when its process is killed, again."""
-        client = self.world.add_client(name)
-        self._roles.append(self.world.start(self._play(client, program)))
-
-    async def _play(self, client: Client, program: Program) -> None:
-        rng = self.world.rng(f"role/{client.name}")
-        while not self.over:
-            ledgers = client.start()
-            task = client.spawn(self._guarded(client, program))
-            await asyncio.wait({task, client.ended}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-                leaving = client.spawn(self._leave(client, ledgers.close()))
-                await asyncio.wait({leaving, client.ended}, return_when=asyncio.FIRST_COMPLETED)
-                client.kill()
-                return
-            self.world.reached("client.killed")
-            await asyncio.sleep(rng.uniform(0.05, 0.6))
-
-    async def _leave(self, client: Client, closing: Awaitable[None]) -> None:
-        await closing
-        if client.store is not None:
-            await client.store.close()
-
-    async def _guarded(self, client: Client, program: Program) -> None:
-        """A program that meets an error of the product tries again; a broken invariant ends the run."""
-        rng = self.world.rng(f"program/{client.name}/{client.runs}")
-        while not self.over:
-            try:
-                await program(client)
-                return
-            except InvariantViolation as error:
-                self.world.checkers.fail(f"{client.name}: {error!r}")
-            except DistributedLogError:
-                await asyncio.sleep(rng.uniform(0.02, 0.3))
-
-    async def finished(self, limit_s: float) -> None:
-        """Wait for all programs."""
-        _, left = await asyncio.wait(self._roles, timeout=limit_s)
-        if left:
-            self.world.checkers.fail(
-                f"{len(left)} programs did not come to their end within {limit_s} s of a healthy cluster"
-            )
-        for role in self._roles:
-            role.result()
+    def start_programs(self, rng: Random) -> None:
+        for chain in self.chains:
+            for index in range(rng.choice((1, 2, 2))):
+                self.add_role(f"w{index}-{chain.name}", partial(self.write, chain))
+            for index in range(rng.choice((0, 1, 1))):
+                self.add_role(f"r{index}-{chain.name}", partial(self.tail, chain))
+        for index in range(2 if self.contested else rng.choice((0, 0, 1, 2))):
+            self.add_role(f"recoverer{index}", self.recover_some)
+        for index in range(rng.choice((0, 0, 0, 2))):
+            self.add_role(f"auto{index}", self.replicate)
+        if rng.random() < 0.3:
+            self.add_role("deleter", self.delete_some)
 
     # ------------------------------------------------------------------------------------ writing
 
@@ -243,30 +208,6 @@ class Workload:
                 for again in await reader.read(first, following - 1):
                     checkers.entry_read(name, ledger_id, again.entry_id, bytes(again.payload))
 
-    # ------------------------------------------------------------------------------------ auto-recovery
-
-    async def replicate(self, client: Client) -> None:
-        """Run auto-recovery: an auditor candidate and a worker."""
-        daemon = AutoRecovery(
-            AutoRecoverySettings(
-                open_ledger_grace_period_ms=1_500,
-                failed_ledger_lock_period_ms=500,
-                rereplicate_backoff_ms=200,
-                client=client.settings,
-            ),
-            client.session,
-            bookie_id=f"{client.name}:{PORT}",
-            network=SimulatedNetwork(self.world.fabric),
-            clock=client.clock,
-            rng=self.world.rng(f"replicate/{client.name}/{client.runs}"),
-        )
-        await daemon.start()
-        while not self.over and not daemon.failed.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-        if daemon.failed.is_set():
-            self.world.checkers.fail(f"auto-recovery gave up: {daemon.failure!r}")
-        await daemon.stop()
-
     # ------------------------------------------------------------------------------------ deleting
 
     async def delete_some(self, client: Client) -> None:
@@ -278,3 +219,34 @@ class Workload:
             with self.world.history.operation(client.name, "delete", str(chain.ledgers[0])):
                 await client.ledgers.delete(chain.ledgers[0])
             self.world.reached("ledger.deleted")
+
+    # ------------------------------------------------------------------------------------ the end
+
+    async def verify(self, client: Client) -> None:
+        for chain in self.chains:
+            for ledger_id in chain.ledgers:
+                if not self.world.checkers.truth(ledger_id).deleted:
+                    await self.patiently(f"reading ledger {ledger_id}", partial(self._read_all, client, ledger_id))
+            await self.patiently("writing", partial(self._write_and_read, client, chain))
+
+    async def _read_all(self, client: Client, ledger_id: int) -> None:
+        checkers = self.world.checkers
+        reader = await client.ledgers.open(ledger_id, password=PASSWORD, recover=True)
+        try:
+            end = reader.last_add_confirmed
+            checkers.end_seen(client.name, ledger_id, end, reader.length)
+            if end >= 0:
+                entries = await reader.read(0, end)
+                for entry in entries:
+                    checkers.entry_read(client.name, ledger_id, entry.entry_id, bytes(entry.payload))
+                if [entry.entry_id for entry in entries] != list(range(end + 1)):
+                    checkers.fail(f"reading ledger {ledger_id} gave other entries than 0 to {end} (I4)")
+        finally:
+            await reader.close()
+
+    async def _write_and_read(self, client: Client, chain: Chain) -> None:
+        writer = await self._take_over(chain, client)
+        rng = self.world.rng(f"verify/{chain.name}")
+        await asyncio.gather(*(self._add(writer, client, rng) for _ in range(3)))
+        await self._close(writer, client)
+        await self._read_all(client, writer.ledger_id)
