@@ -46,6 +46,14 @@ LONGEST_PAUSE_S = 2.0
 NO_ALLOCATION = b""
 
 
+def lssn_without_segments(stored: int, first: int) -> int:
+    """The number that the next segment of a log without any gets; `stored`: the highest assigned so far, 0 for none.
+
+    A number is given again: an empty segment that recovery removed left nothing that could be confused.
+    """
+    return max(first, stored) if stored else first
+
+
 class SegmentTransitions:
     """One owner's view of a log: the state it may update conditionally, and the segments it knows."""
 
@@ -103,8 +111,7 @@ class SegmentTransitions:
         """The rules of the format, section 5.4; anything else means metadata that this writer must not build upon."""
         stored = self.state.max_lssn.value
         if not self.segments:
-            first = self._services.binding.first_lssn or self._settings.first_lssn
-            return max(first, stored) if stored else first
+            return lssn_without_segments(stored, self._services.binding.first_lssn or self._settings.first_lssn)
         lssn = self.segments[-1].lssn + 1
         if lssn not in (stored, stored + 1):
             raise SegmentStateError(

@@ -18,6 +18,7 @@ from dlspark.core.entries import EntrySummary
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.segments import SegmentReader
+from dlspark.core.transitions import lssn_without_segments
 from dlspark.spark.errors import OptionError
 from dlspark.spark.planning import Span
 from metadata.errors import check
@@ -66,6 +67,7 @@ class LogView:
         self._segments: list[SegmentMetadata] = []
         self._readers: dict[tuple[int, bool], SegmentReader] = {}
         self._locations: dict[int, LedgerLocation] = {}
+        self._max_lssn = 0
         self._next_lssn = 1
         self._known_end: DLSN | None = None
         self._tail: _Tail | None = None
@@ -145,7 +147,7 @@ class LogView:
             return False
         last = self._visible()[-1] if self._segments else None
         if last is None:
-            return position > DLSN(self._next_lssn, 0, 0)
+            return position > DLSN(self._max_lssn + 1, 0, 0)
         if position.lssn > last.lssn:
             return position > DLSN(last.lssn + 1, 0, 0)
         if position.lssn < last.lssn:
@@ -253,7 +255,9 @@ class LogView:
         try:
             self._segments = await self._namespace.logs_store.segments(self.name, self._on_change)
             if not self._segments:
-                self._next_lssn = (await self._namespace.logs_store.open(self.name)).max_lssn.value + 1
+                self._max_lssn = (await self._namespace.logs_store.open(self.name)).max_lssn.value
+                first = self._namespace.binding.first_lssn or self._namespace.settings.first_lssn
+                self._next_lssn = lssn_without_segments(self._max_lssn, first)
         except BaseException:
             self._changed.set()
             raise

@@ -35,7 +35,7 @@ from metadata.ledgers import LedgerStore
 from metadata.logs import LogNotFoundError
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
-from metadata.segments import TruncationStatus
+from metadata.segments import SegmentMetadata, TruncationStatus
 from storage_node.bookie.bookie import Bookie
 from storage_node.bookie.settings import MIB, BookieSettings
 from storage_node.client import ClientSettings
@@ -542,3 +542,19 @@ async def test_the_drivers_settings_of_the_ledger_client_travel_to_the_tasks(wor
     assert shared_reader(runtime, driver.client_settings) is reader
     assert shared_reader(runtime, ClientSettings()) is not reader
     assert await read([spans]) == list(range(10))
+
+
+async def test_a_query_that_starts_while_an_empty_segment_is_gone_reads_what_takes_its_number(world: World) -> None:
+    """Recovery removes a segment without records; the next one gets its number, and the query began before it."""
+    name = await world.create()
+    logs = world.namespace.logs_store
+    ledger = await world.namespace.ledgers.create()
+    state = await logs.open(name)
+    empty = SegmentMetadata(ledger.ledger_id, 1, 0, in_progress=True)
+    await logs.start_segment(name, state, empty)
+    await logs.delete_segment(name, empty)
+    driver = await world.driver(log=name)
+    start = (await driver.resolve(driver.query.start)).offsets
+    assert start[name] == DLSN(1, 0, 0)
+    await world.write(name, range(5))
+    assert await read(await driver.plan(start, await driver.latest())) == list(range(5))
