@@ -30,6 +30,7 @@ from dlspark.testing.simulation.history import Outcome, outcome_of
 from dlspark.testing.simulation.network import SimulatedLink
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.store import Create, Delete, Op, SetData
+from storage_node.bookie import checkpoint
 from storage_node.bookie.journal_format import parse_batch_header
 from storage_node.bookie.records import ENTRY, LEDGER, parse_ledger_body, scan
 from storage_node.protocol import messages as m
@@ -42,6 +43,7 @@ from storage_node.protocol.values import BatchReadResponse, ResponseV2
 if TYPE_CHECKING:
     from dlspark.testing.simulation.cluster import Node, World
 
+CHECKPOINT_AS_WRITTEN = f"/{checkpoint.FILE_NAME}.new"
 MISSING = frozenset({Status.ENOENTRY, Status.ENOLEDGER})
 FENCING_READ_BYTES = (40, 120)
 SHORT_ANSWER_BYTES = 64
@@ -116,10 +118,15 @@ class Checkers:
     # ------------------------------------------------------------------------------------ disks
 
     def disk_synced(self, host: str, path: str, written: Sequence[tuple[int, bytes]]) -> None:
-        """Bytes of a file became durable: note what journal batches hold."""
+        """Bytes of a file became durable: note what journal batches hold, and the fences that a checkpoint carries."""
+        truth = self.nodes[host]
+        if path.endswith(CHECKPOINT_AS_WRITTEN):
+            # What survived in the journal without having been synced is durable by the checkpoint of the next start.
+            found = checkpoint.decode(b"".join(data for _, data in sorted(written)))
+            if found is not None:
+                truth.fenced.update(i for i, ledger in found[1].items() if ledger.fenced)
         if not path.startswith("/journal"):
             return
-        truth = self.nodes[host]
         for offset, data in written:
             if data[:8] != b"dlsBATCH":
                 continue
@@ -223,7 +230,6 @@ class Checkers:
             self._world.reached("node.lossy")
             if not node.damaged:
                 self.fail(f"{node.name} believes that it lost entries, on an undamaged disk")
-        truth.fenced.update(i for i, ledger in storage.ledgers.items() if ledger.fenced)  # by its first checkpoint
         self._check_promises(node, "restarted")
         for ledger_id in truth.promised_fences:
             ledger = storage.ledgers.get(ledger_id)
