@@ -19,7 +19,7 @@ import asyncio
 import random
 import re
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Generic, TypeVar
@@ -343,8 +343,17 @@ class LedgerStore:
             raise NoNodeError("no such ledger", ledger_id=ledger_id, path=path) from error
         return Versioned(LedgerMetadata.decode(data, path), stat.version)
 
-    async def write(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> Versioned[LedgerMetadata]:
+    async def write(
+        self,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        version: int,
+        *,
+        guard: Callable[[], None] | None = None,
+    ) -> Versioned[LedgerMetadata]:
         """Replace a ledger's metadata if it still has `version`: the compare-and-set of all ledger state changes.
+
+        `guard` is called right before each request goes out, and raises where it must not any more.
 
         Raises BadVersionError when somebody was first (read again and decide anew), NoNodeError, or OutcomeUnknownError
         when the answer was lost and the znode has moved on further than one version.
@@ -354,6 +363,8 @@ class LedgerStore:
         path, data = self.path(ledger_id), metadata.encode()
         lost: OutcomeUnknownError | None = None
         for _ in range(MAX_REPEATS):
+            if guard is not None:
+                guard()
             try:
                 return Versioned(metadata, (await self._store.put(path, data, version)).version)
             except MetadataUnavailableError:

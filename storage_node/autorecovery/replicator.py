@@ -9,10 +9,10 @@ touched, so that this may run beside a writer, a recovery, or another replicator
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from metadata.errors import BadVersionError, check
+from metadata.errors import BadVersionError, NotAppliedError, check
 from metadata.ledgers import LedgerStore
 from storage_node.autorecovery.checker import BadFragment, Inspection
 from storage_node.autorecovery.fragments import Fragment
@@ -43,8 +43,11 @@ class FragmentReplicator:
         self._batch = settings.entry_batch_size
         self._rate = ByteRate(settings.rate_by_bytes)
 
-    async def repair(self, ledger: Inspection, part: BadFragment) -> int:
+    async def repair(self, ledger: Inspection, part: BadFragment, still_locked: Callable[[], bool]) -> int:
         """Replace as many of the bad bookies as there are others for; the number of copies stored.
+
+        The names are swapped only while `still_locked`: without the lock a replacement may collect its new copies, as
+        those of a ledger that does not name it, right before the metadata would name it (I1).
 
         Raises NotEnoughBookiesError where there is none at all, else what kept an entry from being read or stored:
         then the metadata is as it was.
@@ -72,10 +75,21 @@ class FragmentReplicator:
 
         await for_each(fragment.stored_on_any(picked), self._batch, copy)
         swaps = {index: Swap(fragment.bookies[index], new) for index, new in picked.items()}
-        await self._publish(ledger.ledger_id, fragment, swaps)
+
+        def guard() -> None:
+            if not still_locked():
+                raise NotAppliedError(
+                    "the session that held the ledger's lock has ended; its restored copies were not entered",
+                    advice="The mark is still there: the ledger is taken up again",
+                    ledger_id=ledger.ledger_id,
+                )
+
+        await self._publish(ledger.ledger_id, fragment, swaps, guard)
         return stored
 
-    async def _publish(self, ledger_id: int, fragment: Fragment, swaps: Mapping[int, Swap]) -> None:
+    async def _publish(
+        self, ledger_id: int, fragment: Fragment, swaps: Mapping[int, Swap], guard: Callable[[], None]
+    ) -> None:
         """Swap the names of those that are still in their places; what another has swapped meanwhile stays."""
         for _ in range(MAX_ATTEMPTS):
             current = await self._ledgers.read(ledger_id)
@@ -84,7 +98,7 @@ class FragmentReplicator:
                 logger.info("ledger %d: somebody else has repaired the fragment at %d", ledger_id, fragment.first)
                 return
             try:
-                await self._ledgers.write(ledger_id, changed, current.version)
+                await self._ledgers.write(ledger_id, changed, current.version, guard=guard)
                 return
             except BadVersionError:
                 continue

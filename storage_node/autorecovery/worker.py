@@ -20,6 +20,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from metadata.claims import Claim, Claims
@@ -121,7 +122,7 @@ class ReplicationWorker:
     async def _take_up(self, claim: Claim) -> bool:
         """Repair a claimed ledger; False where that failed. Its lock is given back, now or later."""
         try:
-            found = await self._repair(claim.ledger_id)
+            found = await self._repair(claim)
         except NoNodeError:
             logger.info("ledger %d was deleted: there is nothing left to repair", claim.ledger_id)
             await self._settle(claim)
@@ -145,17 +146,17 @@ class ReplicationWorker:
         self._defer(claim, self._after_failure(claim))
         return False
 
-    async def _repair(self, ledger_id: int) -> Inspection:
+    async def _repair(self, claim: Claim) -> Inspection:
         """Restore the copies of the settled fragments; what fails is left for another time, fragment by fragment.
 
         Returns how the ledger is now; of one that waits for its writer, how it was.
         """
-        found = await self._checker.inspect(ledger_id)
+        found = await self._checker.inspect(claim.ledger_id)
         for part in found.bad:
             if not part.fragment.settled:
                 continue
             try:
-                stored = await self._replicator.repair(found, part)
+                stored = await self._replicator.repair(found, part, partial(self._marks.holds, claim.lock))
             except (*METADATA_AWAY, NoNodeError, InvariantViolation):
                 raise
             except DistributedLogError as error:
@@ -169,7 +170,7 @@ class ReplicationWorker:
                     ", ".join(sorted(part.bookies)),
                     part.fragment.first,
                 )
-        return found if found.waits_for_writer else await self._checker.inspect(ledger_id)
+        return found if found.waits_for_writer else await self._checker.inspect(claim.ledger_id)
 
     async def _settle(self, claim: Claim) -> None:
         self._failures.pop(claim.ledger_id, None)
@@ -181,7 +182,10 @@ class ReplicationWorker:
 
     async def _give_back(self, claim: Claim) -> None:
         if self._held.pop(claim.ledger_id, None) is not None:
+            lost = not self._marks.holds(claim.lock)
             await self._claims.give_back(claim)
+            if lost:
+                self._news.set()  # the lock went with its session: no event will tell that the ledger is free now
 
     # ---- later ------------------------------------------------------------------------------------------------------
 

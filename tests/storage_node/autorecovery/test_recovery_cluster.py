@@ -310,6 +310,37 @@ async def test_a_worker_whose_lock_was_lost_takes_nothing_from_its_successor() -
         await world.assert_whole(ledger_id, 40)
 
 
+@simulated
+async def test_restored_copies_are_entered_only_under_the_lock_they_were_made_under() -> None:
+    """Without it a replacement may collect its copies right before the metadata names it."""
+    async with World(5) as world:
+        ledger_id = await world.closed(40)
+        await world.recover("first", replace(QUICK, rate_by_bytes=2_000))
+        await world.settle(1)
+        lock, metadata_path = world.marks.lock_path(ledger_id), world.ledgers.path(ledger_id)
+        locked_by: list[int | None] = [None]
+        entered: list[bool] = []
+
+        def watch(by: int, operation: str, path: str) -> Fault | None:
+            if (operation, path) == ("create", lock):
+                locked_by.append(by)
+            if (operation, path) == ("put", metadata_path):
+                entered.append(by == locked_by[-1])
+            return None
+
+        world.faults = watch
+        await world.lose((await world.metadata(ledger_id)).ensembles[0].bookies[0])
+        await world.until_marked([ledger_id])
+        await world.settle(0.5)
+        assert locked_by[-1] is not None
+        assert not entered, "it still copies"
+        world.tree.expire(world.recoveries["first"][1].session_id)
+        locked_by.append(None)
+        await world.until_repaired()
+        await world.assert_whole(ledger_id, 40)
+        assert entered == [True]
+
+
 # ---- what cannot be repaired, or need not ----------------------------------------------------------------------------
 
 
