@@ -9,12 +9,11 @@ from storage_node.bookie.disk import SystemDisk
 from storage_node.edge import Buffer, DiskFile
 
 
-class FaultyFile:
-    """A file whose writes or syncs may fail, or wait for a gate."""
+class ForwardingFile:
+    """A file that does what another does: subclasses come in between. Every read of it goes through a thread."""
 
-    def __init__(self, inner: DiskFile, disk: FaultyDisk) -> None:
+    def __init__(self, inner: DiskFile) -> None:
         self._inner = inner
-        self._disk = disk
         self.path = inner.path
 
     @property
@@ -22,15 +21,12 @@ class FaultyFile:
         return self._inner.direct
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
-        self._disk.before("write", self.path)
         self._inner.write_at(offset, buffers)
 
     def sync_data(self) -> None:
-        self._disk.before("sync", self.path)
         self._inner.sync_data()
 
     def read_at(self, offset: int, length: int) -> bytes:
-        self._disk.before("read", self.path)
         return self._inner.read_at(offset, length)
 
     def read_now(self, offset: int, length: int) -> bytearray | None:
@@ -44,6 +40,26 @@ class FaultyFile:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class FaultyFile(ForwardingFile):
+    """A file whose writes or syncs may fail, or wait for a gate."""
+
+    def __init__(self, inner: DiskFile, disk: FaultyDisk) -> None:
+        super().__init__(inner)
+        self._disk = disk
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        self._disk.before("write", self.path)
+        super().write_at(offset, buffers)
+
+    def sync_data(self) -> None:
+        self._disk.before("sync", self.path)
+        super().sync_data()
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        self._disk.before("read", self.path)
+        return super().read_at(offset, length)
 
 
 class FaultyDisk(SystemDisk):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bookie_harness import DIGEST, KEY, MIB
+from faulty_disk import ForwardingFile
 
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
@@ -31,29 +32,24 @@ def body_of(ledger_id: int, entry_id: int, size: int = 1000) -> bytes:
     return DIGEST.package(ledger_id, entry_id, entry_id - 1, size, payload) + payload
 
 
-class DyingFile:
-    """A file of a `DyingDisk`."""
+class DyingFile(ForwardingFile):
+    """A file of a `DyingDisk`. Every read can be held, since all go through a thread."""
 
     def __init__(self, inner: DiskFile, disk: DyingDisk) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._disk = disk
-        self.path = inner.path
-
-    @property
-    def direct(self) -> bool:
-        return self._inner.direct
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
         self._disk.step("write", self.path)
         gate = self._disk.write_gate
         if gate is not None:
             gate(self.path)
-        self._inner.write_at(offset, buffers)
+        super().write_at(offset, buffers)
 
     def sync_data(self) -> None:
         self._disk.step("sync", self.path)
-        self._inner.sync_data()
-        self._disk.synced[self.path] = self._inner.size()
+        super().sync_data()
+        self._disk.synced[self.path] = self.size()
 
     def read_at(self, offset: int, length: int) -> bytes:
         if any(part in self.path for part in self._disk.unreadable):
@@ -61,20 +57,11 @@ class DyingFile:
         gate = self._disk.read_gate
         if gate is not None:
             gate(self.path)
-        return self._inner.read_at(offset, length)
-
-    def read_now(self, offset: int, length: int) -> bytearray | None:
-        return None  # every read of a file goes through a thread, and can be held there
-
-    def size(self) -> int:
-        return self._inner.size()
+        return super().read_at(offset, length)
 
     def truncate(self, size: int) -> None:
         self._disk.step("truncate", self.path)
-        self._inner.truncate(size)
-
-    def close(self) -> None:
-        self._inner.close()
+        super().truncate(size)
 
 
 class DyingDisk(SystemDisk):

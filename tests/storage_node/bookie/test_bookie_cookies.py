@@ -76,8 +76,10 @@ async def test_no_znode_but_cookies_everywhere_is_refused(cluster: Cluster) -> N
 
 
 async def test_equal_cookies_everywhere_start(cluster: Cluster) -> None:
-    await cluster.stop(await cluster.start())
-    await cluster.start()
+    first = await cluster.start()
+    bookie_id = first.address.bookie_id
+    await cluster.stop(first)
+    assert (await cluster.start()).address.bookie_id == bookie_id
 
 
 @pytest.mark.parametrize("emptied", [("journal",), ("ledgers",), ("journal", "ledgers")])
