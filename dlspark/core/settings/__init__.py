@@ -1,0 +1,7 @@
+"""Settings of namespaces, logs, writers and readers: upstream's keys."""
+
+from dlspark.core.settings.keys import SettingInfo, Value
+from dlspark.core.settings.registry import describe_settings
+from dlspark.core.settings.settings import Settings
+
+__all__ = ["SettingInfo", "Settings", "Value", "describe_settings"]

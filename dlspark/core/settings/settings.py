@@ -1,0 +1,177 @@
+"""`Settings`: upstream's configuration keys, as far as they are honoured here.
+
+The settings stand in groups, one module each (`writer_keys`, ...): a field, its upstream key, what it means, and
+whether one log may override it. The file conf/distributedlog.conf is the same table for people, made from it
+(`python -m dlspark.core.settings`); a test keeps the two equal.
+
+Values come, later ones over earlier ones, from: the defaults; a properties file (`DLSPARK_CONF` or `from_properties`);
+environment variables `DLSPARK_SET_<key>`, e.g. `DLSPARK_SET_writerOutputBufferSize=0`; a mapping given in code.
+
+Keys that begin with `bkc.` are the ledger client's, without the prefix BookKeeper's own; they override what follows
+from the settings here (docs/client-settings.md). In an environment variable the prefix is written `bkc_`.
+A key or value that cannot be honoured is an error that names the nearest key, never ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import javaproperties
+
+from dlspark.core.settings.keys import Value
+from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
+from dlspark.core.settings.metadata_keys import MetadataKeys
+from dlspark.core.settings.reader_keys import ReaderKeys
+from dlspark.core.settings.registry import FIELDS, check_value, convert, describe_settings, lookup
+from dlspark.core.settings.writer_keys import WriterKeys
+from dlspark.errors import SettingsError
+from metadata.errors import CallerError
+from storage_node.client import ClientSettings
+from storage_node.client.placement import PlacementSettings
+from storage_node.client.placement.resolvers import parse_overrides
+from storage_node.client.placement.settings import RESOLVERS, Resolver
+
+FILE_VARIABLE = "DLSPARK_CONF"
+"""Environment variable that names a properties file."""
+VARIABLE_PREFIX = "DLSPARK_SET_"
+"""Prefix of environment variables that set one key each."""
+CLIENT_PREFIX = "bkc."
+"""Prefix of the ledger client's keys."""
+_CLIENT_VARIABLE_PREFIX = "bkc_"
+
+
+@dataclass(frozen=True)
+class Settings(ReaderKeys, WriterKeys, PlacementKeys, LedgerKeys, MetadataKeys):
+    """Settings of a namespace and its logs. Frozen: `with_values` gives a changed copy."""
+
+    ledger_client: tuple[tuple[str, Value], ...] = ()
+    """What was set with the prefix `bkc.`, by BookKeeper's keys."""
+
+    def __post_init__(self) -> None:
+        for info in describe_settings():
+            check_value(info, getattr(self, FIELDS[info.key]))
+        if self.read_timeout_s * 1000 < self.long_poll_ms:
+            raise SettingsError(
+                f"bkcReadTimeoutSeconds={self.read_timeout_s} is shorter than "
+                f"readLACLongPollTimeout={self.long_poll_ms} ms",
+                advice="Raise the first or lower the second",
+            )
+        self._check_placement()
+        if self.ledger_client:
+            self.client_settings()
+
+    def client_settings(self) -> ClientSettings:
+        """The ledger client's settings: those that follow from these, and over them the `bkc.` keys."""
+        derived = ClientSettings(
+            add_entry_timeout_ms=self.write_timeout_s * 1000,
+            # A long poll's answer must have the time to come after its wait.
+            read_entry_timeout_ms=max(self.read_timeout_s * 1000, self.long_poll_ms + 1000),
+            long_poll_ms=self.long_poll_ms,
+            placement=self._placement(),
+        )
+        try:
+            return ClientSettings.from_mapping(dict(self.ledger_client), derived)
+        except CallerError as error:
+            raise SettingsError(f"among the keys {CLIENT_PREFIX}*: {error.message}", advice=error.advice) from error
+
+    def _placement(self) -> PlacementSettings:
+        return PlacementSettings(
+            repp_dns_resolver_class=self.rack_resolver, dns_resolver_overrides=self.resolver_overrides
+        )
+
+    def _check_placement(self) -> None:
+        known = sorted(name for name in RESOLVERS if "." not in name)
+        if self.placement_resolver not in RESOLVERS:
+            raise SettingsError(
+                f"bkEnsemblePlacementDnsResolverClass={self.placement_resolver} is not known here",
+                advice=f"Known are {', '.join(known)}",
+            )
+        try:
+            parse_overrides(self.resolver_overrides)
+            self._placement()
+        except CallerError as error:
+            raise SettingsError(error.message, advice=error.advice) from error
+
+    @property
+    def rack_resolver(self) -> Resolver:
+        """Who tells racks, by its short name."""
+        return "rows" if self.row_aware_placement else RESOLVERS[self.placement_resolver]
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Value], base: Settings | None = None) -> Settings:
+        """Settings of upstream keys (`{"writerOutputBufferSize": 0}`), over `base` or the defaults.
+
+        Raises SettingsError for a key or value that is not understood.
+        """
+        base = base if base is not None else cls()
+        changed: dict[str, object] = {}
+        passed_on = {key[len(CLIENT_PREFIX) :]: value for key, value in values.items() if key.startswith(CLIENT_PREFIX)}
+        if passed_on:
+            changed["ledger_client"] = tuple(sorted((dict(base.ledger_client) | passed_on).items()))
+        for key, value in values.items():
+            if key.startswith(CLIENT_PREFIX):
+                continue
+            info = lookup(key)
+            name = FIELDS[info.key]
+            if name in changed:
+                raise SettingsError(f"{info.key} is given twice, once as {key}", advice="Keep one of them")
+            changed[name] = convert(info, key, value)
+        return replace(base, **changed)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_properties(cls, path: str | os.PathLike[str], base: Settings | None = None) -> Settings:
+        """Settings of a Java properties file. Raises SettingsError, also for a file that cannot be read."""
+        try:
+            with Path(path).open("rb") as file:
+                values: dict[str, str] = javaproperties.load(file)
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"the settings file {os.fspath(path)} cannot be read: {error}",
+                advice=f"Correct the path (environment variable {FILE_VARIABLE}) or the file",
+            ) from error
+        return cls.from_mapping(values, base)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None, base: Settings | None = None) -> Settings:
+        """Settings of `DLSPARK_CONF` and `DLSPARK_SET_<key>` variables, over `base` or the defaults."""
+        environment = os.environ if environment is None else environment
+        file = environment.get(FILE_VARIABLE)
+        if file:
+            base = cls.from_properties(file, base)
+        prefix = len(VARIABLE_PREFIX)
+        values = {name[prefix:]: value for name, value in environment.items() if name.startswith(VARIABLE_PREFIX)}
+        dotted = {
+            CLIENT_PREFIX + name[len(_CLIENT_VARIABLE_PREFIX) :]: values.pop(name)
+            for name in list(values)
+            if name.startswith(_CLIENT_VARIABLE_PREFIX)
+        }
+        return cls.from_mapping(values | dotted, base)
+
+    def with_values(self, values: Mapping[str, Value]) -> Settings:
+        """A copy with upstream keys changed."""
+        return Settings.from_mapping(values, self)
+
+    def for_log(self, values: Mapping[str, Value]) -> Settings:
+        """A copy with one log's overrides. Raises SettingsError for keys that hold for a whole namespace."""
+        for key in values:
+            if key.startswith(CLIENT_PREFIX) or not lookup(key).per_log:
+                raise SettingsError(f"{key} holds for a whole namespace", advice="Set it on opening the namespace")
+        return self.with_values(values)
+
+    def as_mapping(self) -> dict[str, Value]:
+        """All settings by upstream key."""
+        mine = {info.key: getattr(self, FIELDS[info.key]) for info in describe_settings()}
+        return mine | {CLIENT_PREFIX + key: value for key, value in self.ledger_client}
+
+    @property
+    def quorums(self) -> tuple[int, int, int]:
+        """Effective ensemble size, write quorum and ack quorum: each capped at the one before, as upstream."""
+        write_quorum = min(self.ensemble_size, self.write_quorum)
+        return self.ensemble_size, write_quorum, min(write_quorum, self.ack_quorum)
+
+    @property
+    def password(self) -> bytes:
+        return self.digest_password.encode()
