@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 
+from dlspark.core.features import NO_FEATURES, FeatureProvider
 from dlspark.core.log import AsyncLog
 from dlspark.core.services import RollingPermits, Services
 from dlspark.core.settings import Settings, Value
@@ -77,6 +78,7 @@ class AsyncNamespace:
         rng: random.Random | None = None,
         clock: Clock | None = None,
         client_settings: ClientSettings | None = None,
+        features: FeatureProvider | None = None,
         own: tuple[MetadataStore, ...] = (),
     ) -> AsyncNamespace:
         """A namespace over given edges: what `open` does after connecting, and what tests and simulations use."""
@@ -101,6 +103,7 @@ class AsyncNamespace:
             clock=clock or SystemClock(),
             permits=RollingPermits(settings.rolling_concurrency),
             ledger_store=ledgers,
+            features=NO_FEATURES if features is None else features,
         )
         return cls(parsed, services, own=own)
 

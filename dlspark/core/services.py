@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dlspark.core.features import NO_FEATURES, FeatureProvider
 from dlspark.core.settings import Settings
 from metadata.ledgers import LedgerStore
 from metadata.logs import LogStore
@@ -53,5 +54,7 @@ class Services:
     permits: RollingPermits
     ledger_store: LedgerStore
     """The metadata of the ledgers that `ledgers` works on."""
+    features: FeatureProvider = NO_FEATURES
+    """What operators have switched on; asked at each decision."""
     counters: Counter[str] = field(default_factory=Counter)
     """How often rare paths were taken: for tests and for people who look for trouble."""
