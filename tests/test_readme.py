@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +42,22 @@ def as_script() -> str:
     return script
 
 
+def end_all_with_home(home: Path) -> None:
+    """Kill what the tour started and left: cut off at any line, also while its detached sandbox is starting."""
+    while left := [process for process in psutil.process_iter() if _has_home(process, home)]:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left)
+
+
+def _has_home(process: psutil.Process, home: Path) -> bool:
+    try:
+        return process.environ().get("HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False  # Another user's, or gone.
+
+
 def test_every_command_of_the_tour_works(tmp_path: Path) -> None:
     shutil.rmtree(SCRATCH, ignore_errors=True)
     environment = {
@@ -52,11 +70,22 @@ def test_every_command_of_the_tour_works(tmp_path: Path) -> None:
             ["bash", "-c", as_script()], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
         )
     finally:
-        subprocess.run(["dlspark", "sandbox", "stop"], env=environment, capture_output=True, check=False)
+        end_all_with_home(tmp_path)
         shutil.rmtree(SCRATCH, ignore_errors=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
     for line in ("first", "second", "third", "b'fourth'", "stopped"):
         assert line in done.stdout
+
+
+def test_a_tour_that_is_cut_off_leaves_no_process_behind(tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    with subprocess.Popen(
+        ["bash", "-c", "setsid sleep 600 & echo begun; exec sleep 600"], env=environment, stdout=subprocess.PIPE
+    ) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        end_all_with_home(tmp_path)
+    assert not [process for process in psutil.process_iter() if _has_home(process, tmp_path)]
 
 
 def test_both_commands_of_the_readme_are_make_targets() -> None:
