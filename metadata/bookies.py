@@ -36,6 +36,7 @@ from metadata.protos import BOOKIE_SERVICE_INFO, COOKIE, format_text, parse_bina
 from metadata.retry import reconnected, repeat
 from metadata.session import call_safely
 from metadata.store import MetadataStore, SessionState, Watcher, WatchEvent
+from metadata.tasks import end_tasks
 
 _LOG: Final = logging.getLogger(__name__)
 _ENDPOINT_ID: Final = "bookie"
@@ -225,8 +226,7 @@ class BookieRegistry:
         self._registered.pop(bookie_id, None)
         renewal = self._renewals.pop(bookie_id, None)
         if renewal is not None:
-            renewal.cancel()
-            await asyncio.gather(renewal, return_exceptions=True)
+            await end_tasks([renewal], drop_errors=True)
 
     async def _announce(self, address: BookieAddress, readonly: bool) -> None:
         folder, other = (self._readonly, self._available) if readonly else (self._available, self._readonly)
@@ -484,7 +484,8 @@ class _ListWatch:
     async def _run(self) -> None:
         registry = self._registry
         last: tuple[tuple[list[str], int], tuple[list[str], int]] | None = None
-        while True:
+        me = asyncio.current_task()
+        while self._task is me:  # a cancellation may be lost (metadata/tasks.py), and nobody waits for this end
             self._changed.clear()
             try:
                 if not await reconnected(registry._store, registry._predecessor_timeout_ms):
@@ -498,7 +499,7 @@ class _ListWatch:
                     _LOG.info("the list of bookies cannot be read at present, trying again: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if now != last:
+            if now != last and self._task is me:
                 for listener in list(self._listeners.values()):
                     call_safely(listener)
             last = now

@@ -38,6 +38,7 @@ from metadata.errors import (
 from metadata.paths import check_path, join
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
 from metadata.store import Delete, MetadataStore, SessionState, WatchEvent
+from metadata.tasks import end_tasks, undisturbed
 
 _LOG: Final = logging.getLogger(__name__)
 RELEASE_TIMEOUT_MS: Final = 10_000
@@ -229,7 +230,7 @@ class DistributedLock:
             await self._claim(member, deadline)
             self._ensure_current(member)
         except BaseException:
-            await self._drop(member)
+            await undisturbed(self._drop(member))
             raise
         self._member = member
         self._remembered = {LockId(self._client_id, member.session_id)}
@@ -254,12 +255,15 @@ class DistributedLock:
         try:
             return await asyncio.shield(creating)
         except asyncio.CancelledError:
-            done, _ = await asyncio.wait({creating}, timeout=RELEASE_TIMEOUT_MS / 1000)
-            if not done:
-                creating.cancel()
-            elif not creating.cancelled() and creating.exception() is None:
-                await self._drop(creating.result())
+            await undisturbed(self._leave(creating))
             raise
+
+    async def _leave(self, creating: asyncio.Task[_Member]) -> None:
+        done, _ = await asyncio.wait({creating}, timeout=RELEASE_TIMEOUT_MS / 1000)
+        if not done:
+            creating.cancel()
+        elif not creating.cancelled() and creating.exception() is None:
+            await self._drop(creating.result())
 
     async def _create_member(self) -> _Member:
         """Create our member. A lost answer may leave one that nobody knows: such remains are removed first."""
@@ -456,7 +460,7 @@ class DistributedLock:
         if self._state is not _State.CLOSED:
             self._close()
         if self._reacquiring is not None:
-            await asyncio.gather(self._reacquiring, return_exceptions=True)
+            await end_tasks([self._reacquiring], drop_errors=True)
             self._reacquiring = None
         member, self._member = self._member, None
         if member is not None:

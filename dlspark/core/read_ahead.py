@@ -33,6 +33,7 @@ from dlspark.errors import (
 )
 from metadata.errors import NoNodeError
 from metadata.logs import SegmentMetadata
+from metadata.tasks import end_tasks
 from storage_node.client import LedgerReader
 from storage_node.errors import UnauthorizedAccessError
 from storage_node.protocol.digests import Entry
@@ -101,8 +102,7 @@ class ReadAhead:
 
     async def close(self, error: DistributedLogError) -> None:
         """End; reads that wait, and later ones, get `error`."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        await end_tasks([self._task])
         self._queue.clear()
         self._queued_bytes = 0
         self._end(error)

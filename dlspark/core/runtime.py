@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import ClassVar, Generic, TypeVar
 
 from dlspark.errors import AlreadyClosedError, CallerError
+from metadata.tasks import end_tasks
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -161,9 +162,7 @@ class Runtime:
                 _log.exception("closing at exit failed; going on with the rest")
         self._closers.clear()
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await end_tasks(others, drop_errors=True)
         await self._loop.shutdown_asyncgens()
         try:
             await self._loop.shutdown_default_executor()
@@ -179,6 +178,7 @@ class _Call(Generic[_T]):
         self._loop = loop
         self._coroutine = coroutine
         self._task: asyncio.Task[_T] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._outcome: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
     def start(self) -> None:
@@ -210,7 +210,7 @@ class _Call(Generic[_T]):
 
     def _cancel(self) -> None:
         if self._task is not None:
-            self._task.cancel()
+            self._ending = self._loop.create_task(end_tasks([self._task]))
 
 
 def _close_shared() -> None:

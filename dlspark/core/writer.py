@@ -57,6 +57,7 @@ from dlspark.errors import (
 from metadata.errors import BadVersionError
 from metadata.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.store import SessionState
+from metadata.tasks import end_tasks
 
 _log = logging.getLogger(__name__)
 
@@ -569,8 +570,7 @@ class AsyncLogWriter:
             self._forget_session()
             watching = self._watching
             if watching is not None:
-                watching.cancel()
-                await asyncio.wait([watching])
+                await end_tasks([watching])
             if self._segment is not None:
                 await self._segment.abandon()
             await _release(self._lock)

@@ -26,6 +26,7 @@ from dlspark.spark.selection import AtTxid, Everywhere, SourceQuery, Where
 from dlspark.spark.serving import check_served
 from metadata.errors import MetadataUnavailableError, NoNodeError
 from metadata.logs import LogNotFoundError
+from metadata.tasks import end_tasks
 from storage_node.client import ClientSettings
 
 _log = logging.getLogger(__name__)
@@ -271,9 +272,7 @@ class SourceDriver:
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await end_tasks(waits, drop_errors=True)
 
     async def _answers(self, questions: Mapping[str, Callable[[], Awaitable[DLSN]]]) -> dict[str, DLSN]:
         """Ask the views; one whose log is gone by now is dropped and left out."""

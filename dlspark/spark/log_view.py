@@ -25,6 +25,7 @@ from metadata.errors import check
 from metadata.ledger_metadata import LedgerState
 from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.store import WatchEvent
+from metadata.tasks import end_tasks
 from storage_node.client import LedgerLocation, ReplicaReader
 from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
 
@@ -432,10 +433,7 @@ class LogView:
             if polled is not None and polled.done():
                 polled.result()
         finally:
-            changed.cancel()
-            if polled is not None:
-                polled.cancel()
-                await asyncio.gather(polled, return_exceptions=True)
+            await end_tasks([changed] if polled is None else [changed, polled], drop_errors=True)
 
     async def _poll_tail(self, segment: SegmentMetadata) -> None:
         reader = await self._reader(segment)

@@ -24,6 +24,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
 from dlspark.spark.columns import record_batches, select
 from dlspark.spark.planning import Partition, Span
+from metadata.tasks import end_tasks
 from storage_node.client import ClientSettings, ReplicaReader
 from storage_node.protocol.digests import Entry
 
@@ -104,8 +105,7 @@ class _Fetcher:
         return chunk
 
     async def stop(self) -> None:
-        self._next.cancel()
-        await asyncio.gather(self._next, return_exceptions=True)
+        await end_tasks([self._next], drop_errors=True)
         await self._chunks.aclose()
 
 

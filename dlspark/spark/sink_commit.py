@@ -51,6 +51,7 @@ from metadata.locks import DistributedLock, LockingError
 from metadata.logs import LogState, SegmentMetadata
 from metadata.sinks import Mark, SinkStore, StagedLedger
 from metadata.store import Create, MetadataStore, Op, SetData
+from metadata.tasks import end_tasks
 from storage_node.edge import Clock, SystemClock
 
 MAX_TXID = 2**63 - 1
@@ -215,9 +216,7 @@ class Publisher:
                 tails = dict(zip(logs, await asyncio.gather(*reading), strict=True))
             finally:
                 # None goes on without the locks: recovering a log writes to it.
-                for tail in reading:
-                    tail.cancel()
-                await asyncio.gather(*reading, return_exceptions=True)
+                await end_tasks(reading, drop_errors=True)
             publication = await self._restamp(publication, tails)
             winners = [publication.job.staged(segment.ledger_id) for segment in publication.segments]
             moved = Mark(publication.job.batch, publication.job.attempt)

@@ -18,6 +18,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Final, Protocol
 
 from metadata.errors import CallerError
+from metadata.tasks import end_tasks
 
 CHUNK_BYTES: Final = 64 * 1024
 _CALL_TIMEOUT_S: Final = 10.0
@@ -145,10 +146,7 @@ class _Forwarder:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end_tasks(self._tasks)
         await asyncio.sleep(0)  # aborted connections are closed with the next turn of the loop
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -175,10 +173,7 @@ class _Forwarder:
             # An end in one direction ends both: neither ZooKeeper nor a storage node uses half a connection.
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for pump in pumps:
-                pump.cancel()
-            if pumps:
-                await asyncio.wait(pumps)
+            await end_tasks(pumps)
             for end in ends:
                 end.transport.abort()
 

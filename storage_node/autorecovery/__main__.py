@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from metadata.errors import DistributedLogError
+from metadata.tasks import end_tasks
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.autorecovery.settings import AutoRecoverySettings, MetadataSettings
 from storage_node.bookie.settings import read_properties
@@ -52,8 +53,7 @@ async def _serve(settings: AutoRecoverySettings, where: MetadataSettings) -> int
         print(f"auto-recovery {name} is at work", flush=True)
         ends = [loop.create_task(stopping.wait()), loop.create_task(recovery.failed.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in ends:
-            task.cancel()
+        await end_tasks(ends)
         await recovery.stop()
         return 0 if recovery.failure is None else 1
     finally:

@@ -24,9 +24,10 @@ from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore, Versioned
 from metadata.replication import ReplicationStore
 from metadata.store import SessionState, WatchEvent
+from metadata.tasks import end_tasks
 from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
 from storage_node.autorecovery.losses import LossTracker, Verdict
-from storage_node.autorecovery.pacing import end_tasks, for_each
+from storage_node.autorecovery.pacing import for_each
 from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.edge import Clock
 

@@ -17,10 +17,10 @@ from metadata.errors import DistributedLogError
 from metadata.ledgers import DEFAULT_ROOT, LedgerStore
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
+from metadata.tasks import end_tasks
 from storage_node.autorecovery.auditor import Auditor
 from storage_node.autorecovery.checker import LedgerChecker
 from storage_node.autorecovery.election import AuditorElection
-from storage_node.autorecovery.pacing import end_tasks
 from storage_node.autorecovery.replicator import FragmentReplicator
 from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.autorecovery.worker import ReplicationWorker

@@ -15,7 +15,7 @@ from typing import Any, Final
 from metadata.auditors import AuditorStore
 from metadata.errors import DistributedLogError, InvariantViolation
 from metadata.store import SessionState
-from storage_node.autorecovery.pacing import end_tasks
+from metadata.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
 

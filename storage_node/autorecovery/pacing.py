@@ -1,14 +1,14 @@
-"""How much at once, and how fast: what auto-recovery puts on itself so that others can work; and how its tasks end."""
+"""How much at once, and how fast: what auto-recovery puts on itself so that others can work."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from typing import Final, TypeVar
+from typing import TypeVar
+
+from metadata.tasks import end_tasks
 
 T = TypeVar("T")
-
-END_AGAIN_S: Final = 10.0
 
 
 async def for_each(items: Iterable[T] | AsyncIterable[T], limit: int, action: Callable[[T], Awaitable[None]]) -> None:
@@ -56,15 +56,3 @@ class ByteRate:
         self._free_at = begin + count / self._rate
         if begin > now:
             await asyncio.sleep(begin - now)
-
-
-async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait until they have ended; their errors are the caller's to look at.
-
-    Again after a while: before Python 3.12 a cancellation that meets the result of a `wait_for` is lost.
-    """
-    pending = {task for task in tasks if not task.done()}
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=END_AGAIN_S)

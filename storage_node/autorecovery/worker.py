@@ -27,8 +27,8 @@ from metadata.claims import Claim, Claims
 from metadata.errors import DistributedLogError, InvariantViolation, NoNodeError
 from metadata.replication import ReplicationStore
 from metadata.store import SessionState, WatchEvent
+from metadata.tasks import end_tasks, undisturbed
 from storage_node.autorecovery.checker import METADATA_AWAY, Inspection, LedgerChecker
-from storage_node.autorecovery.pacing import end_tasks
 from storage_node.autorecovery.replicator import FragmentReplicator
 from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.client import LedgerClient
@@ -85,7 +85,7 @@ class ReplicationWorker:
             await asyncio.wait({working, self._broken}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks([working, *self._deferred])
-            await self._give_all_back()
+            await undisturbed(self._give_all_back())
         for ended in (working, self._broken):
             if ended.done() and not ended.cancelled() and (error := ended.exception()) is not None:
                 raise error

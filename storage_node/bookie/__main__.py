@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from metadata.errors import DistributedLogError
+from metadata.tasks import end_tasks
 from storage_node.bookie.bookie import Bookie
 from storage_node.bookie.other_keys import OTHER_KEYS
 from storage_node.bookie.settings import BookieSettings, read_properties
@@ -102,12 +103,10 @@ async def _serve(
         signalled = loop.create_task(stopping.wait())
         await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            starting.cancel()
-            await asyncio.wait([starting])
+            await end_tasks([starting], drop_errors=True)
             return 1
         if starting.exception() is not None:
-            signalled.cancel()  # or the log would end with a task left pending instead of with the reason
-            await asyncio.wait([signalled])
+            await end_tasks([signalled])  # or the log would end with a task left pending instead of with the reason
         starting.result()
         gc.freeze()  # what a start leaves behind stays: let the collector not walk it again
         gc.set_threshold(*GC_THRESHOLDS)
@@ -115,8 +114,7 @@ async def _serve(
         failed = loop.create_task(bookie.failed.wait())
         async with _recovering(settings, recovery, network, bookie.address.bookie_id):
             await asyncio.wait([failed, signalled], return_when=asyncio.FIRST_COMPLETED)
-        for task in (failed, signalled):
-            task.cancel()
+        await end_tasks([failed, signalled])
         await bookie.stop()
         if bookie.failure is not None:
             raise bookie.failure

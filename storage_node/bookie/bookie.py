@@ -21,6 +21,7 @@ from metadata.errors import DistributedLogError
 from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
+from metadata.tasks import end_tasks, undisturbed
 from storage_node.bookie.connections import Connection
 from storage_node.bookie.cookies import check_cookies
 from storage_node.bookie.disk import SystemDisk
@@ -142,7 +143,7 @@ class Bookie:
         try:
             await self._start()
         except BaseException:
-            await self._tear_down(clean=False)
+            await undisturbed(self._tear_down(clean=False))
             raise
 
     async def _start(self) -> None:
@@ -362,8 +363,7 @@ class Bookie:
         if self._session is not None:
             await self._session.close(ended=unregistered)
         if self._monitor is not None:
-            self._monitor.cancel()
-            await asyncio.wait([self._monitor])
+            await end_tasks([self._monitor])
             self._monitor = None
         if self._collector is not None:
             await self._collector.stop()

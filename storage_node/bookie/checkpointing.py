@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from metadata.tasks import end_tasks
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.contents import Contents
@@ -75,8 +76,7 @@ class Checkpointer:
     async def end(self) -> None:
         """Begin no more by itself."""
         if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.wait([self._ticker])
+            await end_tasks([self._ticker])
             self._ticker = None
 
     async def idle(self) -> None:

@@ -28,6 +28,7 @@ from metadata.errors import CorruptDataError, DistributedLogError, MetadataUnava
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
+from metadata.tasks import end_tasks
 from storage_node.bookie.compaction import Pace
 from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.storage import Storage
@@ -85,10 +86,7 @@ class GarbageCollector:
 
     async def stop(self) -> None:
         """End them, wherever they are: every step is safe to leave."""
-        for task in (self._task, self._compaction):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+        await end_tasks(task for task in (self._task, self._compaction) if task is not None)
         self._task = self._compaction = None
 
     async def _rounds(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
 from metadata.errors import DistributedLogError
+from metadata.tasks import end_tasks
 from storage_node.client.health import BookieHealth
 from storage_node.client.settings import ClientSettings
 from storage_node.edge import Buffer, Link, Network
@@ -174,8 +175,7 @@ class Channel:
     async def close(self) -> None:
         """End the link; requests that still wait end with an error."""
         if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
+            await end_tasks([self._opening], drop_errors=True)
             self._opening = None
         if self._link is not None:
             self._link.close()

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, cast
 from metadata.errors import BadVersionError, CallerError, DistributedLogError, InvariantViolation, OutcomeUnknownError
 from metadata.ledger_metadata import DigestType, LedgerMetadata
 from metadata.ledgers import LedgerStore
+from metadata.tasks import end_tasks
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.placement import Placement
 from storage_node.client.settings import ClientSettings
@@ -102,10 +103,7 @@ class Tasks:
 
     async def stop(self) -> None:
         """Cancel them all and wait until they have ended."""
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks([task for task in self._tasks if task is not asyncio.current_task()], drop_errors=True)
 
 
 class MetadataUpdates:

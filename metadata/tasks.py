@@ -1,0 +1,55 @@
+"""`end_tasks` for every path that cancels tasks and waits for their end, `undisturbed` for what must not be cut off.
+
+Before Python 3.12 a cancellation that meets the result of an `asyncio.wait_for` is lost: `wait_for` returns the result,
+the task goes on as if nobody had cancelled it, and who waits for its end may wait for ever. So there a cancellation is
+repeated until it has had its effect. A task may then be cancelled while it tidies up; what must not be cut off there
+belongs into `undisturbed`, with a time limit of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+AGAIN_S: Final = 1.0 if sys.version_info < (3, 12) else None
+"""Seconds until a cancellation without effect is repeated: longer than tidying up takes as a rule. None: never."""
+
+
+async def end_tasks(tasks: Iterable[asyncio.Future[Any]], *, drop_errors: bool = False) -> None:
+    """Cancel tasks and wait until they have ended, also where the caller is cancelled meanwhile.
+
+    Their errors are the caller's to look at, and reported by the event loop if nobody does; not with `drop_errors`.
+    """
+    ending = list(tasks)
+    try:
+        if any(not task.done() for task in ending):
+            await undisturbed(_cancel_until_done(ending))
+    finally:
+        for task in ending:
+            if drop_errors and not task.cancelled():
+                task.exception()
+
+
+async def _cancel_until_done(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=AGAIN_S)
+
+
+async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns or raises. A cancellation of the caller is raised only once `work` has ended by itself."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()

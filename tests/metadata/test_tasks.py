@@ -1,0 +1,113 @@
+"""Ending tasks, also where a cancellation is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from metadata import tasks
+from metadata.tasks import end_tasks, undisturbed
+
+
+async def a_result_on_its_way(event: asyncio.Event) -> asyncio.Task[None]:
+    """A task whose `wait_for` has its result, but has not returned it: a cancellation is lost here before Python 3.12.
+
+    Such loops are the storage node's checkpoints, and every wait for a session to be connected again.
+    """
+    arrived = asyncio.Event()
+
+    async def wait() -> None:
+        await event.wait()
+        arrived.set()
+
+    async def work() -> None:
+        while True:
+            await asyncio.wait_for(wait(), 60)
+            event.clear()
+
+    task = asyncio.get_running_loop().create_task(work())
+    await asyncio.sleep(0)
+    event.set()
+    await arrived.wait()
+    return task
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("later", range(5))
+async def test_a_task_ends_whose_cancellation_met_the_result_of_a_wait_for(
+    monkeypatch: pytest.MonkeyPatch, later: int
+) -> None:
+    if sys.version_info < (3, 12):
+        monkeypatch.setattr(tasks, "AGAIN_S", 0.01)
+    task = await a_result_on_its_way(asyncio.Event())
+    for _ in range(later):
+        await asyncio.sleep(0)
+
+    await end_tasks([task])
+
+    assert task.cancelled()
+
+
+async def test_errors_are_left_to_the_caller_unless_they_are_dropped() -> None:
+    async def fail() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("while it was ended")
+
+    for drop_errors in (False, True):
+        task = asyncio.get_running_loop().create_task(fail())
+        await asyncio.sleep(0)
+        await end_tasks([task], drop_errors=drop_errors)
+        assert isinstance(task.exception(), ValueError)
+
+
+async def test_who_is_cancelled_while_ending_tasks_still_waits_for_them() -> None:
+    tidy = asyncio.Event()
+    tidied: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await undisturbed(tidy_up())
+
+    async def tidy_up() -> None:
+        await tidy.wait()
+        tidied.append("in peace")
+
+    task = asyncio.get_running_loop().create_task(work())
+    await asyncio.sleep(0)
+    ending = asyncio.get_running_loop().create_task(end_tasks([task]))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        ending.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not ending.done()
+
+    tidy.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert task.cancelled()
+    assert tidied == ["in peace"]
+
+
+async def test_undisturbed_work_gives_its_result_or_error() -> None:
+    async def answer() -> int:
+        await asyncio.sleep(0)
+        return 42
+
+    async def fail() -> int:
+        await asyncio.sleep(0)
+        raise ValueError("as it is")
+
+    assert await undisturbed(answer()) == 42
+    with pytest.raises(ValueError, match="as it is"):
+        await undisturbed(fail())
+
+
+async def test_nothing_to_end_is_no_error() -> None:
+    await end_tasks([])
