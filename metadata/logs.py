@@ -49,7 +49,7 @@ from metadata.segments import (
     gap_in,
     order,
 )
-from metadata.store import Create, Delete, MetadataStore, Op, OpResult, SetData, Stat, Watcher
+from metadata.store import Check, Create, Delete, MetadataStore, Op, OpResult, SetData, Stat, Watcher
 
 __all__ = [
     "DEFAULT_PARTITION",
@@ -462,8 +462,23 @@ class LogStore:
             max_txid=Versioned(txid, _version(results[3])),
         )
 
+    async def remove_segment(self, name: str, state: LogState, segment: SegmentMetadata) -> None:
+        """Remove the znode of an in-progress segment whose ledger is gone; a missing one is a success.
+
+        Raises BadVersionError when somebody else owns the log (its segment may have the number now), or an
+        OutcomeUnknownError.
+        """
+        check(segment.in_progress, "a completed segment is not removed by recovery", log=name)
+        paths = self.paths(name)
+        path = paths.segment(segment)
+        try:
+            await self._store.multi([Check(paths.ledgers, state.max_lssn.version), Delete(path)])
+        except NoNodeError as error:
+            if error.path != path:
+                raise
+
     async def delete_segment(self, name: str, segment: SegmentMetadata) -> None:
-        """Remove a segment's znode; a missing one is a success. Its ledger must be gone before."""
+        """Remove a segment's znode, whoever owns the log; a missing one is a success. Its ledger must be gone."""
         path = self.paths(name).segment(segment)
 
         async def delete() -> None:

@@ -75,15 +75,14 @@ class AsyncLog:
             reader = await self.open_segment(segment)
             try:
                 lac = await reader.refresh()
-                # An empty one that has ended may still be removed, and its number be used again.
-                if not reader.closed or lac < 0:
+                if not reader.settled:
                     return DLSN(segment.lssn, lac + 1, 0)
             finally:
                 await reader.close()
         return DLSN(segments[-1].lssn + 1, 0, 0)
 
     async def find_txid(self, txid: int) -> DLSN:
-        """The position of the first record with a transaction id of `txid` or above; the end if there is none.
+        """The position of the first record with a transaction id of `txid` or above; the end if there is none yet.
 
         Reads about log2(entries) entries of one segment, whatever the log's length (P9); `probes` counts them.
         Meaningful where transaction ids do not decrease, which writers ensure unless told not to.
@@ -94,13 +93,18 @@ class AsyncLog:
             self.probes.segments += 1
             reader = await self.open_segment(segment)
             try:
+                searched = reader.lac
+                settled = reader.settled
                 found = await reader.locate_txid(txid)
             finally:
                 await reader.close()
+            if found is None and not settled:
+                # What came meanwhile, here and behind, has not been looked at: it may be what is looked for.
+                found = (searched + 1, 0)
             if found is not None:
                 dlsn = DLSN(segment.lssn, *found)
                 return dlsn if self._settings.ignore_truncation else max(dlsn, first_active(segment))
-        return await self.end()
+        return DLSN(segments[-1].lssn + 1, 0, 0) if segments else DLSN.INITIAL
 
     async def first_record(self) -> LogRecord:
         """The first record that is left. Raises LogEmptyError."""
@@ -109,11 +113,14 @@ class AsyncLog:
                 continue
             reader = await self.open_segment(segment)
             try:
+                settled = reader.settled
                 record = await reader.first_user_record(first_active(segment))
             finally:
                 await reader.close()
             if record is not None:
                 return record
+            if not settled:
+                break  # its first record is not readable yet, and what lies behind is not the first
         raise self._empty()
 
     async def last_record(self, *, with_end_of_stream: bool = False) -> LogRecord:

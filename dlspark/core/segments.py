@@ -47,6 +47,14 @@ class SegmentReader:
         """Whether the ledger's end is fixed. It may be before the log's metadata says so."""
         return self._ledger.closed
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing can come behind `lac`, so that the log goes on in the next segment.
+
+        An empty segment that has ended may still be removed, and its number be used again.
+        """
+        return not self.metadata.in_progress or (self.closed and self.lac >= 0)
+
     async def location(self) -> LedgerLocation:
         """Where the entries are, for a task that reads them without a metadata store."""
         return await self._ledger.location()

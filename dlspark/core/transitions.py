@@ -66,9 +66,16 @@ class SegmentTransitions:
         self._settings = settings
 
     async def load(self) -> None:
-        """Read state and segments afresh. Only at a moment at which this owner surely holds the lock."""
-        self.state = await self._services.logs.open(self.name)
-        self.segments = list(await self._services.logs.segments(self.name))
+        """Read the segments, and the state that belongs to them; the lock is held as far as this owner knows.
+
+        Raises WriterDeposedError if the log was changed since `state` was read: a process that stood still between the
+        two reads finds the next owner's segment beside versions that are older.
+        """
+        segments = list(await self._services.logs.segments(self.name))
+        state = await self._services.logs.open(self.name)
+        if _versions(state) != _versions(self.state):
+            raise self._deposed()
+        self.state, self.segments = state, segments
 
     # ------------------------------------------------------------------ start
 
@@ -217,10 +224,23 @@ class SegmentTransitions:
         return before[0].effective_start_sequence_id + before[0].record_count
 
     async def delete(self, segment: SegmentMetadata) -> None:
-        """Remove an empty in-progress segment: its ledger first, so that a crash between the two repeats both (I10)."""
+        """Remove an empty in-progress segment: its ledger first, so that a crash between the two repeats both (I10).
+
+        Raises WriterDeposedError where somebody else owns the log: its next segment may bear the number, and so the
+        znode's name, of the one that was empty.
+        """
         check(segment.in_progress, "only an in-progress segment is removed by recovery", log=self.name)
         await self._services.ledgers.delete(segment.ledger_id)
-        await self._retried(lambda: self._services.logs.delete_segment(self.name, segment))
+        expected = self.state
+
+        async def attempt() -> LogState:
+            await self._services.logs.remove_segment(self.name, expected, segment)
+            return expected
+
+        def applied(found: _Found) -> bool:
+            return all(other.ledger_id != segment.ledger_id for other in found.segments)
+
+        self.state = await self._transact(attempt, applied, expected)
         self.segments = [s for s in self.segments if s.lssn != segment.lssn]
 
     # ------------------------------------------------------------------ outcomes

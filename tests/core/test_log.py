@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.segments import SegmentReader
 from dlspark.errors import (
     AlreadyClosedError,
     CallerError,
@@ -203,6 +205,61 @@ async def test_a_search_finds_the_first_of_equal_transaction_ids_across_entries_
                 await writer.send()
     assert await log.find_txid(7) == DLSN(1, 0, 0)
     assert await log.find_txid(8) == await log.end()
+
+
+async def test_what_is_written_while_a_transaction_id_is_looked_for_is_not_passed_over(namespace, monkeypatch):
+    log = await namespace.open_log("meanwhile")
+    writer = await log.open_writer()
+    writer.write(1, b"before")
+    await writer.commit()
+    locate = SegmentReader.locate_txid
+
+    async def and_then_write(segment, txid):
+        found = await locate(segment, txid)
+        writer.write(10, b"meanwhile")
+        await writer.commit()
+        return found
+
+    monkeypatch.setattr(SegmentReader, "locate_txid", and_then_write)
+    async with await log.open_reader(10) as reader:
+        assert (await asyncio.wait_for(reader.read_next(), 10)).payload == b"meanwhile"
+    await writer.close()
+
+
+@pytest.mark.parametrize("search", ["locate_txid", "first_user_record"])
+async def test_a_segment_that_is_left_while_it_is_searched_is_not_passed_over(world, monkeypatch, search):
+    namespace = await world.namespace(max_segment_bytes=1, rolling_minutes=0, output_buffer_bytes=0)
+    log = await namespace.open_log("left")
+    writer = await log.open_writer()
+    complete, started, go_on = writer._complete, asyncio.Event(), asyncio.Event()
+
+    async def when_told(segment):
+        started.set()
+        await go_on.wait()
+        await complete(segment)
+
+    monkeypatch.setattr(writer, "_complete", when_told)
+    first = await writer.write(10, b"acknowledged, and not readable yet")
+    await started.wait()
+    assert [segment.in_progress for segment in await log.segments()] == [True, True]
+    original = getattr(SegmentReader, search)
+
+    async def then_go_on(segment, where):
+        found = await original(segment, where)
+        go_on.set()
+        await writer.write(20, b"in the next segment")
+        await writer.commit()
+        return found
+
+    monkeypatch.setattr(SegmentReader, search, then_go_on)
+    if search == "locate_txid":
+        assert await log.find_txid(10) == first
+    else:
+        with pytest.raises(LogEmptyError):
+            await log.first_record()
+    monkeypatch.undo()
+    assert (await log.first_record()).dlsn == first
+    await writer.close()
 
 
 async def test_a_search_works_in_a_segment_in_progress_with_control_records_between(world):

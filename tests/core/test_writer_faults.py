@@ -151,6 +151,59 @@ async def test_a_ledger_allocated_and_never_used_is_deleted_by_the_next_owner(wo
 # ---------------------------------------------------------------------- two owners
 
 
+async def _next_owner(world, name, *, instead_of):
+    """While `instead_of` stands still its session ends, and somebody else becomes the log's owner and writes."""
+    world.cut_off(instead_of)
+    namespace = await world.namespace()
+    writer = await (await namespace.open_log(name)).open_writer("next owner")
+    written = writer.write(7, b"of the next owner")
+    await writer.flush()
+    world.tree.inject = None
+    return namespace, writer, written
+
+
+async def test_one_who_stood_still_while_reading_the_log_leaves_its_next_owner_alone(world, monkeypatch):
+    one = await world.namespace()
+    log = await one.open_log("overtaken")
+    async with await log.open_writer() as writer:
+        writer.write(1, b"one")
+    segments, taken_over = one.logs_store.segments, []
+
+    async def later(name, watch=None):
+        if not taken_over:
+            taken_over.append(await _next_owner(world, name, instead_of=one))
+        return await segments(name, watch)
+
+    monkeypatch.setattr(one.logs_store, "segments", later)
+    with pytest.raises(WriterDeposedError):
+        await log.open_writer()
+    ((other, new, kept),) = taken_over
+    await new.close()
+    assert await kept == DLSN(2, 0, 0)
+    assert [record.payload for record in await _all(other, "overtaken")] == [b"one", b"of the next owner"]
+
+
+async def test_a_deposed_recovery_does_not_remove_the_segment_that_took_the_number_of_an_empty_one(world, monkeypatch):
+    one = await world.namespace()
+    writer = await (await one.open_log("number")).open_writer()
+    await writer._transitions.start(1)
+    await world.crash(one)
+    two = await world.namespace()
+    delete, taken_over = two.ledgers.delete, []
+
+    async def then_stand_still(ledger_id):
+        await delete(ledger_id)
+        taken_over.append(await _next_owner(world, "number", instead_of=two))
+
+    monkeypatch.setattr(two.ledgers, "delete", then_stand_still)
+    with pytest.raises(WriterDeposedError):
+        await (await two.open_log("number")).open_writer()
+    ((other, new, kept),) = taken_over
+    await new.close()
+    assert await kept == DLSN(1, 0, 0), "the number of the empty segment"
+    assert [record.payload for record in await _all(other, "number")] == [b"of the next owner"]
+
+
 async def test_a_deposed_writer_gets_no_acknowledgement_after_its_successor(world):
     one, other = await world.namespace(), await world.namespace()
     old = await (await one.open_log("fenced")).open_writer()

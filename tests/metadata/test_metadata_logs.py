@@ -326,6 +326,24 @@ async def test_deleting_a_segment_twice_is_a_success(logs: LogStore) -> None:
     assert await logs.segments("flights") == []
 
 
+async def test_only_the_owner_removes_an_empty_segment_whose_number_may_have_come_again(logs: LogStore) -> None:
+    await logs.create("flights")
+    stale = await logs.start_segment("flights", await logs.open("flights"), opening(1))
+    await logs.remove_segment("flights", stale, opening(1))
+    await logs.remove_segment("flights", stale, opening(1))
+    assert await logs.segments("flights") == []
+    state = await logs.start_segment("flights", stale, opening(1))
+    with pytest.raises(BadVersionError):
+        await logs.remove_segment("flights", stale, opening(1))
+    assert await logs.segments("flights") == [opening(1)]
+    with pytest.raises(InvariantViolation):
+        await logs.remove_segment("flights", state, finished(opening(1)))
+    await logs.delete_segment("flights", opening(1))
+    await logs.delete_tree("flights")
+    with pytest.raises(NoNodeError):
+        await logs.remove_segment("flights", state, opening(1))
+
+
 async def test_published_segments_of_many_logs_appear_together_or_not_at_all(
     store: MetadataStore, logs: LogStore
 ) -> None:
