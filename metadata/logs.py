@@ -20,9 +20,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias, TypeVar
 
 from metadata.errors import (
     CallerError,
@@ -38,16 +38,14 @@ from metadata.ledgers import Versioned
 from metadata.namespaces import NotBoundError
 from metadata.paths import ancestors, check_path, join
 from metadata.retry import MAX_REPEATS, repeat
+from metadata.segment_listing import RELISTS, SegmentCache, SegmentLister, SegmentListing, SegmentVanishedError
 from metadata.segments import (
-    COMPLETED_PREFIX,
-    IN_PROGRESS_PREFIX,
     INVALID_TXID,
     SegmentListError,
     SegmentMetadata,
     TruncationStatus,
     UnsupportedMetadataVersionError,
     gap_in,
-    order,
 )
 from metadata.store import Check, Create, Delete, MetadataStore, Op, OpResult, SetData, Stat, Watcher
 
@@ -65,6 +63,7 @@ __all__ = [
     "UnsupportedMetadataVersionError",
 ]
 
+T = TypeVar("T")
 # The store has a method `list`, which would hide the built-in type inside its class.
 Names: TypeAlias = list[str]
 Segments: TypeAlias = list[SegmentMetadata]
@@ -75,7 +74,6 @@ DEFAULT_PARTITION: Final = "<default>"
 LAYOUT_VERSION: Final = b"\xff\xff\xff\xff"
 MAX_DELETES: Final = 1_000
 """Deletions in one multi; a larger tree goes in several, its root last."""
-_RELISTS: Final = 5
 _RESERVED: Final = (".", "<")
 _NUMBER: Final = re.compile(rb"-?\d{1,19}")
 
@@ -170,13 +168,18 @@ class LogStore:
         *,
         skip_minimum_version: bool = False,
         validate_sequence: bool = True,
+        cache: SegmentCache | None = None,
     ) -> None:
         check_path(namespace_path)
         self._store = store
         self._namespace = namespace_path
         self._partition = partition
-        self._skip_minimum_version = skip_minimum_version
-        self._validate_sequence = validate_sequence
+        self._lister = SegmentLister(
+            store,
+            cache if cache is not None else SegmentCache(),
+            skip_minimum_version=skip_minimum_version,
+            validate_sequence=validate_sequence,
+        )
 
     @property
     def store(self) -> MetadataStore:
@@ -375,43 +378,29 @@ class LogStore:
         vanishes while it is read has just been completed or deleted: the list is read again, and where that keeps
         happening goes without it.
         """
-        paths = self.paths(name)
-        return await repeat(self._store, lambda: self._segments(name, paths, watch))
+        try:
+            return await self._lister.segments(name, self.paths(name).ledgers, watch)
+        except NoNodeError as error:
+            raise _not_found(name, error) from error
 
-    async def _segments(self, name: str, paths: LogPaths, watch: Watcher | None) -> Segments:
-        for _ in range(_RELISTS):
+    async def listing(self, name: str, watch: Watcher | None = None) -> SegmentListing:
+        """The segments by their names, to read single ones. Raises LogNotFoundError, SegmentListError."""
+        try:
+            return await self._lister.listing(name, self.paths(name).ledgers, watch)
+        except NoNodeError as error:
+            raise _not_found(name, error) from error
+
+    async def ask(self, name: str, question: Callable[[SegmentListing], Awaitable[T]]) -> T:
+        """The answer that `question` finds in a listing, asked again where the list changed under it.
+
+        Raises as `listing` does, and what the question raises.
+        """
+        for _ in range(RELISTS):
             try:
-                names, _ = await self._store.children(paths.ledgers, watch)
-            except NoNodeError as error:
-                raise _not_found(name, error) from error
-            wanted = [child for child in names if child.startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))]
-            read = await asyncio.gather(*(self._segment(name, f"{paths.ledgers}/{child}") for child in wanted))
-            segments = order(segment for segment in read if segment is not None)
-            if len(segments) == len(wanted):
-                break
-        gap = gap_in(segments) if self._validate_sequence else None
-        if gap is not None and len(segments) < len(wanted):
-            # Somebody rolls faster than we read. What lies before the gap is right, and the watch brings the rest.
-            return [segment for segment in segments if segment.lssn <= gap[0]]
-        if gap is not None:
-            raise SegmentListError(
-                f"segment {gap[1]} follows segment {gap[0]}: one between them is missing",
-                log=name,
-                path=paths.ledgers,
-                advice="Was a segment deleted by hand? Only the oldest may go",
-            )
-        return segments
-
-    async def _segment(self, name: str, path: str) -> SegmentMetadata | None:
-        try:
-            data, _ = await self._store.get(path)
-        except NoNodeError:
-            return None
-        try:
-            return SegmentMetadata.decode(data, path, skip_minimum_version=self._skip_minimum_version)
-        except CorruptDataError as error:
-            error.log = name
-            raise
+                return await question(await self.listing(name))
+            except SegmentVanishedError:
+                continue
+        return await question(await self.listing(name))
 
     async def start_segment(
         self, name: str, state: LogState, segment: SegmentMetadata, extra: Sequence[Op] = ()
