@@ -2,6 +2,7 @@
 
     DistributedLogError
     ├── CallerError              the request itself is wrong; nothing was done
+    │   └── NoAuthError          (metadata) the znode's access control list refuses this session
     ├── NotAppliedError          definitely not applied; state is as before, a retry is safe
     │   ├── NoNodeError          (metadata) the znode does not exist
     │   ├── NodeExistsError      (metadata) the znode exists already
@@ -89,6 +90,10 @@ class OutcomeUnknownError(DistributedLogError):
 
 class InvariantViolation(DistributedLogError):
     """We broke a rule of our own: a bug."""
+
+
+class NoAuthError(CallerError):
+    """The znode's access control list does not let this session do that; nothing was done."""
 
 
 class NoNodeError(NotAppliedError):

@@ -10,7 +10,7 @@ client session on it. Faults are injected at the tree:
 
 A request is applied one loop turn after it is made and answered one turn later, so that the interleavings of a real
 server occur, and a watch event is heard before any answer that shows its cause. Stores on one tree may live on loops
-of different threads. What this does not model: quorum loss, stale reads of a lagging server, access control.
+of different threads. What this does not model: quorum loss, stale reads of a lagging server.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from metadata.errors import (
     DistributedLogError,
     InvariantViolation,
     MetadataUnavailableError,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -48,6 +49,7 @@ from metadata.store import (
     MetadataStore,
     Op,
     OpResult,
+    RetryPolicy,
     SessionListener,
     SessionState,
     SetData,
@@ -84,6 +86,7 @@ class _Znode:
     version: int = 0
     created: int = 0  # children ever created: the next sequential suffix
     children: set[str] = field(default_factory=set)
+    guard: str | None = None  # the identity that alone may change it; None: everybody
 
     def stat(self) -> Stat:
         return Stat(
@@ -105,6 +108,8 @@ class _Session:
     store: MemoryStore
     alive: bool = True
     connected: bool = True
+    acl_id: str | None = None
+    restrict: bool = True
     losses: int = 0  # connections lost so far: a request that sees this change lost its answer
 
 
@@ -174,7 +179,7 @@ class MemoryTree:
     # ---- sessions (called by MemoryStore, under the lock) -----------------------------------------------------------
 
     def _begin(self, store: MemoryStore) -> _Session:
-        session = _Session(self._next_session, store)
+        session = _Session(self._next_session, store, acl_id=store._acl_id, restrict=store._restrict)
         self._next_session += 1
         self._sessions[session.id] = session
         return session
@@ -262,8 +267,9 @@ class MemoryTree:
         if isinstance(op, Create):
             return self._create(session, op)
         if isinstance(op, SetData):
-            return self._set(op)
+            return self._set(session, op)
         if isinstance(op, Delete):
+            _admit(session, self._node(parent_of(op.path)))
             return self._delete(op)
         self._match(op.path, op.version)
         return None, [], lambda: None
@@ -277,6 +283,7 @@ class MemoryTree:
     def _create(self, session: _Session, op: Create) -> tuple[str, list[WatchEvent], Callable[[], None]]:
         parent_path = parent_of(op.path)
         parent = self._node(parent_path)
+        _admit(session, parent)
         if parent.owner:
             raise CallerError("an ephemeral znode cannot have children", path=op.path)
         path = op.path + _sequence(parent.created) if op.sequential else op.path
@@ -284,7 +291,8 @@ class MemoryTree:
             raise NodeExistsError("the znode exists already", path=path)
         now = self._now_ms()
         owner = session.id if op.ephemeral else 0
-        self._nodes[path] = _Znode(bytes(op.data), self._zxid, self._zxid, now, now, owner)
+        guard = session.acl_id if session.restrict else None
+        self._nodes[path] = _Znode(bytes(op.data), self._zxid, self._zxid, now, now, owner, guard=guard)
         parent.children.add(name_of(path))
         parent.created += 1
 
@@ -295,7 +303,8 @@ class MemoryTree:
 
         return path, [WatchEvent(EventKind.CREATED, path), WatchEvent(EventKind.CHILDREN, parent_path)], revert
 
-    def _set(self, op: SetData) -> tuple[Stat, list[WatchEvent], Callable[[], None]]:
+    def _set(self, session: _Session, op: SetData) -> tuple[Stat, list[WatchEvent], Callable[[], None]]:
+        _admit(session, self._node(op.path))
         node = self._match(op.path, op.version)
         before = (node.data, node.version, node.mzxid, node.mtime_ms)
         node.data, node.version, node.mzxid, node.mtime_ms = (
@@ -342,6 +351,12 @@ def _leave(table: _Watches, path: str, session: _Session, watch: Watcher | None)
         table.setdefault(path, {})[(session.id, watch)] = session
 
 
+def _admit(session: _Session, node: _Znode) -> None:
+    """Raise NoAuthError unless the session may change the node or its children."""
+    if node.guard not in (None, session.acl_id):
+        raise NoAuthError("the znode's access control list refuses this session (zkAclId)")
+
+
 def _sequence(number: int) -> str:
     """ZooKeeper's ten digits of a signed 32-bit counter: it overflows into negative numbers."""
     return f"{(number + 2**31) % 2**32 - 2**31:010d}"
@@ -350,8 +365,12 @@ def _sequence(number: int) -> str:
 class MemoryStore(MetadataStore):
     """One session on a MemoryTree. Make it on the loop that uses it."""
 
-    def __init__(self, tree: MemoryTree) -> None:
+    retry_policy: RetryPolicy | None = None
+
+    def __init__(self, tree: MemoryTree, *, acl_id: str | None = None, restrict: bool = True) -> None:
         self._tree = tree
+        self._acl_id = acl_id
+        self._restrict = restrict
         self._loop: asyncio.AbstractEventLoop | None = None
         self._bind_loop()
         with tree.lock:

@@ -18,7 +18,7 @@ from metadata.errors import (
     SessionExpiredError,
 )
 from metadata.paths import ancestors
-from metadata.store import Create, MetadataStore, SessionState
+from metadata.store import Create, MetadataStore, RetryPolicy, SessionState
 
 T = TypeVar("T")
 
@@ -50,12 +50,16 @@ async def reconnected(store: MetadataStore, timeout_ms: int) -> bool:
 
 
 async def repeat(store: MetadataStore, operation: Callable[[], Awaitable[T]], timeout_ms: int = REPEAT_TIMEOUT_MS) -> T:
-    """Run `operation` until it is not stopped by a lost connection: at most MAX_REPEATS times and `timeout_ms`.
+    """Run `operation` until it is not stopped by a lost connection: at most MAX_REPEATS times and `timeout_ms`, or as
+    the store's own policy says, where it has one, and within `timeout_ms` if that is below REPEAT_TIMEOUT_MS.
 
     `operation` must be harmless to run again. Raises its last error where it never came through.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
+    if store.retry_policy is not None:
+        limit = deadline if timeout_ms < REPEAT_TIMEOUT_MS else float("inf")
+        return await _repeat_by_policy(store, store.retry_policy, operation, limit)
     for _ in range(MAX_REPEATS - 1):
         try:
             return await operation()
@@ -64,6 +68,27 @@ async def repeat(store: MetadataStore, operation: Callable[[], Awaitable[T]], ti
             left_ms = int((deadline - loop.time()) * 1000)
             if left_ms <= 0 or not await reconnected(store, left_ms):
                 raise
+    return await operation()
+
+
+async def _repeat_by_policy(
+    store: MetadataStore, policy: RetryPolicy, operation: Callable[[], Awaitable[T]], deadline: float
+) -> T:
+    loop = asyncio.get_running_loop()
+    for repetition in range(1, policy.retries + 1):
+        try:
+            return await operation()
+        except _TRANSIENT as error:
+            await asyncio.sleep(0)  # let the session's own event be heard before its state is read
+            left_s = deadline - loop.time()
+            wait_s = min(policy.backoff_ms(repetition) / 1000, left_s)
+            refused = isinstance(error, MetadataUnavailableError) and store.state is SessionState.CONNECTED
+            if store.state is SessionState.CLOSED or left_s <= 0:
+                raise
+            if refused:
+                await asyncio.sleep(wait_s)
+            else:
+                await reconnected(store, int(wait_s * 1000))
     return await operation()
 
 

@@ -105,8 +105,34 @@ Op: TypeAlias = Create | SetData | Delete | Check
 OpResult: TypeAlias = str | Stat | None
 
 
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How `metadata.retry.repeat` goes on after a request that a lost connection, or a refusing server, stopped.
+
+    Before the n-th repetition it waits until the connection is back, at most `start_backoff_ms` doubled n-1 times and
+    not above `max_backoff_ms`; where the connection is up and the server refuses, for all of that time.
+    """
+
+    retries: int
+    start_backoff_ms: int
+    max_backoff_ms: int
+
+    def backoff_ms(self, repetition: int) -> int:
+        """Longest wait before a repetition, counted from 1."""
+        doublings = min(repetition - 1, 31)
+        return min(self.start_backoff_ms << doublings, self.max_backoff_ms)
+
+
 class MetadataStore(Protocol):
-    """A session with the metadata store. All coroutines run on, and all callbacks are made from, one event loop."""
+    """A session with the metadata store. All coroutines run on, and all callbacks are made from, one event loop.
+
+    A session may have an identity (`acl_id`). Then what it creates can be changed by sessions with the same identity
+    alone, and be read by everybody: others meet NoAuthError when they set the data, or create or delete a child. A
+    session with `restrict` off has the identity and creates znodes that are open to all.
+    """
+
+    retry_policy: RetryPolicy | None
+    """How often and how long requests of this session are repeated; None: `metadata.retry`'s own limits."""
 
     @property
     def session_id(self) -> int:

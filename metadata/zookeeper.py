@@ -28,6 +28,7 @@ from kazoo import exceptions as kz
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
 from metadata.errors import (
     BadVersionError,
@@ -36,6 +37,7 @@ from metadata.errors import (
     DistributedLogError,
     InvariantViolation,
     MetadataUnavailableError,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -43,6 +45,7 @@ from metadata.errors import (
     SessionExpiredError,
 )
 from metadata.paths import check_path, check_request
+from metadata.rate_limit import TokenBucket
 from metadata.retry import create_with_parents, reconnected
 from metadata.session import SessionHub, call_safely
 from metadata.store import (
@@ -53,6 +56,7 @@ from metadata.store import (
     MetadataStore,
     Op,
     OpResult,
+    RetryPolicy,
     SessionListener,
     SessionState,
     SetData,
@@ -90,7 +94,7 @@ _ERRORS: Final[tuple[tuple[type[Exception], type[DistributedLogError], str], ...
     (kz.NotEmptyError, NotEmptyError, "the znode has children"),
     (kz.NoChildrenForEphemeralsError, CallerError, "an ephemeral znode cannot have children"),
     (kz.BadArgumentsError, CallerError, "ZooKeeper refuses the arguments"),
-    (kz.NoAuthError, CallerError, "ZooKeeper's access control refuses this"),
+    (kz.NoAuthError, NoAuthError, "the znode's access control list refuses this session (zkAclId)"),
     (kz.AuthFailedError, CallerError, "ZooKeeper refuses the credentials"),
     (kz.InvalidACLError, CallerError, "ZooKeeper refuses the access control list"),
     (kz.QuotaExceededError, CallerError, "a ZooKeeper quota is exceeded"),
@@ -109,8 +113,18 @@ class ZooKeeperStore(MetadataStore):
     """One ZooKeeper session. Make it with `connect`, on the loop that uses it."""
 
     def __init__(
-        self, servers: str, session_timeout_ms: int, connect_timeout_ms: int, resumed: tuple[int, bytes] | None = None
+        self,
+        servers: str,
+        session_timeout_ms: int,
+        connect_timeout_ms: int,
+        resumed: tuple[int, bytes] | None = None,
+        *,
+        acl_id: str | None = None,
+        restrict: bool = True,
+        requests_per_second: float = 0.0,
+        retry_policy: RetryPolicy | None = None,
     ) -> None:
+        self.retry_policy = retry_policy
         self._servers = _check_servers(servers)
         self._timeouts_ms = session_timeout_ms, connect_timeout_ms
         self._loop = asyncio.get_running_loop()
@@ -118,6 +132,7 @@ class ZooKeeperStore(MetadataStore):
         self._hub = SessionHub(SessionState.SUSPENDED)
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._pending: set[asyncio.Future[Any]] = set()
+        self._rate = TokenBucket(requests_per_second) if requests_per_second > 0 else None
         self._closing: asyncio.Task[None] | None = None
         self._client = KazooClient(
             hosts=self._servers,
@@ -126,18 +141,38 @@ class ZooKeeperStore(MetadataStore):
             logger=_KAZOO_LOG,
             connection_retry=_RECONNECT,
             client_id=resumed,
+            # Upstream's credential, so that its processes and ours are the same identity.
+            auth_data=[("digest", f"{acl_id}:{acl_id}")] if acl_id else None,
+            default_acl=[*CREATOR_ALL_ACL, *READ_ACL_UNSAFE] if acl_id and restrict else None,
         )
         self._client.add_listener(self._on_kazoo_state)
 
     @classmethod
     async def connect(
-        cls, servers: str, *, session_timeout_ms: int = 30_000, connect_timeout_ms: int = 10_000
+        cls,
+        servers: str,
+        *,
+        session_timeout_ms: int = 30_000,
+        connect_timeout_ms: int = 10_000,
+        acl_id: str | None = None,
+        restrict: bool = True,
+        requests_per_second: float = 0.0,
+        retry_policy: RetryPolicy | None = None,
     ) -> ZooKeeperStore:
-        """Open a session with any of `servers` ("host:port,host:port").
+        """Open a session with any of `servers` ("host:port,host:port"); of `requests_per_second`, 0 or less is any
+        number. `acl_id` and `restrict` are explained at `MetadataStore`.
 
         Raises MetadataUnavailableError when none answered within `connect_timeout_ms`; CallerError for a bad list.
         """
-        store = cls(servers, session_timeout_ms, connect_timeout_ms)
+        store = cls(
+            servers,
+            session_timeout_ms,
+            connect_timeout_ms,
+            acl_id=acl_id,
+            restrict=restrict,
+            requests_per_second=requests_per_second,
+            retry_policy=retry_policy,
+        )
         store._client.start_async()
         try:
             if await reconnected(store, connect_timeout_ms):
@@ -265,6 +300,8 @@ class ZooKeeperStore(MetadataStore):
 
     async def _call(self, name: str, path: str, submit: Callable[[], Any]) -> Any:
         """Hand one request to kazoo and wait for its answer on the loop."""
+        if self._rate is not None:
+            await self._rate.take()
         async with self._room:
             if self.state is not SessionState.CONNECTED or self._closing is not None:
                 state = "closed" if self._closing is not None else self.state.value

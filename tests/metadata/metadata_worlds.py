@@ -51,7 +51,7 @@ class World(Protocol):
 
     root: str
 
-    async def open(self) -> MetadataStore: ...
+    async def open(self, acl_id: str | None = None, restrict: bool = True) -> MetadataStore: ...
 
     async def expire(self, store: MetadataStore) -> None: ...
 
@@ -68,8 +68,8 @@ class MemoryWorld:
         self.tree = MemoryTree()
         self.stores: list[MetadataStore] = []
 
-    async def open(self) -> MetadataStore:
-        self.stores.append(MemoryStore(self.tree))
+    async def open(self, acl_id: str | None = None, restrict: bool = True) -> MetadataStore:
+        self.stores.append(MemoryStore(self.tree, acl_id=acl_id, restrict=restrict))
         return self.stores[-1]
 
     async def expire(self, store: MetadataStore) -> None:
@@ -92,8 +92,12 @@ class ZooKeeperWorld:
         self.server = server
         self.stores: list[MetadataStore] = []
 
-    async def open(self) -> MetadataStore:
-        self.stores.append(await ZooKeeperStore.connect(self.server.address, session_timeout_ms=10_000))
+    async def open(self, acl_id: str | None = None, restrict: bool = True) -> MetadataStore:
+        self.stores.append(
+            await ZooKeeperStore.connect(
+                self.server.address, session_timeout_ms=10_000, acl_id=acl_id, restrict=restrict
+            )
+        )
         return self.stores[-1]
 
     async def expire(self, store: MetadataStore) -> None:

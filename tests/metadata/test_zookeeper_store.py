@@ -182,3 +182,18 @@ async def test_null_data_of_other_clients_reads_as_empty(zookeeper: EmbeddedZooK
     data, stat = await store.get("/null-data")
     assert (data, stat.data_length) == (b"", 0)
     await store.close()
+
+
+async def test_requests_of_a_session_with_a_limit_wait_their_turn(zookeeper: EmbeddedZooKeeper) -> None:
+    limited = await ZooKeeperStore.connect(zookeeper.address, requests_per_second=0.0001)
+    unlimited = await ZooKeeperStore.connect(zookeeper.address, requests_per_second=-1.0)
+    try:
+        await limited.exists("/")  # the one request that is free
+        waiting = asyncio.ensure_future(limited.exists("/"))
+        for _ in range(100):
+            await unlimited.exists("/")
+        assert not waiting.done()
+        waiting.cancel()
+    finally:
+        await limited.close()
+        await unlimited.close()
