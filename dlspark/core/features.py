@@ -15,7 +15,9 @@ own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
+
+from dlspark.errors import SettingsError
 
 DL_SCOPE: Final = "dl"
 BKC_SCOPE: Final = "bkc"
@@ -29,6 +31,24 @@ KNOWN_FEATURES: Final[Mapping[str, str]] = {
     f"{BKC_SCOPE}.{DISABLE_ENSEMBLE_CHANGE}": "A writer keeps its storage nodes though some have failed",
 }
 """What this library looks at, by full name."""
+
+ProviderKind: TypeAlias = Literal["none", "files"]
+_PROVIDERS: Final[Mapping[str, ProviderKind]] = {
+    "DefaultFeatureProvider": "none",
+    "DynamicConfigurationFeatureProvider": "files",
+}
+"""By upstream's class names, without their packages."""
+
+
+def provider_kind(class_name: str) -> ProviderKind:
+    """What one of upstream's provider classes, with or without its package, is here. Raises SettingsError."""
+    kind = _PROVIDERS.get(class_name.rpartition(".")[2])
+    if kind is None:
+        raise SettingsError(
+            f"featureProviderClass={class_name} is not known here",
+            advice=f"Known are {', '.join(_PROVIDERS)}; a provider of your own is given on opening the namespace",
+        )
+    return kind
 
 
 class Feature(Protocol):
@@ -75,7 +95,12 @@ class SettableFeatures:
         """Switch everything at once: what is not named is off."""
         self._availability = dict(availability)
 
+    def switched(self) -> Mapping[str, int]:
+        """Everything that was set, by full name."""
+        return dict(self._availability)
+
     def availability(self, name: str) -> int:
+        """How far the feature of this full name is switched on."""
         return self._availability.get(name, 0)
 
     def scope(self, name: str) -> FeatureProvider:

@@ -9,7 +9,7 @@ from dlspark.core.reader import AsyncLogReader
 from dlspark.core.records import LogRecord
 from dlspark.core.segments import Probes, SegmentReader, choose_segment, first_active, is_truncated
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings import LiveSettings, Settings
 from dlspark.core.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError, CallerError, LogEmptyError
 from metadata.logs import SegmentMetadata
@@ -21,12 +21,15 @@ LATEST = "latest"
 class AsyncLog:
     """A handle on a log. Opening one costs nothing; whether the log exists shows when it is used."""
 
-    def __init__(self, services: Services, name: str, settings: Settings) -> None:
+    def __init__(self, services: Services, name: str, live: LiveSettings) -> None:
+        """`live` is closed with the log."""
         self.name = services.logs.validate_name(name)
         self.probes = Probes()
         """What searches (`find_txid`) have read since this handle was opened."""
         self._services = services
-        self._settings = settings
+        self._live = live
+        self._settings = live.current
+        live.listen(self._settings_changed)
         self._open: list[AsyncLogWriter | AsyncLogReader] = []
         self._closed = False
 
@@ -36,8 +39,13 @@ class AsyncLog:
 
     @property
     def settings(self) -> Settings:
-        """The namespace's settings with this log's overrides."""
+        """What holds now: the namespace's settings, this log's overrides, and over them its dynamic settings."""
         return self._settings
+
+    def _settings_changed(self, settings: Settings) -> None:
+        self._settings = settings
+        for opened in self._open:
+            opened.use_settings(settings)
 
     # ------------------------------------------------------------------ positions
 
@@ -160,6 +168,7 @@ class AsyncLog:
         if self._settings.create_log_if_missing:
             await self._services.logs.ensure(self.name)
         writer = await AsyncLogWriter.open(self._services, self.name, self._settings, client_id)
+        writer.use_settings(self._settings)  # They may have changed while it was being opened.
         self._remember(writer)
         return writer
 
@@ -198,6 +207,7 @@ class AsyncLog:
     async def close(self) -> None:
         """Close what was opened through this handle: writers complete their segment, readers end. Idempotent."""
         self._closed = True
+        self._live.close()
         opened, self._open = self._open, []
         errors: list[BaseException] = []
         for one in opened:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 
-from dlspark.core.features import NO_FEATURES, FeatureProvider
+from dlspark.core.features import FeatureProvider
 from dlspark.core.log import AsyncLog
+from dlspark.core.operator_files import OperatorFiles
 from dlspark.core.services import RollingPermits, Services
 from dlspark.core.settings import Settings, Value
 from dlspark.core.writer import default_client_id
@@ -32,20 +33,29 @@ class AsyncNamespace:
         self,
         uri: NamespaceUri,
         services: Services,
+        files: OperatorFiles,
         *,
         own: tuple[MetadataStore, ...] = (),
     ) -> None:
         """Used by `open` and `over`; `own` are the stores to close with the namespace."""
         self.uri = uri
         self._services = services
+        self._files = files
         self._own = own
         self._logs: list[AsyncLog] = []
         self._closed = False
 
     @classmethod
-    async def open(cls, uri: str, settings: Settings | Mapping[str, Value] | None = None) -> AsyncNamespace:
+    async def open(
+        cls,
+        uri: str,
+        settings: Settings | Mapping[str, Value] | None = None,
+        *,
+        features: FeatureProvider | None = None,
+    ) -> AsyncNamespace:
         """Connect to a namespace. `settings` default to those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`).
 
+        `features` are asked instead of the provider that the settings name (`featureProviderClass`).
         Raises CallerError for a bad URI or setting, NotBoundError, MetadataUnavailableError.
         """
         parsed = NamespaceUri.parse(uri)
@@ -59,7 +69,15 @@ class AsyncNamespace:
             if timeout_ms or _servers(binding.bk_servers) != _servers(parsed.servers):
                 ledger_store = await _connect(binding.bk_servers.replace(";", ","), settings, timeout_ms)
                 own.append(ledger_store)
-            return await cls.over(store, parsed, settings, binding=binding, ledger_store=ledger_store, own=tuple(own))
+            return await cls.over(
+                store,
+                parsed,
+                settings,
+                binding=binding,
+                ledger_store=ledger_store,
+                features=features,
+                own=tuple(own),
+            )
         except BaseException:
             for one in reversed(own):
                 await one.close()
@@ -89,6 +107,8 @@ class AsyncNamespace:
             raise UnsupportedFeatureError(
                 "the namespace is federated, which this version does not read", path=parsed.path
             )
+        counters: Counter[str] = Counter()
+        files = await OperatorFiles.load(settings, counters, features)
         ledgers = LedgerStore(ledger_store or store, binding.ledgers_path, rng=rng)
         bookies = BookieRegistry(ledger_store or store, binding.ledgers_path)
         client = LedgerClient(
@@ -103,9 +123,11 @@ class AsyncNamespace:
             clock=clock or SystemClock(),
             permits=RollingPermits(settings.rolling_concurrency),
             ledger_store=ledgers,
-            features=NO_FEATURES if features is None else features,
+            features=files.features,
+            counters=counters,
         )
-        return cls(parsed, services, own=own)
+        files.start(settings.dynamic_reload_s)
+        return cls(parsed, services, files, own=own)
 
     @staticmethod
     async def bind(
@@ -184,12 +206,22 @@ class AsyncNamespace:
         return await self._services.logs.list(prefix)
 
     async def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> AsyncLog:
-        """A handle on a log, with settings of its own over the namespace's. The log need not exist yet."""
+        """A handle on a log, with settings of its own over the namespace's. The log need not exist yet.
+
+        What dynamic settings files say of the log goes over both, now and later. Raises InvalidLogNameError,
+        SettingsError.
+        """
         self._check_open()
+        name = self._services.logs.validate_name(name)
         own = self.settings.for_log(settings) if settings else self.settings
-        log = AsyncLog(self._services, name, own)
+        log = AsyncLog(self._services, name, await self._files.settings_of(name, own))
         self._logs = [*(one for one in self._logs if not one.closed), log]
         return log
+
+    async def reload_settings(self) -> None:
+        """Look at the dynamic settings and feature files now, instead of at the next interval's end."""
+        self._check_open()
+        await self._files.reload()
 
     async def delete_log(self, name: str) -> None:
         """Delete a log with all its segments. Safe to repeat: a second call finishes what a first one began.
@@ -225,6 +257,7 @@ class AsyncNamespace:
         if self._closed:
             return
         self._closed = True
+        await self._files.close()
         errors: list[Exception] = []
         for log in self._logs:
             try:

@@ -80,6 +80,13 @@ class ReadAhead:
 
     # ------------------------------------------------------------------ for the reader
 
+    def use_settings(self, settings: Settings) -> None:
+        """From the next step on: whoever waits for room or for something to happen looks again."""
+        self._settings = settings
+        self._list.use_settings(settings)
+        self._room.set()
+        self._activity.set()
+
     def take(self) -> FetchedEntry | None:
         """The next entry, None if none is there yet. Raises the final error once all entries before it are taken."""
         if self._queue:

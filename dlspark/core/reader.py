@@ -56,6 +56,11 @@ class AsyncLogReader:
         self._turn = asyncio.Lock()
         self._closed = False
 
+    def use_settings(self, settings: Settings) -> None:
+        """Called when the log's dynamic settings change."""
+        self._settings = settings
+        self._ahead.use_settings(settings)
+
     # ------------------------------------------------------------------ for users
 
     @property

@@ -25,6 +25,9 @@ class SegmentList:
         self._settings = settings
         self._changed = asyncio.Event()
 
+    def use_settings(self, settings: Settings) -> None:
+        self._settings = settings
+
     async def load(self) -> list[SegmentMetadata]:
         """Read the list if it is stale; trouble with the connection is waited out.
 

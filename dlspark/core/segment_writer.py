@@ -74,6 +74,12 @@ class _Sent:
     has_user_data: bool
 
 
+def _timing(settings: Settings) -> tuple[int, int, bool, bool]:
+    """What decides which timers run, and how often."""
+    at_once = settings.output_buffer_bytes == 0
+    return settings.periodic_flush_ms, settings.keep_alive_ms, settings.immediate_flush, at_once
+
+
 def _brief(error: BaseException | None) -> str:
     return error.message if isinstance(error, DistributedLogError) else repr(error)
 
@@ -114,6 +120,17 @@ class SegmentWriter:
         self._closed = False
         self._ledger_closed = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers_ended = False
+        self._start_timers()
+
+    def use_settings(self, settings: Settings) -> None:
+        """From the next record or timer on. The timers begin anew where their times have changed."""
+        before, self._settings = self._settings, settings
+        self._threshold = min(settings.output_buffer_bytes, MAX_LOGRECORDSET_SIZE)
+        if self._timers_ended or _timing(before) == _timing(settings):
+            return
+        self._cancel_timer("flush")
+        self._cancel_timer("keep-alive")
         self._start_timers()
 
     # ------------------------------------------------------------------ writing
@@ -347,6 +364,7 @@ class SegmentWriter:
 
     def stop_timers(self) -> None:
         """No entry is sent any more without being asked for."""
+        self._timers_ended = True
         for name in list(self._timers):
             self._cancel_timer(name)
 

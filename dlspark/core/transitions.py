@@ -65,6 +65,10 @@ class SegmentTransitions:
         self._services = services
         self._settings = settings
 
+    def use_settings(self, settings: Settings) -> None:
+        """From the next transaction on."""
+        self._settings = settings
+
     async def load(self) -> None:
         """Read the segments, and the state that belongs to them; the lock is held as far as this owner knows.
 

@@ -138,6 +138,13 @@ class AsyncLogWriter:
             await _release(lock)
             raise
 
+    def use_settings(self, settings: Settings) -> None:
+        """Called when the log's dynamic settings change."""
+        self._settings = settings
+        self._transitions.use_settings(settings)
+        if self._segment is not None:
+            self._segment.use_settings(settings)
+
     # ------------------------------------------------------------------ for users
 
     def write(self, txid: int, payload: bytes | bytearray | memoryview) -> asyncio.Future[DLSN]:

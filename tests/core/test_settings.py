@@ -48,7 +48,7 @@ def test_an_old_key_is_an_alias():
         ("writerOutputBuferSize", 0, "Did you mean writerOutputBufferSize"),
         ("BKCENSEMBLESIZE", 3, "Did you mean bkcEnsembleSize"),
         ("colour", "blue", "conf/distributedlog.conf lists"),
-        ("logSegmentRetentionHours", 1, "has no effect here"),
+        ("useDaemonThread", True, "has no effect here"),
         ("bkcEnsembleSize", "three", "whole number"),
         ("bkcEnsembleSize", True, "whole number"),
         ("bkcEnsembleSize", 0, "outside 1"),

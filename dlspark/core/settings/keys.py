@@ -26,6 +26,8 @@ class SettingInfo:
     minimum: float = -MAX_INT - 1
     maximum: float = MAX_INT
     choices: tuple[str, ...] = ()
+    own: bool = False
+    """Not one of Apache DistributedLog's keys."""
 
 
 def flag(
@@ -78,8 +80,9 @@ def text(
     choices: tuple[str, ...] = (),
     per_log: bool = True,
     dynamic: bool = False,
+    own: bool = False,
 ) -> str:
     """A setting that is a text; one of `choices`, in any case, where there are any."""
-    info = SettingInfo(key, meaning, per_log, dynamic, choices=choices)
+    info = SettingInfo(key, meaning, per_log, dynamic, choices=choices, own=own)
     value: str = field(default=default, metadata={"info": info})
     return value

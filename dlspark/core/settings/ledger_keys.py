@@ -18,6 +18,7 @@ class LedgerKeys:
         minimum=1,
         maximum=1000,
         old_key="ensemble-size",
+        dynamic=True,
     )
     write_quorum: int = number(
         3,
@@ -26,6 +27,7 @@ class LedgerKeys:
         minimum=1,
         maximum=1000,
         old_key="write-quorum-size",
+        dynamic=True,
     )
     ack_quorum: int = number(
         2,
@@ -34,6 +36,7 @@ class LedgerKeys:
         minimum=1,
         maximum=1000,
         old_key="ack-quorum-size",
+        dynamic=True,
     )
     digest_password: str = text(
         "",

@@ -23,12 +23,14 @@ class ReaderKeys:
         "Entries a reader holds in advance",
         minimum=1,
         old_key="ReadAheadMaxEntries",
+        dynamic=True,
     )
     prefetch_entries: int = number(
         32,
         "maxPrefetchEntriesPerLogSegment",
         "Entries of one segment requested in advance",
         minimum=1,
+        dynamic=True,
     )
     read_ahead_wait_ms: int = number(
         200,
@@ -36,6 +38,7 @@ class ReaderKeys:
         "Milliseconds a blocking read waits at the tail, and the first pause after a failed read",
         minimum=1,
         old_key="ReadAheadWaitTime",
+        dynamic=True,
     )
     ignore_truncation: bool = flag(
         False,
@@ -56,4 +59,5 @@ class ReaderKeys:
         MAX_INT,
         "readerIdleErrorThresholdMillis",
         "Fail a read for which nothing arrives in so many milliseconds; 2147483647 or below 1: never",
+        dynamic=True,
     )

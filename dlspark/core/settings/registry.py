@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
+from dlspark.core.settings.configuration_keys import ConfigurationKeys
 from dlspark.core.settings.keys import SettingInfo, Value
 from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
 from dlspark.core.settings.metadata_keys import MetadataKeys
@@ -16,7 +17,9 @@ from dlspark.core.settings.refused_keys import WITHOUT_MEANING
 from dlspark.core.settings.writer_keys import WriterKeys
 from dlspark.errors import SettingsError
 
-GROUPS = (MetadataKeys, LedgerKeys, PlacementKeys, WriterKeys, ReaderKeys)
+CLIENT_PREFIX = "bkc."
+"""Prefix of the ledger client's keys."""
+GROUPS = (ConfigurationKeys, MetadataKeys, LedgerKeys, PlacementKeys, WriterKeys, ReaderKeys)
 """In the order of the configuration file."""
 
 
@@ -50,6 +53,26 @@ def lookup(key: str) -> SettingInfo:
     nearest = difflib.get_close_matches(key.lower(), folded, n=1, cutoff=0.6)
     advice = f"Did you mean {folded[nearest[0]]}?" if nearest else "conf/distributedlog.conf lists all settings"
     raise SettingsError(f"there is no setting {key!r}", advice=advice)
+
+
+def dynamic_values(written: Mapping[str, Value]) -> dict[str, Value]:
+    """The values, by key, of what a dynamic settings file says.
+
+    Raises SettingsError, also for a key that does not change while a log is open.
+    """
+    values: dict[str, Value] = {}
+    for key, text in written.items():
+        info = None if key.startswith(CLIENT_PREFIX) else lookup(key)
+        if info is None or not info.dynamic:
+            raise SettingsError(
+                f"{key} does not change while a log is open",
+                advice="Take it out of the dynamic settings file, and set it on opening the namespace or the log",
+            )
+        if info.key in values:
+            raise SettingsError(f"{info.key} is given twice, once as {key}", advice="Keep one of them")
+        value = values[info.key] = convert(info, key, text)
+        check_value(info, value)
+    return values
 
 
 _TRUE = frozenset(("true", "yes", "on"))

@@ -5,7 +5,9 @@ whether one log may override it. The file conf/distributedlog.conf is the same t
 (`python -m dlspark.core.settings`); a test keeps the two equal.
 
 Values come, later ones over earlier ones, from: the defaults; a properties file (`DLSPARK_CONF` or `from_properties`);
-environment variables `DLSPARK_SET_<key>`, e.g. `DLSPARK_SET_writerOutputBufferSize=0`; a mapping given in code.
+environment variables `DLSPARK_SET_<key>`, e.g. `DLSPARK_SET_writerOutputBufferSize=0`; options of the interpreter, as
+Java's system properties, `python -X dlspark.writerOutputBufferSize=0`; a mapping given in code; one given on opening a
+log; and, while a log is open, its dynamic settings files (`dynamic_settings`).
 
 Keys that begin with `bkc.` are the ledger client's, without the prefix BookKeeper's own; they override what follows
 from the settings here (docs/client-settings.md). In an environment variable the prefix is written `bkc_`.
@@ -15,18 +17,21 @@ A key or value that cannot be honoured is an error that names the nearest key, n
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Literal
 
-import javaproperties
-
+from dlspark.core.features import provider_kind
+from dlspark.core.settings.configuration_keys import ConfigurationKeys
 from dlspark.core.settings.keys import Value
 from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
 from dlspark.core.settings.metadata_keys import MetadataKeys
+from dlspark.core.settings.properties import read_properties
 from dlspark.core.settings.reader_keys import ReaderKeys
-from dlspark.core.settings.registry import FIELDS, check_value, convert, describe_settings, lookup
+from dlspark.core.settings.registry import CLIENT_PREFIX, FIELDS, check_value, convert, describe_settings, lookup
 from dlspark.core.settings.writer_keys import WriterKeys
+from dlspark.core.stream_converters import stream_converter
 from dlspark.errors import SettingsError
 from metadata.errors import CallerError
 from storage_node.client import ClientSettings
@@ -38,13 +43,13 @@ FILE_VARIABLE = "DLSPARK_CONF"
 """Environment variable that names a properties file."""
 VARIABLE_PREFIX = "DLSPARK_SET_"
 """Prefix of environment variables that set one key each."""
-CLIENT_PREFIX = "bkc."
-"""Prefix of the ledger client's keys."""
 _CLIENT_VARIABLE_PREFIX = "bkc_"
+OPTION_PREFIX = "dlspark."
+"""Prefix of interpreter options that set one key each."""
 
 
 @dataclass(frozen=True)
-class Settings(ReaderKeys, WriterKeys, PlacementKeys, LedgerKeys, MetadataKeys):
+class Settings(ReaderKeys, WriterKeys, PlacementKeys, LedgerKeys, MetadataKeys, ConfigurationKeys):
     """Settings of a namespace and its logs. Frozen: `with_values` gives a changed copy."""
 
     ledger_client: tuple[tuple[str, Value], ...] = ()
@@ -60,6 +65,8 @@ class Settings(ReaderKeys, WriterKeys, PlacementKeys, LedgerKeys, MetadataKeys):
                 advice="Raise the first or lower the second",
             )
         self._check_placement()
+        provider_kind(self.feature_provider)
+        stream_converter(self.stream_config_router, "streamConfigRouterClass")
         if self.ledger_client:
             self.client_settings()
 
@@ -123,32 +130,29 @@ class Settings(ReaderKeys, WriterKeys, PlacementKeys, LedgerKeys, MetadataKeys):
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], base: Settings | None = None) -> Settings:
-        """Settings of a Java properties file. Raises SettingsError, also for a file that cannot be read."""
-        try:
-            with Path(path).open("rb") as file:
-                values: dict[str, str] = javaproperties.load(file)
-        except (OSError, ValueError) as error:
-            raise SettingsError(
-                f"the settings file {os.fspath(path)} cannot be read: {error}",
-                advice=f"Correct the path (environment variable {FILE_VARIABLE}) or the file",
-            ) from error
-        return cls.from_mapping(values, base)
+        """Settings of a Java properties file: a path or a `file:` URL.
+
+        Raises SettingsError, also for a file that cannot be read.
+        """
+        return cls.from_mapping(read_properties(path, f"environment variable {FILE_VARIABLE}"), base)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None, base: Settings | None = None) -> Settings:
-        """Settings of `DLSPARK_CONF` and `DLSPARK_SET_<key>` variables, over `base` or the defaults."""
+    def from_environment(
+        cls,
+        environment: Mapping[str, str] | None = None,
+        base: Settings | None = None,
+        options: Mapping[str, str | Literal[True]] | None = None,
+    ) -> Settings:
+        """Settings of `DLSPARK_CONF`, `DLSPARK_SET_<key>` variables and `-X dlspark.<key>` options, over `base`.
+
+        `options` are those that the interpreter was started with, unless given.
+        """
         environment = os.environ if environment is None else environment
         file = environment.get(FILE_VARIABLE)
         if file:
             base = cls.from_properties(file, base)
-        prefix = len(VARIABLE_PREFIX)
-        values = {name[prefix:]: value for name, value in environment.items() if name.startswith(VARIABLE_PREFIX)}
-        dotted = {
-            CLIENT_PREFIX + name[len(_CLIENT_VARIABLE_PREFIX) :]: values.pop(name)
-            for name in list(values)
-            if name.startswith(_CLIENT_VARIABLE_PREFIX)
-        }
-        return cls.from_mapping(values | dotted, base)
+        options = sys._xoptions if options is None else options
+        return cls.from_mapping(_options(options), cls.from_mapping(_variables(environment), base))
 
     def with_values(self, values: Mapping[str, Value]) -> Settings:
         """A copy with upstream keys changed."""
@@ -175,3 +179,19 @@ class Settings(ReaderKeys, WriterKeys, PlacementKeys, LedgerKeys, MetadataKeys):
     @property
     def password(self) -> bytes:
         return self.digest_password.encode()
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, Value]:
+    """The keys that environment variables set, with the prefix `bkc.` where they say `bkc_`."""
+    prefix = len(VARIABLE_PREFIX)
+    values = {name[prefix:]: value for name, value in environment.items() if name.startswith(VARIABLE_PREFIX)}
+    return {
+        CLIENT_PREFIX + key[len(_CLIENT_VARIABLE_PREFIX) :] if key.startswith(_CLIENT_VARIABLE_PREFIX) else key: value
+        for key, value in values.items()
+    }
+
+
+def _options(options: Mapping[str, str | Literal[True]]) -> dict[str, Value]:
+    """The keys that options of the interpreter set; one without a value is a flag that is true."""
+    prefix = len(OPTION_PREFIX)
+    return {name[prefix:]: value for name, value in options.items() if name.startswith(OPTION_PREFIX)}

@@ -11,11 +11,12 @@ from dlspark.core.settings.registry import DEFAULTS, GROUPS
 
 WIDTH = 120
 _HEAD = """\
-# Settings of dlspark, with their defaults. Keys are Apache DistributedLog's.
+# Settings of dlspark, with their defaults. Keys are Apache DistributedLog's, unless marked (own).
 #
 # Use this file with the environment variable DLSPARK_CONF, or Settings.from_properties(path). Single keys can be set by
-# environment variables DLSPARK_SET_<key>. Keys marked (namespace) cannot be overridden for one log; keys marked
-# (dynamic) change while a log is open, when its dynamic settings do.
+# environment variables DLSPARK_SET_<key>, or by options of the interpreter: python -X dlspark.<key>=<value>. Keys
+# marked (namespace) cannot be overridden for one log; keys marked (dynamic) change while a log is open, when its
+# dynamic settings do. docs/settings.md says more, and lists Apache DistributedLog's keys that are refused.
 """
 _TAIL = """\
 # ---- Ledger client ----
@@ -43,7 +44,7 @@ def _groups() -> Iterator[str]:
 
 
 def _setting(info: SettingInfo, default: Value) -> str:
-    marks = [" (namespace)"] * (not info.per_log) + [" (dynamic)"] * info.dynamic
+    marks = [" (namespace)"] * (not info.per_log) + [" (dynamic)"] * info.dynamic + [" (own)"] * info.own
     lines = textwrap.wrap(f"{info.meaning}.{''.join(marks)}", WIDTH - 2, break_long_words=False, break_on_hyphens=False)
     value = str(default).lower() if isinstance(default, bool) else str(default)
     return "".join(f"# {line}\n" for line in lines) + f"{info.key}={value}\n"

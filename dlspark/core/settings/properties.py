@@ -1,0 +1,75 @@
+"""Properties files: where they may lie, and what is in them.
+
+Files are read whole and are small. They are local: a path, or a `file:` URL as upstream's `loadConf(URL)` takes it.
+Settings are not fetched over the network: whoever answered in the server's place would decide where data goes, and a
+namespace could not be opened while that server is away. Whatever fetches the file can check it before it is used.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import javaproperties
+
+from dlspark.errors import SettingsError
+
+MAX_FILE_BYTES: Final = 1 << 20
+"""Far above any properties file; a longer one is another file by mistake."""
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+"""A scheme has two letters at least: one is a drive."""
+
+
+def local_path(location: str | os.PathLike[str]) -> Path:
+    """The path that a path or `file:` URL names. Raises SettingsError for other URLs."""
+    written = os.fspath(location)
+    if isinstance(location, os.PathLike) or not _URL.match(written):
+        return Path(written)
+    url = urlsplit(written)
+    if url.scheme.lower() != "file" or url.netloc not in ("", "localhost"):
+        raise SettingsError(
+            f"{written} is not a file of this machine; nothing was read",
+            advice="Fetch the file first, check it, and give its path",
+        )
+    return Path(url2pathname(url.path))
+
+
+def read_if_exists(path: Path) -> bytes | None:
+    """The bytes of a file, None if there is none. Raises OSError, also for what is no file, or too long to be one."""
+    if not path.exists():
+        return None
+    if not path.is_file():  # A pipe would be waited for.
+        raise OSError(f"{path} is not a file")
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise OSError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def parse_properties(data: bytes, path: Path) -> dict[str, str]:
+    """What Java's properties format says. Raises SettingsError."""
+    try:
+        values: dict[str, str] = javaproperties.load(io.BytesIO(data))
+    except ValueError as error:
+        raise SettingsError(f"the settings file {path} cannot be read: {error}", advice="Correct the file") from error
+    return values
+
+
+def read_properties(location: str | os.PathLike[str], named_by: str) -> dict[str, str]:
+    """What a properties file says. Raises SettingsError; `named_by` tells people where its path may come from."""
+    path = local_path(location)
+    try:
+        data = read_if_exists(path)
+    except OSError as error:
+        raise SettingsError(
+            f"the settings file {path} cannot be read: {error}", advice=f"Correct the path ({named_by}) or the file"
+        ) from error
+    if data is None:
+        raise SettingsError(f"the settings file {path} does not exist", advice=f"Correct the path ({named_by})")
+    return parse_properties(data, path)
