@@ -20,23 +20,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Final, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias, TypeVar
 
 from metadata.errors import (
-    CallerError,
+    BadVersionError,
     CorruptDataError,
     InvariantViolation,
     NodeExistsError,
     NoNodeError,
-    NotAppliedError,
     NotEmptyError,
     check,
 )
 from metadata.ledgers import Versioned
+from metadata.log_names import (
+    LAYOUT_VERSION,
+    RESERVED,
+    InvalidLogNameError,
+    LogExistsError,
+    LogNotFoundError,
+    LogPaths,
+    LogState,
+    log_not_found,
+    validate_name,
+    validate_new_name,
+)
 from metadata.namespaces import NotBoundError
 from metadata.paths import ancestors, check_path, join
+from metadata.places import DuplicateLogError, LogPlaces, Place, PlainPlaces
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.segment_listing import RELISTS, SegmentCache, SegmentLister, SegmentListing, SegmentVanishedError
 from metadata.segments import (
@@ -71,94 +83,16 @@ Ops: TypeAlias = list[Op]
 
 _LOG: Final = logging.getLogger(__name__)
 DEFAULT_PARTITION: Final = "<default>"
-LAYOUT_VERSION: Final = b"\xff\xff\xff\xff"
 MAX_DELETES: Final = 1_000
 """Deletions in one multi; a larger tree goes in several, its root last."""
-_RESERVED: Final = (".", "<")
 _NUMBER: Final = re.compile(rb"-?\d{1,19}")
 
 
-class InvalidLogNameError(CallerError):
-    """The name cannot be a log's."""
-
-    code: ClassVar[int] = 602
-
-
-class LogNotFoundError(CallerError):
-    """There is no such log in the namespace."""
-
-    code: ClassVar[int] = 510
-
-
-class LogExistsError(NotAppliedError):
-    """Somebody else is creating the log, or has just created it."""
-
-    code: ClassVar[int] = 522
-
-
-@dataclass(frozen=True, slots=True)
-class LogPaths:
-    """The znodes of one log: `root` is L, `partition` is P."""
-
-    root: str
-    partition: str
-
-    @property
-    def max_txid(self) -> str:
-        return f"{self.partition}/maxtxid"
-
-    @property
-    def version(self) -> str:
-        return f"{self.partition}/version"
-
-    @property
-    def lock(self) -> str:
-        return f"{self.partition}/lock"
-
-    @property
-    def read_lock(self) -> str:
-        return f"{self.partition}/readLock"
-
-    @property
-    def ledgers(self) -> str:
-        return f"{self.partition}/ledgers"
-
-    @property
-    def allocation(self) -> str:
-        return f"{self.partition}/allocation"
-
-    @property
-    def subscribers(self) -> str:
-        return f"{self.partition}/subscribers"
-
-    def segment(self, segment: SegmentMetadata) -> str:
-        return f"{self.ledgers}/{segment.znode_name}"
-
-    def initial(self) -> list[Create]:
-        """The znodes of a new log, in the order in which they are made."""
-        return [
-            Create(self.root),
-            Create(self.partition),
-            Create(self.max_txid, b"0"),
-            Create(self.version, LAYOUT_VERSION),
-            Create(self.lock),
-            Create(self.read_lock),
-            Create(self.ledgers, b"0"),
-            Create(self.allocation),
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class LogState:
-    """The three values of a log that are only set conditionally, with their versions."""
-
-    max_lssn: Versioned[int]
-    max_txid: Versioned[int]
-    allocation: Versioned[bytes]
-
-
 class LogStore:
-    """The logs of the namespace at `namespace_path`, which must exist to create logs in it."""
+    """The logs of the namespace at `namespace_path`, which must exist to create logs in it.
+
+    `places` tells where each log is; a plain namespace has all of them below its own znode.
+    """
 
     def __init__(
         self,
@@ -169,8 +103,10 @@ class LogStore:
         skip_minimum_version: bool = False,
         validate_sequence: bool = True,
         cache: SegmentCache | None = None,
+        places: LogPlaces | None = None,
     ) -> None:
         check_path(namespace_path)
+        self._places = places if places is not None else PlainPlaces(namespace_path)
         self._store = store
         self._namespace = namespace_path
         self._partition = partition
@@ -189,34 +125,54 @@ class LogStore:
     def namespace_path(self) -> str:
         return self._namespace
 
+    @property
+    def places(self) -> LogPlaces:
+        return self._places
+
+    @property
+    def partition(self) -> str:
+        """Name of the znode under a log that holds it."""
+        return self._partition
+
     # ---- names ------------------------------------------------------------------------------------------------------
 
     @staticmethod
     def validate_name(name: str) -> str:
         """The name without a leading slash. Raises InvalidLogNameError."""
-        plain = name.removeprefix("/")
-        if name.startswith(_RESERVED) or plain.startswith(_RESERVED):
-            raise _bad_name(name, "names beginning with '.' or '<' are reserved")
-        if not plain:
-            raise _bad_name(name, "it is empty")
-        if any(character in plain for character in "<> "):
-            raise _bad_name(name, "'<', '>' and spaces are not allowed")
-        try:
-            check_path(f"/{plain}")
-        except CallerError as error:
-            raise _bad_name(name, error.message.partition(": ")[2] or error.message) from error
-        return plain
+        return validate_name(name)
 
     def paths(self, name: str) -> LogPaths:
-        """The znodes of a log. Raises InvalidLogNameError."""
-        root = join(self._namespace, self.validate_name(name))
+        """The znodes of a log that has been looked up before (`located`, or any other call about it).
+
+        Raises InvalidLogNameError; in a federated namespace LogNotFoundError for a log that was never looked up.
+        """
+        plain = self.validate_name(name)
+        folder = self._places.known(plain)
+        if folder is None:
+            raise log_not_found(name, self._places.root)
+        return self.paths_in(folder, plain)
+
+    def paths_in(self, folder: str, name: str) -> LogPaths:
+        """The znodes of a log in one of the places (`LogPlaces`)."""
+        root = join(folder, name)
         return LogPaths(root, join(root, self._partition))
+
+    async def located(self, name: str) -> LogPaths:
+        """The znodes of a log. Raises InvalidLogNameError; LogNotFoundError, in a plain namespace never."""
+        plain = self.validate_name(name)
+        folder = await self._places.find(plain)
+        if folder is None:
+            raise log_not_found(name, self._places.root)
+        return self.paths_in(folder, plain)
 
     # ---- logs -------------------------------------------------------------------------------------------------------
 
     async def exists(self, name: str) -> bool:
         """Whether the log exists, as of what was committed before this call."""
-        path = self.paths(name).ledgers
+        try:
+            path = (await self.located(name)).ledgers
+        except LogNotFoundError:
+            return False
 
         async def look() -> bool:
             await self._store.sync(path)
@@ -227,55 +183,88 @@ class LogStore:
     async def list(self, prefix: str = "") -> Names:
         """Names directly below the namespace, or below `prefix` in it; none where that does not exist.
 
-        A name with an inner slash shows as its first component.
+        A name with an inner slash shows as its first component. Raises DuplicateLogError.
         """
-        folder = join(self._namespace, self.validate_name(prefix)) if prefix.strip("/") else self._namespace
+        if prefix.strip("/"):
+            try:
+                folders = [(await self.located(prefix)).root]
+            except LogNotFoundError:
+                return []
+        else:
+            folders = await self._places.folders()
 
         async def look() -> Names:
             await self._store.sync(self._namespace)
-            try:
-                names, _ = await self._store.children(folder)
-            except NoNodeError:
-                return []
-            return [name for name in names if not name.startswith(_RESERVED)]
+            return await self._names_in(folders)
 
         return await repeat(self._store, look)
 
-    async def create(self, name: str) -> None:
+    async def _names_in(self, folders: Names) -> Names:
+        found: dict[str, str] = {}
+        for folder in folders:
+            try:
+                names, _ = await self._store.children(folder)
+            except NoNodeError:
+                continue
+            for name in self.logs_among(names):
+                if name in found:
+                    raise DuplicateLogError(f"it is in {found[name]} and in {folder}", log=name, path=folder)
+                found[name] = folder
+        return sorted(found)
+
+    def logs_among(self, names: Iterable[str]) -> Names:
+        """Of the children of a znode, those that are logs or lead to some."""
+        return [name for name in names if not name.startswith(RESERVED) and name != self._partition]
+
+    async def create(self, name: str, metadata: bytes = b"") -> None:
         """Create the log, or complete a half-made one, by one multi. A complete log is left alone.
 
-        Raises LogExistsError when a concurrent creator was first, NotBoundError where the namespace does not exist,
-        CorruptDataError for a log with foreign content. After an unknown outcome it may be called again.
+        `metadata` are the application's own bytes (the data of `L`), given to a new log alone. Raises LogExistsError
+        when a concurrent creator was first, NotBoundError where the namespace does not exist, CorruptDataError for a
+        log with foreign content. After an unknown outcome it may be called again.
         """
-        paths = self.paths(name)
-        wanted = [Create(parent) for parent in ancestors(paths.root) if len(parent) > len(self._namespace)]
-        wanted += paths.initial()
-        found = await asyncio.gather(*(self._there(node.path) for node in wanted))
-        missing = [node for node, there in zip(wanted, found, strict=True) if not there]
-        if missing:
+        plain = validate_new_name(name, self._partition)
+        for _ in range(MAX_REPEATS):
+            place = await self._places.choose(plain)
             try:
-                await self._store.multi(missing)
+                await self._create_at(place, plain, metadata)
+            except BadVersionError:
+                continue  # somebody else has created a log meanwhile, perhaps this one
             except NodeExistsError as error:
                 raise LogExistsError("somebody else has just created the log", log=name, path=error.path) from error
             except NoNodeError as error:
                 raise NotBoundError(
                     "the namespace does not exist", path=self._namespace, advice="Bind the namespace first"
                 ) from error
-        await self.open(name)
+            await self.open(name)
+            return
+        raise BadVersionError("other logs keep being created; nothing was", log=name, path=self._namespace)
 
-    async def ensure(self, name: str) -> None:
+    async def _create_at(self, place: Place, name: str, metadata: bytes) -> None:
+        paths = self.paths_in(place.folder, name)
+        parents: Ops = [Create(parent) for parent in ancestors(paths.root) if len(parent) > len(place.folder)]
+        wanted: Ops = [*parents, *paths.initial(metadata)]
+        stats = await asyncio.gather(*(self._look(node.path) for node in wanted))
+        missing = [node for node, stat in zip(wanted, stats, strict=True) if stat is None]
+        root = stats[len(parents)]
+        if metadata and root is not None and stats[len(parents) + 1] is None:
+            missing.append(SetData(paths.root, metadata, root.version))  # so far only a folder of nested logs
+        if missing:
+            await self._store.multi([*(place.guard if stats[0] is None else ()), *missing])
+
+    async def ensure(self, name: str, metadata: bytes = b"") -> None:
         """`create`, where losing the race to a concurrent creator, or one's own lost answer, is a success."""
 
         async def create() -> None:
             try:
-                await self.create(name)
+                await self.create(name, metadata)
             except LogExistsError:
                 await self.open(name)
 
         await repeat(self._store, create)
 
-    async def _there(self, path: str) -> bool:
-        return await repeat(self._store, lambda: self._store.exists(path)) is not None
+    async def _look(self, path: str) -> Stat | None:
+        return await repeat(self._store, lambda: self._store.exists(path))
 
     async def open(self, name: str) -> LogState:
         """The log's conditional values and their versions.
@@ -283,7 +272,7 @@ class LogStore:
         Raises LogNotFoundError, also for a half-made log, and CorruptDataError. A `maxtxid` that is no number counts
         as -999, as upstream has it: it is overwritten by the next completion.
         """
-        paths = self.paths(name)
+        paths = await self.located(name)
         try:
             ledgers, max_txid, allocation, version, _, _ = await asyncio.gather(
                 *(
@@ -299,7 +288,7 @@ class LogStore:
                 )
             )
         except NoNodeError as error:
-            raise _not_found(name, error) from error
+            raise log_not_found(name, error.path) from error
         if version.value != LAYOUT_VERSION:
             raise CorruptDataError(f"unknown log layout {version.value!r}", log=name, path=paths.version)
         if not _NUMBER.fullmatch(ledgers.value):
@@ -317,10 +306,9 @@ class LogStore:
 
     async def highest_txid(self, name: str) -> int | None:
         """The transaction id of `open`, by one read; None if there is no such log."""
-        path = self.paths(name).max_txid
         try:
-            value = (await self._get(path)).value
-        except NoNodeError:
+            value = (await self._get((await self.located(name)).max_txid)).value
+        except (LogNotFoundError, NoNodeError):
             return None
         return int(value) if _NUMBER.fullmatch(value) else INVALID_TXID
 
@@ -333,7 +321,10 @@ class LogStore:
 
         Logs nested below its name stay, and the znode `L` with them. Up to MAX_DELETES znodes go in one transaction.
         """
-        paths = self.paths(name)
+        try:
+            paths = await self.located(name)
+        except LogNotFoundError:
+            return
 
         async def delete() -> None:
             for _ in range(MAX_REPEATS):
@@ -379,16 +370,16 @@ class LogStore:
         happening goes without it.
         """
         try:
-            return await self._lister.segments(name, self.paths(name).ledgers, watch)
+            return await self._lister.segments(name, (await self.located(name)).ledgers, watch)
         except NoNodeError as error:
-            raise _not_found(name, error) from error
+            raise log_not_found(name, error.path) from error
 
     async def listing(self, name: str, watch: Watcher | None = None) -> SegmentListing:
         """The segments by their names, to read single ones. Raises LogNotFoundError, SegmentListError."""
         try:
-            return await self._lister.listing(name, self.paths(name).ledgers, watch)
+            return await self._lister.listing(name, (await self.located(name)).ledgers, watch)
         except NoNodeError as error:
-            raise _not_found(name, error) from error
+            raise log_not_found(name, error.path) from error
 
     async def ask(self, name: str, question: Callable[[SegmentListing], Awaitable[T]]) -> T:
         """The answer that `question` finds in a listing, asked again where the list changed under it.
@@ -403,25 +394,34 @@ class LogStore:
         return await question(await self.listing(name))
 
     async def start_segment(
-        self, name: str, state: LogState, segment: SegmentMetadata, extra: Sequence[Op] = ()
+        self,
+        name: str,
+        state: LogState,
+        segment: SegmentMetadata,
+        extra: Sequence[Op] = (),
+        *,
+        hand_over: SetData | None = None,
     ) -> LogState:
-        """Make an in-progress segment of the ledger recorded in `allocation`, with `extra` in the same transaction.
+        """Make an in-progress segment of an allocated ledger, with `extra` in the same transaction.
 
-        Raises BadVersionError or NodeExistsError when somebody else owns the log, or an OutcomeUnknownError.
+        `hand_over` clears the allocator that names the ledger; without it that is the log's own, as `state` has it.
+        Raises BadVersionError or NodeExistsError when somebody else owns the log or the allocator, or an
+        OutcomeUnknownError.
         """
         check(segment.in_progress, "a segment starts in progress", log=name)
-        paths = self.paths(name)
+        paths = await self.located(name)
+        if hand_over is None:
+            hand_over = SetData(paths.allocation, b"", state.allocation.version)
         ops: Ops = [
-            SetData(paths.allocation, b"", state.allocation.version),
+            hand_over,
             Create(paths.segment(segment), segment.encode()),
             SetData(paths.ledgers, _decimal(segment.lssn), state.max_lssn.version),
         ]
         results = await self._store.multi([*ops, *extra])
-        return replace(
-            state,
-            allocation=Versioned(b"", _version(results[0])),
-            max_lssn=Versioned(segment.lssn, _version(results[2])),
-        )
+        after = replace(state, max_lssn=Versioned(segment.lssn, _version(results[2])))
+        if hand_over.path == paths.allocation:
+            after = replace(after, allocation=Versioned(b"", _version(results[0])))
+        return after
 
     async def complete_segment(
         self,
@@ -435,7 +435,7 @@ class LogStore:
         the in-progress znode is gone."""
         check(in_progress.in_progress and not completed.in_progress, "completion goes one way", log=name)
         check(completed.ledger_id == in_progress.ledger_id, "a completed segment keeps its ledger", log=name)  # I2
-        paths = self.paths(name)
+        paths = await self.located(name)
         lssn = max(completed.lssn, state.max_lssn.value)
         txid = max(completed.last_txid, state.max_txid.value)
         ops: Ops = [
@@ -468,7 +468,7 @@ class LogStore:
 
     async def delete_segment(self, name: str, segment: SegmentMetadata) -> None:
         """Remove a segment's znode, whoever owns the log; a missing one is a success. Its ledger must be gone."""
-        path = self.paths(name).segment(segment)
+        path = (await self.located(name)).segment(segment)
 
         async def delete() -> None:
             try:
@@ -501,13 +501,3 @@ def _version(result: OpResult) -> int:
     if not isinstance(result, Stat):
         raise InvariantViolation(f"a set answered {result!r}")
     return result.version
-
-
-def _bad_name(name: str, why: str) -> InvalidLogNameError:
-    return InvalidLogNameError(f"invalid log name {name!r}: {why}", advice="Choose another name")
-
-
-def _not_found(name: str, error: NoNodeError) -> LogNotFoundError:
-    return LogNotFoundError(
-        "no such log in this namespace", log=name, path=error.path, advice="Check the name, or create the log first"
-    )

@@ -1,43 +1,47 @@
-"""`NamespaceStore`: a DistributedLog namespace: its URI, and the binding that says where its ledgers are.
+"""`NamespaceStore`: a DistributedLog namespace: its URI, and its binding (`metadata.bindings`).
 
-A namespace is a znode path. The binding is text in that znode's data, or in its nearest ancestor's that has any:
-
-    1                       metadata format version
-    BKDL                    type tag
-    {"1":{"str":"..."},...} a Thrift struct in TJSON: field id -> {type tag: value}, ascending, no spaces
-
-Booleans are 0 and 1 under the tag `tf`. Any JSON reader reads it; a compact dump writes the same bytes as Java.
+A namespace is a znode path. Its binding is that znode's data, or that of its nearest ancestor that has any: what lies
+below a bound namespace without a binding of its own is a part of it.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from metadata.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
-from metadata.paths import check_path, parent_of
+from metadata.bindings import DEFAULT_FIRST_LSSN, SUB_NAMESPACES, Binding
+from metadata.errors import BadVersionError, CallerError, NodeExistsError, NoNodeError
+from metadata.paths import check_path, join, parent_of
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.store import ANY_VERSION, MetadataStore
 
-DEFAULT_FIRST_LSSN: Final = 1
+__all__ = [
+    "DEFAULT_FIRST_LSSN",
+    "Binding",
+    "NamespaceInUseError",
+    "NamespaceStore",
+    "NamespaceUri",
+    "NotBoundError",
+]
+
 DEFAULT_ZOOKEEPER_PORT: Final = 2181
-_FORMAT: Final = "1"
-_TAG: Final = "BKDL"
 _SCHEME: Final = "distributedlog"
 _BACKEND: Final = "bk"
 _URI: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(/[^?#]*)?([?#].*)?", re.DOTALL)
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:@\[\]]+)(?::(\d{1,5}))?")
-
-
-_LINE_END: Final = re.compile(r"\r\n|\r|\n")
+_RESERVED: Final = (".", "<")  # how the names of children begin that are no logs
 
 
 class NotBoundError(CallerError):
     """The path is not, and is not in, a DistributedLog namespace."""
 
     code: ClassVar[int] = 500
+
+
+class NamespaceInUseError(CallerError):
+    """The namespace has logs, which would be out of reach without its binding; nothing was done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,139 +93,6 @@ def _bad_uri(uri: str, why: str) -> CallerError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """Where a namespace's ledgers are, and what it demands of its writers. Servers are "host:port,host:port"; readers
-    use the writers' where they have none of their own."""
-
-    bk_servers: str
-    ledgers_path: str
-    dl_servers: str
-    bk_reader_servers: str | None = None
-    dl_reader_servers: str | None = None
-    sanity_check_txid: bool = True
-    encode_region_id: bool = False
-    acl_root_path: str | None = None
-    first_lssn: int | None = None
-    federated: bool = False
-
-    @classmethod
-    def for_cluster(cls, servers: str, ledgers_path: str = "/ledgers") -> Binding:
-        """The usual binding: one ZooKeeper ensemble for everything."""
-        return cls(bk_servers=servers, ledgers_path=ledgers_path, dl_servers=servers)
-
-    @property
-    def effective_first_lssn(self) -> int:
-        """Sequence number of a log's first segment."""
-        return DEFAULT_FIRST_LSSN if self.first_lssn is None else self.first_lssn
-
-    def encode(self) -> bytes:
-        """The namespace znode's data."""
-        return f"{_FORMAT}\n{_TAG}\n{self.body()}".encode()
-
-    def body(self) -> str:
-        """The TJSON text alone."""
-        fields: dict[str, dict[str, str | int]] = {
-            "1": {"str": self.bk_servers},
-            "2": {"str": self.ledgers_path},
-            "3": {"tf": int(self.sanity_check_txid)},
-            "4": {"tf": int(self.encode_region_id)},
-            "5": {"str": self.bk_reader_servers or self.bk_servers},
-            "6": {"str": self.dl_servers},
-            "7": {"str": self.dl_reader_servers or self.dl_servers},
-        }
-        if self.acl_root_path is not None:
-            fields["8"] = {"str": self.acl_root_path}
-        if self.first_lssn is not None:
-            fields["9"] = {"i64": self.first_lssn}
-        if self.federated:
-            fields["10"] = {"tf": 1}
-        return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
-
-    @classmethod
-    def decode(cls, data: bytes, path: str) -> Binding:
-        """Read a namespace znode's data. Raises CorruptDataError naming `path`."""
-        try:
-            lines = _LINE_END.split(data.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise CorruptDataError(f"not a namespace binding: {error}", path=path) from error
-        if [line.strip() for line in lines[:2]] != [_FORMAT, _TAG]:
-            raise CorruptDataError(
-                f"not a namespace binding: it begins with {data[:40]!r}",
-                path=path,
-                advice="Is this the znode of something else? Bind the namespace at a path of its own",
-            )
-        return _Fields("".join(lines[2:]), path).binding()
-
-
-class _Fields:
-    """The parsed struct: each access checks the type tag and the value's type."""
-
-    def __init__(self, text: str, path: str) -> None:
-        self._path = path
-        try:
-            parsed: object = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise self._corrupt(f"its body is no JSON: {error}") from error
-        if not isinstance(parsed, dict):
-            raise self._corrupt("its body is no struct")
-        self._fields: dict[str, object] = parsed
-
-    def _corrupt(self, why: str) -> CorruptDataError:
-        return CorruptDataError(f"not a namespace binding: {why}", path=self._path)
-
-    def _value(self, number: str, tag: str) -> object:
-        field = self._fields.get(number)
-        if field is None:
-            return None
-        if not isinstance(field, dict) or tag not in field:
-            raise self._corrupt(f"field {number} is not of type {tag}: {field!r}")
-        return field[tag]
-
-    def _text(self, number: str) -> str | None:
-        value = self._value(number, "str")
-        if value is not None and not isinstance(value, str):
-            raise self._corrupt(f"field {number} is no string: {value!r}")
-        return value
-
-    def _required(self, number: str, name: str) -> str:
-        value = self._text(number)
-        if not value:
-            raise self._corrupt(f"{name} is missing")
-        return value
-
-    def _flag(self, number: str, default: bool) -> bool:
-        value = self._value(number, "tf")
-        if value is None:
-            return default
-        if isinstance(value, bool) or value not in (0, 1):
-            raise self._corrupt(f"field {number} is neither 0 nor 1: {value!r}")
-        return bool(value)
-
-    def _number(self, number: str) -> int | None:
-        value = self._value(number, "i64")
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise self._corrupt(f"field {number} is no number: {value!r}")
-        return value
-
-    def binding(self) -> Binding:
-        bk_servers = self._required("1", "the BookKeeper servers")
-        dl_servers = self._required("6", "the DistributedLog servers")
-        bk_readers, dl_readers = self._text("5"), self._text("7")
-        return Binding(
-            bk_servers=bk_servers,
-            ledgers_path=self._required("2", "the ledgers path"),
-            dl_servers=dl_servers,
-            bk_reader_servers=None if bk_readers == bk_servers else bk_readers,
-            dl_reader_servers=None if dl_readers == dl_servers else dl_readers,
-            sanity_check_txid=self._flag("3", True),
-            encode_region_id=self._flag("4", False),
-            acl_root_path=self._text("8"),
-            first_lssn=self._number("9"),
-            federated=self._flag("10", False),
-        )
-
-
 class NamespaceStore:
     """The binding of the namespace at `path`."""
 
@@ -239,13 +110,12 @@ class NamespaceStore:
     async def bind(self, binding: Binding, create: bool = True) -> None:
         """Store the binding, replacing one that is there; with `create` the path is made, otherwise it must exist.
 
-        Raises NotBoundError for a missing path, CallerError to make a federated namespace a plain one. Safe to repeat.
+        Raises NotBoundError for a missing path, CallerError for a binding that makes no sense or to make a federated
+        namespace a plain one. Safe to repeat.
         """
-        data = binding.encode()
-        Binding.decode(data, self._path)  # never store what cannot be read back
-        await repeat(self._store, lambda: self._bind(binding, data, create))
+        await repeat(self._store, lambda: self._bind(binding, create))
 
-    async def _bind(self, binding: Binding, data: bytes, create: bool) -> None:
+    async def _bind(self, binding: Binding, create: bool) -> None:
         for _ in range(MAX_REPEATS):
             try:
                 found, stat = await self._store.get(self._path)
@@ -253,26 +123,79 @@ class NamespaceStore:
                 if not create:
                     raise self._not_bound("the namespace's path does not exist") from None
                 try:
-                    await self._store.create(self._path, data, make_parents=True)
-                    return
+                    await self._store.create(self._path, self._encoded(binding), make_parents=True)
                 except NodeExistsError:
                     continue
-            if found and Binding.decode(found, self._path).federated and not binding.federated:
-                raise CallerError("a federated namespace cannot be bound as a plain one", path=self._path)
-            try:
-                await self._store.put(self._path, data, stat.version)
+                await self._make_index(binding)
                 return
-            except (BadVersionError, NoNodeError):
-                continue
+            if await self._replace(binding, Binding.decode(found, self._path) if found else None, stat.version):
+                return
         raise BadVersionError("the namespace's binding keeps changing; nothing was stored", path=self._path)
+
+    def _encoded(self, binding: Binding) -> bytes:
+        data = binding.encode()
+        binding.check(self._path)
+        Binding.decode(data, self._path)  # never store what cannot be read back
+        return data
+
+    async def _replace(self, binding: Binding, current: Binding | None, version: int) -> bool:
+        """Store the binding over `current` of that version; False when somebody else was first."""
+        if current is not None and current.federated and not binding.federated:
+            raise CallerError(
+                "a federated namespace cannot be bound as a plain one: the logs of its sub-namespaces would be lost; "
+                "nothing was bound",
+                path=self._path,
+                advice="Bind it as federated",
+            )
+        try:
+            await self._store.put(self._path, self._encoded(binding), version)
+        except (BadVersionError, NoNodeError):
+            return False
+        await self._make_index(binding)
+        return True
+
+    async def _make_index(self, binding: Binding) -> None:
+        """A federated namespace has the znode of its sub-namespaces from the start."""
+        if binding.federated:
+            try:
+                await self._store.create(join(self._path, SUB_NAMESPACES))
+            except NodeExistsError:
+                pass
+
+    async def update(self, change: Callable[[Binding], Binding]) -> Binding:
+        """Replace the namespace's own binding by what `change` makes of it; returns the new one.
+
+        `change` may be called again when somebody else changes the binding meanwhile. Raises NotBoundError where the
+        path itself has no binding, and what `bind` raises.
+        """
+
+        async def update() -> Binding:
+            for _ in range(MAX_REPEATS):
+                try:
+                    found, stat = await self._store.get(self._path)
+                except NoNodeError:
+                    found = b""
+                if not found:
+                    raise self._not_bound("no namespace is bound at the path itself")
+                current = Binding.decode(found, self._path)
+                changed = change(current)
+                if await self._replace(changed, current, stat.version):
+                    return changed
+            raise BadVersionError("the namespace's binding keeps changing; nothing was stored", path=self._path)
+
+        return await repeat(self._store, update)
 
     async def resolve(self) -> Binding:
         """The binding that holds at the path: its own or its nearest ancestor's. Raises NotBoundError."""
+        return (await self.find())[0]
+
+    async def find(self) -> tuple[Binding, str]:
+        """The binding that holds at the path, and the path that has it. Raises NotBoundError."""
         path = self._path
         while path != "/":
             data = await repeat(self._store, lambda path=path: self._data(path))  # type: ignore[misc]
             if data:
-                return Binding.decode(data, path)
+                return Binding.decode(data, path), path
             path = parent_of(path)
         raise self._not_bound("no namespace is bound here")
 
@@ -282,16 +205,36 @@ class NamespaceStore:
         except NoNodeError:
             return b""
 
-    async def unbind(self) -> None:
-        """Empty the binding; logs stay. Raises NotBoundError for a missing path."""
+    async def unbind(self, *, force: bool = False) -> None:
+        """Empty the binding. Logs stay, out of reach until the path is bound again: therefore only with `force` where
+        there are any.
+
+        Raises NamespaceInUseError, NotBoundError for a missing path.
+        """
 
         async def clear() -> None:
             try:
+                logs = [] if force else await self._logs()
+                if logs:
+                    raise NamespaceInUseError(
+                        f"the namespace has logs ({', '.join(logs[:3])}{', ...' if logs[3:] else ''}); it stays bound",
+                        path=self._path,
+                        advice="Delete them, or unbind with force: they stay, and are there again once it is bound",
+                    )
                 await self._store.put(self._path, b"", ANY_VERSION)
             except NoNodeError:
                 raise self._not_bound("the namespace's path does not exist") from None
 
         await repeat(self._store, clear)
+
+    async def _logs(self) -> list[str]:
+        """Names of logs, those of sub-namespaces included."""
+        names, _ = await self._store.children(self._path)
+        index = join(self._path, SUB_NAMESPACES)
+        if SUB_NAMESPACES in names:
+            for folder in (await self._store.children(index))[0]:
+                names += (await self._store.children(join(index, folder)))[0]
+        return sorted(name for name in names if not name.startswith(_RESERVED))
 
     def _not_bound(self, what: str) -> NotBoundError:
         return NotBoundError(

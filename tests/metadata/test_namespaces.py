@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from metadata.errors import CallerError, CorruptDataError
 from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.namespaces import Binding, NamespaceStore, NamespaceUri, NotBoundError
+from metadata.namespaces import Binding, NamespaceInUseError, NamespaceStore, NamespaceUri, NotBoundError
 from metadata.store import MetadataStore
 
 ONE = Binding.for_cluster("127.0.0.1:7000", "/ledgers")
@@ -238,3 +241,89 @@ async def test_binding_survives_a_lost_answer(fault: Fault) -> None:
 def test_the_root_is_no_namespace() -> None:
     with pytest.raises(CallerError):
         NamespaceStore(MemoryStore(MemoryTree()), "/")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bk_servers": "no port"},
+        {"dl_servers": "a:1,,b:2"},
+        {"bk_reader_servers": "http://a:1"},
+        {"dl_reader_servers": "a:x"},
+        {"ledgers_path": "ledgers"},
+        {"ledgers_path": "/led//gers"},
+        {"acl_root_path": "acl"},
+        {"acl_root_path": "."},
+        {"acl_root_path": ".a/b"},
+        {"acl_root_path": ".subnamespaces"},
+        {"acl_root_path": ".allocation_pool"},
+        {"acl_root_path": ".a\x00"},
+        {"first_lssn": 0},
+        {"first_lssn": 2**63},
+    ],
+)
+async def test_a_binding_that_makes_no_sense_is_refused(
+    change: dict[str, object], store: MetadataStore, root: str
+) -> None:
+    namespace = NamespaceStore(store, f"{root}/ns")
+    with pytest.raises(CallerError):
+        await namespace.bind(replace(ONE, **change))  # type: ignore[arg-type]
+    assert await store.exists(f"{root}/ns") is None
+    await namespace.bind(ONE)
+    with pytest.raises(CallerError):
+        await namespace.update(lambda binding: replace(binding, **change))  # type: ignore[arg-type]
+    assert await namespace.resolve() == ONE
+
+
+async def test_an_update_changes_what_it_says_and_nothing_else(store: MetadataStore, root: str) -> None:
+    namespace = NamespaceStore(store, f"{root}/ns")
+    for path in (namespace, NamespaceStore(store, f"{root}/ns/below")):
+        with pytest.raises(NotBoundError):
+            await path.update(lambda binding: binding)
+        await namespace.bind(replace(FULL, acl_root_path=".acl"))
+    changed = await namespace.update(lambda binding: replace(binding, first_lssn=7))
+    assert changed == await namespace.resolve() == replace(FULL, acl_root_path=".acl", first_lssn=7)
+
+
+async def test_an_update_builds_on_what_another_has_just_stored(store: MetadataStore, root: str) -> None:
+    namespace = NamespaceStore(store, f"{root}/ns")
+    await namespace.bind(ONE)
+
+    async def raise_first_lssn() -> None:
+        await namespace.update(lambda binding: replace(binding, first_lssn=binding.effective_first_lssn + 1))
+
+    await asyncio.gather(*(raise_first_lssn() for _ in range(5)))
+    assert (await namespace.resolve()).first_lssn == 6
+
+
+async def test_the_binding_is_found_with_the_path_that_has_it(store: MetadataStore, root: str) -> None:
+    await NamespaceStore(store, f"{root}/ns").bind(ONE)
+    assert await NamespaceStore(store, f"{root}/ns/a/b").find() == (ONE, f"{root}/ns")
+    nested = replace(ONE, first_lssn=5)
+    await NamespaceStore(store, f"{root}/ns/a").bind(nested)
+    assert await NamespaceStore(store, f"{root}/ns/a/b").find() == (nested, f"{root}/ns/a")
+
+
+@pytest.mark.parametrize("place", ["log", ".subnamespaces/NS_0000000000/log"])
+async def test_a_namespace_with_logs_is_unbound_only_by_force(store: MetadataStore, root: str, place: str) -> None:
+    namespace = NamespaceStore(store, f"{root}/ns")
+    await namespace.bind(replace(ONE, acl_root_path=".acl"))
+    await store.create(f"{root}/ns/.acl")
+    await store.create(f"{root}/ns/{place}", make_parents=True)
+    with pytest.raises(NamespaceInUseError, match=r"\(log\)"):
+        await namespace.unbind()
+    assert (await namespace.resolve()).acl_root_path == ".acl"
+    await namespace.unbind(force=True)
+    with pytest.raises(NotBoundError):
+        await namespace.resolve()
+    assert await store.exists(f"{root}/ns/{place}") is not None
+
+
+async def test_a_federated_namespace_has_its_index_from_the_start(store: MetadataStore, root: str) -> None:
+    federated = replace(ONE, federated=True)
+    await NamespaceStore(store, f"{root}/new").bind(federated)
+    await NamespaceStore(store, f"{root}/grown").bind(ONE)
+    assert await store.exists(f"{root}/grown/.subnamespaces") is None
+    await NamespaceStore(store, f"{root}/grown").bind(federated)
+    for name in ("new", "grown"):
+        assert (await store.get(f"{root}/{name}/.subnamespaces"))[0] == b""

@@ -1,0 +1,143 @@
+"""`Binding`: says where a namespace's ledgers are, and what it demands. It is text in the namespace's znode:
+
+    1                       metadata format version
+    BKDL                    type tag
+    {"1":{"str":"..."},...} a Thrift struct in TJSON (`metadata.tjson`)
+
+| field | |
+|---|---|
+| 1, 5 | BookKeeper's ZooKeeper servers, for writers and for readers |
+| 2 | root path of the ledgers |
+| 3, 4 | sanityCheckTxnID (nothing acts on it), encodeRegionID |
+| 6, 7 | DistributedLog's ZooKeeper servers, for writers and for readers |
+| 8 | root of access control, a name below the namespace |
+| 9 | first log segment sequence number |
+| 10 | whether the namespace is federated |
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from metadata import tjson
+from metadata.errors import CallerError, CorruptDataError
+from metadata.paths import check_path
+
+DEFAULT_FIRST_LSSN: Final = 1
+SUB_NAMESPACES: Final = ".subnamespaces"
+"""The child of a federated namespace below which its further sub-namespaces are."""
+RESERVED_NODES: Final = (SUB_NAMESPACES, ".allocation_pool", ".write_proxy", ".server-load")
+_FORMAT: Final = "1"
+_TAG: Final = "BKDL"
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")
+_SERVER: Final = re.compile(r"\s*(\[[0-9A-Fa-f:.]+\]|[^\s:@/\[\]]+):\d{1,5}\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Where a namespace's ledgers are, and what it demands of its writers. Servers are "host:port,host:port"; readers
+    use the writers' where they have none of their own."""
+
+    bk_servers: str
+    ledgers_path: str
+    dl_servers: str
+    bk_reader_servers: str | None = None
+    dl_reader_servers: str | None = None
+    sanity_check_txid: bool = True
+    encode_region_id: bool = False
+    acl_root_path: str | None = None
+    first_lssn: int | None = None
+    federated: bool = False
+
+    @classmethod
+    def for_cluster(cls, servers: str, ledgers_path: str = "/ledgers") -> Binding:
+        """The usual binding: one ZooKeeper ensemble for everything."""
+        return cls(bk_servers=servers, ledgers_path=ledgers_path, dl_servers=servers)
+
+    @property
+    def effective_first_lssn(self) -> int:
+        """Sequence number of a log's first segment."""
+        return DEFAULT_FIRST_LSSN if self.first_lssn is None else self.first_lssn
+
+    def encode(self) -> bytes:
+        """The namespace znode's data."""
+        return f"{_FORMAT}\n{_TAG}\n{self.body()}".encode()
+
+    def body(self) -> str:
+        """The TJSON text alone."""
+        return tjson.encode(
+            {
+                1: self.bk_servers,
+                2: self.ledgers_path,
+                3: self.sanity_check_txid,
+                4: self.encode_region_id,
+                5: self.bk_reader_servers or self.bk_servers,
+                6: self.dl_servers,
+                7: self.dl_reader_servers or self.dl_servers,
+                8: self.acl_root_path,
+                9: self.first_lssn,
+                10: self.federated or None,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Binding:
+        """Read a namespace znode's data. Raises CorruptDataError naming `path`."""
+        try:
+            lines = _LINE_END.split(data.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise CorruptDataError(f"not a namespace binding: {error}", path=path) from error
+        if [line.strip() for line in lines[:2]] != [_FORMAT, _TAG]:
+            raise CorruptDataError(
+                f"not a namespace binding: it begins with {data[:40]!r}",
+                path=path,
+                advice="Is this the znode of something else? Bind the namespace at a path of its own",
+            )
+        return cls._of(tjson.Fields("".join(lines[2:]), "a namespace binding", path))
+
+    @classmethod
+    def _of(cls, fields: tjson.Fields) -> Binding:
+        bk_servers = fields.required(1, "the BookKeeper servers")
+        dl_servers = fields.required(6, "the DistributedLog servers")
+        bk_readers, dl_readers = fields.text(5), fields.text(7)
+        sanity_check = fields.flag(3)
+        return cls(
+            bk_servers=bk_servers,
+            ledgers_path=fields.required(2, "the ledgers path"),
+            dl_servers=dl_servers,
+            bk_reader_servers=None if bk_readers == bk_servers else bk_readers,
+            dl_reader_servers=None if dl_readers == dl_servers else dl_readers,
+            sanity_check_txid=True if sanity_check is None else sanity_check,
+            encode_region_id=bool(fields.flag(4)),
+            acl_root_path=fields.text(8),
+            first_lssn=fields.number(9),
+            federated=bool(fields.flag(10)),
+        )
+
+    def check(self, path: str) -> None:
+        """Raise CallerError for a binding that no namespace should get: `path` is the namespace's."""
+        for servers in (self.bk_servers, self.bk_reader_servers, self.dl_servers, self.dl_reader_servers):
+            if servers is not None and not all(_SERVER.fullmatch(part) for part in re.split("[,;]", servers)):
+                raise CallerError(
+                    f"{servers!r} are no ZooKeeper servers; nothing was bound",
+                    path=path,
+                    advice='Give them as "host:port" or "host:port,host:port"',
+                )
+        check_path(self.ledgers_path)
+        acl_root = self.acl_root_path
+        if acl_root is not None:
+            if not acl_root.startswith(".") or "/" in acl_root or acl_root in (".", "..") or acl_root in RESERVED_NODES:
+                raise CallerError(
+                    f"{acl_root!r} cannot be the root of access control; nothing was bound",
+                    path=path,
+                    advice="Take one name that begins with '.', as .acl",
+                )
+            check_path(f"{path}/{acl_root}")
+        if self.first_lssn is not None and not 1 <= self.first_lssn < 2**63:
+            raise CallerError(
+                f"{self.first_lssn} cannot be a segment's number; nothing was bound",
+                path=path,
+                advice="Take a positive one",
+            )

@@ -1,0 +1,222 @@
+"""`FederatedPlaces`: the logs of a federated namespace, spread over sub-namespaces so that none grows beyond a limit.
+
+    NS                                 a sub-namespace itself, the oldest
+    NS/.subnamespaces                  data: path of the sub-namespace in which a log was created last
+    NS/.subnamespaces/NS_<10 digits>   a sub-namespace; sequential
+
+Whoever creates a log reads the version of `.subnamespaces`, then looks for the log everywhere, then creates it in one
+transaction that also sets `.subnamespaces` with that version. So of two that create logs at the same time one has to
+look again, and a log is never in two places, whatever of Java or ours creates it. Upstream knows logs by the names of
+the children of a sub-namespace; so here a log with slashes in its name is where its first component is.
+
+What is known of a place is relied on until a watch says that the log's znode went. A lookup of what is not known asks
+every sub-namespace; with `ask_on_miss` off it trusts the lists of names that are kept, which the next watch refreshes:
+a log that another process has just created may then be missed for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from metadata.bindings import SUB_NAMESPACES
+from metadata.errors import BadVersionError, NodeExistsError, NoNodeError, OutcomeUnknownError
+from metadata.namespaces import NotBoundError
+from metadata.paths import join
+from metadata.places import DuplicateLogError, LogPlaces, Place
+from metadata.retry import MAX_REPEATS, repeat
+from metadata.store import MetadataStore, SetData, WatchEvent
+
+MAX_KNOWN: Final = 262_144
+"""Logs whose places are kept; beyond it those that were asked for longest ago are forgotten."""
+_PREFIX: Final = "NS_"
+_RESERVED: Final = (".", "<")
+
+
+@dataclass(frozen=True, slots=True)
+class _Forget:
+    """A watch on a log's znode. Equal for the same log, so that one is left however often it is looked up."""
+
+    places: FederatedPlaces
+    first: str
+
+    def __call__(self, event: WatchEvent) -> None:
+        self.places._forget(self.first)
+
+
+class FederatedPlaces(LogPlaces):
+    """The sub-namespaces of the federated namespace at `root`; none gets more than `max_logs`."""
+
+    def __init__(self, store: MetadataStore, root: str, *, max_logs: int, ask_on_miss: bool = True) -> None:
+        self._store = store
+        self._root = root
+        self._index = join(root, SUB_NAMESPACES)
+        self._max_logs = max_logs
+        self._ask_on_miss = ask_on_miss
+        self._known: OrderedDict[str, str] = OrderedDict()
+        self._fresh: set[str] = set()  # of those known, the ones whose watch is still there
+        self._changes = 0  # watches heard: what was read before one is not kept after it
+        self._folders: list[str] | None = None
+        self._names: dict[str, frozenset[str]] = {}
+
+    @property
+    def root(self) -> str:
+        return self._root
+
+    # ---- looking up -------------------------------------------------------------------------------------------------
+
+    def known(self, name: str) -> str | None:
+        return self._known.get(_first(name))
+
+    async def find(self, name: str) -> str | None:
+        first = _first(name)
+        if first in self._fresh:
+            self._known.move_to_end(first)
+            return self._known[first]
+        if not self._ask_on_miss:
+            return await repeat(self._store, lambda: self._find_listed(first))
+        return await repeat(self._store, lambda: self._ask(first))
+
+    async def _ask(self, first: str) -> str | None:
+        """Where the component is, as of what was committed before this call."""
+        await self._store.sync(self._root)
+        for _ in range(MAX_REPEATS):
+            folders = await self._list_folders()
+            stats = await asyncio.gather(*(self._store.exists(join(folder, first)) for folder in folders))
+            folder = self._only(first, [folder for folder, stat in zip(folders, stats, strict=True) if stat])
+            if folder is None or await self._keep(first, folder):
+                return folder
+        raise BadVersionError("the log keeps coming and going; nothing was changed", log=first, path=self._root)
+
+    async def _find_listed(self, first: str) -> str | None:
+        folders = await self._list_folders()
+        names = await asyncio.gather(*(self._list_names(folder) for folder in folders))
+        folder = self._only(first, [folder for folder, listed in zip(folders, names, strict=True) if first in listed])
+        return folder if folder is not None and await self._keep(first, folder) else None
+
+    def _only(self, first: str, folders: list[str]) -> str | None:
+        if len(folders) > 1:
+            raise DuplicateLogError(
+                f"it is in {len(folders)} sub-namespaces: {', '.join(folders)}",
+                log=first,
+                path=self._root,
+                advice="Find out which of them holds its records, and delete or rename the znode of the other by hand",
+            )
+        return folders[0] if folders else None
+
+    async def _keep(self, first: str, folder: str) -> bool:
+        """Remember the place for as long as the znode exists; False when it has just gone."""
+        changes = self._changes
+        if await self._store.exists(join(folder, first), _Forget(self, first)) is None:
+            return False
+        self._known[first] = folder
+        self._known.move_to_end(first)
+        if self._changes == changes:
+            self._fresh.add(first)
+        if len(self._known) > MAX_KNOWN:
+            self._fresh.discard(self._known.popitem(last=False)[0])
+        return True
+
+    def _forget(self, first: str) -> None:
+        """The log went, or the watch on it: its place is asked for again, and until then the last one known."""
+        self._changes += 1
+        self._fresh.discard(first)
+
+    async def folders(self) -> list[str]:
+        async def look() -> list[str]:
+            await self._store.sync(self._root)
+            return await self._list_folders()
+
+        return await repeat(self._store, look)
+
+    async def _list_folders(self) -> list[str]:
+        """The namespace's own znode, then the others, oldest first; kept until a watch tells of another."""
+        if self._folders is not None:
+            return self._folders
+        changes = self._changes
+        try:
+            names, _ = await self._store.children(self._index, self._folders_changed)
+        except NoNodeError:
+            return [self._root]  # bound as plain, or by hand: there is no watch that would tell
+        folders = [self._root, *(join(self._index, name) for name in names if name.startswith(_PREFIX))]
+        if self._changes == changes:
+            self._folders = folders
+        return folders
+
+    def _folders_changed(self, event: WatchEvent) -> None:
+        self._changes += 1
+        self._folders = None
+
+    async def _list_names(self, folder: str) -> frozenset[str]:
+        names = self._names.get(folder)
+        if names is not None:
+            return names
+        changes = self._changes
+        try:
+            listed, _ = await self._store.children(folder, self._names_changed)
+        except NoNodeError:
+            return frozenset()
+        names = frozenset(listed)
+        if self._changes == changes:
+            self._names[folder] = names
+        return names
+
+    def _names_changed(self, event: WatchEvent) -> None:
+        self._changes += 1
+        self._names.pop(event.path, None)
+
+    # ---- creating ---------------------------------------------------------------------------------------------------
+
+    async def choose(self, name: str) -> Place:
+        return await repeat(self._store, lambda: self._choose(_first(name)))
+
+    async def _choose(self, first: str) -> Place:
+        version = await self._index_version()  # first of all: what is created from here on changes it
+        folder = await self._ask(first)
+        if folder is not None:
+            return Place(folder)
+        folder = await self._with_room()
+        return Place(folder, (SetData(self._index, folder.encode(), version),))
+
+    async def _index_version(self) -> int:
+        await self._store.sync(self._index)
+        for _ in range(MAX_REPEATS):
+            stat = await self._store.exists(self._index)
+            if stat is not None:
+                return stat.version
+            try:
+                await self._store.create(self._index)
+            except NodeExistsError:
+                continue
+            except NoNodeError as error:
+                raise NotBoundError(
+                    "the namespace does not exist", path=self._root, advice="Bind the namespace first"
+                ) from error
+        raise BadVersionError("the index of sub-namespaces keeps coming and going", path=self._index)
+
+    async def _with_room(self) -> str:
+        """The newest sub-namespace with room for a log; a new one where there is none."""
+        for folder in reversed(await self._list_folders()):
+            if await self._count(folder) < self._max_logs:
+                return folder
+        try:
+            return await self._store.create(join(self._index, _PREFIX), sequential=True)
+        except OutcomeUnknownError:
+            # If it was made, it is found and used the next time.
+            self._folders = None
+            raise
+        finally:
+            self._changes += 1
+            self._folders = None
+
+    async def _count(self, folder: str) -> int:
+        if folder != self._root:
+            stat = await self._store.exists(folder)
+            return self._max_logs if stat is None else stat.num_children
+        return sum(not name.startswith(_RESERVED) for name in (await self._store.children(folder))[0])
+
+
+def _first(name: str) -> str:
+    return name.partition("/")[0]

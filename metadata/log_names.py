@@ -1,0 +1,132 @@
+"""Names of logs, and the znodes of one: `L = NS/<log>`, `P = L/<partition>` (`metadata.logs` says what is in them)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from metadata.errors import CallerError, NotAppliedError
+from metadata.ledgers import Versioned
+from metadata.paths import check_path
+from metadata.segments import SegmentMetadata
+from metadata.store import Create
+
+LAYOUT_VERSION: Final = b"\xff\xff\xff\xff"
+RESERVED: Final = (".", "<")
+"""How names begin that are no logs'."""
+
+
+class InvalidLogNameError(CallerError):
+    """The name cannot be a log's."""
+
+    code: ClassVar[int] = 602
+
+
+class LogNotFoundError(CallerError):
+    """There is no such log in the namespace."""
+
+    code: ClassVar[int] = 510
+
+
+class LogExistsError(NotAppliedError):
+    """Somebody else is creating the log, or has just created it."""
+
+    code: ClassVar[int] = 522
+
+
+@dataclass(frozen=True, slots=True)
+class LogPaths:
+    """The znodes of one log: `root` is L, `partition` is P."""
+
+    root: str
+    partition: str
+
+    @property
+    def max_txid(self) -> str:
+        return f"{self.partition}/maxtxid"
+
+    @property
+    def version(self) -> str:
+        return f"{self.partition}/version"
+
+    @property
+    def lock(self) -> str:
+        return f"{self.partition}/lock"
+
+    @property
+    def read_lock(self) -> str:
+        return f"{self.partition}/readLock"
+
+    @property
+    def ledgers(self) -> str:
+        return f"{self.partition}/ledgers"
+
+    @property
+    def allocation(self) -> str:
+        return f"{self.partition}/allocation"
+
+    @property
+    def subscribers(self) -> str:
+        return f"{self.partition}/subscribers"
+
+    def segment(self, segment: SegmentMetadata) -> str:
+        return f"{self.ledgers}/{segment.znode_name}"
+
+    def initial(self, metadata: bytes = b"") -> list[Create]:
+        """The znodes of a new log, in the order in which they are made; `metadata` are the application's."""
+        return [
+            Create(self.root, metadata),
+            Create(self.partition),
+            Create(self.max_txid, b"0"),
+            Create(self.version, LAYOUT_VERSION),
+            Create(self.lock),
+            Create(self.read_lock),
+            Create(self.ledgers, b"0"),
+            Create(self.allocation),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """The three values of a log that are only set conditionally, with their versions."""
+
+    max_lssn: Versioned[int]
+    max_txid: Versioned[int]
+    allocation: Versioned[bytes]
+
+
+def validate_name(name: str) -> str:
+    """The name without a leading slash. Raises InvalidLogNameError."""
+    plain = name.removeprefix("/")
+    if name.startswith(RESERVED) or plain.startswith(RESERVED):
+        raise _bad_name(name, "names beginning with '.' or '<' are reserved")
+    if not plain:
+        raise _bad_name(name, "it is empty")
+    if any(character in plain for character in "<> "):
+        raise _bad_name(name, "'<', '>' and spaces are not allowed")
+    try:
+        check_path(f"/{plain}")
+    except CallerError as error:
+        raise _bad_name(name, error.message.partition(": ")[2] or error.message) from error
+    return plain
+
+
+def validate_new_name(name: str, partition: str) -> str:
+    """`validate_name`, stricter for a log that is to be made: every component must show in listings."""
+    plain = validate_name(name)
+    for part in plain.split("/"):
+        if part.startswith(RESERVED):
+            raise _bad_name(name, "a component that begins with '.' or '<' is reserved")
+        if part == partition:
+            raise _bad_name(name, f"{part!r} is what a log's own znode is called (unpartitionedStreamName)")
+    return plain
+
+
+def _bad_name(name: str, why: str) -> InvalidLogNameError:
+    return InvalidLogNameError(f"invalid log name {name!r}: {why}", advice="Choose another name")
+
+
+def log_not_found(name: str, path: str | None) -> LogNotFoundError:
+    return LogNotFoundError(
+        "no such log in this namespace", log=name, path=path, advice="Check the name, or create the log first"
+    )
