@@ -16,7 +16,7 @@ import asyncio
 import re
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
@@ -114,16 +114,17 @@ class SegmentListing:
     def __init__(
         self,
         log: str,
-        listed: Sequence[ListedSegment],
-        data: dict[str, SegmentMetadata],
-        read: Callable[[ListedSegment], Awaitable[SegmentMetadata]],
+        listed: Sequence[ListedSegment] = (),
+        data: Mapping[str, SegmentMetadata] | None = None,
+        read: Callable[[ListedSegment], Awaitable[SegmentMetadata]] | None = None,
     ) -> None:
+        """`read` reads what is not in `data`."""
         self.log = log
         self.reads = 0
         """Segments that were read for this listing, because they were not kept."""
         self.open = tuple(one for one in listed if one.in_progress)
         self._listed = tuple(listed)
-        self._data = data
+        self._data = data if data is not None else {}
         self._read = read
 
     def __len__(self) -> int:
@@ -148,6 +149,8 @@ class SegmentListing:
         """A segment's metadata. Raises SegmentVanishedError, CorruptDataError."""
         found = self._data.get(listed.name)
         if found is None:
+            if self._read is None:
+                raise SegmentVanishedError("the segment is not in this list", log=self.log)
             self.reads += 1
             found = await self._read(listed)
         return found
@@ -247,12 +250,7 @@ class SegmentLister:
     async def _by_data(self, log: str, path: str, watch: Watcher | None) -> SegmentListing:
         segments = await self._read_in_order(log, path, watch)
         listed = [ListedSegment(s.lssn, s.in_progress, s.znode_name) for s in segments]
-        data = {s.znode_name: s for s in segments}
-
-        async def read(one: ListedSegment) -> SegmentMetadata:
-            return data[one.name]
-
-        return SegmentListing(log, listed, data, read)
+        return SegmentListing(log, listed, {s.znode_name: s for s in segments})
 
     async def _read_in_order(self, log: str, path: str, watch: Watcher | None) -> list[SegmentMetadata]:
         for _ in range(RELISTS):

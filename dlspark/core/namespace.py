@@ -19,6 +19,7 @@ from metadata.ledgers import LedgerStore
 from metadata.locks import DistributedLock
 from metadata.logs import LogNotFoundError, LogStore
 from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
+from metadata.segment_listing import SegmentCache
 from metadata.store import MetadataStore
 from storage_node.client import ClientSettings, LedgerClient
 from storage_node.edge import Clock, Network, SystemClock
@@ -116,7 +117,16 @@ class AsyncNamespace:
         )
         services = Services(
             store=store,
-            logs=LogStore(store, parsed.path, settings.unpartitioned_stream_name),
+            logs=LogStore(
+                store,
+                parsed.path,
+                settings.unpartitioned_stream_name,
+                cache=SegmentCache(
+                    enabled=settings.segment_cache,
+                    max_segments=settings.segment_cache_max,
+                    ttl_ms=settings.segment_cache_ttl_ms,
+                ),
+            ),
             ledgers=client,
             binding=binding,
             settings=settings,

@@ -13,50 +13,28 @@ all others end the read-ahead, and its reader, for good. It ends by `close`, whi
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from dataclasses import dataclass
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.segment_follower import FetchedEntry, SegmentFollower
 from dlspark.core.segment_list import SegmentList
-from dlspark.core.segments import first_active, is_truncated
+from dlspark.core.segments import first_active, first_left, is_truncated, start_sequence_id
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.errors import (
     AlreadyTruncatedError,
-    CallerError,
-    CorruptDataError,
     DistributedLogError,
-    InvariantViolation,
     ReadError,
     SegmentNotFoundError,
 )
-from metadata.errors import NoNodeError
 from metadata.logs import SegmentMetadata
+from metadata.segment_listing import SegmentListing
 from metadata.tasks import end_tasks
-from storage_node.client import LedgerReader
-from storage_node.errors import UnauthorizedAccessError
-from storage_node.protocol.digests import Entry
-
-_log = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES = 32 << 20
 """Bytes of entries that wait for the reader, besides the bound in entries."""
-GIVE_UP_S = 120.0
-"""How long storage nodes may fail a read before the reader fails."""
 LEDGER_GONE_S = 10.0
 """How long a segment may be listed without its ledger: recovery removes an empty one's ledger first."""
-
-_FINAL = (CallerError, CorruptDataError, InvariantViolation, UnauthorizedAccessError)
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedEntry:
-    """An entry with what it takes to decode it."""
-
-    segment: SegmentMetadata
-    start_sequence_id: int
-    entry: Entry
 
 
 class ReadAhead:
@@ -91,7 +69,7 @@ class ReadAhead:
         """The next entry, None if none is there yet. Raises the final error once all entries before it are taken."""
         if self._queue:
             fetched = self._queue.popleft()
-            self._queued_bytes -= len(fetched.entry.payload)
+            self._queued_bytes -= len(fetched.payload)
             self._room.set()
             return fetched
         if self._error is not None:
@@ -100,6 +78,18 @@ class ReadAhead:
 
     def peek(self) -> FetchedEntry | None:
         return self._queue[0] if self._queue else None
+
+    def has_queued(self, position: DLSN) -> bool:
+        """Whether the entry of `position` is among those fetched and not yet taken, or comes before the first of them
+        in the same segment."""
+        if not self._queue:
+            return False
+        last = self._queue[-1]
+        return DLSN(self._queue[0].segment.lssn, 0, 0) <= position < DLSN(last.segment.lssn, last.entry_id + 1, 0)
+
+    def wake(self) -> None:
+        """Let who waits for activity look again."""
+        self._activity.set()
 
     async def activity(self) -> None:
         """Wait until something happens: an entry, an error, or the tail was reached."""
@@ -140,18 +130,13 @@ class ReadAhead:
 
     async def _first_position(self) -> DLSN:
         """Where to start: the asked position, or the first one that is left if that is allowed (section 6.2)."""
-        settings = self._settings
-        while not await self._list.load():
+        while not len(await self._list.load()):
             await self._wait_for_change()
-        segments = self._list.segments
-        left = segments if settings.ignore_truncation else [s for s in segments if not is_truncated(s)]
-        if not left:
-            earliest = DLSN(segments[-1].lssn + 1, 0, 0)
-        else:
-            earliest = DLSN(left[0].lssn, 0, 0) if settings.ignore_truncation else first_active(left[0])
-        if self.first >= earliest:
+        earliest = await self._list.ask(self._earliest)
+        if earliest is None or self.first >= earliest:
             return self.first
-        if self.first > DLSN.INITIAL and settings.fail_on_truncated and self._lost(earliest):
+        if self.first > DLSN.INITIAL and self._settings.fail_on_truncated and await self._lost(earliest):
+            self._services.counters["truncated-position"] += 1
             raise AlreadyTruncatedError(
                 f"position {self.first} was truncated; the log begins at {earliest}",
                 log=self._name,
@@ -161,24 +146,48 @@ class ReadAhead:
         self.first = earliest
         return earliest
 
-    def _lost(self, earliest: DLSN) -> bool:
+    async def _earliest(self, listing: SegmentListing) -> DLSN | None:
+        """The first position that is left, as far as that matters for the start; None if the start is not below it."""
+        listed = listing.find(self.first.lssn)
+        if self.first > DLSN.INITIAL and (listed is not None or not len(listing) or self.first.lssn > listing[0].lssn):
+            segment = await listing.read(listed) if listed is not None else None
+            # What is truncated is a head of the log: nothing is missing from an active segment on.
+            if segment is None or self._settings.ignore_truncation or not is_truncated(segment):
+                return first_active(segment) if segment is not None and not self._settings.ignore_truncation else None
+        if self._settings.ignore_truncation:
+            return DLSN(listing[0].lssn, 0, 0)
+        left = await first_left(listing)
+        return first_active(left[1]) if left is not None else DLSN(listing[-1].lssn + 1, 0, 0)
+
+    async def _lost(self, earliest: DLSN) -> bool:
         """Whether there was a record at or after the start and before `earliest`; assumed where nothing tells."""
-        if self.first.lssn < self._list.segments[0].lssn or earliest > DLSN(earliest.lssn, 0, 0):
-            return True
-        hidden = (segment for segment in self._list.segments if segment.lssn < earliest.lssn)
-        return any(DLSN(segment.lssn, segment.last_entry, segment.last_slot) >= self.first for segment in hidden)
+        start = self.first
+
+        async def question(listing: SegmentListing) -> bool:
+            if start.lssn < listing[0].lssn or earliest > DLSN(earliest.lssn, 0, 0):
+                return True
+            for listed in listing:
+                if start.lssn <= listed.lssn < earliest.lssn:
+                    segment = await listing.read(listed)
+                    if DLSN(segment.lssn, segment.last_entry, segment.last_slot) >= start:
+                        return True
+            return False
+
+        return await self._list.ask(question)
 
     async def _segment(self, position: DLSN) -> SegmentMetadata:
         """The segment of `position`, as soon as it exists and those before it are completed."""
         lssn = position.lssn
         while True:
-            segments = await self._list.load()
-            earlier_open = any(s.in_progress and s.lssn < lssn for s in segments)
-            found = next((s for s in segments if s.lssn == lssn), None)
-            if found is not None and not earlier_open:
+            listing = await self._list.load()
+            earlier_open = any(listed.lssn < lssn for listed in listing.open)
+            if listing.find(lssn) is not None and not earlier_open:
+                found = await self._list.segment(lssn)
+                if found is None:
+                    continue  # The list has changed.
                 self._check_truncation(found, max(position.entry_id, 0))
                 return found
-            if found is None and any(s.lssn > lssn for s in segments):
+            if listing.find(lssn) is None and len(listing) and listing[-1].lssn > lssn:
                 raise self._removed(DLSN(lssn, 0, 0))
             await self._wait_for_change()
 
@@ -214,7 +223,8 @@ class ReadAhead:
 
         That is the same place again if the segment was empty and removed by recovery: its number is given once more.
         """
-        follower = _SegmentFollower(self, segment, max(position.entry_id, 0))
+        first = await self._list.ask(lambda listing: start_sequence_id(listing, segment))
+        follower = SegmentFollower(self, segment, first, max(position.entry_id, 0))
         try:
             if await follower.run():
                 return position.next_segment
@@ -226,8 +236,7 @@ class ReadAhead:
         """Look at the list if it changed: False if `segment` was empty and is gone. Raises if it was truncated."""
         if not self._list.stale:
             return True
-        await self._list.load()
-        listed = self._list.find(segment)
+        listed = await self._list.find(segment)
         if listed is not None:
             self._check_truncation(listed, next_entry)
             return True
@@ -241,8 +250,7 @@ class ReadAhead:
         The number of a removed segment is given to another one, which a reader that went on here would miss.
         """
         while segment.in_progress:
-            await self._list.load()
-            listed = self._list.find(segment)
+            listed = await self._list.find(segment)
             if listed is None:
                 return False
             segment = listed
@@ -270,7 +278,7 @@ class ReadAhead:
             await self._room.wait()
         self.caught_up = False
         self._queue.append(fetched)
-        self._queued_bytes += len(fetched.entry.payload)
+        self._queued_bytes += len(fetched.payload)
         self._activity.set()
 
     def _full(self) -> bool:
@@ -284,115 +292,14 @@ class ReadAhead:
         self._activity.set()
 
     @property
+    def name(self) -> str:
+        """The log's."""
+        return self._name
+
+    @property
     def services(self) -> Services:
         return self._services
 
     @property
     def settings(self) -> Settings:
         return self._settings
-
-    def start_sequence_id(self, segment: SegmentMetadata) -> int:
-        """First sequence id of a segment: stored once it is completed, else where the one before it ended."""
-        if not segment.in_progress:
-            return segment.effective_start_sequence_id
-        before = next((s for s in self._list.segments if s.lssn == segment.lssn - 1), None)
-        if before is None or before.version < 5 or segment.version < 5:
-            return 0 if before is None and segment.version >= 5 else segment.effective_start_sequence_id
-        return before.effective_start_sequence_id + before.record_count
-
-
-class _SegmentFollower:
-    """Fetches one segment's entries from `next_entry` on, until its ledger is closed and all of it was fetched."""
-
-    def __init__(self, owner: ReadAhead, segment: SegmentMetadata, next_entry: int) -> None:
-        self.next_entry = next_entry
-        self._owner = owner
-        self._segment = segment
-        self._start_sequence_id = owner.start_sequence_id(segment)
-        self._ledger: LedgerReader | None = None
-        self._asked_for_lac = True  # Opening has asked.
-        self._failures = 0
-        self._failing_since = 0.0
-
-    async def run(self) -> bool:
-        """True at the segment's end; False if it was empty and is gone."""
-        while True:
-            try:
-                if not await self._owner.still_there(self._segment, self.next_entry):
-                    return False
-                if await self._step():
-                    return self.next_entry > 0 or await self._owner.completed(self._segment)
-            except NoNodeError as error:
-                await self._owner.ledger_gone(self._segment, self.next_entry, error)
-                return False
-            except _FINAL:
-                raise
-            except ReadError:
-                raise
-            except DistributedLogError as error:
-                await self._wait_out(error)
-
-    async def _step(self) -> bool:
-        """Fetch what is confirmed, or wait for one more entry; True at the segment's end."""
-        ledger = await self._open()
-        if self.next_entry <= ledger.last_add_confirmed:
-            await self._fetch(ledger)
-            return False
-        if ledger.closed:
-            return True
-        if not self._asked_for_lac:
-            # The tail has moved on while entries were streamed; only the storage nodes know how far.
-            await ledger.read_last_confirmed()
-            self._asked_for_lac = True
-            return False
-        self._owner.reached_tail()
-        entry = await ledger.poll(self.next_entry, self._owner.settings.long_poll_ms)
-        self._failures = 0
-        if entry is not None:
-            await self._put(entry)
-        return False
-
-    async def _open(self) -> LedgerReader:
-        if self._ledger is None:
-            owner = self._owner
-            self._ledger = await owner.services.ledgers.open(
-                self._segment.ledger_id, password=owner.settings.password, recover=False
-            )
-        return self._ledger
-
-    async def _fetch(self, ledger: LedgerReader) -> None:
-        window = self._owner.settings.prefetch_entries
-        entries = ledger.entries(self.next_entry, ledger.last_add_confirmed, window_entries=window)
-        try:
-            async for entry in entries:
-                await self._put(entry)
-                self._failures = 0
-                if not await self._owner.still_there(self._segment, self.next_entry):
-                    return
-        finally:
-            await entries.aclose()
-        self._asked_for_lac = False
-
-    async def _put(self, entry: Entry) -> None:
-        await self._owner.put(FetchedEntry(self._segment, self._start_sequence_id, entry))
-        self.next_entry = entry.entry_id + 1
-
-    async def _wait_out(self, error: DistributedLogError) -> None:
-        """Pause after a failure of storage nodes; raise ReadError when it has lasted too long."""
-        loop = asyncio.get_running_loop()
-        if not self._failures:
-            self._failing_since = loop.time()
-        self._failures += 1
-        if loop.time() - self._failing_since > GIVE_UP_S:
-            raise ReadError(
-                f"segment {self._segment.lssn} could not be read for {GIVE_UP_S:.0f} s: {error}",
-                dlsn=DLSN(self._segment.lssn, self.next_entry, 0),
-                advice="Open another reader at this position when the storage nodes are back",
-            ) from error
-        _log.warning("segment %s, entry %s cannot be read yet: %s", self._segment.lssn, self.next_entry, error)
-        self._owner.services.counters["read-retried"] += 1
-        await asyncio.sleep(min(self._failures, 4) * self._owner.settings.read_ahead_wait_ms / 1000)
-
-    async def close(self) -> None:
-        if self._ledger is not None:
-            await self._ledger.close()

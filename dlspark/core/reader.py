@@ -6,15 +6,20 @@ loops, just ends). Errors are final for a reader: everything before the error ha
 to start the next one.
 
 Records of a segment are numbered by their writer; a missing number between two records is a gap, and a gap fails the
-reader (I4). Cancelling a read loses nothing: records are taken off the queue only when they are handed over.
+reader (I4). Entries that were passed over because they are damaged everywhere (`readAheadSkipBrokenEntries`) fail
+nothing: they are told in `gaps`. Cancelling a read loses nothing: records are taken off the queue only when they are
+handed over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,37 +27,72 @@ import pyarrow as pa
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.entries import DecodedBatch, decode_entries, decode_entry
-from dlspark.core.read_ahead import FetchedEntry, ReadAhead
+from dlspark.core.idleness import Idleness
+from dlspark.core.read_ahead import ReadAhead
 from dlspark.core.records import LogRecord
-from dlspark.core.rows import ROW_SCHEMA, rows, timestamps
+from dlspark.core.rows import record_rows, rows
+from dlspark.core.segment_follower import FetchedEntry
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.errors import (
+    CallerError,
     DistributedLogError,
     EndOfStreamError,
-    IdleReaderError,
     PositionGapError,
     ReadCancelledError,
 )
 
 BATCH_BYTES = 8 << 20
 """A batch takes entries up to about this size, of those that are there."""
-_NEVER_IDLE_MS = 2**31 - 1
+MOST_GAPS = 1_000
+"""A reader remembers so many gaps, the newest ones."""
+
+Start: TypeAlias = "DLSN | int | str"
+"""A position, or what stands for one: its text, a transaction id, "earliest", "last" or "latest"."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Entries that were passed over, because they are damaged on all their storage nodes."""
+
+    start: DLSN
+    entries: int
+    records: int | None
+    """How many records are missing, by the numbers of those before and behind; None where these do not tell."""
 
 
 class AsyncLogReader:
     """Reads one log. Open it with `AsyncLog.open_reader`; all calls come from one event loop."""
 
-    def __init__(self, services: Services, name: str, settings: Settings, start: DLSN) -> None:
-        """`start`: the first position to deliver; DLSN.INITIAL or below means the first record there is."""
+    def __init__(
+        self,
+        services: Services,
+        name: str,
+        settings: Settings,
+        start: DLSN,
+        locate: Callable[[Start], Awaitable[DLSN]] | None = None,
+    ) -> None:
+        """`start`: the first position to deliver; DLSN.INITIAL or below means the first record there is.
+
+        `locate` finds positions for `skip_to`, which takes a DLSN only without it.
+        """
         self.name = name
+        self.gaps: deque[Gap] = deque(maxlen=MOST_GAPS)
+        """What was passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
+        self._services = services
         self._settings = settings
+        self._locate = locate
         self._ahead = ReadAhead(services, name, settings, start)
+        self._idleness = Idleness(name, services.counters)
+        self._skipped: tuple[DLSN, int, int] | None = None
         self._records: deque[LogRecord] = deque()
         self._position = start
         self._last_position = 0
         self._segment = -1
         self._final: DistributedLogError | None = None
+        self._explained: DistributedLogError | None = None
         self._turn = asyncio.Lock()
         self._closed = False
 
@@ -116,15 +156,46 @@ class AsyncLogReader:
                         break
                 # A deadline that has passed does not hurry the read-ahead on to the tail: without it, this would spin.
                 await self._activity(deadline if at_tail else None)
-            self._has(count)
+            if not self._has(count) and not self._records and self._final is None:
+                self._final = self._idleness.check(self._settings, self._position)
             if not self._records and self._final is not None:
-                raise self._final
+                raise self._told(self._final)
             return self._deliver_up_to(count)
+
+    async def skip_to(self, start: Start) -> DLSN:
+        """Go on at another position, forwards or back; returns it. What was read ahead and still fits is kept.
+
+        Raises what finding the position raises; a reader that has failed stays failed.
+        """
+        position = await self._locate(start) if self._locate is not None else start
+        if not isinstance(position, DLSN):
+            raise CallerError(f"{start!r} is not a position", advice="Give a DLSN")
+        async with self._turn:
+            if self._final is not None and not isinstance(self._final, EndOfStreamError):
+                raise self._told(self._final)
+            if position == self._position:
+                return position
+            within = self._position < position and self._ahead.has_queued(position)
+            self._records = deque(record for record in self._records if within and not _is_below(record, position))
+            self._position = position
+            if not within:
+                await self._restart(position)
+            return position
+
+    async def _restart(self, position: DLSN) -> None:
+        """Read from `position` on, as a new reader would."""
+        await self._ahead.close(ReadCancelledError("the reader went elsewhere", log=self.name))
+        self._ahead = ReadAhead(self._services, self.name, self._settings, position)
+        self._final = None
+        self._segment, self._last_position = -1, 0
+        self._idleness.arrived()
 
     async def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
         """The next records as columns (`rows.ROW_SCHEMA`), of one segment, at least one; waits at the tail."""
         async with self._turn:
             while True:
+                if not self._settings.expand_record_sets:
+                    await self._wait_for_records(None)
                 if self._records:
                     return self._leftover()
                 fetched = await self._wait_for_entries(max_bytes)
@@ -182,7 +253,7 @@ class AsyncLogReader:
     async def _wait_for_records(self, deadline: float | None) -> None:
         while not self._has(1):
             if self._final is not None:
-                raise self._final
+                raise self._told(self._final)
             await self._activity(deadline)
 
     def _has(self, count: int) -> bool:
@@ -195,32 +266,39 @@ class AsyncLogReader:
         return len(self._records) >= count
 
     def _take(self) -> FetchedEntry | None:
+        """The next entry that is not broken."""
         try:
-            return self._ahead.take()
+            while (fetched := self._ahead.take()) is not None:
+                self._idleness.arrived()
+                if not fetched.broken:
+                    return fetched
+                self._pass_over(DLSN(fetched.segment.lssn, fetched.entry_id, 0))
         except DistributedLogError as error:
             self._final = error
-            return None
+        return None
 
     def _decode(self, fetched: FetchedEntry) -> None:
-        segment, entry = fetched.segment, fetched.entry
+        segment = fetched.segment
         try:
             records = decode_entry(
-                entry.payload,
+                fetched.payload,
                 lssn=segment.lssn,
-                entry_id=entry.entry_id,
+                entry_id=fetched.entry_id,
                 start_sequence_id=fetched.start_sequence_id,
                 enveloped=segment.enveloped,
+                expand_record_sets=self._settings.expand_record_sets,
             )
         except DistributedLogError as error:
             self._fail(error)
             return
         self._enter(segment.lssn)
         for record in records:
-            if record.is_control or record.dlsn < self._start:
+            if record.is_control or _is_below(record, self._start):
                 continue
             if record.is_end_of_stream:
                 self._final = self._end_of_stream(record.dlsn)
                 return
+            self._go_on_at(record.position)
             if self._gap(record.position):
                 self._fail(self._gap_error(record.dlsn, record.position))
                 return
@@ -233,12 +311,41 @@ class AsyncLogReader:
 
     def _enter(self, lssn: int) -> None:
         if lssn != self._segment:
+            self._tell_gap(None)
             self._segment = lssn
             self._last_position = 0
 
+    def _pass_over(self, start: DLSN) -> None:
+        """An entry is damaged everywhere: remember it until a record behind it tells how many are missing."""
+        self._enter(start.lssn)
+        first, entries, last_position = self._skipped or (start, 0, self._last_position)
+        self._skipped = (first, entries + 1, last_position)
+        self._last_position = 0
+
+    def _go_on_at(self, position: int) -> None:
+        """A record with this number is the next one behind what was passed over, if anything was."""
+        if self._skipped is not None:
+            start, _, last_position = self._skipped
+            self._tell_gap(position - last_position - 1 if last_position or not start.entry_id else None)
+
+    def _tell_gap(self, records: int | None) -> None:
+        if self._skipped is None:
+            return
+        start, entries, _ = self._skipped
+        self._skipped = None
+        self.gaps.append(Gap(start, entries, records))
+        missing = "an unknown number of" if records is None else records
+        _log.error(
+            "log %s: %s records are missing in %d damaged entries from %s on", self.name, missing, entries, start
+        )
+        self._services.counters["records-skipped"] += records or 0
+
     def _gap(self, position: int) -> bool:
         last = self._last_position
-        return self._settings.gap_detection and position != 1 and last != 0 and position != last + 1
+        if position == 1 or last == 0 or position == last + 1:
+            return False
+        self._services.counters["position-gap"] += 1
+        return self._settings.gap_detection
 
     def _gap_error(self, dlsn: DLSN, position: int) -> PositionGapError:
         return PositionGapError(
@@ -256,22 +363,34 @@ class AsyncLogReader:
             error.log = self.name
         self._final = error
 
+    def _told(self, error: DistributedLogError) -> DistributedLogError:
+        """The final error, with the position at which another reader goes on."""
+        if isinstance(error, EndOfStreamError | ReadCancelledError) or error is self._explained:
+            return error
+        self._explained = error
+        if error.dlsn is None:
+            error.dlsn = self._position
+        note = f"Everything before {self._position} was delivered: another reader goes on there"
+        error.advice = f"{error.advice}. {note}" if error.advice else note
+        return error
+
+    def _lose(self, error: DistributedLogError) -> None:
+        """Fail from outside, at once: what was read ahead is not delivered any more."""
+        if self._final is None or not isinstance(self._final, ReadCancelledError):
+            self._records.clear()
+            self._final = error
+            self._ahead.wake()
+
     async def _activity(self, deadline: float | None) -> None:
-        """Wait for the read-ahead, until `deadline`; IdleReaderError where nothing happens for too long."""
+        """Wait for the read-ahead, until `deadline`; the reader fails where nothing happens for too long."""
         loop = asyncio.get_running_loop()
-        idle_ms = self._settings.idle_error_ms
-        idle = None if idle_ms < 1 or idle_ms == _NEVER_IDLE_MS else loop.time() + idle_ms / 1000
-        limits = [moment for moment in (deadline, idle) if moment is not None]
+        limits = [moment for moment in (deadline, self._idleness.next_moment(self._settings)) if moment is not None]
         try:
             await asyncio.wait_for(self._ahead.activity(), min(limits) - loop.time() if limits else None)
         except asyncio.TimeoutError:
-            if idle is not None and loop.time() >= idle:
-                self._final = IdleReaderError(
-                    f"nothing arrived for {idle_ms} ms",
-                    log=self.name,
-                    dlsn=self._position,
-                    advice="Open another reader",
-                )
+            pass
+        if self._final is None and self._ahead.peek() is None:
+            self._final = self._idleness.check(self._settings, self._position)
 
     # ------------------------------------------------------------------ by columns
 
@@ -279,19 +398,19 @@ class AsyncLogReader:
         """At least one entry, and those of the same segment that are there already."""
         while True:
             if self._final is not None:
-                raise self._final
+                raise self._told(self._final)
             fetched = self._take()
             if fetched is not None:
                 break
             if self._final is None:
                 await self._activity(None)
-        entries, size = [fetched], len(fetched.entry.payload)
+        entries, size = [fetched], len(fetched.payload)
         while size < max_bytes:
             following = self._ahead.peek()
-            if following is None or following.segment.ledger_id != fetched.segment.ledger_id:
+            if following is None or following.broken or following.segment.ledger_id != fetched.segment.ledger_id:
                 break
             entries.append(following)
-            size += len(following.entry.payload)
+            size += len(following.payload)
             self._take()
         return entries
 
@@ -300,7 +419,7 @@ class AsyncLogReader:
         segment = fetched[0].segment
         try:
             batch = decode_entries(
-                [(f.entry.entry_id, f.entry.payload) for f in fetched],
+                [(f.entry_id, f.payload) for f in fetched],
                 lssn=segment.lssn,
                 start_sequence_id=fetched[0].start_sequence_id,
                 enveloped=segment.enveloped,
@@ -308,12 +427,14 @@ class AsyncLogReader:
         except DistributedLogError as error:
             if len(fetched) == 1:
                 self._fail(error)
-                raise
+                raise self._told(error) from None
             return self._decode_before_error(fetched)
         self._enter(segment.lssn)
         if batch.end_of_stream is not None:
             self._final = self._end_of_stream(batch.end_of_stream)
         batch = self._due(batch)
+        if len(batch):
+            self._go_on_at(int(batch.position[0]))
         gap = self._first_gap(batch.position)
         if gap is not None:
             if gap:
@@ -332,7 +453,7 @@ class AsyncLogReader:
         for one in fetched:
             try:
                 decode_entries(
-                    [(one.entry.entry_id, one.entry.payload)],
+                    [(one.entry_id, one.payload)],
                     lssn=one.segment.lssn,
                     start_sequence_id=one.start_sequence_id,
                     enveloped=one.segment.enveloped,
@@ -342,7 +463,7 @@ class AsyncLogReader:
                 break
             intact.append(one)
         if not intact and self._final is not None:
-            raise self._final
+            raise self._told(self._final)
         final, self._final = self._final, None
         batch = self._decode_columns(intact)
         self._final = self._final or final
@@ -361,13 +482,14 @@ class AsyncLogReader:
         return _sliced(batch, int(below.sum()), len(batch))
 
     def _first_gap(self, positions: npt.NDArray[np.int64]) -> int | None:
-        if not self._settings.gap_detection or not len(positions):
+        if not len(positions):
             return None
         if self._gap(int(positions[0])):
             return 0
         before, after = positions[:-1], positions[1:]
         gaps = np.flatnonzero((after != before + 1) & (before != 0) & (after != 1))
-        return int(gaps[0]) + 1 if len(gaps) else None
+        self._services.counters["position-gap"] += len(gaps)
+        return int(gaps[0]) + 1 if len(gaps) and self._settings.gap_detection else None
 
     def _leftover(self) -> pa.RecordBatch:
         """Records that were decoded one by one and not yet delivered, as columns."""
@@ -375,16 +497,13 @@ class AsyncLogReader:
         records: list[LogRecord] = []
         while self._records and self._records[0].dlsn.lssn == lssn:
             records.append(self._deliver())
-        txids = np.array([record.txid for record in records], np.int64)
-        columns = [
-            pa.array([self.name] * len(records)),
-            *(pa.array([record.dlsn[i] for record in records], pa.int64()) for i in range(3)),
-            pa.array([record.sequence_id for record in records], pa.int64()),
-            pa.array(txids),
-            timestamps(txids),
-            pa.array([record.payload for record in records], pa.binary()),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
+        return record_rows(self.name, records)
+
+
+def _is_below(record: LogRecord, start: DLSN) -> bool:
+    """Whether all of a record lies below `start`; a record set that is delivered whole may lie on both sides."""
+    last = record.dlsn.slot_id + max(record.slots, 1) - 1
+    return DLSN(record.dlsn.lssn, record.dlsn.entry_id, last) < start
 
 
 def _sliced(batch: DecodedBatch, first: int, after: int) -> DecodedBatch:

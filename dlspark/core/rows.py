@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
 from dlspark.core.entries import DecodedBatch
+from dlspark.core.records import LogRecord
 
 ROW_SCHEMA = pa.schema(
     [
@@ -43,6 +46,20 @@ def rows(log: str, batch: DecodedBatch) -> pa.RecordBatch:
         ],
         schema=ROW_SCHEMA,
     )
+
+
+def record_rows(log: str, records: Sequence[LogRecord]) -> pa.RecordBatch:
+    """Single records with the columns of ROW_SCHEMA."""
+    txids = np.array([record.txid for record in records], np.int64)
+    columns = [
+        pa.array([log] * len(records), pa.string()),
+        *(pa.array([record.dlsn[i] for record in records], pa.int64()) for i in range(3)),
+        pa.array([record.sequence_id for record in records], pa.int64()),
+        pa.array(txids),
+        timestamps(txids),
+        pa.array([record.payload for record in records], pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
 def timestamps(txids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:

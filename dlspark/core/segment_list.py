@@ -1,16 +1,23 @@
-"""`SegmentList`: a log's segments as a reader follows them: read again when a watch says that they changed."""
+"""`SegmentList`: a log's segments as a reader follows them: listed again when a watch says that they changed.
+
+Listing brings the names; what a reader needs of single segments is read as it comes to them (`SegmentListing`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from metadata.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.logs import SegmentMetadata
+from metadata.segment_listing import SegmentListing, SegmentVanishedError
 from metadata.store import WatchEvent
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -18,8 +25,8 @@ class SegmentList:
     """The list and one watch on it. `stale` says that it changed, or that changes may have been missed."""
 
     def __init__(self, services: Services, name: str, settings: Settings) -> None:
-        self.segments: list[SegmentMetadata] = []
         self.stale = True
+        self._listing = SegmentListing(name)
         self._services = services
         self._name = name
         self._settings = settings
@@ -28,27 +35,43 @@ class SegmentList:
     def use_settings(self, settings: Settings) -> None:
         self._settings = settings
 
-    async def load(self) -> list[SegmentMetadata]:
-        """Read the list if it is stale; trouble with the connection is waited out.
+    async def load(self) -> SegmentListing:
+        """The list as of the last change; trouble with the connection is waited out.
 
         Raises LogNotFoundError, or what a contradictory list raises.
         """
+
+        async def itself(listing: SegmentListing) -> SegmentListing:
+            return listing
+
+        return await self.ask(itself)
+
+    async def ask(self, question: Callable[[SegmentListing], Awaitable[T]]) -> T:
+        """The answer `question` finds in the list; asked again where the list changes under it."""
         pause_s = self._settings.read_ahead_wait_ms / 1000
-        while self.stale:
-            # Before the read: an event that arrives during it speaks of what may not be in the answer.
-            self.stale = False
-            self._changed.clear()
+        while True:
             try:
-                self.segments = list(await self._services.logs.segments(self._name, watch=self._on_event))
+                return await question(await self._fresh())
+            except SegmentVanishedError:
+                self.stale = True  # The watch says so, too; its event may be on its way.
             except (OutcomeUnknownError, MetadataUnavailableError) as error:
                 self.stale = True
                 _log.warning("log %s: its segments cannot be read, trying again: %s", self._name, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._settings.zk_retry_max_backoff_ms / 1000)
+
+    async def _fresh(self) -> SegmentListing:
+        while self.stale:
+            # Before the read: an event that arrives during it speaks of what may not be in the answer.
+            self.stale = False
+            self._changed.clear()
+            try:
+                self._listing = await self._services.logs.listing(self._name, self._on_event)
+                self._services.counters["segments-listed"] += 1
             except BaseException:
                 self.stale = True
                 raise
-        return self.segments
+        return self._listing
 
     async def changed(self, timeout_s: float | None = None) -> bool:
         """Wait for the list to become stale; False if it did not within `timeout_s`."""
@@ -59,12 +82,19 @@ class SegmentList:
                 return False
         return True
 
-    def find(self, segment: SegmentMetadata) -> SegmentMetadata | None:
+    async def segment(self, lssn: int) -> SegmentMetadata | None:
+        """The segment with this number, as it is now; None if there is none."""
+
+        async def question(listing: SegmentListing) -> SegmentMetadata | None:
+            listed = listing.find(lssn)
+            return await listing.read(listed) if listed is not None else None
+
+        return await self.ask(question)
+
+    async def find(self, segment: SegmentMetadata) -> SegmentMetadata | None:
         """The present form of `segment`. A number may be used again by another ledger: both have to match."""
-        for listed in self.segments:
-            if listed.lssn == segment.lssn and listed.ledger_id == segment.ledger_id:
-                return listed
-        return None
+        listed = await self.segment(segment.lssn)
+        return listed if listed is not None and listed.ledger_id == segment.ledger_id else None
 
     def _on_event(self, event: WatchEvent) -> None:
         self.stale = True

@@ -1,24 +1,29 @@
 """`SegmentReader`: one segment's entries, and the searches in it.
 
-A search looks at whole entries, because an entry is what a storage node returns: a binary search over the entries by
-the last transaction id (or position) in each, then a walk over the records of one. It finds "the first record with
-transaction id >= t" wherever ids do not decrease, which writers check unless told not to; where they do, the result is
-one such place, as upstream.
+A search looks at whole entries, because an entry is what a storage node returns: a search over the entries by the last
+transaction id (or position) in each, some at a time (`readAheadBatchSize`), then a walk over the records of one. It
+finds "the first record with transaction id >= t" wherever ids do not decrease, which writers check unless told not to;
+where they do, the result is one such place, as upstream.
 
-`Probes` counts what searches cost: about log2 of a segment's entries, whatever the length of the log.
+`Probes` counts what searches cost: a logarithm of a segment's entries, whatever the length of the log.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.entries import EntrySummary, decode_entry, entry_summary
-from dlspark.core.records import MAX_TXID, LogRecord
+from dlspark.core.records import LogRecord
 from metadata.logs import SegmentMetadata, TruncationStatus
+from metadata.segment_listing import SegmentListing
 from storage_node.client import LedgerLocation, LedgerReader
 from storage_node.protocol.digests import Entry
+
+_MOST_AT_ONCE = 64
+"""Truncated segments that are passed over at a time."""
 
 
 @dataclass(slots=True)
@@ -26,16 +31,32 @@ class Probes:
     """What searches have read since the counters were last set to 0."""
 
     segments: int = 0
+    """Segments whose entries were looked at."""
     entries: int = 0
+    metadata: int = 0
+    """Segments whose metadata was read, besides what was known already."""
 
 
 class SegmentReader:
     """A segment and its open ledger. Close it after use."""
 
-    def __init__(self, metadata: SegmentMetadata, ledger: LedgerReader, probes: Probes | None = None) -> None:
+    def __init__(
+        self,
+        metadata: SegmentMetadata,
+        ledger: LedgerReader,
+        probes: Probes | None = None,
+        *,
+        start_sequence_id: int | None = None,
+        ways: int = 1,
+    ) -> None:
+        """`start_sequence_id`: of one in progress, whose metadata lacks it; `ways`: entries read at once."""
         self.metadata = metadata
         self._ledger = ledger
         self._probes = probes if probes is not None else Probes()
+        self._ways = ways
+        self.start_sequence_id = (
+            metadata.effective_start_sequence_id if start_sequence_id is None else start_sequence_id
+        )
 
     @property
     def lac(self) -> int:
@@ -83,7 +104,7 @@ class SegmentReader:
             entry.payload,
             lssn=self.metadata.lssn,
             entry_id=entry_id,
-            start_sequence_id=self.metadata.effective_start_sequence_id,
+            start_sequence_id=self.start_sequence_id,
             enveloped=self.metadata.enveloped,
         )
 
@@ -108,16 +129,32 @@ class SegmentReader:
         first, after = 0, self.lac + 1
         best: list[LogRecord] = []
         while first < after:
-            middle = (first + after) // 2
-            records = await self.records(middle)
-            if records and reached(records[-1]):
-                best, after = records, middle
-            else:
-                first = middle + 1
+            probed = _spread(first, after, self._ways)
+            found = await asyncio.gather(*map(self.records, probed), return_exceptions=True)
+            for entry_id, records in zip(probed, found, strict=True):
+                if isinstance(records, BaseException):
+                    raise records
+                if records and reached(records[-1]):
+                    best, after = records, entry_id
+                    break
+                first = entry_id + 1
         for record in best:
             if reached(record):
                 return record.dlsn.entry_id, record.dlsn.slot_id
         return None
+
+    async def records_before(self, dlsn: DLSN | None) -> int:
+        """User records before `dlsn`, or up to `lac` without one: every record tells the position that it follows."""
+        last = self.lac if dlsn is None else min(dlsn.entry_id, self.lac)
+        for entry_id in range(last, -1, -1):
+            records = await self.records(entry_id)
+            within = dlsn is not None and entry_id == dlsn.entry_id
+            below = [r for r in records if not within or r.dlsn < dlsn]  # type: ignore[operator]
+            if below:
+                return below[-1].last_position
+            if records:
+                return records[0].position - records[0].is_user
+        return 0
 
     async def first_user_record(self, start: DLSN) -> LogRecord | None:
         """The first record from `start` on that is neither control nor end of stream."""
@@ -155,12 +192,34 @@ def first_active(segment: SegmentMetadata) -> DLSN:
     return DLSN(segment.lssn, 0, 0)
 
 
-def choose_segment(segments: list[SegmentMetadata], txid: int) -> int:
-    """Index of the first segment that may hold a record of `txid` or above, by metadata alone; len(segments) if none.
+async def first_left(listing: SegmentListing, index: int = 0) -> tuple[int, SegmentMetadata] | None:
+    """The first segment from this index on that is not truncated, and its index."""
+    step = 1
+    while index < len(listing):
+        for offset, segment in enumerate(await listing.read_all(index, index + step)):
+            if not is_truncated(segment):
+                return index + offset, segment
+        index += step
+        step = min(2 * step, _MOST_AT_ONCE)
+    return None
 
-    Segments whose ids are known to be lower are passed over without reading an entry (P9).
-    """
-    for i, segment in enumerate(segments):
-        if segment.in_progress or segment.last_txid >= txid or segment.last_txid == MAX_TXID:
-            return i
-    return len(segments)
+
+async def start_sequence_id(listing: SegmentListing, segment: SegmentMetadata) -> int:
+    """First sequence id of a segment: stored once it is completed, else where the one before it ended (spec 3.6)."""
+    if not segment.in_progress or segment.version < 5:
+        return segment.effective_start_sequence_id
+    listed = listing.find(segment.lssn - 1)
+    if listed is None:
+        return 0
+    before = await listing.read(listed)
+    if before.in_progress or before.version < 5:
+        return segment.effective_start_sequence_id
+    return before.effective_start_sequence_id + before.record_count
+
+
+def _spread(first: int, after: int, ways: int) -> list[int]:
+    """Up to `ways` numbers that cut first..after-1 into parts of equal length."""
+    count = after - first
+    if count <= ways:
+        return list(range(first, after))
+    return [first + count * part // (ways + 1) for part in range(1, ways + 1)]

@@ -26,10 +26,25 @@ class ReaderKeys:
         dynamic=True,
     )
     prefetch_entries: int = number(
+        4,
+        "numPrefetchEntriesPerLogSegment",
+        "Entries of a segment that are requested in advance at first; twice as many each time all of them were used",
+        minimum=1,
+        dynamic=True,
+    )
+    max_prefetch_entries: int = number(
         32,
         "maxPrefetchEntriesPerLogSegment",
-        "Entries of one segment requested in advance",
+        "Entries of a segment that are requested in advance at most",
         minimum=1,
+        dynamic=True,
+    )
+    search_ways: int = number(
+        2,
+        "readAheadBatchSize",
+        "Entries that a search for a transaction id reads at a time; below 2 counts as 2",
+        minimum=1,
+        old_key="ReadAheadBatchSize",
         dynamic=True,
     )
     read_ahead_wait_ms: int = number(
@@ -55,9 +70,46 @@ class ReaderKeys:
         "positionGapDetectionEnabled",
         "Whether a reader fails when a record is missing between two others",
     )
+    expand_record_sets: bool = flag(
+        True,
+        "deserializeRecordSetOnReads",
+        "Whether the members of a record set are delivered one by one; false: each set whole, as one record",
+    )
+    skip_broken_entries: bool = flag(
+        False,
+        "readAheadSkipBrokenEntries",
+        "Whether an entry whose checksum is wrong on every storage node is passed over; the reader's `gaps` tell of it",
+    )
+    idle_warn_ms: int = number(
+        120_000,
+        "readerIdleWarnThresholdMillis",
+        "Warn when nothing has arrived for a waiting read in so many milliseconds, more than twice "
+        "readLACLongPollTimeout; 2147483647: never",
+        minimum=1,
+    )
     idle_error_ms: int = number(
         MAX_INT,
         "readerIdleErrorThresholdMillis",
         "Fail a read for which nothing arrives in so many milliseconds; 2147483647 or below 1: never",
         dynamic=True,
+    )
+    segment_cache: bool = flag(
+        True,
+        "logSegmentCacheEnabled",
+        "Whether the metadata of segments is kept once it was read, until the log's list of segments says otherwise",
+        per_log=False,
+    )
+    segment_cache_max: int = number(
+        10_000,
+        "logSegmentCacheMaxSize",
+        "Segments whose metadata a namespace keeps; the logs used longest ago go first",
+        minimum=0,
+        per_log=False,
+    )
+    segment_cache_ttl_ms: int = number(
+        600_000,
+        "logSegmentCacheTTLMs",
+        "Milliseconds after which the metadata kept of a log is read again, also where nothing seems to have changed",
+        minimum=0,
+        per_log=False,
     )

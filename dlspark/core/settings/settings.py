@@ -24,7 +24,7 @@ from typing import Literal
 
 from dlspark.core.features import provider_kind
 from dlspark.core.settings.configuration_keys import ConfigurationKeys
-from dlspark.core.settings.keys import Value
+from dlspark.core.settings.keys import MAX_INT, Value
 from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
 from dlspark.core.settings.metadata_keys import MetadataKeys
 from dlspark.core.settings.properties import read_properties
@@ -63,6 +63,12 @@ class Settings(ReaderKeys, WriterKeys, PlacementKeys, LedgerKeys, MetadataKeys, 
                 f"bkcReadTimeoutSeconds={self.read_timeout_s} is shorter than "
                 f"readLACLongPollTimeout={self.long_poll_ms} ms",
                 advice="Raise the first or lower the second",
+            )
+        if self.idle_warn_ms <= 2 * self.long_poll_ms and self.idle_warn_ms != MAX_INT:
+            raise SettingsError(
+                f"readerIdleWarnThresholdMillis={self.idle_warn_ms} is not above twice "
+                f"readLACLongPollTimeout={self.long_poll_ms}",
+                advice=f"Raise the first or lower the second; {MAX_INT} never warns",
             )
         self._check_placement()
         provider_kind(self.feature_provider)
