@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 
-from dlspark.core.features import FeatureProvider
+from dlspark.core.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
 from dlspark.core.log import AsyncLog
 from dlspark.core.operator_files import OperatorFiles
 from dlspark.core.services import RollingPermits, Services
@@ -113,7 +113,12 @@ class AsyncNamespace:
         ledgers = LedgerStore(ledger_store or store, binding.ledgers_path, rng=rng)
         bookies = BookieRegistry(ledger_store or store, binding.ledgers_path)
         client = LedgerClient(
-            ledgers, bookies, settings=client_settings or settings.client_settings(), network=network, rng=rng
+            ledgers,
+            bookies,
+            settings=client_settings or settings.client_settings(),
+            network=network,
+            rng=rng,
+            ensemble_change_disabled=files.features.scope(BKC_SCOPE).feature(DISABLE_ENSEMBLE_CHANGE).is_available,
         )
         services = Services(
             store=store,

@@ -49,7 +49,10 @@ class LedgerClient:
         rng: random.Random | None = None,
         placement: Placement | None = None,
         racks: RackResolver | None = None,
+        ensemble_change_disabled: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`ensemble_change_disabled` is asked whenever a bookie has failed an add: while it says so, writers keep
+        their ensembles and send the bookie again what it failed."""
         self._ledgers = ledgers
         self._bookies = bookies
         self._settings = settings or ClientSettings()
@@ -57,6 +60,7 @@ class LedgerClient:
         self._rng = rng or random.Random()
         self._placement = placement
         self._racks = racks
+        self._ensemble_change_disabled = ensemble_change_disabled
         self._context: ClientContext | None = None
         self._registrations: Registrations | None = None
         self._writers: dict[LedgerWriter, None] = {}
@@ -228,7 +232,9 @@ class LedgerClient:
         if self._context is None:
             pool = ConnectionPool(self._resolve, self._settings, self._network, asyncio.get_running_loop(), self._rng)
             placement = self._placement or make_placement(self._bookies, pool, self._rng, self._racks)
-            self._context = ClientContext(self._settings, pool, self._ledgers, placement)
+            self._context = ClientContext(
+                self._settings, pool, self._ledgers, placement, self._ensemble_change_disabled
+            )
             if self._settings.reorder_reads:
                 self._registrations = Registrations(self._bookies, pool)
         return self._context

@@ -24,7 +24,13 @@ from storage_node.client.connections import ConnectionPool
 from storage_node.client.placement import Placement
 from storage_node.client.settings import ClientSettings
 from storage_node.edge import Buffer
-from storage_node.errors import EntryTooLargeError, LedgerFencedError, QuorumWriteError, UnauthorizedAccessError
+from storage_node.errors import (
+    EntryTooLargeError,
+    LedgerClosedError,
+    LedgerFencedError,
+    QuorumWriteError,
+    UnauthorizedAccessError,
+)
 from storage_node.protocol.adds import AddTemplate
 from storage_node.protocol.digests import EntryDigest, master_key
 from storage_node.protocol.writing import (
@@ -65,6 +71,8 @@ class ClientContext:
     pool: ConnectionPool
     ledgers: LedgerStore
     placement: Placement
+    ensemble_change_disabled: Callable[[], bool]
+    """Asked when a bookie has failed: whether writers keep it all the same, and send it again what it failed."""
 
 
 def digest_of(metadata: LedgerMetadata) -> EntryDigest:
@@ -167,6 +175,9 @@ class AddPipeline:
         self._routes: dict[tuple[Seat, ...], list[Route]] = {}
         self._tasks = Tasks(self._broken)
         self._next_retry = 0.0
+        self._recovering = recovering
+        self._kept: dict[tuple[int, Seat], None] = {}  # adds that failed while the ensemble may not change
+        self._next_resend = 0.0
         self._lac_told = -1  # the LAC that the last add carried
         self._quorum_timeout_s = context.settings.add_entry_quorum_timeout_ms / 1000
         # When which entry was the last pushed, as far as the sweeper has looked and it is not acknowledged yet.
@@ -246,6 +257,11 @@ class AddPipeline:
         """A bookie's error, or none in time."""
         if not isinstance(error, (LedgerFencedError, UnauthorizedAccessError)):
             self._pool.health.failed(seat.bookie)
+            # A recovery changes its ensemble in memory only, and ends: it does not wait for a bookie to come back.
+            if not self._recovering and not isinstance(error, LedgerClosedError) and self._changes_disabled():
+                self._kept[entry_id, seat] = None
+                self._pool.sweeper.join(self._send_kept)
+                return
         self._guard(partial(self.machine.refused, seat, entry_id, error))
 
     # ------------------------------------------------------------------------------------ effects
@@ -318,8 +334,25 @@ class AddPipeline:
             failure = error
         self._guard(lambda: self.machine.picked(picked, failure))
 
+    def _changes_disabled(self) -> bool:
+        return self._context.ensemble_change_disabled()
+
+    def _send_kept(self, now: float) -> bool:
+        """Send pending entries again to the bookies that failed them; True while any wait for that.
+
+        What is acknowledged without such a bookie it does not get: that copy is missing until somebody makes it.
+        """
+        if now >= self._next_resend:
+            self._next_resend = now + self._context.settings.vacancy_retry_ms / 1000
+            kept, self._kept = self._kept, {}
+            for entry_id, seat in sorted(kept, key=lambda one: one[0]):
+                pending = self._entries.get(entry_id)
+                if pending is not None and seat.current:
+                    self._transmit(entry_id, *pending[1:], (seat,))
+        return bool(self._kept)
+
     def _retry_vacancies(self, now: float) -> bool:
-        if now >= self._next_retry:
+        if now >= self._next_retry and not self._changes_disabled():
             self._next_retry = now + self._context.settings.vacancy_retry_ms / 1000
             self._guard(self.machine.retry_vacancies)
         return bool(self.machine.vacant) and not self.machine.ended
@@ -355,6 +388,7 @@ class AddPipeline:
     async def stop(self) -> None:
         """End what runs in the background. The machine must have ended before."""
         self._pool.sweeper.leave(self._retry_vacancies)
+        self._pool.sweeper.leave(self._send_kept)
         self._pool.sweeper.leave(self._watch_quorums)
         await self._tasks.stop()
 

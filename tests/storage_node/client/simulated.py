@@ -400,10 +400,22 @@ class Cluster:
         """Let everything that is under way arrive."""
         await asyncio.sleep(seconds)
 
-    def client(self, settings: ClientSettings = FAST, store: MemoryStore | None = None) -> LedgerClient:
+    def client(
+        self,
+        settings: ClientSettings = FAST,
+        store: MemoryStore | None = None,
+        ensemble_change_disabled: Callable[[], bool] = lambda: False,
+    ) -> LedgerClient:
         ledgers = self.ledgers if store is None else LedgerStore(store, rng=random.Random(1))
         registry = self.registry if store is None else BookieRegistry(store)
-        client = LedgerClient(ledgers, registry, settings=settings, network=self, rng=random.Random(3))
+        client = LedgerClient(
+            ledgers,
+            registry,
+            settings=settings,
+            network=self,
+            rng=random.Random(3),
+            ensemble_change_disabled=ensemble_change_disabled,
+        )
         self.clients.append(client)
         return client
 
