@@ -27,7 +27,7 @@ from metadata.namespaces import NotBoundError
 from metadata.paths import join
 from metadata.places import DuplicateLogError, LogPlaces, Place
 from metadata.retry import MAX_REPEATS, repeat
-from metadata.store import MetadataStore, SetData, WatchEvent
+from metadata.store import MetadataStore, SetData, Watcher, WatchEvent
 
 MAX_KNOWN: Final = 262_144
 """Logs whose places are kept; beyond it those that were asked for longest ago are forgotten."""
@@ -124,9 +124,15 @@ class FederatedPlaces(LogPlaces):
         self._changes += 1
         self._fresh.discard(first)
 
-    async def folders(self) -> list[str]:
+    async def folders(self, watch: Watcher | None = None) -> list[str]:
         async def look() -> list[str]:
             await self._store.sync(self._root)
+            if watch is not None:
+                try:
+                    await self._store.children(self._index, watch)
+                except NoNodeError:
+                    # Children that are not there cannot be watched; that they come can.
+                    await self._store.exists(self._index, watch)
             return await self._list_folders()
 
         return await repeat(self._store, look)

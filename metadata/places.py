@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from metadata.errors import CorruptDataError
-from metadata.store import Op
+from metadata.store import Op, Watcher
 
 
 class DuplicateLogError(CorruptDataError):
@@ -48,8 +48,8 @@ class LogPlaces(Protocol):
         """Where to create the log: where it is, if it is, however much of it. Raises NotBoundError."""
         ...
 
-    async def folders(self) -> list[str]:
-        """All places, the namespace's own first."""
+    async def folders(self, watch: Watcher | None = None) -> list[str]:
+        """All places, the namespace's own first. The watch is heard once when there may be others."""
         ...
 
 
@@ -72,5 +72,5 @@ class PlainPlaces(LogPlaces):
     async def choose(self, name: str) -> Place:
         return Place(self._root)
 
-    async def folders(self) -> list[str]:
+    async def folders(self, watch: Watcher | None = None) -> list[str]:
         return [self._root]
