@@ -9,6 +9,7 @@
     ├── NotAppliedError
     │   ├── BookieUnreachableError       no connection could be made; nothing was sent
     │   ├── NotEnoughBookiesError        fewer usable bookies than the ensemble needs
+    │   ├── NoSpaceToStartError          a bookie's disk has no room for what a start must write; it did not start
     │   ├── RackResolutionError          nobody could tell in which racks bookies are
     │   ├── LedgerClosedError            the ledger (or this handle) is closed; the add was not sent
     │   ├── LedgerRecoveryError          recovery could not finish; the ledger is as it was
@@ -70,6 +71,10 @@ class BookieUnreachableError(NotAppliedError):
 
 class NotEnoughBookiesError(NotAppliedError):
     """Fewer usable bookies than the ensemble needs."""
+
+
+class NoSpaceToStartError(NotAppliedError):
+    """A bookie's disk has no room for what a start has to write; it did not start, and lost nothing."""
 
 
 class RackResolutionError(NotAppliedError):

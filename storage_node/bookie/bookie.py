@@ -32,6 +32,7 @@ from storage_node.bookie.limits import Limits
 from storage_node.bookie.naming import name_bookie
 from storage_node.bookie.predecessor import SessionFile
 from storage_node.bookie.settings import BookieSettings
+from storage_node.bookie.space import NoSpaceError, cannot_start, needing_space
 from storage_node.bookie.status import was_read_only, write_status
 from storage_node.bookie.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
@@ -44,6 +45,8 @@ METADATA_TIMEOUT_S = 5.0
 """How long a stop waits for metadata to take the registration back; it ends with the session anyway."""
 DRAIN_S = 5.0
 LOCK_NAME = "lock"
+NEW_DIRECTORY_BYTES = 16 * 1024
+"""What making a directory takes: some blocks of a file system's own."""
 
 
 class Bookie:
@@ -138,10 +141,15 @@ class Bookie:
         Raises:
             BookieConfigurationError, CookieMismatchError: it was not allowed to start.
             CorruptDataError (JournalCorruptError): what it had acknowledged cannot be read any more.
+            NoSpaceToStartError: a disk is full, and the node cannot start read-only.
             OSError, and the metadata store's errors.
         """
         try:
             await self._start()
+        except NoSpaceError as error:
+            await undisturbed(self._tear_down(clean=False))
+            directories = [*self.settings.journal_directories, *self.settings.ledger_directories]
+            raise cannot_start(error, self._disk, directories) from error
         except BaseException:
             await undisturbed(self._tear_down(clean=False))
             raise
@@ -201,8 +209,11 @@ class Bookie:
         every = [*self.settings.journal_directories, *self.settings.ledger_directories]
         for directory in dict.fromkeys(every):
             try:
-                self._disk.make_directory(f"{directory}/current")
-                self._locks.append(self._disk.lock(f"{directory}/{LOCK_NAME}"))
+                with needing_space(directory, NEW_DIRECTORY_BYTES):
+                    self._disk.make_directory(f"{directory}/current")
+                    self._locks.append(self._disk.lock(f"{directory}/{LOCK_NAME}"))
+            except NoSpaceError:
+                raise
             except BlockingIOError as error:
                 raise BookieConfigurationError(
                     "another process uses this directory",

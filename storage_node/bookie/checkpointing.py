@@ -47,6 +47,7 @@ class Checkpointer:
         self.logs_known: dict[int, int] = {}
         """The logs of the last checkpoint, and how long they were."""
         self._running: asyncio.Task[None] | None = None
+        self._first: asyncio.Task[None] | None = None
         self._ticker: asyncio.Task[None] | None = None
         self.due = asyncio.Event()
         """Set to have the next checkpoint at once."""
@@ -61,13 +62,26 @@ class Checkpointer:
         for ledger in self._contents.ledgers.values():
             self._states[ledger.ledger_id] = ledger.encode()
 
-    async def first(self, journal: Journals) -> None:
-        """The checkpoint of a start: it covers what was replayed, and strays can go. Raises what it failed with."""
+    def begin(self, journal: Journals) -> asyncio.Task[None]:
+        """Take the checkpoint of a start: it covers what was replayed, and strays can go.
+
+        The task raises what it failed with. Where there is no space it waits for that as every checkpoint does.
+        """
         self._journal = journal
-        await self.take()
+        self._first = asyncio.get_running_loop().create_task(self._begin())
+        return self._first
+
+    async def _begin(self) -> None:
+        taken = await self.take()
         if self.error is not None:
             raise self.error
-        await self._disk.submit("files", self._remove_strays)
+        if taken:
+            await self.remove_strays()
+
+    async def remove_strays(self) -> None:
+        """Remove logs that no checkpoint knows. The journal must have been read whole: their records are in it."""
+        known = {*self.logs_known, *self._contents.logs.writing}
+        await self._disk.submit("files", partial(self._remove_unknown, known))
 
     def run(self) -> None:
         """Take checkpoints from now on."""
@@ -75,9 +89,8 @@ class Checkpointer:
 
     async def end(self) -> None:
         """Begin no more by itself."""
-        if self._ticker is not None:
-            await end_tasks([self._ticker])
-            self._ticker = None
+        await end_tasks([task for task in (self._first, self._ticker) if task is not None], drop_errors=True)
+        self._first = self._ticker = None
 
     async def idle(self) -> None:
         """Wait for the one that is under way."""
@@ -223,10 +236,11 @@ class Checkpointer:
                 continue
             log.file.sync_data()
             block = new.get(log.log_id, NewPlaces()).block(log.log_id, log.synced, length)
-            with needing_space():
-                sidecar = self._disk.open(f"{log.directory}/{sidecar_name(log.log_id)}", create=True)
+            path = f"{log.directory}/{sidecar_name(log.log_id)}"
+            with needing_space(path, len(block)):
+                sidecar = self._disk.open(path, create=True)
             try:
-                with needing_space():
+                with needing_space(path, len(block)):
                     sidecar.write_at(log.sidecar_bytes, [block])
                 sidecar.sync_data()
             finally:
@@ -242,12 +256,12 @@ class Checkpointer:
         """On the files thread: every directory, or the checkpoint does not count (D7)."""
         data = checkpoints.encode(taken, states)
         for directory in self._directories:
-            with needing_space():  # a file of its own until it is whole and synced, so it can be begun again
-                self._disk.write_file(f"{directory}/{checkpoints.FILE_NAME}", data)
+            path = f"{directory}/{checkpoints.FILE_NAME}"
+            with needing_space(path, len(data)):  # a file of its own until it is whole and synced: to be begun again
+                self._disk.write_file(path, data)
 
-    def _remove_strays(self) -> None:
-        """Logs that no checkpoint knows: their records were in the journal and have just been stored again."""
-        known = {*self.logs_known, *self._contents.logs.writing}
+    def _remove_unknown(self, known: set[int]) -> None:
+        """On the files thread."""
         for directory in self._directories:
             for name in self._disk.list_directory(directory):
                 log_id = parse_log_name(name) or parse_log_name(name, ".idx")

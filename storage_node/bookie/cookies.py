@@ -15,10 +15,12 @@ the cookie names is never taken for a new one, whatever the settings say.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.ledgers import Versioned
+from storage_node.bookie.space import needing_space
 from storage_node.edge import Disk
 from storage_node.errors import CookieMismatchError
 
@@ -60,8 +62,7 @@ async def check_cookies(
             path=", ".join(directories),
         )
     _check_empty(disk, missing)
-    for directory in missing:
-        disk.write_file(f"{directory}/{FILE_NAME}", cookie.encode())
+    _write_everywhere(disk, missing, cookie)
     await registry.write_cookie(cookie)
 
 
@@ -82,10 +83,18 @@ async def _expand(
             path=", ".join(lost),
         )
     _check_empty(disk, [directory for directory in new if found[directory] is None])
-    for directory in found:
-        disk.write_file(f"{directory}/{FILE_NAME}", cookie.encode())
+    _write_everywhere(disk, found, cookie)
     await registry.write_cookie(cookie, registered.version)
     return True
+
+
+def _write_everywhere(disk: Disk, directories: Iterable[str], cookie: Cookie) -> None:
+    """Raises OSError (NoSpaceError: the next start begins again; what is written already does it no harm)."""
+    data = cookie.encode()
+    for directory in directories:
+        path = f"{directory}/{FILE_NAME}"
+        with needing_space(path, len(data)):
+            disk.write_file(path, data)
 
 
 def _place(directory: str) -> str:

@@ -81,7 +81,7 @@ class EntryLogs:
         choose_directory: Callable[[], str],
         room_made: Callable[[], None],
         failed: Callable[[BaseException], None],
-        no_space: Callable[[], None],
+        no_space: Callable[[NoSpaceError], None],
     ) -> None:
         self._disk = disk
         self._log_bytes = log_bytes
@@ -145,6 +145,11 @@ class EntryLogs:
         if slab is None or slab.end + aligned(HEADER_BYTES + length) > slab.size:
             slab = self._next_slab(False)
         return slab is not None
+
+    @property
+    def beyond_limit(self) -> bool:
+        """More memory is in use than there should be."""
+        return self._pool.beyond_limit
 
     @property
     def lagging(self) -> bool:
@@ -253,7 +258,7 @@ class EntryLogs:
 
     def _write(self, log: LogFile, offset: int, piece: memoryview) -> None:
         """On the entry-log thread."""
-        with needing_space():
+        with needing_space(log.path, len(piece)):
             if log.file is None:
                 log.file = self._disk.open(log.path, create=True, direct=True)
             log.file.write_at(offset, [piece])
@@ -283,7 +288,7 @@ class EntryLogs:
         if not self.full:
             self.full = True
             logger.error("no space for the entry logs, what is in memory waits: %s", error)
-            self._no_space()
+            self._no_space(error)
         return True
 
     def try_again(self) -> None:

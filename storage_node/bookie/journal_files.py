@@ -61,7 +61,7 @@ class JournalFiles:
         """A new file; none where there is no space for its beginning."""
         file: DiskFile | None = None
         try:
-            with needing_space():
+            with needing_space(path, BLOCK + self._step_bytes):
                 file = self._disk.open(path, create=True, direct=True)
                 ready = JournalFile(file, file_id, 0)
                 self._begin(ready)
@@ -85,7 +85,7 @@ class JournalFiles:
         """
         offset = journal_file.prepared
         end = min(offset + self._step_bytes, self.max_bytes)
-        with needing_space():
+        with needing_space(journal_file.file.path, end - offset):
             while offset < end:
                 size = min(ZERO_BYTES, end - offset)
                 journal_file.file.write_at(offset, [self._zeros[:size]])
@@ -102,11 +102,15 @@ class JournalFiles:
             if file_id is None or file_id >= below:
                 continue
             if spares < self._spares:
-                self._disk.rename(self._path(name), self._path(f"{SPARE_PREFIX}{file_id:016x}.log"))
+                self.spare(file_id)
                 spares += 1
             else:
                 self._disk.remove(self._path(name))
         logger.debug("journal files below %016x were retired", below)
+
+    def spare(self, file_id: int) -> None:
+        """Keep a file whose contents are needed no more, to be used again."""
+        self._disk.rename(self._path(file_name(file_id)), self._path(f"{SPARE_PREFIX}{file_id:016x}.log"))
 
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"

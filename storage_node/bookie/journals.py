@@ -13,11 +13,12 @@ from functools import partial
 
 from metadata.errors import CorruptDataError
 from storage_node.bookie.journal import Acknowledge, Journal
-from storage_node.bookie.journal_files import JournalFiles
+from storage_node.bookie.journal_files import JournalFile, JournalFiles
 from storage_node.bookie.journal_format import JournalOwner
 from storage_node.bookie.replay import JournalReader, Mark
 from storage_node.bookie.settings import MIB, BookieSettings
 from storage_node.bookie.slabs import Slab
+from storage_node.bookie.space import NoSpaceError
 from storage_node.edge import Disk
 
 
@@ -45,6 +46,20 @@ def check_marks(marks: Sequence[Mark], directories: Sequence[str]) -> None:
             advice="The number of journals cannot change while a node holds data; nothing was changed",
             path=", ".join(directories),
         )
+
+
+def _first_file(files: JournalFiles, reader: JournalReader, mark: Mark) -> JournalFile:
+    """A file behind all that exist; without space, one of them that holds nothing, used again. Raises OSError."""
+    file_id = max([0, *reader.file_ids, mark.file_id]) + 1
+    try:
+        return files.open_next(file_id)
+    except NoSpaceError:
+        unused = reader.unused(mark)
+        if not unused:
+            raise
+        files.spare(unused[0])
+        reader.file_ids.remove(unused[0])
+        return files.open_next(file_id)
 
 
 class Journals:
@@ -83,11 +98,10 @@ class Journals:
                     max_bytes=settings.journal_max_size_mb * MIB,
                     spares=settings.journal_max_backups,
                 )
-                file_id = max([0, *reader.file_ids, mark.file_id]) + 1
                 journal = Journal(
                     disk,
                     files,
-                    await disk.submit("files", partial(files.open_next, file_id)),
+                    await disk.submit("files", partial(_first_file, files, reader, mark)),
                     last_sequence=max(reader.last_sequence, mark.sequence),
                     align=align,
                     rolled=rolled,

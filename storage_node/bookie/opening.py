@@ -20,6 +20,7 @@ from storage_node.bookie.index import NewPlaces, Runs, parse_sidecar
 from storage_node.bookie.ledgers import Ledger
 from storage_node.bookie.live_bytes import LiveBytes
 from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES, aligned, parse_header
+from storage_node.bookie.space import NoSpaceError, needing_space
 from storage_node.edge import Disk, DiskFile
 
 logger = logging.getLogger(__name__)
@@ -126,7 +127,16 @@ def _rebuild(disk: Disk, directory: str, log_id: int, ledgers: dict[int, Ledger]
         opened.lost_logs.add(log_id)
         opened.damaged.add(log_id)
     else:
-        disk.write_file(f"{directory}/{sidecar_name(log_id)}", block)
+        _keep_sidecar(disk, f"{directory}/{sidecar_name(log_id)}", block)
+
+
+def _keep_sidecar(disk: Disk, path: str, block: bytes) -> None:
+    """A sidecar only saves the next start a scan: where there is no space for it, this one goes on."""
+    try:
+        with needing_space(path, len(block)):
+            disk.write_file(path, block)
+    except NoSpaceError as error:
+        logger.warning("%s is not written, its log will be scanned again: %s", path, error)
 
 
 def scan_log(file: DiskFile, length: int) -> tuple[NewPlaces, bool]:

@@ -51,6 +51,8 @@ class JournalReader:
         self.file_ids = sorted(file_id for file_id in ids if file_id is not None)
         self.last_sequence = 0
         """The highest sequence number seen; the next writer goes on behind it."""
+        self.replayed = 0
+        """That of the last batch whose records were given."""
 
     def check_owner(self) -> None:
         """Raise JournalCorruptError if a file is another journal's. One whose header is damaged is for `replay`."""
@@ -70,7 +72,7 @@ class JournalReader:
         for file_id in files:
             found = self._header_of(file_id)
             damaged = found is None or found[0] != file_id
-            if damaged and any(True for _ in self._headers(file_id, FIRST_BATCH_AT)):
+            if damaged and self._has_batches(file_id):
                 raise self._corrupt(f"the header of the journal file {file_name(file_id)} is damaged", file_id, 0)
 
     def _header_of(self, file_id: int) -> tuple[int, JournalOwner] | None:
@@ -80,13 +82,46 @@ class JournalReader:
         finally:
             file.close()
 
+    def unused(self, mark: Mark) -> list[int]:
+        """Files behind the mark's that hold no batch."""
+        later = [file_id for file_id in self.file_ids if file_id > mark.file_id]
+        return [file_id for file_id in later if not self._has_batches(file_id)]
+
+    def _has_batches(self, file_id: int) -> bool:
+        return any(True for _ in self._headers(file_id, FIRST_BATCH_AT))
+
+    def again(self) -> JournalReader:
+        """Another reader of the same files."""
+        return JournalReader(self._disk, self._directory, self._owner)
+
+    def goes_beyond(self, mark: Mark) -> bool:
+        """There are files behind the mark's: after a clean stop, of a start that had no space for a checkpoint."""
+        return bool(self.file_ids) and self.file_ids[-1] > mark.file_id
+
+    def keep_for_next_start(self, mark: Mark) -> bool:
+        """Make sure that the next start can read from `mark` through to a file begun now; False if it cannot.
+
+        It cannot where batches lie behind the torn one that ended the replay: the next number is not theirs to skip.
+        What was read may not be on the disk yet, if only the process had died: so it is synced. Raises OSError.
+        """
+        if self.last_sequence > self.replayed:
+            return False
+        for file_id in self.file_ids:
+            if file_id >= mark.file_id:
+                file = self._disk.open(self._path(file_id))
+                try:
+                    file.sync_data()
+                finally:
+                    file.close()
+        return True
+
     def empty(self) -> bool:
         """True if no file holds any batch."""
-        return not any(True for file_id in self.file_ids for _ in self._headers(file_id, FIRST_BATCH_AT))
+        return not any(map(self._has_batches, self.file_ids))
 
     def replay(self, mark: Mark) -> Iterator[Record]:
         """All records of batches above the mark, in order. Raises JournalCorruptError before giving any wrong one."""
-        self.last_sequence = mark.sequence
+        self.last_sequence = self.replayed = mark.sequence
         files = [file_id for file_id in self.file_ids if file_id >= mark.file_id]
         if not files or files[0] != mark.file_id:
             raise self._corrupt(
@@ -108,7 +143,7 @@ class JournalReader:
                             break
                         yield from self._records(data, file_id, batch)
                         expected += 1
-                        self.last_sequence = batch.sequence
+                        self.last_sequence = self.replayed = batch.sequence
                     offset = batch.offset + batch.total
             finally:
                 file.close()
@@ -125,21 +160,28 @@ class JournalReader:
         return batch
 
     def _goes_on(self, later: list[int], expected: int, searching: bool) -> bool:
-        """True if the next file begins with batch `expected`: the one before has ended in good order."""
-        if not later:
-            return False
-        file = self._disk.open(self._path(later[0]))
-        try:
-            batch = self._next(file, later[0], FIRST_BATCH_AT, expected, searching)
-            return batch is not None and batch.sequence == expected
-        finally:
-            file.close()
+        """True if the next file begins with batch `expected`: the one before has ended in good order.
+
+        Files without any batch do not count: a start that could take no checkpoint leaves the one prepared before it.
+        """
+        for file_id in later:
+            file = self._disk.open(self._path(file_id))
+            try:
+                batch = self._next(file, file_id, FIRST_BATCH_AT, expected, searching)
+            finally:
+                file.close()
+            if batch is not None:
+                return batch.sequence == expected
+            if self._has_batches(file_id):
+                return False
+        return False
 
     def _check_tail(self, files: list[int], offset: int, expected: int) -> None:
         """Look for batches behind the place where reading ended; raise if one proves batch `expected` durable."""
         for index, file_id in enumerate(files):
             for batch in self._headers(file_id, offset if index == 0 else FIRST_BATCH_AT):
-                self.last_sequence = max(self.last_sequence, batch.sequence)
+                if batch.sequence > expected:  # what is left of batch `expected` itself does not keep its number
+                    self.last_sequence = max(self.last_sequence, batch.sequence)
                 if batch.durable_through >= expected:
                     raise self._corrupt(
                         f"batch {expected} of the journal is damaged or missing, though batch {batch.sequence} in "

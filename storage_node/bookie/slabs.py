@@ -94,6 +94,10 @@ class SlabPool:
         self._slabs.append(slab)
         return slab
 
+    @property
+    def beyond_limit(self) -> bool:
+        return len(self._slabs) > self._limit
+
     def _free_memory(self) -> mmap.mmap | None:
         """The memory of the oldest slab that is only a cache, once the pool is at its limit.
 

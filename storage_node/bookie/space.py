@@ -7,22 +7,48 @@ pages, whatever the reason.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from storage_node.edge import Disk
+from storage_node.errors import NoSpaceToStartError
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class NoSpaceError(OSError):
-    """A file could not be made or made longer, because the disk (or a quota) is full; nothing relies on it yet."""
+    """A file could not be made or made longer, because the disk (or a quota) is full; nothing relies on it yet.
+
+    `filename` is the file, `needed` how many bytes were to be written there.
+    """
+
+    needed: int = 0
 
 
 @contextmanager
-def needing_space() -> Iterator[None]:
-    """Around writes of which nothing counts before a later step: a full disk becomes NoSpaceError."""
+def needing_space(path: str, needed: int) -> Iterator[None]:
+    """Around writes of `needed` bytes of which nothing counts before a later step: a full disk becomes NoSpaceError."""
     try:
         yield
     except OSError as error:
         if error.errno in _NO_SPACE and not isinstance(error, NoSpaceError):
-            raise NoSpaceError(error.errno, error.strerror or "no space left", error.filename) from error
+            found = NoSpaceError(error.errno, error.strerror or "no space left", error.filename or path)
+            found.needed = needed
+            raise found from error
         raise
+
+
+def cannot_start(error: NoSpaceError, disk: Disk, directories: Sequence[str]) -> NoSpaceToStartError:
+    """What a full disk means for a start that needed the space: `directories` are the node's."""
+    path = str(error.filename)
+    directory = max((name for name in directories if path.startswith(f"{name}/")), key=len, default=path)
+    try:
+        free = f"{disk.usage(directory)[2]} bytes are free"
+    except OSError as unknown:
+        free = f"how many are free cannot be told ({unknown.strerror or unknown})"
+    return NoSpaceToStartError(
+        f"the node did not start: {error.needed} bytes have to be written, and the disk is full; {free}",
+        advice="Nothing is lost: what the node had acknowledged is in its directories as it was. Make room on this "
+        "disk, but not by removing files of the node, and start it again",
+        path=directory,
+    )

@@ -5,16 +5,20 @@ Its record goes into a slab; the journal makes it durable and only then lets it 
 behind. Checkpoints (`bookie.checkpointing`) make the journal's older part unnecessary.
 
 At start the newest checkpoint is read, logs are indexed from their sidecars or by scanning, the journal is replayed
-behind the mark into a new log, and a checkpoint follows before the node serves.
+behind the mark into a new log, and a checkpoint follows before the node serves. Where a ledger directory has no space
+for that, what was replayed waits in memory as far as that has room, the journal goes on behind the old checkpoint's
+mark, and the node serves without taking entries until the checkpoint gets its space.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
+from metadata.tasks import end_tasks
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.checkpointing import Checkpointer
@@ -39,6 +43,7 @@ from storage_node.bookie.records import (
 )
 from storage_node.bookie.replay import JournalReader, Mark
 from storage_node.bookie.settings import MIB, BookieSettings
+from storage_node.bookie.space import NoSpaceError
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
@@ -84,6 +89,9 @@ class Storage:
         self.damaged = 0
         """Reads whose bytes failed their checksum."""
         self._room_waiters: list[Callable[[], None]] = []
+        self._stuck = asyncio.Event()
+        """Something waits for space in a ledger directory."""
+        self._no_space_error: NoSpaceError | None = None
         self._logs = self._make_entry_logs()
         self.contents = Contents(self._logs)
         self.ledgers = self.contents.ledgers
@@ -120,15 +128,25 @@ class Storage:
         self._logs.next_log_id = self._first_free_log(found)
         lengths = {} if opened is None else await self._open_logs(found)
         self.checkpoints.adopt(found, lengths)
-        if not found.clean:
-            for reader, mark in zip(readers, found.marks, strict=False):  # a new node has no marks yet
+        self._logs.patient = opened is not None  # a new node has nothing to serve without space
+        for reader, mark in zip(readers, found.marks, strict=False):  # a new node has no marks yet
+            if not found.clean or reader.goes_beyond(mark):
                 await self._replay(reader, mark)
-        self._journal = await Journals.begin(
+        try:
+            self._journal = await self._begin_journals(readers, found.marks)
+        except NoSpaceError:
+            await self.checkpoints.remove_strays()  # the journal was read whole: what they hold is in it
+            self._journal = await self._begin_journals(readers, found.marks)
+        await self._begin_checkpoints(readers, found.marks)
+        self._logs.patient = True
+
+    async def _begin_journals(self, readers: Sequence[JournalReader], marks: Sequence[Mark]) -> Journals:
+        return await Journals.begin(
             self._disk,
             self._settings,
             self._tag,
             readers,
-            found.marks,
+            marks,
             directories=self._journal_directories,
             align=self._logs.align,
             rolled=self.checkpoints.due.set,
@@ -136,9 +154,41 @@ class Storage:
             failed=self._failed,
             no_space=self._out_of_space,
         )
-        await self.checkpoints.first(self._journal)
+
+    async def _begin_checkpoints(self, readers: Sequence[JournalReader], marks: Sequence[Mark]) -> None:
+        """Take the first checkpoint, unless it has to wait for space and the journal may be kept until then.
+
+        Raises OSError (NoSpaceError: the node cannot start without space), or what the checkpoint failed with.
+        """
+        beginning = self.checkpoints.begin(self.journal)
+        if not await self._has_space_for(beginning):
+            await self.checkpoints.remove_strays()
+            self._look_for_space()
+            if not await self._has_space_for(beginning) and self._no_space_error is not None:
+                for reader, mark in zip(readers, marks, strict=True):
+                    if not await self._disk.submit("files", partial(reader.keep_for_next_start, mark)):
+                        raise self._no_space_error
+                logger.error("started without a checkpoint, for lack of space: nothing is taken until there is some")
         self.checkpoints.run()
-        self._logs.patient = True
+
+    async def _has_space_for(self, work: asyncio.Future[None]) -> bool:
+        """Wait until `work` is done, or cannot go on for lack of space. Raises what it failed with."""
+        stuck = asyncio.get_running_loop().create_task(self._stuck.wait())
+        try:
+            both: list[asyncio.Future[Any]] = [work, stuck]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end_tasks([stuck])
+        if not work.done():
+            return False
+        await work
+        return True
+
+    def _logs_out_of_space(self, error: NoSpaceError) -> None:
+        """The entry logs or a checkpoint wait for space."""
+        self._no_space_error = error
+        self._stuck.set()
+        self._no_space()
 
     def _out_of_space(self) -> None:
         """A journal cannot go on: a checkpoint may give it files to use again, and the node is told."""
@@ -160,7 +210,7 @@ class Storage:
             choose_directory=self._choose_directory,
             room_made=self._room_made,
             failed=self._degraded,
-            no_space=self._no_space,
+            no_space=self._logs_out_of_space,
         )
 
     def _first_free_log(self, found: Checkpoint) -> int:
@@ -190,9 +240,33 @@ class Storage:
             size += len(record.body)
             if size >= REPLAY_TURN_BYTES:
                 size = 0
-                await self._logs.flush_target()
+                await self._let_writers_follow(reader, mark)
         if count:
             logger.info("replayed %d records of the journal", count)
+
+    async def _let_writers_follow(self, reader: JournalReader, mark: Mark) -> None:
+        """Bound the memory that replay takes. Raises NoSpaceError where it is not enough for what cannot be written."""
+        if await self._all_written() or not self._logs.beyond_limit:
+            return
+        # All of the journal has to be readable before anything that it replaces may go.
+        needed = sum(HEADER_BYTES + len(record.body) for record in reader.again().replay(mark))
+        await self.checkpoints.remove_strays()
+        self._look_for_space()
+        if not await self._all_written() and self._no_space_error is not None:
+            self._no_space_error.needed = needed
+            raise self._no_space_error
+
+    async def _all_written(self) -> bool:
+        """Wait until everything appended so far is in the logs' files; False where that has to wait for space."""
+        written = self._logs.flush_target()
+        if await self._has_space_for(written):
+            return True
+        written.cancel()
+        return False
+
+    def _look_for_space(self) -> None:
+        self._stuck.clear()
+        self._logs.try_again()
 
     def _replay_record(self, record: Record) -> None:
         ledger = self.ledgers.get(record.ledger_id)
@@ -262,6 +336,7 @@ class Storage:
         if self._logs.full:
             self._logs.try_again()
             await self._disk.submit("entries", _nothing)
+            await self._disk.submit("files", _nothing)  # and behind what a checkpoint tried again
 
     async def checkpoint(self) -> None:
         """Take a checkpoint now."""

@@ -141,11 +141,10 @@ class Offline:
 
     def journal_records(self, checkpoint: Checkpoint) -> Iterator[Record]:
         """The records of all journals behind the checkpoint. Raises JournalCorruptError."""
-        if checkpoint.clean:
-            return
         readers = open_readers(self.disk, self.journals, self.tag)
         for reader, mark in zip(readers, checkpoint.marks, strict=True):
-            yield from reader.replay(mark)
+            if not checkpoint.clean or reader.goes_beyond(mark):
+                yield from reader.replay(mark)
 
     def summaries(self) -> list[LedgerSummary]:
         """Every ledger, by id."""
