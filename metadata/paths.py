@@ -37,19 +37,23 @@ def check_path(path: str) -> None:
 
 def check_request(ops: Sequence[Op]) -> None:
     """Raise CallerError for a bad path, an operation on the root, or a request above MAX_REQUEST_BYTES."""
-    size = _OVERHEAD_BYTES
     for op in ops:
         check_path(op.path)
         if op.path == "/" and not isinstance(op, SetData):
             raise CallerError("the root znode can be neither created, deleted nor checked", path=op.path)
-        data = op.data if isinstance(op, Create | SetData) else b""
-        size += _OVERHEAD_BYTES + len(op.path.encode("utf-8")) + len(data)
+    size = request_bytes(ops)
     if size > MAX_REQUEST_BYTES:
         raise CallerError(
             f"a metadata request of {len(ops)} operations and {size} bytes exceeds {MAX_REQUEST_BYTES}",
             path=ops[0].path if ops else None,
             advice="Nothing was sent. Split the request, or store less in one znode",
         )
+
+
+def request_bytes(ops: Sequence[Op]) -> int:
+    """Bytes of a request of these operations, counted generously."""
+    data = sum(len(op.data) for op in ops if isinstance(op, Create | SetData))
+    return _OVERHEAD_BYTES + data + sum(_OVERHEAD_BYTES + len(op.path.encode("utf-8")) for op in ops)
 
 
 def parent_of(path: str) -> str:

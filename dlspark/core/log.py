@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.owned_segments import OwnedSegments, taken
 from dlspark.core.positions import LogPositions
 from dlspark.core.reader import AsyncLogReader
+from dlspark.core.retention import older_than
 from dlspark.core.segments import Probes
 from dlspark.core.services import Services
 from dlspark.core.settings import LiveSettings, Settings
-from dlspark.core.writer import AsyncLogWriter
+from dlspark.core.status import LogStatus, log_status
+from dlspark.core.writer import AsyncLogWriter, default_client_id
 from dlspark.errors import AlreadyClosedError, CallerError
 
 EARLIEST = "earliest"
@@ -91,6 +96,52 @@ class AsyncLog(LogPositions):
 
     def _remember(self, opened: AsyncLogWriter | AsyncLogReader) -> None:
         self._open = [*(one for one in self._open if not one.closed), opened]
+
+    # ------------------------------------------------------------------ life cycle
+
+    async def status(self) -> LogStatus:
+        """What the log is made of: its segments with their states, where it begins, who writes it."""
+        self._check_open()
+        return await log_status(self._services, self.name)
+
+    async def truncate(self, dlsn: DLSN | str) -> DLSN:
+        """Hide every record below `dlsn` from readers; returns the log's first position afterwards.
+
+        Only completed segments are truncated: where the DLSN lies in one that is being written, or beyond, what is
+        returned is below it. It is above it where more was hidden before: a truncation is never taken back.
+        DLSN.INVALID changes nothing. No data is deleted: that is for retention.
+
+        It is done by this handle's writer where that is open, else under the log's lock: raises
+        OwnershipAcquireFailedError with the owner's name while somebody else writes, LogNotFoundError, LockingError
+        where the lock was lost on the way. After an OutcomeUnknownError it may be called again.
+        """
+        async with self._owned() as owned:
+            return await owned.truncate(dlsn)
+
+    async def purge_older_than(self, txid: int) -> int:
+        """Delete the oldest completed segments whose transaction ids are all below `txid`; how many were.
+
+        The newest completed one always stays. Locking and errors are those of `truncate`. A ledger that cannot be
+        deleted yet fails the call, and is deleted by a later one.
+        """
+        if isinstance(txid, bool) or not isinstance(txid, int) or txid < 0:
+            raise CallerError(
+                f"{txid!r} is not a transaction id; nothing was purged",
+                advice="Give the lowest transaction id to keep; Namespace.delete_log deletes everything",
+            )
+        async with self._owned() as owned:
+            return await owned.purge(lambda segments: older_than(segments, txid))
+
+    @asynccontextmanager
+    async def _owned(self) -> AsyncIterator[OwnedSegments]:
+        """The log's segments, by this handle's writer or by taking the lock."""
+        self._check_open()
+        for one in self._open:
+            if isinstance(one, AsyncLogWriter) and not one.closed and one.owned.lock.held:
+                yield one.owned
+                return
+        async with taken(self._services, self.name, self._settings, default_client_id()) as owned:
+            yield owned
 
     # ------------------------------------------------------------------ closing
 

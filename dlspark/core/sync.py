@@ -25,6 +25,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.core.segment_writer import WrittenEntry
 from dlspark.core.segments import Probes
 from dlspark.core.settings import Settings, Value
+from dlspark.core.status import LogStatus
 from dlspark.core.writer import AsyncLogWriter
 from dlspark.errors import EndOfStreamError
 from metadata.logs import SegmentMetadata
@@ -135,6 +136,15 @@ class Log:
     def is_sealed(self) -> bool:
         return self._runtime.run(self._inner.is_sealed())
 
+    def status(self) -> LogStatus:
+        return self._runtime.run(self._inner.status())
+
+    def truncate(self, dlsn: DLSN | str) -> DLSN:
+        return self._runtime.run(self._inner.truncate(dlsn))
+
+    def purge_older_than(self, txid: int) -> int:
+        return self._runtime.run(self._inner.purge_older_than(txid))
+
     def open_writer(self, client_id: str | None = None) -> LogWriter:
         return LogWriter(self._runtime, self._runtime.run(self._inner.open_writer(client_id)))
 
@@ -242,6 +252,9 @@ class LogWriter:
     def commit(self) -> None:
         """`flush`, and make everything acknowledged visible to readers."""
         self._runtime.run(self._inner.commit())
+
+    def truncate(self, dlsn: DLSN | str) -> DLSN:
+        return self._runtime.run(self._inner.truncate(dlsn))
 
     def mark_end_of_stream(self) -> DLSN:
         return self._runtime.run(self._inner.mark_end_of_stream())

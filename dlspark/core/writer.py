@@ -34,8 +34,10 @@ import pyarrow as pa
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.operations import BatchWrite, EndOfStreamWrite, Operation, RecordWrite
+from dlspark.core.owned_segments import OwnedSegments, release
 from dlspark.core.records import MAX_POSITION, MAX_TXID
 from dlspark.core.recovery import recover_segments
+from dlspark.core.retention import Retention
 from dlspark.core.segment_writer import SegmentWriter, WrittenEntry
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
@@ -68,14 +70,6 @@ LOCK_CHECK_S = 0.2
 _ADVICE_REOPEN = "Open the writer again, and write again from the first record that was not acknowledged"
 
 
-async def _release(lock: DistributedLock) -> None:
-    """Give the lock up. Where the store cannot be told, the lock goes with the session: that fails nobody's close."""
-    try:
-        await lock.release()
-    except DistributedLogError as error:
-        _log.warning("the lock could not be released, it ends with its session: %s", error)
-
-
 def default_client_id() -> str:
     """How this process names itself in a lock: host and process id."""
     return f"{socket.gethostname()}/{os.getpid()}"
@@ -97,6 +91,9 @@ class AsyncLogWriter:
         self._settings = settings
         self._lock = lock
         self._transitions = transitions
+        self.owned = OwnedSegments(services, name, lock)
+        """The log's segments, as long as this writer has the lock."""
+        self._retention = Retention(self.owned, lambda: self._settings, services.clock)
         self._loop = asyncio.get_running_loop()
         self._segment: SegmentWriter | None = None
         self._needs_recovery = False
@@ -135,7 +132,7 @@ class AsyncLogWriter:
                 raise
             return writer
         except BaseException:
-            await _release(lock)
+            await release(lock)
             raise
 
     def use_settings(self, settings: Settings) -> None:
@@ -230,6 +227,12 @@ class AsyncLogWriter:
         dlsn = await future
         await self._run_transition(self._complete_current)
         return dlsn
+
+    async def truncate(self, dlsn: DLSN | str) -> DLSN:
+        """Hide every record below `dlsn`; see `AsyncLog.truncate`."""
+        if self._shutdown is not None:
+            raise AlreadyClosedError("the writer is closed; nothing was truncated", log=self.name)
+        return await self.owned.truncate(dlsn)
 
     async def close(self) -> None:
         """Flush, complete the segment, release the lock. Raises the writer's failure after the lock is released."""
@@ -415,6 +418,7 @@ class AsyncLogWriter:
             metadata, ledger = await self._transitions.start(self._queue[0].first_txid)
             self._segment = SegmentWriter(ledger, metadata, self._settings, self._segment_failed)
             self._last_roll = self._loop.time()
+            self._retention.begin()
 
     async def _recover(self) -> None:
         """Learn the log's state and give segments in progress their end. Only while the lock is held."""
@@ -466,6 +470,7 @@ class AsyncLogWriter:
         if not self._queue:
             # The ledger has to exist on storage nodes, or tailing readers would ask in vain.
             self._segment.write_control()
+        self._retention.begin()
 
     async def _complete(self, segment: SegmentWriter) -> None:
         """Close the segment's ledger and record its end. After an error it stays in progress, for recovery."""
@@ -578,9 +583,10 @@ class AsyncLogWriter:
             watching = self._watching
             if watching is not None:
                 await end_tasks([watching])
+            await self._retention.close()
             if self._segment is not None:
                 await self._segment.abandon()
-            await _release(self._lock)
+            await release(self._lock)
 
     async def _close(self) -> None:
         await self._settle(lambda segment: segment.flush())

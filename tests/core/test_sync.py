@@ -53,6 +53,20 @@ def test_the_story_of_the_readme(namespace):
     assert not namespace.log_exists("events")
 
 
+def test_a_log_is_truncated_purged_and_looked_at_on_real_storage_nodes(namespace):
+    with namespace.open_log("lives") as log:
+        for payload in (b"a", b"b", b"c"):
+            with log.open_writer() as writer:
+                writer.write(1, payload)
+        with log.open_writer() as writer:
+            assert writer.truncate("2:0:0") == DLSN(2, 0, 0)
+        assert log.truncate(DLSN(3, 0, 0)) == DLSN(3, 0, 0)
+        assert log.purge_older_than(2) == 2
+        assert [segment.lssn for segment in log.status().segments] == [3]
+        with log.open_reader() as reader:
+            assert [record.payload for record in reader.read_bulk(10)] == [b"c"]
+
+
 def test_a_result_waits_for_no_buffer_that_nobody_fills(namespace):
     with namespace.open_log("pending") as log, log.open_writer() as writer:
         pending = [writer.write(i, b"x") for i in range(3)]

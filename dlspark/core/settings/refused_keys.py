@@ -38,8 +38,6 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "logSegmentNameVersion": _NOT_YET,
     "logFlushTimeoutSeconds": _UNUSED,
     "isDurableWriteEnabled": _NOT_YET,
-    "logSegmentRetentionHours": _NOT_YET,
-    "explicitTruncationByApp": _NOT_YET,
     "writeLockEnabled": _NOT_YET,
     "lockReacquireTimeoutSeconds": _UNUSED,
     "lockOpTimeoutSeconds": _UNUSED,

@@ -14,12 +14,13 @@ from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
 from dlspark.core.settings.metadata_keys import MetadataKeys
 from dlspark.core.settings.reader_keys import ReaderKeys
 from dlspark.core.settings.refused_keys import WITHOUT_MEANING
+from dlspark.core.settings.retention_keys import RetentionKeys
 from dlspark.core.settings.writer_keys import WriterKeys
 from dlspark.errors import SettingsError
 
 CLIENT_PREFIX = "bkc."
 """Prefix of the ledger client's keys."""
-GROUPS = (ConfigurationKeys, MetadataKeys, LedgerKeys, PlacementKeys, WriterKeys, ReaderKeys)
+GROUPS = (ConfigurationKeys, MetadataKeys, LedgerKeys, PlacementKeys, WriterKeys, RetentionKeys, ReaderKeys)
 """In the order of the configuration file."""
 
 

@@ -30,6 +30,7 @@ from dlspark.core.settings.metadata_keys import MetadataKeys
 from dlspark.core.settings.properties import read_properties
 from dlspark.core.settings.reader_keys import ReaderKeys
 from dlspark.core.settings.registry import CLIENT_PREFIX, FIELDS, check_value, convert, describe_settings, lookup
+from dlspark.core.settings.retention_keys import RetentionKeys
 from dlspark.core.settings.writer_keys import WriterKeys
 from dlspark.core.stream_converters import stream_converter
 from dlspark.errors import SettingsError
@@ -49,7 +50,7 @@ OPTION_PREFIX = "dlspark."
 
 
 @dataclass(frozen=True)
-class Settings(ReaderKeys, WriterKeys, PlacementKeys, LedgerKeys, MetadataKeys, ConfigurationKeys):
+class Settings(ReaderKeys, RetentionKeys, WriterKeys, PlacementKeys, LedgerKeys, MetadataKeys, ConfigurationKeys):
     """Settings of a namespace and its logs. Frozen: `with_values` gives a changed copy."""
 
     ledger_client: tuple[tuple[str, Value], ...] = ()

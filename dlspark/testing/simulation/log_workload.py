@@ -89,6 +89,7 @@ def draw_log(name: str, rng: Random) -> SimulatedLog:
         disable_rolling_on_error=rng.random() < 0.7,
         rolling_minutes=1 if rng.random() < TIMED_SHARE else 0,
         max_segment_bytes=rng.choice(ROLL_BYTES),
+        retention_hours=0,
         rolling_concurrency=0,
         lock_timeout_s=rng.choice((0, 1, 8)),
         long_poll_ms=rng.choice((50, 300)),

@@ -1,0 +1,141 @@
+"""`SegmentChanges`: what a log's owner does to segments that have their end: hides them, and takes them off the list.
+
+Every transaction here begins with a guard, a check that the caller's lock member still exists: a deposed owner changes
+nothing, however late its request arrives (spec trap 7). Marking a segment deletes its znode and creates it again with
+new data, as upstream does; both happen in one multi, so a segment is never seen twice or missing.
+
+Taking a segment off the list and deleting its ledger cannot be one step: they are in different parts of the metadata,
+often in different ensembles. The list comes first, so no listed segment is ever without its ledger; and the same
+transaction notes the ledger, so that none is forgotten:
+
+| znode | data |
+|---|---|
+| `P/deletedLedgers` | empty; made on demand, goes with its last child |
+| `P/deletedLedgers/<ledger id>` | empty: no segment has this ledger any more, it is to be deleted |
+
+A note is final and ledger ids are not given twice, so anybody may delete a noted ledger at any time. These znodes are
+not upstream's; it leaves them alone, and removes them with the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+from metadata.errors import NodeExistsError, NoNodeError, NotAppliedError, NotEmptyError, check
+from metadata.locks import LockingError
+from metadata.logs import LogPaths, LogStore
+from metadata.paths import request_bytes
+from metadata.retry import repeat
+from metadata.segments import SegmentMetadata
+from metadata.store import Create, Delete, Op
+
+NOTES: Final = "deletedLedgers"
+MAX_CHANGE_BYTES: Final = 500_000
+"""Bytes of one transaction. ZooKeeper takes 1 MB, but keeps others waiting for its disk and its followers."""
+Ops: TypeAlias = list[Op]
+
+Change: TypeAlias = tuple[SegmentMetadata, SegmentMetadata]
+"""A segment as it is in the list, and as it is to be."""
+Guard: TypeAlias = Callable[[], Op]
+"""Makes the operation that fails unless the caller owns the log; it raises where that is known already."""
+
+
+class SegmentsMovedError(NotAppliedError):
+    """A segment is not as it was read; this transaction changed nothing. Read the list again."""
+
+
+class SegmentChanges:
+    """Changes of one log's list. A lost answer is raised as the store has it: read the list again, and go on."""
+
+    def __init__(self, logs: LogStore, name: str) -> None:
+        self._store = logs.store
+        self._name = name
+        self._paths = logs.paths(name)
+
+    # ---- truncation -------------------------------------------------------------------------------------------------
+
+    async def mark(self, changes: Sequence[Change], guard: Guard) -> None:
+        """Give segments another truncation status, oldest first: one transaction where they fit in one, else several.
+
+        Raises LockingError, SegmentsMovedError, or the store's error; what came before is applied then.
+        """
+        for before, after in changes:
+            check(not before.in_progress and not after.in_progress, "only a completed segment is truncated")
+            check(before.ledger_id == after.ledger_id, "a truncated segment keeps its ledger")  # I2
+        for transaction in _transactions([self._marking(*change) for change in changes], guard):
+            await self._apply(transaction)
+
+    def _marking(self, before: SegmentMetadata, after: SegmentMetadata) -> Ops:
+        path = self._paths.segment(before)
+        return [Delete(path), Create(path, after.encode())]
+
+    async def _apply(self, transaction: Ops) -> None:
+        try:
+            await self._store.multi(transaction)
+        except (NoNodeError, NodeExistsError) as error:
+            if getattr(error, "op_index", None) == 0:
+                raise LockingError(
+                    "the lock was lost; nothing of this step was changed",
+                    log=self._name,
+                    advice="Somebody else may own the log now; take the lock again",
+                ) from error
+            raise SegmentsMovedError("a segment has just been changed", log=self._name, path=error.path) from error
+
+    # ---- taking off the list ----------------------------------------------------------------------------------------
+
+    async def remove(self, segments: Sequence[SegmentMetadata], guard: Guard) -> None:
+        """Take segments off the list, oldest first, and note their ledgers. Raises as `mark` does."""
+        notes = notes_path(self._paths)
+        for transaction in _transactions([self._removal(segment) for segment in segments], guard):
+            if await repeat(self._store, lambda: self._store.exists(notes)) is None:
+                transaction.insert(1, Create(notes))
+            await self._apply(transaction)
+
+    def _removal(self, segment: SegmentMetadata) -> Ops:
+        return [Delete(self._paths.segment(segment)), Create(f"{notes_path(self._paths)}/{segment.ledger_id}")]
+
+    async def noted(self) -> list[int]:
+        """Ledgers that no segment has any more and that may still exist, ascending."""
+        try:
+            names, _ = await repeat(self._store, lambda: self._store.children(notes_path(self._paths)))
+        except NoNodeError:
+            return []
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    async def forget(self, ledger_id: int) -> None:
+        """The ledger is gone: remove its note."""
+        await self._delete(f"{notes_path(self._paths)}/{ledger_id}")
+
+    async def forget_all(self) -> None:
+        """Remove the parent of the notes, unless there are some again."""
+        try:
+            await self._delete(notes_path(self._paths))
+        except NotEmptyError:
+            pass
+
+    async def _delete(self, path: str) -> None:
+        try:
+            await repeat(self._store, lambda: self._store.delete(path))
+        except NoNodeError:
+            pass  # our own earlier try, or somebody else who looked after it
+
+
+def notes_path(paths: LogPaths) -> str:
+    """Parent of a log's notes of ledgers that are to be deleted."""
+    return f"{paths.partition}/{NOTES}"
+
+
+def _transactions(units: Iterable[Ops], guard: Guard) -> Iterator[Ops]:
+    """The units in order, in as few transactions as MAX_CHANGE_BYTES allows, each behind a guard of its moment."""
+    pending: Ops = []
+    size = 0
+    for unit in units:
+        added = request_bytes(unit)
+        if pending and size + added > MAX_CHANGE_BYTES:
+            yield [guard(), *pending]
+            pending, size = [], 0
+        pending += unit
+        size += added
+    if pending:
+        yield [guard(), *pending]

@@ -1,0 +1,347 @@
+"""Retention: which segments go, when, in which order, and what a crash at any step leaves for the next run."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from log_helpers import drained, payloads, states, until, written
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.retention import HOUR_MS, expired, older_than
+from dlspark.core.settings import Settings
+from dlspark.errors import (
+    AlreadyTruncatedError,
+    CallerError,
+    MetadataUnavailableError,
+    OwnershipAcquireFailedError,
+    SettingsError,
+)
+from metadata.logs import SegmentMetadata, TruncationStatus
+from metadata.memory import Fault
+from metadata.segment_changes import SegmentChanges
+
+SEGMENTS = [[b"a0", b"a1"], [b"b0"], [b"c0", b"c1"], [b"d0"]]
+FLAT = [payload for segment in SEGMENTS for payload in segment]
+T = TruncationStatus.TRUNCATED
+
+
+def _segment(lssn, completed_ms=0, txid=0, truncation=TruncationStatus.ACTIVE):
+    return SegmentMetadata(
+        ledger_id=100 + lssn,
+        lssn=lssn,
+        first_txid=txid,
+        last_txid=txid,
+        completion_time_ms=completed_ms,
+        truncation=truncation,
+    )
+
+
+def _open(lssn):
+    return SegmentMetadata(ledger_id=100 + lssn, lssn=lssn, first_txid=lssn, in_progress=True)
+
+
+def _numbers(segments):
+    return [segment.lssn for segment in segments]
+
+
+class SteppedClock:
+    """A wall clock that only moves when it is told to."""
+
+    def __init__(self, now_ms=1_000_000_000_000):
+        self.ms = now_ms
+
+    def now_ms(self):
+        return self.ms
+
+    def hours(self, hours):
+        self.ms += int(hours * HOUR_MS)
+
+
+async def _timed(world, **settings):
+    """A namespace whose clock the test moves."""
+    namespace = await world.namespace(**settings)
+    clock = SteppedClock()
+    namespace._services = replace(namespace.services, clock=clock)
+    return namespace, clock
+
+
+async def _ledgers(namespace):
+    return [ledger_id async for ledger_id in namespace.ledgers._ledgers.ids()]
+
+
+async def _rolled(log, txid=10_000):
+    """A writer that has started a segment, with its retention run at its end."""
+    writer = await log.open_writer()
+    writer.write(txid, b"new")
+    await writer.flush()
+    await until(lambda: writer._retention._run is not None and writer._retention._run.done())
+    return writer
+
+
+# ---------------------------------------------------------------------- the rules
+
+
+def test_segments_completed_before_the_period_go_from_the_oldest_on():
+    segments = [_segment(1, 10), _segment(2, 20), _segment(3, 30), _segment(4, 40)]
+    assert _numbers(expired(segments, before_ms=25, only_truncated=False)) == [1, 2]
+    assert _numbers(expired(segments, before_ms=10, only_truncated=False)) == []
+    mixed = [_segment(1, 10), _segment(2, 99), _segment(3, 20), _segment(4, 40)]
+    assert _numbers(expired(mixed, before_ms=50, only_truncated=False)) == [1], "the first that stays ends the walk"
+
+
+def test_the_newest_completed_segment_stays_however_old_it_is():
+    segments = [_segment(1, 1), _segment(2, 2), _segment(3, 3)]
+    assert _numbers(expired(segments, before_ms=99, only_truncated=False)) == [1, 2]
+    assert _numbers(expired([*segments, _open(4)], before_ms=99, only_truncated=False)) == [1, 2]
+    assert expired([_segment(1, 1)], before_ms=99, only_truncated=False) == []
+    assert expired([], before_ms=99, only_truncated=False) == []
+    assert expired([_open(1)], before_ms=99, only_truncated=False) == []
+
+
+def test_explicit_truncation_leaves_what_the_application_has_not_truncated():
+    segments = [_segment(1, 1, truncation=T), _segment(2, 2), _segment(3, 3, truncation=T), _segment(4, 4)]
+    assert _numbers(expired(segments, before_ms=99, only_truncated=True)) == [1]
+    partly = replace(segments[1], truncation=TruncationStatus.PARTIALLY_TRUNCATED, min_entry=1)
+    assert _numbers(expired([segments[0], partly, *segments[2:]], before_ms=99, only_truncated=True)) == [1]
+
+
+def test_purging_by_transaction_id_keeps_the_segment_that_reaches_it():
+    segments = [_segment(1, txid=10), _segment(2, txid=20), _segment(3, txid=20), _segment(4, txid=40)]
+    assert _numbers(older_than(segments, 20)) == [1]
+    assert _numbers(older_than(segments, 21)) == [1, 2, 3]
+    assert _numbers(older_than(segments, 99)) == [1, 2, 3]
+    assert older_than(segments, 0) == []
+
+
+def test_the_settings_have_upstreams_keys_and_the_old_one():
+    settings = Settings.from_mapping({"retention-size": 5, "explicitTruncationByApp": "true"})
+    assert (settings.retention_hours, settings.explicit_truncation) == (5, True)
+    assert Settings().retention_hours == 72
+    with pytest.raises(SettingsError):
+        Settings.from_mapping({"logSegmentRetentionHours": "long"})
+
+
+# ---------------------------------------------------------------------- runs
+
+
+async def test_expired_segments_go_with_their_ledgers_when_the_next_segment_starts(world):
+    namespace, clock = await _timed(world, retention_hours=2)
+    log = await written(namespace, "log", SEGMENTS[:2])
+    clock.hours(1.5)
+    await written(namespace, "log", SEGMENTS[2:], start=1000)
+    assert len(await log.segments()) == 4
+    clock.hours(1)
+    writer = await _rolled(log)
+    left = await log.segments()
+    assert _numbers(left) == [3, 4, 5]
+    assert sorted(segment.ledger_id for segment in left) == await _ledgers(namespace)
+    assert (await log.status()).deleted_ledgers == ()
+    await writer.close()
+    assert await payloads(log) == [b"c0", b"c1", b"d0", b"new"]
+    assert namespace.counters["segments-purged"] == 2
+
+
+async def test_sequence_ids_go_on_when_everything_before_the_newest_segment_is_purged(world):
+    namespace, clock = await _timed(world, retention_hours=1)
+    log = await written(namespace, "log", SEGMENTS)
+    clock.hours(5)
+    await (await _rolled(log)).close()
+    assert _numbers(await log.segments()) == [4, 5]
+    async with await log.open_reader() as reader:
+        assert [(await reader.read_next()).sequence_id for _ in range(2)] == [5, 6]
+
+
+@pytest.mark.parametrize("hours", [0, -1])
+async def test_a_retention_of_zero_or_less_keeps_everything(world, hours):
+    namespace, clock = await _timed(world, retention_hours=hours)
+    log = await written(namespace, "log", SEGMENTS)
+    clock.hours(100_000)
+    await (await _rolled(log)).close()
+    assert len(await log.segments()) == 5
+
+
+async def test_with_explicit_truncation_only_what_was_truncated_expires(world):
+    namespace, clock = await _timed(world, retention_hours=1, explicit_truncation=True)
+    log = await written(namespace, "log", SEGMENTS)
+    clock.hours(5)
+    writer = await _rolled(log)
+    assert _numbers(await log.segments()) == [1, 2, 3, 4, 5]
+    await writer.truncate(DLSN(3, 1, 0))
+    await writer.close()
+    clock.hours(5)
+    await (await _rolled(log)).close()
+    assert states(await log.segments()) == ["3:1:0", "a", "a", "a"]
+
+
+async def test_one_logs_own_retention_holds_for_it_alone(world):
+    namespace, clock = await _timed(world, retention_hours=0)
+    for name in ("short", "long"):
+        await written(namespace, name, SEGMENTS)
+    clock.hours(5)
+    short = await namespace.open_log("short", {"logSegmentRetentionHours": 1})
+    long = await namespace.open_log("long")
+    for log in (short, long):
+        await (await _rolled(log)).close()
+    assert [len(await log.segments()) for log in (short, long)] == [2, 5]
+
+
+async def test_one_run_at_a_time_and_closing_the_writer_ends_it(world):
+    namespace, clock = await _timed(world, retention_hours=1)
+    log = await written(namespace, "log", SEGMENTS)
+    clock.hours(5)
+    writer = await log.open_writer()
+    entered, purges = asyncio.Event(), []
+
+    async def stuck(rule):
+        purges.append(rule)
+        entered.set()
+        await asyncio.Event().wait()
+
+    writer.owned.purge = stuck
+    await writer.write(1000, b"new")
+    await entered.wait()
+    writer._retention.begin()
+    await asyncio.sleep(0)
+    assert len(purges) == 1
+    await asyncio.wait_for(writer.close(), 5)
+    writer._retention.begin()
+    assert writer._retention._run.done()
+
+
+async def test_a_run_that_fails_hinders_nobody_and_the_next_one_makes_up_for_it(world):
+    namespace, clock = await _timed(world, retention_hours=1)
+    log = await written(namespace, "log", SEGMENTS)
+    clock.hours(5)
+    writer = await log.open_writer()
+
+    async def failing(rule):
+        raise MetadataUnavailableError("no")
+
+    purge, writer.owned.purge = writer.owned.purge, failing
+    await writer.write(1000, b"new")
+    await until(lambda: writer._retention._run is not None and writer._retention._run.done())
+    await writer.write(1001, b"newer")
+    assert len(await log.segments()) == 5
+    writer.owned.purge = purge
+    writer._retention.begin()
+    await until(lambda: writer._retention._run.done())
+    assert _numbers(await log.segments()) == [4, 5]
+    await writer.close()
+
+
+# ---------------------------------------------------------------------- by transaction id
+
+
+async def test_purging_by_transaction_id_takes_the_lock_or_the_writer_of_the_handle(world):
+    namespace, other = await world.namespace(), await world.namespace(lock_timeout_s=0)
+    log = await written(namespace, "log", SEGMENTS)  # a segment's last ids: 10, 20, 40, 50
+    elsewhere = await other.open_log("log")
+    writer = await log.open_writer("the writer")
+    with pytest.raises(OwnershipAcquireFailedError, match="the writer"):
+        await elsewhere.purge_older_than(11)
+    assert await log.purge_older_than(11) == 1
+    await writer.close()
+    assert await elsewhere.purge_older_than(1_000_000) == 2
+    assert await elsewhere.purge_older_than(1_000_000) == 0
+    assert _numbers(await log.segments()) == [4]
+    assert len(await _ledgers(namespace)) == 1
+    for wrong in (-1, True, "5"):
+        with pytest.raises(CallerError):
+            await log.purge_older_than(wrong)
+
+
+async def test_a_reader_inside_what_is_purged_gets_the_error_and_one_behind_it_does_not_notice(world):
+    namespace = await world.namespace(read_ahead_entries=1)
+    log = await written(namespace, "log", SEGMENTS)
+    async with await log.open_reader() as inside, await log.open_reader(DLSN(3, 0, 0)) as behind:
+        assert (await inside.read_next()).payload == b"a0"
+        assert (await behind.read_next()).payload == b"c0"
+        await log.purge_older_than(35)
+        with pytest.raises(AlreadyTruncatedError):
+            await drained(inside)
+        assert await drained(behind) == [b"c1", b"d0"]
+    assert isinstance(await payloads(log, DLSN(2, 0, 0)), AlreadyTruncatedError)
+    assert await payloads(log) == [b"c0", b"c1", b"d0"]
+
+
+# ---------------------------------------------------------------------- crashes
+
+
+def _steps(world, namespace):
+    """Count the changes that this client asks for from now on; its process stands still before the one numbered
+    `world.stop_at`."""
+    session, count = namespace.store.session_id, [0]
+
+    def inject(asked, operation, path):
+        if asked == session and operation in ("multi", "delete", "put", "create"):
+            count[0] += 1
+            if count[0] > world.stop_at:
+                return Fault.REFUSE
+        return None
+
+    world.tree.inject = inject
+    return count
+
+
+@pytest.mark.parametrize("step", range(13))
+async def test_after_a_crash_at_any_step_no_listed_segment_lacks_its_ledger_and_the_next_run_leaves_none(world, step):
+    one, other = await world.namespace(), await world.namespace()
+    log = await written(one, "log", SEGMENTS)
+    before = {segment.lssn: segment.ledger_id for segment in await log.segments()}
+    world.stop_at = step + 1  # the lock's member is the first
+    count = _steps(world, one)
+    purging = asyncio.ensure_future(log.purge_older_than(45))
+    await asyncio.wait([purging], timeout=0.5)
+    world.tree.inject = None
+    purging.cancel()
+    await asyncio.wait([purging])
+    crashed = count[0] > world.stop_at
+    await world.crash(one)
+    again = await other.open_log("log")
+    ledgers = await _ledgers(other)
+    listed = await again.segments()
+    assert {segment.ledger_id for segment in listed} <= set(ledgers), "a listed segment has its ledger"
+    assert await payloads(again) == ([b"d0"] if len(listed) == 1 else FLAT)
+    noted = (await again.status()).deleted_ledgers
+    assert set(ledgers) <= {*(segment.ledger_id for segment in listed), *noted}, "no ledger is forgotten"
+    # The next owner's run sweeps, whatever its retention.
+    writer = await _rolled(again)
+    await writer.close()
+    if step == 0:
+        assert len(listed) == 4
+    else:
+        assert _numbers(await again.segments()) == [4, 5]
+        assert await _ledgers(other) == sorted([before[4], (await again.segments())[1].ledger_id])
+        assert (await again.status()).deleted_ledgers == ()
+    assert crashed == (step < 12), "the last step is the end"
+
+
+async def test_the_list_is_changed_before_any_ledger_is_deleted(namespace, monkeypatch):
+    log = await written(namespace, "log", SEGMENTS)
+    deleted = []
+    delete = namespace.ledgers.delete
+
+    async def watched(ledger_id):
+        deleted.append(ledger_id)
+        assert ledger_id not in [segment.ledger_id for segment in await log.segments()]
+        assert ledger_id in await SegmentChanges(namespace.logs_store, "log").noted()
+        await delete(ledger_id)
+
+    monkeypatch.setattr(namespace.ledgers, "delete", watched)
+    assert await log.purge_older_than(1000) == 3
+    assert len(deleted) == 3
+
+
+async def test_a_purge_by_who_has_lost_the_lock_changes_nothing(world):
+    namespace, other = await world.namespace(), await world.namespace()
+    log = await written(namespace, "log", SEGMENTS)
+    writer = await log.open_writer("old")
+    guard = writer.owned._guard()
+    await other.store.delete(guard.path)
+    with pytest.raises(Exception, match="the lock was lost"):
+        await log.purge_older_than(1000)
+    assert len(await log.segments()) == 4
+    assert len(await _ledgers(namespace)) == 4
+    await writer.abort()
