@@ -296,6 +296,16 @@ class ReplicationStore:
         finally:
             self._held.discard(lock.path)
 
+    async def lock_owner(self, ledger_id: int) -> str | None:
+        """Who has a ledger locked; None where nobody has, or the lock does not say."""
+        path = self.lock_path(ledger_id)
+        try:
+            data, _ = await repeat(self._store, lambda: self._store.get(path))
+            message: Any = parse_text(LOCK_DATA, data, path)
+        except (NoNodeError, CorruptDataError):
+            return None
+        return str(message.bookieId) if message.HasField("bookieId") else None
+
     async def locked(self, watch: Watcher | None = None) -> set[int]:
         """Ids of the ledgers that somebody has locked."""
 

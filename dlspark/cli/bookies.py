@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dlspark.cli.common import Output, OutputOption
 from dlspark.errors import CallerError
 from storage_node.bookie.tools.commands import Report
 
 ConfOption = Annotated[Path, typer.Option("--conf", help="The node's properties file; see conf/bookie.conf.")]
 IdOption = Annotated[str | None, typer.Option("--bookie-id", help="Default: the one whose directories these are.")]
-
-
-class Output(str, Enum):
-    """How a result is printed."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-OutputOption = Annotated[Output, typer.Option("--output", help="How the result is printed.")]
 
 
 def run(

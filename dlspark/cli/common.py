@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -12,6 +13,16 @@ from dlspark.errors import CallerError
 UriOption = Annotated[
     str | None, typer.Option("--uri", help="Namespace URI, distributedlog://host:port/path. [env: DLSPARK_URI]")
 ]
+
+
+class Output(str, Enum):
+    """How a result is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", help="How the result is printed.")]
 
 
 def namespace_uri(uri: str | None) -> str:

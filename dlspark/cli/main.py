@@ -14,7 +14,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
-from dlspark.cli import bookies, logs, sandbox, streams
+from dlspark.cli import autorecovery, bookies, logs, sandbox, streams
 from dlspark.errors import DistributedLogError
 from dlspark.version import __version__
 
@@ -90,13 +90,12 @@ bookie_app.add_typer(cookie_app, name="cookie")
 app.add_typer(bookie_app, name="bookie")
 
 
-@app.command()
-def autorecovery(conf: Annotated[Path, typer.Option("--conf", help="Properties file; see conf/bookie.conf.")]) -> None:
-    """Run auto-recovery as a process of its own, until SIGTERM: it restores the copies that lost nodes held."""
-    from storage_node.autorecovery.__main__ import main
-
-    raise typer.Exit(main(["--conf", str(conf)]))
-
+recovery_app = typer.Typer(help="Run auto-recovery, switch it for the whole cluster, or see what it is at.")
+recovery_app.callback(invoke_without_command=True)(plain_errors(autorecovery.run))
+recovery_app.command("enable")(plain_errors(autorecovery.enable))
+recovery_app.command("disable")(plain_errors(autorecovery.disable))
+recovery_app.command("status")(plain_errors(autorecovery.status))
+app.add_typer(recovery_app, name="autorecovery")
 
 log_app = typer.Typer(help="Create, list, describe and delete logs.", no_args_is_help=True)
 log_app.command("create")(plain_errors(logs.create))

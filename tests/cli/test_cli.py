@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ from dlspark.cli.streams import parse_start
 from dlspark.core.dlsn import DLSN
 from dlspark.errors import CallerError
 from dlspark.sandbox import Sandbox
+from metadata.replication import ReplicationStore
+from metadata.zookeeper import ZooKeeperStore
 
 COMMAND = [sys.executable, "-m", "dlspark.cli"]
 
@@ -139,6 +142,51 @@ class TestLogs:
 
 
 @pytest.mark.processes
+class TestAutoRecovery:
+    def conf(self, sandbox: Sandbox) -> str:
+        return str(next(sandbox.directory.glob("*/bookie.conf")))
+
+    def test_it_is_switched_for_the_whole_cluster(self, sandbox: Sandbox) -> None:
+        where = ("--conf", self.conf(sandbox))
+        assert run("autorecovery", "enable", *where).stdout == b"auto-recovery was already switched on\n"
+        assert run("autorecovery", "disable", *where).stdout == b"auto-recovery is switched off\n"
+        assert b"auto-recovery is disabled" in run("autorecovery", "status", *where).stdout
+        as_json = run("autorecovery", "disable", *where, "--output", "json").stdout
+        assert json.loads(as_json) == {"enabled": False, "changed": False}
+        as_json = run("autorecovery", "enable", *where, "--output", "json").stdout
+        assert json.loads(as_json) == {"enabled": True, "changed": True}
+
+    def test_its_status_names_the_ledgers_that_lack_copies(self, sandbox: Sandbox) -> None:
+        async def mark() -> None:
+            store = await ZooKeeperStore.connect(sandbox.zookeeper_address)
+            marks = ReplicationStore(store)
+            await marks.mark(123456, ["lost:3181"], 1)
+            await store.close()
+
+        asyncio.run(mark())
+        where = ("--conf", self.conf(sandbox))
+        found = json.loads(run("autorecovery", "status", *where, "--output", "json").stdout)
+        assert (found["enabled"], found["auditor"], found["marked"], found["locked"]) == (True, None, 1, 0)
+        assert [(one["ledger_id"], one["missing"]) for one in found["ledgers"]] == [(123456, ["lost:3181"])]
+        assert found["ledgers"][0]["age_s"] > 1_000_000_000
+        text = run("autorecovery", "status", *where).stdout.decode()
+        assert "there is no auditor" in text
+        assert "1 ledgers lack copies, 0 are locked" in text
+        assert "ledger 123456: lacks lost:3181, marked " in text
+
+    def test_without_a_file_or_a_cluster_it_says_so(self, sandbox: Sandbox, tmp_path: Path) -> None:
+        done = run("autorecovery")
+        assert done.returncode == 1
+        assert b"--conf" in done.stderr
+        elsewhere = tmp_path / "bookie.conf"
+        elsewhere.write_text(f"zkServers={sandbox.zookeeper_address}\nzkLedgersRootPath=/nowhere\n")
+        done = run("autorecovery", "disable", "--conf", str(elsewhere))
+        assert done.returncode == 1
+        assert b"initialised" in done.stderr
+        assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.processes
 def test_a_detached_sandbox_starts_tells_its_uri_and_stops(tmp_path: Path) -> None:
     where = ("--dir", str(tmp_path / "sandbox"))
     started = run("sandbox", "start", *where, "--nodes", "1", "--detach")
@@ -164,6 +212,6 @@ def test_every_command_has_help() -> None:
     from dlspark.cli.main import app
 
     group = typer.main.get_command(app)
-    assert {"sandbox", "bookie", "log", "write", "read", "demo", "version"} <= set(group.commands)  # type: ignore[attr-defined]
+    assert {"sandbox", "bookie", "autorecovery", "log", "write", "read", "demo", "version"} <= set(group.commands)  # type: ignore[attr-defined]
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert command.help or command.get_short_help_str(), name

@@ -1,0 +1,101 @@
+"""`dlspark autorecovery`: run it as a process of its own, switch it for the whole cluster, and see what it is at."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from dlspark.cli.common import Output, OutputOption
+from dlspark.errors import CallerError
+from metadata.store import MetadataStore
+from storage_node.autorecovery.settings import MetadataSettings
+from storage_node.autorecovery.status import DEFAULT_LIMIT, RecoveryStatus, recovery_status, switch
+from storage_node.bookie.settings import read_properties
+from storage_node.edge import SystemClock
+
+T = TypeVar("T")
+
+ConfOption = Annotated[Path, typer.Option("--conf", help="A node's properties file, for zkServers and the like.")]
+
+
+def run(
+    context: typer.Context,
+    conf: Annotated[Path | None, typer.Option("--conf", help="Properties file; see conf/bookie.conf.")] = None,
+) -> None:
+    """Run auto-recovery as a process of its own, until SIGTERM: it restores the copies that lost nodes held; or one of
+    the commands below."""
+    if context.invoked_subcommand is not None:
+        return
+    if conf is None:
+        raise CallerError("no configuration was named", advice="Give --conf FILE, or enable, disable or status")
+    from storage_node.autorecovery.__main__ import main
+
+    raise typer.Exit(main(["--conf", str(conf)]))
+
+
+def enable(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
+    """Switch auto-recovery on for the whole cluster."""
+    _switch(conf, output, on=True)
+
+
+def disable(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
+    """Switch auto-recovery off for the whole cluster, until it is enabled: for maintenance."""
+    _switch(conf, output, on=False)
+
+
+def status(
+    conf: ConfOption,
+    limit: Annotated[int, typer.Option(min=0, help="Ledgers and locks to list; all are counted.")] = DEFAULT_LIMIT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Whether it is enabled, who audits, which ledgers lack copies and since when, and who repairs which."""
+    found = _in_cluster(conf, lambda store, root: recovery_status(store, root, SystemClock(), limit=limit))
+    typer.echo(json.dumps(asdict(found), indent=2) if output is Output.JSON else "\n".join(_lines(found)))
+
+
+def _switch(conf: Path, output: Output, *, on: bool) -> None:
+    changed = _in_cluster(conf, lambda store, root: switch(store, root, on=on))
+    if output is Output.JSON:
+        typer.echo(json.dumps({"enabled": on, "changed": changed}))
+        return
+    typer.echo(f"auto-recovery {'is' if changed else 'was already'} switched {'on' if on else 'off'}")
+
+
+def _in_cluster(conf: Path, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
+    where = MetadataSettings.from_mapping(read_properties(conf))
+
+    async def run_it() -> T:
+        from metadata.zookeeper import ZooKeeperStore
+
+        store = await ZooKeeperStore.connect(where.zk_servers, session_timeout_ms=where.zk_timeout_ms)
+        try:
+            return await work(store, where.zk_ledgers_root_path)
+        finally:
+            await store.close()
+
+    return asyncio.run(run_it())
+
+
+def _lines(found: RecoveryStatus) -> list[str]:
+    delay = found.lost_bookie_recovery_delay_s
+    lines = [
+        f"auto-recovery is {'enabled' if found.enabled else 'disabled'}; "
+        + (f"{found.auditor} is the auditor" if found.auditor else "there is no auditor"),
+        "a single lost bookie has "
+        + ("its auditor's lostBookieRecoveryDelay" if delay is None else f"{delay} s")
+        + " to come back",
+        f"{found.marked} ledgers lack copies, {found.locked} are locked",
+    ]
+    for ledger in found.ledgers:
+        missing = "its mark cannot be read" if ledger.missing is None else f"lacks {', '.join(ledger.missing)}"
+        age = "" if ledger.age_s is None else f", marked {ledger.age_s} s ago"
+        lines.append(f"ledger {ledger.ledger_id}: {missing}{age}")
+    lines += [f"ledger {lock.ledger_id}: locked by {lock.owner or 'somebody'}" for lock in found.locks]
+    hidden = found.marked - len(found.ledgers)
+    return [*lines, f"{hidden} more ledgers are not listed (--limit)"] if hidden > 0 else lines
