@@ -100,11 +100,13 @@ class TcpLink:
         """Queue whole frames in pieces; they leave together at the end of this turn of the loop."""
         if self._closed:
             return
+        queued = self._queued
         for buffer in buffers:
             size = len(buffer)
             if size:
                 self._out.append(buffer)
-                self._queued += size
+                queued += size
+        self._queued = queued
         if not (self._in_batch or self._writing or self._flush_scheduled):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_soon)

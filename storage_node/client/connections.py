@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from metadata.errors import DistributedLogError
@@ -48,9 +48,12 @@ Answer: TypeAlias = Response | DistributedLogError
 class AddOwner(Protocol):
     """Who sent an add; called back once for each add and seat."""
 
-    def on_added(self, seat: Seat, entry_id: int) -> None: ...
+    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None: ...
 
     def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None: ...
+
+
+_Add: TypeAlias = tuple[AddOwner, Seat, int, float, int]
 
 
 class Connection(Channel):
@@ -61,7 +64,8 @@ class Connection(Channel):
         self._pool = pool
         self._heard = pool.loop.time()
         # by the bytes of the answer that will acknowledge it: owner, seat, entry id, deadline, transaction id
-        self._adds: dict[bytes, tuple[AddOwner, Seat, int, float, int]] = {}
+        self._adds: dict[bytes, _Add] = {}
+        self._acknowledged: list[_Add] = []  # adds whose EOK came in the batch that is being delivered, in this order
         self._requests: dict[int, tuple[Operation, float, Callable[[Answer], None], int]] = {}
 
     # ------------------------------------------------------------------------------------ requests
@@ -107,8 +111,10 @@ class Connection(Channel):
         """One response. An add's acknowledgement, the hot path, is recognised by its bytes."""
         add = self._adds.pop(bytes(frame), None) if len(frame) < MAX_ACKNOWLEDGEMENT_BYTES else None
         if add is not None:
-            add[0].on_added(add[1], add[2])
+            self._acknowledged.append(add)
             return
+        if self._acknowledged:
+            self._pass_on()  # what came first is heard of first
         response = decode_response(frame)
         if response.operation is Operation.ADD:
             self._other_add_answer(response)
@@ -134,13 +140,13 @@ class Connection(Channel):
             self._pool.quarantine.failed(self.bookie, error)
             owner.on_refused(seat, entry_id, error)
         elif response.status is Status.EOK:
-            owner.on_added(seat, entry_id)
+            owner.on_added(seat, (entry_id,))
         else:
             error = answer_error(response.status, self.bookie, response.ledger_id, entry_id)
             self._pool.quarantine.failed(self.bookie, error)
             owner.on_refused(seat, entry_id, error)
 
-    def _take_add(self, response: Response) -> tuple[AddOwner, Seat, int, float, int] | None:
+    def _take_add(self, response: Response) -> _Add | None:
         if isinstance(response, AddResponse):
             ids = (response.ledger_id, response.entry_id)
             add = self._adds.pop(encode_add_response(response.txn_id, Status.EOK, *ids)[LENGTH_BYTES:], None)
@@ -156,14 +162,30 @@ class Connection(Channel):
         self._heard = self._pool.loop.time()
 
     def batch_done(self) -> None:
-        """Acknowledgements are passed on one by one; that something came is worth noting."""
         self._heard = self._pool.loop.time()
+        if self._acknowledged:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Tell owners of their EOKs, in order; those in a row of one owner and seat cost one call, and one drain."""
+        adds, self._acknowledged = self._acknowledged, []
+        owner, seat = adds[0][:2]
+        entry_ids: list[int] = []
+        for add in adds:
+            if add[1] is not seat or add[0] is not owner:
+                owner.on_added(seat, entry_ids)
+                owner, seat = add[:2]
+                entry_ids = []
+            entry_ids.append(add[2])
+        owner.on_added(seat, entry_ids)
 
     # ------------------------------------------------------------------------------------ ends
 
     def _end_all(self, error: DistributedLogError) -> None:
         if not self._pool.closed:
             self._pool.quarantine.failed(self.bookie, error)
+        if self._acknowledged:
+            self._pass_on()  # of a batch that ended with the link: its EOKs are as good as others
         adds, self._adds = self._adds, {}
         requests, self._requests = self._requests, {}
         for owner, seat, entry_id, _, _ in adds.values():

@@ -112,8 +112,8 @@ class _Copies:
         if not count:
             self.stored.set_result(None)
 
-    def on_added(self, seat: Seat, entry_id: int) -> None:
-        self._missing -= 1
+    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
+        self._missing -= len(entry_ids)
         if not self._missing and not self.stored.done():
             self.stored.set_result(None)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -244,10 +244,10 @@ class AddPipeline:
         route = self._routes[seats] = [(seat, to(seat.bookie, self.ledger_id).send_add) for seat in seats]
         return route
 
-    def on_added(self, seat: Seat, entry_id: int) -> None:
-        """A bookie's EOK (hot: two of three such calls have no effect)."""
+    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
+        """A bookie's EOKs, as many as came together (hot: two of three such calls have no effect)."""
         try:
-            effects = self.machine.added(seat, entry_id)
+            effects = self.machine.added(seat, *entry_ids)
             if effects:
                 self._run(effects)
         except InvariantViolation as error:
@@ -307,12 +307,13 @@ class AddPipeline:
             self._closed(effect.metadata)
 
     def _acknowledge(self, effect: Acknowledged) -> None:
-        entries = self._entries
+        take, total = self._entries.pop, 0
         for entry_id in range(effect.first, effect.last + 1):
-            future, size, _, _ = entries.pop(entry_id)
-            self.outstanding_bytes -= size
+            future, size, _, _ = take(entry_id)
+            total += size
             if not future.done():  # its owner may have cancelled it; the entry is written all the same
                 future.set_result(entry_id)
+        self.outstanding_bytes -= total
         self._acknowledged(effect.last)
 
     def _end_entries(self, error: DistributedLogError) -> None:

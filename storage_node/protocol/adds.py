@@ -68,8 +68,8 @@ class AddTemplate:
         if shape != self._shape:
             self._shape, self._parts = shape, self._around(*shape)
         start, middle, end = self._parts
-        answer = self._answer_starts[txn_length] + txn + self._answer_ends[entry_length] + entry
-        return start + txn + middle + entry + end, answer
+        answer = b"".join((self._answer_starts[txn_length], txn, self._answer_ends[entry_length], entry))
+        return b"".join((start, txn, middle, entry, end)), answer
 
     def _around(self, txn_length: int, entry_length: int, body_length: int) -> tuple[bytes, bytes, bytes]:
         """What goes before, between and behind the two ids; mostly the same as for the entry before."""

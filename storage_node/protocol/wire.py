@@ -29,6 +29,8 @@ def varint(value: int) -> bytes:
     """The varint of `value`; negative numbers as their 64-bit two's complement (never zigzag)."""
     if 0 <= value < _LOW:
         return _LAST[value]
+    if 0 < value < _LOW * _LOW:
+        return _MORE[value & (_LOW - 1)] + _LAST[value >> 14]
     value &= MASK_64
     out = b""
     while value >= _LOW:

@@ -199,7 +199,9 @@ class WriterMachine:
         An advanced writer gives the entry's id. Raises LedgerClosedError after a close, what made the writer fail, or
         DuplicateEntryError.
         """
-        if self.close_requested or REACTIONS[self.state][Event.ADD] is Reaction.REFUSE:
+        if self.close_requested or (
+            self.state is not State.WRITING and REACTIONS[self.state][Event.ADD] is Reaction.REFUSE  # the usual first
+        ):
             raise errors.refusal(self)
         if entry_id is None:
             entry_id = self.last_add_pushed + 1
@@ -230,15 +232,17 @@ class WriterMachine:
             )
         self.last_add_pushed = max(self.last_add_pushed, entry_id)
 
-    def added(self, seat: Seat, entry_id: int) -> Effects:
-        """The bookie in `seat` stored the entry durably."""
+    def added(self, seat: Seat, *entry_ids: int) -> Effects:
+        """The bookie in `seat` stored the entries durably."""
         if not seat.current:  # only the bookie that still is at that index counts (D12)
             return ()
-        acks = self._acks.get(entry_id)
-        if acks is None:
-            return ()
-        self._acks[entry_id] = acks = acks | seat.bit
-        if entry_id != self.last_acknowledged + 1 or acks.bit_count() < self._ack_quorum:
+        pending, bit = self._acks, seat.bit
+        for entry_id in entry_ids:
+            acks = pending.get(entry_id)
+            if acks is not None:
+                pending[entry_id] = acks | bit
+        first = pending.get(self.last_acknowledged + 1)
+        if first is None or first.bit_count() < self._ack_quorum:
             return ()
         return self._drain()
 
@@ -291,14 +295,14 @@ class WriterMachine:
         """Acknowledge what is complete, in entry order, unless frozen (D4); then a requested close may go on."""
         if self.state is not State.WRITING:
             return ()
-        pending, quorum = self._acks, self._ack_quorum
+        pending, lengths, quorum = self._acks, self._lengths, self._ack_quorum
         before = head = self.last_acknowledged
         while (acks := pending.get(head + 1)) is not None and acks.bit_count() >= quorum:
             if self._spans_domains is not None and not self._is_spread(acks):
                 break
             head += 1
             del pending[head]
-            length = self._lengths.pop(head)
+            length = lengths.pop(head)
             self.acknowledged_length = self.acknowledged_length + length if self.advanced else length
             if self._failures:
                 self._failures.pop(head, None)

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import wire_bytes
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
@@ -248,6 +249,12 @@ def test_requests_decode_as_the_protobuf_runtime_decodes_them(values: dict[str, 
 def test_responses_decode_as_the_protobuf_runtime_decodes_them(values: dict[str, Any]) -> None:
     data = PbResponse(**values).SerializeToString()
     assert plain(wire.decode(schema.RESPONSE, memoryview(data))) == as_dict(PbResponse.FromString(data))
+
+
+@pytest.mark.parametrize("bits", [7, 14, 21, 28, 35, 63])
+def test_varints_have_the_right_bytes_on_both_sides_of_every_change_of_length(bits: int) -> None:
+    for value in (0, (1 << bits) - 1, 1 << bits, (1 << bits) + 1, -1, -(1 << bits)):
+        assert wire.varint(value) == wire_bytes.varint(value)
 
 
 @st.composite

@@ -165,10 +165,22 @@ def test_entries_are_acknowledged_in_order_and_adds_carry_the_lac() -> None:
     assert m.added(c, 0) == ()
 
 
+def test_entries_that_a_bookie_stored_together_are_acknowledged_together_up_to_the_first_gap() -> None:
+    m = machine()
+    for _ in range(5):
+        add(m)
+    a, b, c = m.seats
+    assert m.added(a, 0, 1, 2, 4) == ()
+    assert m.added(b, 4, 1, 0, 9) == (Acknowledged(0, 1),)
+    assert m.acknowledged_length == 20
+    assert m.added(c, 3, 1, 2) == (Acknowledged(2, 2),)
+    assert m.added(a, 3) == (Acknowledged(3, 4),)
+
+
 def test_one_bookie_counts_once_however_often_it_answers() -> None:
     m = machine()
     add(m)
-    assert m.added(m.seats[0], 0) == ()
+    assert m.added(m.seats[0], 0, 0) == ()
     assert m.added(m.seats[0], 0) == ()
     assert m.last_add_confirmed == -1
 
