@@ -316,10 +316,12 @@ class LogStore:
         data, stat = await repeat(self._store, lambda: self._store.get(path))
         return Versioned(data, stat.version)
 
-    async def delete_tree(self, name: str) -> None:
+    async def delete_tree(self, name: str, guard: Callable[[], Check] | None = None) -> None:
         """Remove the log's znodes; a missing log is a success. Its ledgers must be gone, and its lock be held, before.
 
-        Logs nested below its name stay, and the znode `L` with them. Up to MAX_DELETES znodes go in one transaction.
+        `guard` is checked by every transaction: the lock's own member, which goes with the rest. Raises NoNodeError of
+        its path where it fails. Logs nested below its name stay, and the znode `L` with them. Up to MAX_DELETES znodes
+        go in one transaction.
         """
         try:
             paths = await self.located(name)
@@ -328,13 +330,13 @@ class LogStore:
 
         async def delete() -> None:
             for _ in range(MAX_REPEATS):
-                if await self._delete_once(paths):
+                if await self._delete_once(paths, guard):
                     return
             raise NotEmptyError("znodes keep appearing in a log that is being deleted", log=name, path=paths.partition)
 
         await repeat(self._store, delete)
 
-    async def _delete_once(self, paths: LogPaths) -> bool:
+    async def _delete_once(self, paths: LogPaths, guard: Callable[[], Check] | None) -> bool:
         doomed = await self._subtree(paths.partition)
         try:
             siblings, _ = await self._store.children(paths.root)
@@ -346,8 +348,12 @@ class LogStore:
         first = len(doomed) % MAX_DELETES
         try:
             for start in range(first - MAX_DELETES if first else 0, len(doomed), MAX_DELETES):
-                await self._store.multi([Delete(path) for path in doomed[max(start, 0) : start + MAX_DELETES]])
-        except (NoNodeError, NotEmptyError):
+                checks = [guard()] if guard is not None else []
+                deletes = [Delete(path) for path in doomed[max(start, 0) : start + MAX_DELETES]]
+                await self._store.multi([*checks, *deletes])
+        except (NoNodeError, NotEmptyError) as error:
+            if guard is not None and getattr(error, "op_index", None) == 0:
+                raise
             return False  # something came or went since it was listed
         return True
 

@@ -22,13 +22,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from metadata.errors import NodeExistsError, NoNodeError, NotAppliedError, NotEmptyError, check
+from metadata.errors import (
+    BadVersionError,
+    DistributedLogError,
+    NodeExistsError,
+    NoNodeError,
+    NotAppliedError,
+    NotEmptyError,
+    check,
+)
 from metadata.locks import LockingError
-from metadata.logs import LogPaths, LogStore
+from metadata.logs import LogPaths, LogState, LogStore
 from metadata.paths import request_bytes
 from metadata.retry import repeat
 from metadata.segments import SegmentMetadata
-from metadata.store import Create, Delete, Op
+from metadata.store import Create, Delete, Op, SetData
 
 NOTES: Final = "deletedLedgers"
 MAX_CHANGE_BYTES: Final = 500_000
@@ -73,27 +81,42 @@ class SegmentChanges:
     async def _apply(self, transaction: Ops) -> None:
         try:
             await self._store.multi(transaction)
-        except (NoNodeError, NodeExistsError) as error:
-            if getattr(error, "op_index", None) == 0:
-                raise LockingError(
-                    "the lock was lost; nothing of this step was changed",
-                    log=self._name,
-                    advice="Somebody else may own the log now; take the lock again",
-                ) from error
+        except (NoNodeError, NodeExistsError, BadVersionError) as error:
+            check_guard(error, self._name)
             raise SegmentsMovedError("a segment has just been changed", log=self._name, path=error.path) from error
 
     # ---- taking off the list ----------------------------------------------------------------------------------------
 
     async def remove(self, segments: Sequence[SegmentMetadata], guard: Guard) -> None:
         """Take segments off the list, oldest first, and note their ledgers. Raises as `mark` does."""
+        await self._remove([self._removal(segment) for segment in segments], guard)
+
+    async def clear(self, state: LogState, segments: Sequence[SegmentMetadata], guard: Guard) -> None:
+        """`remove` all segments, and what the log has allocated, with the ground under every deposed writer's feet.
+
+        Their transactions depend on the versions in `state`, which move here (I7). Raises as `mark` does.
+        """
+        highest = max([state.max_lssn.value, *(segment.lssn + 1 for segment in segments)])
+        depose: Ops = [
+            SetData(self._paths.ledgers, str(highest).encode(), state.max_lssn.version),
+            SetData(self._paths.allocation, b"", state.allocation.version),
+        ]
+        if state.allocation.value.isdigit():
+            depose.append(self._note(int(state.allocation.value)))
+        await self._remove([depose, *(self._removal(segment) for segment in segments)], guard)
+
+    async def _remove(self, units: Sequence[Ops], guard: Guard) -> None:
         notes = notes_path(self._paths)
-        for transaction in _transactions([self._removal(segment) for segment in segments], guard):
+        for transaction in _transactions(units, guard):
             if await repeat(self._store, lambda: self._store.exists(notes)) is None:
                 transaction.insert(1, Create(notes))
             await self._apply(transaction)
 
     def _removal(self, segment: SegmentMetadata) -> Ops:
-        return [Delete(self._paths.segment(segment)), Create(f"{notes_path(self._paths)}/{segment.ledger_id}")]
+        return [Delete(self._paths.segment(segment)), self._note(segment.ledger_id)]
+
+    def _note(self, ledger_id: int) -> Create:
+        return Create(f"{notes_path(self._paths)}/{ledger_id}")
 
     async def noted(self) -> list[int]:
         """Ledgers that no segment has any more and that may still exist, ascending."""
@@ -119,6 +142,16 @@ class SegmentChanges:
             await repeat(self._store, lambda: self._store.delete(path))
         except NoNodeError:
             pass  # our own earlier try, or somebody else who looked after it
+
+
+def check_guard(error: DistributedLogError, log: str) -> None:
+    """Raise LockingError if it was the guard, its first operation, that failed a transaction with `error`."""
+    if getattr(error, "op_index", None) == 0:
+        raise LockingError(
+            "the lock was lost; nothing of this step was changed",
+            log=log,
+            advice="Somebody else may own the log now; take the lock again",
+        ) from error
 
 
 def notes_path(paths: LogPaths) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 
+from dlspark.core.deletion import delete_log
 from dlspark.core.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
 from dlspark.core.log import AsyncLog
 from dlspark.core.operator_files import OperatorFiles
@@ -16,7 +17,6 @@ from dlspark.core.writer import default_client_id
 from dlspark.errors import AlreadyClosedError, UnsupportedFeatureError
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
-from metadata.locks import DistributedLock
 from metadata.logs import LogNotFoundError, LogStore
 from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
 from metadata.segment_listing import SegmentCache
@@ -248,19 +248,7 @@ class AsyncNamespace:
         name = logs.validate_name(name)
         if not await logs.exists(name):
             raise LogNotFoundError("no such log in this namespace", log=name, advice="dlspark log list shows all names")
-        lock = DistributedLock(services.store, logs.paths(name).lock, default_client_id())
-        await lock.acquire(self.settings.lock_timeout_s * 1000)
-        try:
-            state = await logs.open(name)
-            for segment in await logs.segments(name):
-                # The ledger first: a crash in between leaves a segment that the next deletion finds.
-                await services.ledgers.delete(segment.ledger_id)
-                await logs.delete_segment(name, segment)
-            if state.allocation.value.isdigit():
-                await services.ledgers.delete(int(state.allocation.value))
-        finally:
-            await lock.release()
-        await logs.delete_tree(name)
+        await delete_log(services, name, self.settings, default_client_id())
 
     # ------------------------------------------------------------------ closing
 

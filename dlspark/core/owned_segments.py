@@ -39,7 +39,8 @@ class OwnedSegments:
         self._changes = SegmentChanges(services.logs, name)
         self._truncating = asyncio.Lock()
 
-    def _guard(self) -> Check:
+    def guard(self) -> Check:
+        """Fails the transaction that it is part of unless the lock is held."""
         return Check(self.lock.member_path, ANY_VERSION)
 
     async def _settled(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
@@ -71,7 +72,7 @@ class OwnedSegments:
             highest = await limit() if limit is not None else None
             segments = await self._segments()
             changes = truncation(segments, wanted if highest is None else min(wanted, highest))
-            await self._changes.mark(changes, self._guard)
+            await self._changes.mark(changes, self.guard)
             return truncation_point(with_changes(segments, changes))
 
         async with self._truncating:
@@ -86,7 +87,7 @@ class OwnedSegments:
         async def attempt() -> None:
             doomed = rule(await self._segments())
             removed.update(segment.ledger_id for segment in doomed)
-            await self._changes.remove(doomed, self._guard)
+            await self._changes.remove(doomed, self.guard)
 
         await self._settled(attempt)
         if removed:
@@ -94,6 +95,16 @@ class OwnedSegments:
             _log.info("log %s: %d segments were purged", self.name, len(removed))
         await self.sweep()
         return len(removed)
+
+    async def clear(self) -> None:
+        """Take every segment off the list, whatever its state, and delete their ledgers: the log is to be deleted."""
+
+        async def attempt() -> None:
+            state = await self._services.logs.open(self.name)
+            await self._changes.clear(state, await self._segments(), self.guard)
+
+        await self._settled(attempt)
+        await self.sweep()
 
     async def sweep(self) -> int:
         """Delete the ledgers of segments that are off the list, whoever took them off; how many there were.

@@ -98,8 +98,8 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 
 async def log_status(services: Services, name: str) -> LogStatus:
     """Look at a log. Raises LogNotFoundError."""
-    state, segments, owner, noted = await asyncio.gather(
-        services.logs.open(name),
+    state = await services.logs.open(name)
+    segments, owner, noted = await asyncio.gather(
         services.logs.segments(name),
         lock_owner(services, services.logs.paths(name).lock),
         SegmentChanges(services.logs, name).noted(),

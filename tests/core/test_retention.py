@@ -338,7 +338,7 @@ async def test_a_purge_by_who_has_lost_the_lock_changes_nothing(world):
     namespace, other = await world.namespace(), await world.namespace()
     log = await written(namespace, "log", SEGMENTS)
     writer = await log.open_writer("old")
-    guard = writer.owned._guard()
+    guard = writer.owned.guard()
     await other.store.delete(guard.path)
     with pytest.raises(Exception, match="the lock was lost"):
         await log.purge_older_than(1000)
