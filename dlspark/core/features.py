@@ -1,11 +1,8 @@
 """Feature switches: parts of the library that an operator turns on and off while it runs.
 
 A provider has scopes, a scope has features, and a feature is available or not: `is_available()` is asked at each
-decision and answers from memory. What a switch is called, `<scope>.<key>`, is Apache DistributedLog's:
-
-    dl.disable_logsegment_rolling    writers go on with their segment, whatever its age and size
-    dl.disable_write_limit           outstanding-write limits refuse nothing
-    bkc.disable_ensemble_change      a writer keeps its storage nodes though some have failed, and tries those again
+decision and answers from memory. What a switch is called, `<scope>.<key>`, is Apache DistributedLog's
+(`KNOWN_FEATURES`).
 
 Availability is a number as upstream's; above 0 is on. `NO_FEATURES` has everything off; `SettableFeatures` is switched
 by a program; `feature_files` reads files. An application may use a provider for features of its own, in scopes of its
@@ -28,7 +25,9 @@ DISABLE_ENSEMBLE_CHANGE: Final = "disable_ensemble_change"
 KNOWN_FEATURES: Final[Mapping[str, str]] = {
     f"{DL_SCOPE}.{DISABLE_LOGSEGMENT_ROLLING}": "Writers go on with their segment, whatever its age and size",
     f"{DL_SCOPE}.{DISABLE_WRITE_LIMIT}": "Outstanding-write limits refuse nothing",
-    f"{BKC_SCOPE}.{DISABLE_ENSEMBLE_CHANGE}": "A writer keeps its storage nodes though some have failed",
+    f"{BKC_SCOPE}.{DISABLE_ENSEMBLE_CHANGE}": (
+        "Writers keep their storage nodes though some have failed, and send these again what they failed"
+    ),
 }
 """What this library looks at, by full name."""
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 from memory_bookies import MemoryBookie, MemoryNetwork
 
+from dlspark.core.features import FeatureProvider
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings import Settings
 from metadata.bookies import BookieRegistry
@@ -39,7 +40,10 @@ class World:
             await registry.register(bookie.address)
         await NamespaceStore(self.operator, "/dl").bind(Binding.for_cluster("memory:2181"))
 
-    async def namespace(self, **settings: object) -> AsyncNamespace:
+    def bookie(self, bookie_id: str) -> MemoryBookie:
+        return next(bookie for bookie in self.bookies if bookie.id == bookie_id)
+
+    async def namespace(self, features: FeatureProvider | None = None, **settings: object) -> AsyncNamespace:
         """A new client: a process of its own, as far as the cluster can tell."""
         store = MemoryStore(self.tree)
         values: dict[str, object] = {
@@ -59,6 +63,7 @@ class World:
             client_settings=ClientSettings(
                 add_entry_timeout_ms=1000, read_entry_timeout_ms=1000, speculative_read_ms=200, long_poll_ms=200
             ),
+            features=features,
             own=(store,),
         )
         self.clients.append(namespace)

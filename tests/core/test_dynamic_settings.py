@@ -16,16 +16,6 @@ from dlspark.core.watched_file import REJECTED
 from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
 from dlspark.testing.simulation.loop import SimulatedLoop
 
-DYNAMIC_UPSTREAM = {
-    "bkcEnsembleSize",
-    "bkcWriteQuorumSize",
-    "bkcAckQuorumSize",
-    "writerOutputBufferSize",
-    "periodicFlushFrequencyMilliSeconds",
-    "readAheadMaxRecords",
-}
-"""Those of upstream's dynamic keys that the seeds name, without the write proxy's."""
-
 
 @pytest.fixture
 def directory(tmp_path):
@@ -379,11 +369,6 @@ async def test_a_read_that_waits_is_given_an_idle_limit(change):
 
 
 # ------------------------------------------------------------------ which keys
-
-
-def test_every_key_that_is_dynamic_upstream_and_honoured_here_is_dynamic_here():
-    dynamic = {info.key for info in describe_settings() if info.dynamic}
-    assert dynamic >= DYNAMIC_UPSTREAM
 
 
 def test_a_dynamic_key_can_be_overridden_for_one_log():

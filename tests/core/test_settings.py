@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import javaproperties
 import pytest
+import upstream_keys
 
 from dlspark.core.settings import Settings, describe_settings
+from dlspark.core.settings.page import settings_page
 from dlspark.core.settings.refused_keys import WITHOUT_MEANING
 from dlspark.core.settings.table import configuration_file
 from dlspark.errors import CallerError, SettingsError
 
-CONF = Path(__file__).parents[2] / "conf" / "distributedlog.conf"
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf" / "distributedlog.conf"
+PAGE = ROOT / "docs" / "settings.md"
 
 
 def test_the_shipped_configuration_file_is_the_table_of_settings():
-    assert CONF.read_text() == configuration_file()
+    assert CONF.read_text(encoding="utf-8") == configuration_file(), (
+        "run: python -m dlspark.core.settings > conf/distributedlog.conf"
+    )
+
+
+def test_the_page_of_settings_is_the_table_of_settings():
+    assert PAGE.read_text(encoding="utf-8") == settings_page(), (
+        "run: python -m dlspark.core.settings --table > docs/settings.md"
+    )
+
+
+def test_the_page_has_every_setting_and_every_key_that_is_refused():
+    page = settings_page()
+    keys = [info.key for info in describe_settings()] + list(WITHOUT_MEANING)
+    assert [key for key in keys if f"| `{key}`" not in page] == []
 
 
 def test_the_shipped_configuration_file_gives_every_setting_its_default():
@@ -76,6 +96,45 @@ def test_the_environment_overrides_the_file(tmp_path):
     settings = Settings.from_environment(environment)
     assert (settings.ensemble_size, settings.output_buffer_bytes) == (4, 20)
     assert Settings.from_environment({}) == Settings()
+
+
+def test_options_of_the_interpreter_override_the_environment():
+    environment = {"DLSPARK_SET_bkcEnsembleSize": "4", "DLSPARK_SET_writerOutputBufferSize": "20"}
+    options = {"dlspark.ensemble-size": "5", "dlspark.enableImmediateFlush": True, "utf8": True}
+    settings = Settings.from_environment(environment, options=options)
+    assert (settings.ensemble_size, settings.output_buffer_bytes, settings.immediate_flush) == (5, 20, True)
+    with pytest.raises(SettingsError, match="Did you mean bkcEnsembleSize"):
+        Settings.from_environment({}, options={"dlspark.bkcEnsembleSizes": "5"})
+
+
+def test_the_interpreter_that_was_started_with_an_option_has_the_setting():
+    program = "from dlspark import Settings; print(Settings.from_environment({}).output_buffer_bytes)"
+    command = [sys.executable, "-X", "dlspark.writerOutputBufferSize=7", "-c", program]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "7\n"
+
+
+@pytest.mark.parametrize("form", ["{path}", "file:{path}", "file://{path}", "file://localhost{path}", "FILE:{path}"])
+def test_a_file_is_named_by_its_path_or_by_a_file_url(tmp_path, form):
+    file = tmp_path / "with space.conf"
+    file.write_text("bkcEnsembleSize=4\n")
+    path = str(file) if form == "{path}" else str(file).replace(" ", "%20")
+    assert Settings.from_properties(form.format(path=path)).ensemble_size == 4
+
+
+@pytest.mark.parametrize("url", ["http://conf.example.com/dl.conf", "https://h/dl.conf", "file://other/dl.conf"])
+def test_settings_are_not_fetched_from_other_machines(url):
+    with pytest.raises(SettingsError, match="Fetch the file first"):
+        Settings.from_properties(url)
+
+
+def test_what_is_no_properties_file_is_refused_without_being_read_for_ever(tmp_path):
+    with pytest.raises(SettingsError, match="is not a file"):
+        Settings.from_properties(tmp_path)
+    with pytest.raises(SettingsError, match="is not a file"):
+        Settings.from_properties("/dev/zero")
+    (tmp_path / "long").write_bytes(b"#" * (1 << 20) + b"\n")
+    with pytest.raises(SettingsError, match="longer than"):
+        Settings.from_properties(tmp_path / "long")
 
 
 def test_keys_of_the_ledger_client_are_passed_on_and_override_what_follows_from_the_others():
@@ -140,8 +199,31 @@ def test_one_log_may_override_its_own_settings_but_not_those_of_the_namespace():
         Settings().for_log({"zkSessionTimeoutSeconds": 5})
 
 
-def test_a_setting_is_either_supported_or_listed_as_not_honoured():
-    assert not WITHOUT_MEANING.keys() & {info.key for info in describe_settings()}
+def test_every_key_of_upstreams_is_either_honoured_or_refused_with_a_reason_and_no_other_key_is():
+    honoured = {info.key for info in describe_settings() if not info.own}
+    assert not WITHOUT_MEANING.keys() & honoured
+    assert honoured | WITHOUT_MEANING.keys() == upstream_keys.KEYS
+    assert not {info.key for info in describe_settings() if info.own} & upstream_keys.KEYS
+
+
+def test_every_old_key_of_upstreams_is_an_alias_or_refused_as_the_new_one_is():
+    assert {info.old_key: info.key for info in describe_settings() if info.old_key}.items() <= (
+        upstream_keys.OLD_KEYS.items()
+    )
+    for old, new in upstream_keys.OLD_KEYS.items():
+        if new in WITHOUT_MEANING:
+            with pytest.raises(SettingsError, match=f"{old} .*has no effect here"):
+                Settings.from_mapping({old: "1"})
+        else:
+            assert old in {info.old_key for info in describe_settings()}
+
+
+def test_every_key_that_is_dynamic_upstream_is_dynamic_here_or_refused():
+    dynamic = {info.key for info in describe_settings() if info.dynamic}
+    assert upstream_keys.DYNAMIC_KEYS - WITHOUT_MEANING.keys() - dynamic == set()
+
+
+def test_all_settings_survive_the_way_through_a_mapping():
     assert Settings.from_mapping(Settings().as_mapping()) == Settings()
 
 

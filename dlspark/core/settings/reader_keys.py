@@ -74,6 +74,7 @@ class ReaderKeys:
         True,
         "deserializeRecordSetOnReads",
         "Whether the members of a record set are delivered one by one; false: each set whole, as one record",
+        dynamic=True,
     )
     skip_broken_entries: bool = flag(
         False,
@@ -86,6 +87,7 @@ class ReaderKeys:
         "Warn when nothing has arrived for a waiting read in so many milliseconds, more than twice "
         "readLACLongPollTimeout; 2147483647: never",
         minimum=1,
+        dynamic=True,
     )
     idle_error_ms: int = number(
         MAX_INT,

@@ -86,3 +86,9 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "eiInjectReadAheadDelayPercent": _INJECTION,
     "eiInjectReadAheadBrokenEntries": _INJECTION,
 }
+OLD_KEYS: Mapping[str, str] = {
+    "ReadAheadWaitTimeOnEndOfStream": "readAheadWaitTimeOnEndOfStream",
+    "ledger-metadata-layout": "ledgerMetadataLayoutVersion",
+    "retention-size": "logSegmentRetentionHours",
+}
+"""Names that some of them had before."""

@@ -13,7 +13,7 @@ from dlspark.core.settings.keys import SettingInfo, Value
 from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
 from dlspark.core.settings.metadata_keys import MetadataKeys
 from dlspark.core.settings.reader_keys import ReaderKeys
-from dlspark.core.settings.refused_keys import WITHOUT_MEANING
+from dlspark.core.settings.refused_keys import OLD_KEYS, WITHOUT_MEANING
 from dlspark.core.settings.retention_keys import RetentionKeys
 from dlspark.core.settings.writer_keys import WriterKeys
 from dlspark.errors import SettingsError
@@ -45,9 +45,10 @@ def lookup(key: str) -> SettingInfo:
     info = _KEYS.get(key)
     if info is not None:
         return info
-    if key in WITHOUT_MEANING:
+    reason = WITHOUT_MEANING.get(OLD_KEYS.get(key, key))
+    if reason is not None:
         raise SettingsError(
-            f"the setting {key} is Apache DistributedLog's, but has no effect here: {WITHOUT_MEANING[key]}",
+            f"the setting {key} is Apache DistributedLog's, but has no effect here: {reason}",
             advice="Remove it",
         )
     folded = {known.lower(): known for known in _KEYS}
