@@ -13,6 +13,7 @@ from dlspark.version import __version__
 if TYPE_CHECKING:
     from dlspark import errors
     from dlspark.core.dlsn import DLSN
+    from dlspark.core.features import SettableFeatures
     from dlspark.core.log import AsyncLog
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.reader import AsyncLogReader
@@ -34,6 +35,7 @@ _PLACES = {
     "LogWriter": "dlspark.core.sync",
     "Namespace": "dlspark.core.sync",
     "Runtime": "dlspark.core.runtime",
+    "SettableFeatures": "dlspark.core.features",
     "Settings": "dlspark.core.settings",
     "errors": "dlspark.errors",
 }
@@ -50,6 +52,7 @@ __all__ = [
     "LogWriter",
     "Namespace",
     "Runtime",
+    "SettableFeatures",
     "Settings",
     "__version__",
     "errors",

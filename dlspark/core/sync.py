@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.features import FeatureProvider
 from dlspark.core.log import EARLIEST, AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reader import BATCH_BYTES, AsyncLogReader
@@ -45,11 +47,19 @@ class Namespace:
 
     @classmethod
     def open(
-        cls, uri: str, settings: Settings | Mapping[str, Value] | None = None, *, runtime: Runtime | None = None
+        cls,
+        uri: str,
+        settings: Settings | Mapping[str, Value] | None = None,
+        *,
+        features: FeatureProvider | None = None,
+        runtime: Runtime | None = None,
     ) -> Namespace:
-        """Connect to `distributedlog://host:port/path`. Without a runtime, the process's shared one is used."""
+        """Connect to `distributedlog://host:port/path`. Without a runtime, the process's shared one is used.
+
+        `features` are asked from the runtime's thread; see `AsyncNamespace.open`.
+        """
         runtime = runtime or Runtime.shared()
-        return cls(runtime, runtime.run(AsyncNamespace.open(uri, settings)))
+        return cls(runtime, runtime.run(AsyncNamespace.open(uri, settings, features=features)))
 
     @staticmethod
     def bind(
@@ -81,6 +91,15 @@ class Namespace:
 
     def delete_log(self, name: str) -> None:
         self._runtime.run(self._inner.delete_log(name))
+
+    def reload_settings(self) -> None:
+        """Look at the dynamic settings and feature files now; see `AsyncNamespace.reload_settings`."""
+        self._runtime.run(self._inner.reload_settings())
+
+    @property
+    def counters(self) -> Counter[str]:
+        """How often rare paths were taken (recoveries, retries, lost answers)."""
+        return self._inner.counters
 
     def close(self) -> None:
         """Close everything opened in it. Idempotent; nothing happens once the runtime is closed, which did it."""

@@ -21,8 +21,8 @@ from dlspark.errors import (
 )
 
 NAMES = """
-AsyncLog AsyncLogReader AsyncLogWriter AsyncNamespace DLSN Log LogReader LogRecord LogWriter Namespace Runtime Settings
-__version__ errors
+AsyncLog AsyncLogReader AsyncLogWriter AsyncNamespace DLSN Log LogReader LogRecord LogWriter Namespace Runtime
+SettableFeatures Settings __version__ errors
 """
 
 CODES = {

@@ -67,6 +67,18 @@ def test_a_log_is_truncated_purged_and_looked_at_on_real_storage_nodes(namespace
             assert [record.payload for record in reader.read_bulk(10)] == [b"c"]
 
 
+def test_dynamic_settings_are_looked_at_when_asked_to(runtime, tmp_path):
+    file = tmp_path / "all.conf"
+    file.write_text("perWriterOutstandingWriteLimit=5\n")
+    cluster = InProcessCluster(tmp_path, nodes=3, settings=Settings(stream_config_default=str(file)))
+    runtime.run(cluster.start())
+    with Namespace(runtime, runtime.run(cluster.connect())) as namespace:
+        file.write_text("nonsense=1\n")
+        namespace.reload_settings()
+        assert namespace.counters["configuration-file-rejected"] == 1
+    runtime.run(cluster.stop())
+
+
 def test_a_result_waits_for_no_buffer_that_nobody_fills(namespace):
     with namespace.open_log("pending") as log, log.open_writer() as writer:
         pending = [writer.write(i, b"x") for i in range(3)]

@@ -89,6 +89,5 @@ WITHOUT_MEANING: Mapping[str, str] = {
 OLD_KEYS: Mapping[str, str] = {
     "ReadAheadWaitTimeOnEndOfStream": "readAheadWaitTimeOnEndOfStream",
     "ledger-metadata-layout": "ledgerMetadataLayoutVersion",
-    "retention-size": "logSegmentRetentionHours",
 }
 """Names that some of them had before."""
