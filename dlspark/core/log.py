@@ -73,7 +73,8 @@ class AsyncLog(LogPositions):
         Raises LogNotFoundError. That a position was truncated shows at the first read.
         """
         self._check_open()
-        reader = AsyncLogReader(self._services, self.name, self._settings, await self._position(start))
+        position = await self._position(start)
+        reader = AsyncLogReader(self._services, self.name, self._settings, position)
         self._remember(reader)
         return reader
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from dlspark.core.settings.registry import dynamic_values
 from dlspark.core.watched_file import REJECTED
 from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
 from dlspark.testing.simulation.loop import SimulatedLoop
+
+CONF = Path(__file__).parents[2] / "conf"
 
 
 @pytest.fixture
@@ -373,6 +376,12 @@ async def test_a_read_that_waits_is_given_an_idle_limit(change):
 
 def test_a_dynamic_key_can_be_overridden_for_one_log():
     assert all(info.per_log for info in describe_settings() if info.dynamic)
+
+
+async def test_the_shipped_example_holds_for_a_log(world):
+    namespace = await world.namespace(stream_config_default=str(CONF / "stream.conf"))
+    settings = (await namespace.open_log("flights")).settings
+    assert (settings.periodic_flush_ms, settings.quorums, settings.read_ahead_entries) == (20, (4, 4, 3), 100)
 
 
 def test_old_keys_are_understood_in_dynamic_files():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from dlspark.core.settings import Settings
 from dlspark.core.watched_file import REJECTED
 from dlspark.errors import SettingsError
 
+CONF = Path(__file__).parents[2] / "conf"
 UPSTREAM_FILES = "org.apache.distributedlog.feature.DynamicConfigurationFeatureProvider"
 
 
@@ -78,6 +80,13 @@ async def test_features_are_those_of_the_base_file_under_the_overlay(files):
     features = await files.load()
     assert files.on() == ["dl.disable_logsegment_rolling", "bkc.disable_ensemble_change"]
     assert features.scope("app").feature("mine").availability == 3
+
+
+async def test_the_shipped_example_names_every_feature_and_switches_none_on(files):
+    files.base.write_bytes((CONF / "decider.conf").read_bytes())
+    features = await files.load()
+    assert list(features.switched()) == list(KNOWN_FEATURES)
+    assert files.on() == []
 
 
 async def test_files_switch_features_for_those_who_hold_them(files):

@@ -127,6 +127,13 @@ def test_settings_are_not_fetched_from_other_machines(url):
         Settings.from_properties(url)
 
 
+def test_a_file_with_a_key_twice_is_refused_rather_than_one_of_them_believed(tmp_path):
+    file = tmp_path / "dl.conf"
+    file.write_text("bkcEnsembleSize=4\n# later\nbkcEnsembleSize=5\n")
+    with pytest.raises(SettingsError, match="bkcEnsembleSize is given twice"):
+        Settings.from_properties(file)
+
+
 def test_what_is_no_properties_file_is_refused_without_being_read_for_ever(tmp_path):
     with pytest.raises(SettingsError, match="is not a file"):
         Settings.from_properties(tmp_path)

@@ -38,6 +38,7 @@ Keys with the prefix `bkc.` are the ledger client's ([client-settings.md](client
 
 ## Dynamic settings
 
+([conf/stream.conf](../conf/stream.conf) is an example.)
 Files change the settings of logs that are open. They are looked at every `dynamicConfigReloadIntervalSec` seconds, or
 when `namespace.reload_settings()` is called; open writers and readers follow at their next decision.
 
@@ -60,6 +61,7 @@ second apart, find the same.
 
 ## Feature switches
 
+([conf/decider.conf](../conf/decider.conf) is an example.)
 With `featureProviderClass=DynamicConfigurationFeatureProvider` operators switch parts of the library off and on while
 it runs, in a base file (`fileFeatureProviderBaseConfigPath`) and an overlay whose lines go over the base file's
 (`fileFeatureProviderOverlayConfigPath`, which need not exist). A line is `dl.disable_write_limit=100`; above 0 is on.

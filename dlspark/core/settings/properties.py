@@ -53,11 +53,16 @@ def read_if_exists(path: Path) -> bytes | None:
 
 
 def parse_properties(data: bytes, path: Path) -> dict[str, str]:
-    """What Java's properties format says. Raises SettingsError."""
+    """What Java's properties format says. Raises SettingsError, also for a key that is there twice."""
+    values: dict[str, str] = {}
     try:
-        values: dict[str, str] = javaproperties.load(io.BytesIO(data))
+        lines = [line for line in javaproperties.parse(io.BytesIO(data)) if isinstance(line, javaproperties.KeyValue)]
     except ValueError as error:
         raise SettingsError(f"the settings file {path} cannot be read: {error}", advice="Correct the file") from error
+    for line in lines:
+        if line.key in values:
+            raise SettingsError(f"{line.key} is given twice in the settings file {path}", advice="Keep one of them")
+        values[line.key] = line.value
     return values
 
 
