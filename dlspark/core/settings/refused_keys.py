@@ -4,67 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_ONE_LOOP = "one event loop does all the work"
-_UNUSED = "nothing upstream reads it either"
+_ONE_LOOP = "one event loop does all the work, there are no pools of threads"
+_LOOP_TIMERS = "the event loop keeps the time"
+_NO_POOLS = "there are no pools of threads whose tasks could be measured"
+_NO_TRACES = "read-ahead writes no trace; nothing upstream looks at this key either"
+_ONE_READ = "one read of the metadata store tells whether a log exists"
 _INJECTION = "faults are injected by dlspark.testing, not by settings"
-_PROXY = "it bounds a write proxy"
+_PROXY = "it bounds a write proxy, which these settings do not configure"
 _NOT_YET = "this version does not do what it sets"
 WITHOUT_MEANING: Mapping[str, str] = {
     "zkAclId": _NOT_YET,
     "zkRequestRateLimit": _NOT_YET,
     "zkNumRetries": _NOT_YET,
     "zkRetryStartBackoffMillis": _NOT_YET,
-    "zkcNumRetryThreads": _ONE_LOOP,
+    "zkcNumRetryThreads": "requests are repeated by the event loop, without threads",
     "bkcZKSessionTimeoutSeconds": _NOT_YET,
     "bkcZKRequestRateLimit": _NOT_YET,
     "bkcZKNumRetries": _NOT_YET,
     "bkcZKRetryStartBackoffMillis": _NOT_YET,
     "bkcZKRetryMaxBackoffMillis": _NOT_YET,
     "bkcNumIOThreads": _ONE_LOOP,
-    "timerTickDuration": _ONE_LOOP,
-    "timerNumTicks": _ONE_LOOP,
+    "timerTickDuration": _LOOP_TIMERS,
+    "timerNumTicks": _LOOP_TIMERS,
     "bkcNumWorkerThreads": _ONE_LOOP,
     "numWorkerThreads": _ONE_LOOP,
     "numReadAheadWorkerThreads": _ONE_LOOP,
     "numLockStateThreads": _ONE_LOOP,
     "numResourceReleaseThreads": _ONE_LOOP,
-    "schedulerShutdownTimeoutMs": _ONE_LOOP,
-    "useDaemonThread": _ONE_LOOP,
+    "schedulerShutdownTimeoutMs": "closing waits for what it closes; there are no schedulers beside it",
+    "useDaemonThread": "the one background thread, of the synchronous classes, always is one",
     "ledgerMetadataLayoutVersion": _NOT_YET,
     "ledgerMetadataSkipMinVersionCheck": _NOT_YET,
     "logSegmentSequenceNumberValidationEnabled": _NOT_YET,
     "enableRecordCounts": _NOT_YET,
     "encodeRegionIDInVersion": _NOT_YET,
     "logSegmentNameVersion": _NOT_YET,
-    "logFlushTimeoutSeconds": _UNUSED,
+    "logFlushTimeoutSeconds": (
+        "a flush ends when its entries are acknowledged or fail, which bkcWriteTimeoutSeconds bounds"
+    ),
     "isDurableWriteEnabled": _NOT_YET,
     "writeLockEnabled": _NOT_YET,
-    "lockReacquireTimeoutSeconds": _UNUSED,
-    "lockOpTimeoutSeconds": _UNUSED,
+    "lockReacquireTimeoutSeconds": "a lost lock is taken again as long as nobody else has it",
+    "lockOpTimeoutSeconds": "lockTimeoutSeconds says how long a lock is waited for",
     "enableLedgerAllocatorPool": _NOT_YET,
     "ledgerAllocatorPoolPath": _NOT_YET,
     "ledgerAllocatorPoolName": _NOT_YET,
     "ledgerAllocatorPoolCoreSize": _NOT_YET,
     "globalOutstandingWriteLimit": _NOT_YET,
-    "readLACLongPoll": _UNUSED,
-    "enableReadAhead": _UNUSED,
-    "enableForceRead": _UNUSED,
-    "readAheadWaitTimeOnEndOfStream": _UNUSED,
-    "readAheadNoSuchLedgerExceptionOnReadLACErrorThresholdMillis": _UNUSED,
+    "readLACLongPoll": "readLACLongPollTimeout sets all there is to long polls",
+    "enableReadAhead": "reading is always ahead, with readAheadMaxRecords=1 by one entry",
+    "enableForceRead": "there is no other way of reading to choose; nothing upstream looks at it either",
+    "readAheadWaitTimeOnEndOfStream": "a watch tells of the next segment, nobody waits a fixed time for it",
+    "readAheadNoSuchLedgerExceptionOnReadLACErrorThresholdMillis": (
+        "a listed segment without its ledger fails a reader after ten seconds, unless it leaves the list before"
+    ),
     "firstNumEntriesEachPerLastRecordScan": _NOT_YET,
     "maxNumEntriesPerReadLastRecordScan": _NOT_YET,
     "federatedNamespaceEnabled": _NOT_YET,
     "federatedMaxLogsPerSubnamespace": _NOT_YET,
     "federatedCheckExistenceWhenCacheMiss": _NOT_YET,
-    "traceReadAheadDeliveryLatency": _NOT_YET,
+    "traceReadAheadDeliveryLatency": _NO_TRACES,
     "metadataLatencyWarnThresholdMs": _NOT_YET,
     "dataLatencyWarnThresholdMs": _NOT_YET,
-    "traceReadAheadMetadataChanges": _NOT_YET,
-    "enableTaskExecutionStats": _ONE_LOOP,
-    "taskExecutionWarnTimeMicros": _ONE_LOOP,
+    "traceReadAheadMetadataChanges": _NO_TRACES,
+    "enableTaskExecutionStats": _NO_POOLS,
+    "taskExecutionWarnTimeMicros": _NO_POOLS,
     "enablePerStreamStat": _NOT_YET,
-    "checkLogExistenceBackoffStartMillis": _UNUSED,
-    "checkLogExistenceBackoffMaxMillis": _UNUSED,
+    "checkLogExistenceBackoffStartMillis": _ONE_READ,
+    "checkLogExistenceBackoffMaxMillis": _ONE_READ,
     "bpsSoftWriteLimit": _PROXY,
     "bpsHardWriteLimit": _PROXY,
     "rpsSoftWriteLimit": _PROXY,
