@@ -6,8 +6,10 @@ Any number of clients may recover one ledger at once; they agree on the end thro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 from functools import partial
+from typing import TypeAlias
 
 from metadata.errors import DistributedLogError, InvariantViolation
 from metadata.ledger_metadata import LedgerMetadata
@@ -15,6 +17,7 @@ from metadata.ledgers import Versioned
 from storage_node.client.answers import answer_error
 from storage_node.client.connections import Answer
 from storage_node.client.pipeline import AddPipeline, ClientContext, MetadataUpdates, Tasks, digest_of
+from storage_node.client.placement.arranging import Adherence
 from storage_node.client.reading import EntryFetcher
 from storage_node.errors import LedgerRecoveryError, ProtocolError
 from storage_node.protocol.digests import Entry, master_key
@@ -40,6 +43,10 @@ from storage_node.protocol.recovery import (
 )
 from storage_node.protocol.writing import ReadMetadata, WriteMetadata, WriterMachine
 
+logger = logging.getLogger(__name__)
+
+SpansDomains: TypeAlias = Callable[[Collection[str]], bool]
+
 MAX_ROUNDS = 5
 """How often a recovery starts over because the ensembles changed under it."""
 
@@ -52,7 +59,7 @@ async def recover(context: ClientContext, ledger_id: int, current: Versioned[Led
     Raises LedgerRecoveryError where the bookies' answers do not decide: then it is not closed, and can be tried again.
     """
     for _ in range(MAX_ROUNDS):
-        outcome = await _Round(context, ledger_id, current).run()
+        outcome = await _Round(context, ledger_id, current, await _spread(context, ledger_id, current.value)).run()
         if isinstance(outcome, Recovered):
             return outcome.metadata
         current = Versioned(outcome.metadata, outcome.version)
@@ -61,6 +68,25 @@ async def recover(context: ClientContext, ledger_id: int, current: Versioned[Led
         advice="Something else keeps replacing its bookies; try again",
         ledger_id=ledger_id,
     )
+
+
+async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetadata) -> SpansDomains | None:
+    """What `enforceMinNumFaultDomainsForWrite` asks of the entries that are added again: the same as of a writer's.
+
+    Not where the last ensemble cannot keep it (another client placed it, or racks are not known any more): no
+    acknowledgement would ever do, and the ledger could not be closed for ever.
+    """
+    if metadata.is_closed or not context.settings.placement.enforce_min_num_fault_domains_for_write:
+        return None
+    bookies, write_quorum = metadata.last_ensemble.bookies, metadata.write_quorum
+    if await context.placement.judge(bookies, write_quorum) is Adherence.FAIL:
+        logger.warning(
+            "ledger %d is recovered without enforceMinNumFaultDomainsForWrite: its ensemble %s is in too few racks",
+            ledger_id,
+            ", ".join(bookies),
+        )
+        return None
+    return partial(context.placement.spans_fault_domains, write_quorum=write_quorum)
 
 
 class _AddsAgain(AddPipeline):
@@ -87,7 +113,14 @@ class _AddsAgain(AddPipeline):
 class _Round:
     """One run of the machine."""
 
-    def __init__(self, context: ClientContext, ledger_id: int, current: Versioned[LedgerMetadata]) -> None:
+    def __init__(
+        self,
+        context: ClientContext,
+        ledger_id: int,
+        current: Versioned[LedgerMetadata],
+        spread: SpansDomains | None,
+    ) -> None:
+        self._spread = spread
         self._context = context
         self._pool = context.pool
         self._ledger_id = ledger_id
@@ -214,6 +247,7 @@ class _Round:
             -1,
             last_add_confirmed=effect.last_add_confirmed,
             recovering=True,
+            spans_domains=self._spread,
         )
         self._adds = _AddsAgain(self._context, machine, self._added_again, self._add_failed)
 

@@ -77,16 +77,19 @@ class RackMap:
     async def see(self, writable: Sequence[BookieAddress], also: Iterable[BookieAddress] = ()) -> None:
         """Learn where these bookies are. One that was away, or has another host, is looked up anew.
 
-        `also` are bookies that are not registered any more. Never fails: who cannot be placed is in the default rack.
+        `also` are bookies as their ids tell, which counts only where they are not writable. Never fails: who cannot be
+        placed is in the default rack.
         """
         async with self._lock:
             now = self._timer.time()
-            joined = {address.bookie_id for address in writable} - self._present
+            present = frozenset(address.bookie_id for address in writable)
+            joined = present - self._present
             wanted = [address for address in writable if self._is_due(address, now, address.bookie_id in joined)]
-            wanted += [address for address in also if address.bookie_id not in self._places]
+            # The id of one that is registered may say another host than its registration, which is the one that holds.
+            wanted += [a for a in also if a.bookie_id not in self._places and a.bookie_id not in present]
             if wanted:
                 await self._look_up(wanted)
-            self._present = frozenset(address.bookie_id for address in writable)
+            self._present = present
             for address in writable:
                 self._places[address.bookie_id] = self._places.pop(address.bookie_id)
             for bookie in list(self._places)[: max(0, len(self._places) - MAX_REMEMBERED)]:

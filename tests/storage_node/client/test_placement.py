@@ -344,6 +344,13 @@ async def test_an_ensemble_is_judged_by_its_racks() -> None:
     assert await enforced.aware.judge(("a0:1", "x0:1"), 2) is Adherence.FAIL
 
 
+async def test_where_a_bookie_is_tells_its_registration_and_not_its_id() -> None:
+    world = World({"a": 1, "b": 1})
+    world.registry.hosts = {"id-one:1": "a0", "id-two:1": "b0"}
+    assert await world.aware.judge(("id-one:1", "id-two:1"), 2) is Adherence.MEETS_STRICT
+    assert set(world.resolver.asked) == {"a0", "b0"}
+
+
 async def test_acknowledgements_span_as_many_racks_as_a_write_quorum_must() -> None:
     world = World({"a": 3, "b": 2})
     await world.aware.new_ensemble(3, 3, 2)
@@ -544,16 +551,7 @@ async def test_an_entry_is_acknowledged_when_it_lies_in_enough_racks_not_before(
     """Three copies, two acknowledgements: two bookies in one rack do not do."""
     async with Cluster(4) as cluster:
         racks = dict(zip(sorted(cluster.bookies), ("/a", "/a", "/b", "/b"), strict=True))
-        domains = replace(ENFORCED, enforce_min_num_fault_domains_for_write=True)
-        client = LedgerClient(
-            cluster.ledgers,
-            cluster.registry,
-            settings=replace(FAST, placement=domains, add_entry_timeout_ms=60_000),
-            network=cluster,
-            rng=random.Random(4),
-            racks=StaticResolver(racks),
-        )
-        cluster.clients.append(client)
+        client = domain_client(cluster, racks)
         writer = await client.create()
         await writer.add(b"first")
         ensemble = writer.metadata.last_ensemble.bookies
@@ -566,6 +564,50 @@ async def test_an_entry_is_acknowledged_when_it_lies_in_enough_racks_not_before(
         assert await future == 1, "another bookie outside that rack took the seat"
         assert len({racks[bookie] for bookie in writer.metadata.last_ensemble.bookies}) == 2
         await writer.close()
+
+
+@simulated
+async def test_what_recovery_adds_again_must_lie_in_enough_racks_too() -> None:
+    async with Cluster(4) as cluster:
+        racks = dict(zip(sorted(cluster.bookies), ("/a", "/a", "/b", "/b"), strict=True))
+        writer = await domain_client(cluster, racks).create()
+        await writer.add(b"first")
+        ensemble = writer.metadata.last_ensemble.bookies
+        alone = next(b for b in ensemble if [racks[other] for other in ensemble].count(racks[b]) == 1)
+        cluster.bookies[alone].mute = True
+        recovering = asyncio.ensure_future(domain_client(cluster, racks).open(writer.ledger_id, recover=True))
+        await cluster.settle(20)
+        assert not recovering.done(), "both acknowledgements come from one rack"
+        cluster.bookies[alone].kill()
+        reader = await recovering
+        assert [entry.payload for entry in await reader.read(0, 0)] == [b"first"]
+        closed = (await cluster.ledgers.read(writer.ledger_id)).value
+        assert len({racks[bookie] for bookie in closed.last_ensemble.bookies if bookie != alone}) == 2
+
+
+@simulated
+async def test_a_ledger_placed_in_one_rack_is_recovered_all_the_same() -> None:
+    """Who created it did not ask for racks; no acknowledgement could ever satisfy the rule."""
+    async with Cluster(3) as cluster:
+        writer = await cluster.client().create()
+        await writer.add(b"first")
+        client = domain_client(cluster, dict.fromkeys(cluster.bookies, "/a"))
+        reader = await client.open(writer.ledger_id, recover=True)
+        assert [entry.payload for entry in await reader.read(0, 0)] == [b"first"]
+
+
+def domain_client(cluster: Cluster, racks: dict[str, str]) -> LedgerClient:
+    domains = replace(ENFORCED, enforce_min_num_fault_domains_for_write=True)
+    client = LedgerClient(
+        cluster.ledgers,
+        cluster.registry,
+        settings=replace(FAST, placement=domains, add_entry_timeout_ms=60_000),
+        network=cluster,
+        rng=random.Random(4),
+        racks=StaticResolver(racks),
+    )
+    cluster.clients.append(client)
+    return client
 
 
 def test_delayed_changes_and_fault_domains_exclude_each_other() -> None:
