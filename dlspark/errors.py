@@ -12,6 +12,9 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── AlreadyClosedError                 502: the writer, reader, log or namespace was closed by its user
     │   ├── UnsupportedFeatureError            501: bytes or settings of a feature that this version does not have
     │   ├── NotBoundError                  *   no namespace is bound at the path
+    │   ├── NamespaceInUseError            *   a namespace with logs is unbound only by force
+    │   ├── RequestDeniedError             *   403: the namespace's access control denies it
+    │   ├── NoAuthError                    *   505: ZooKeeper's access control refuses this session (`zkAclId`)
     │   ├── InvalidLogNameError            *   602: the name cannot be a log's
     │   └── LogNotFoundError               *   510: there is no such log
     ├── NotAppliedError                        definitely not applied; state is as before
@@ -39,6 +42,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │       ├── InvalidEntryError              520: an entry's envelope or records cannot be decoded
     │       ├── DigestError                *   an entry fails its digest
     │       ├── SegmentListError           *   600: a segment in the middle of the log is missing
+    │       ├── DuplicateLogError          *   600: a log is in two sub-namespaces of a federated namespace
     │       └── UnsupportedMetadataVersionError  *  521: segment metadata of another library version
     ├── OutcomeUnknownError                    may or may not have been applied: look before retrying
     │   ├── TransmitError                      507: the entry was sent; the next owner may find it or not
@@ -62,13 +66,16 @@ from metadata.errors import (
     DistributedLogError,
     InvariantViolation,
     MetadataUnavailableError,
+    NoAuthError,
     NotAppliedError,
     OutcomeUnknownError,
     SessionExpiredError,
 )
 from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError
-from metadata.namespaces import NotBoundError
+from metadata.namespaces import NamespaceInUseError, NotBoundError
+from metadata.permissions import RequestDeniedError
+from metadata.places import DuplicateLogError
 from metadata.segments import SegmentListError, UnsupportedMetadataVersionError
 from storage_node.errors import DigestError, NotEnoughBookiesError
 
@@ -214,6 +221,7 @@ _CODES_OF_LOWER_FLOORS: dict[type[BaseException], int] = {
     ConnectionLossError: 505,
     SessionExpiredError: 505,
     MetadataUnavailableError: 505,
+    NoAuthError: 505,
 }
 
 
@@ -235,6 +243,7 @@ __all__ = [
     "CorruptDataError",
     "DigestError",
     "DistributedLogError",
+    "DuplicateLogError",
     "EndOfStreamError",
     "IdleReaderError",
     "InvalidEntryError",
@@ -246,6 +255,8 @@ __all__ = [
     "LogExistsError",
     "LogNotFoundError",
     "MetadataUnavailableError",
+    "NamespaceInUseError",
+    "NoAuthError",
     "NotAppliedError",
     "NotBoundError",
     "NotEnoughBookiesError",
@@ -256,6 +267,7 @@ __all__ = [
     "ReadCancelledError",
     "ReadError",
     "RecordTooLongError",
+    "RequestDeniedError",
     "SegmentFullError",
     "SegmentListError",
     "SegmentNotFoundError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -76,7 +76,7 @@ class _Lists:
                     return frozenset()
 
 
-async def watch_logs(logs: LogStore, prefix: str = "", *, existing: bool = False) -> AsyncIterator[LogChange]:
+async def watch_logs(logs: LogStore, prefix: str = "", *, existing: bool = False) -> AsyncGenerator[LogChange, None]:
     """Tell of every log that comes or goes, until the session is closed; with `existing` first of those there are.
 
     What comes and goes again between two looks may not be told. A lost connection or session is waited for; what

@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 
 from metadata import tjson
 from metadata.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError, NotEmptyError
+from metadata.log_names import validate_name
 from metadata.paths import join
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.store import ANY_VERSION, Create, Delete, MetadataStore, Op, SetData
@@ -73,14 +74,17 @@ ALLOW_ALL: Final = Permissions()
 
 
 class PermissionStore:
-    """The entries below `root`, the znode path of a namespace's access control. Log names are normalised ones."""
+    """The entries below `root`, the znode path of a namespace's access control.
+
+    Every method raises InvalidLogNameError for what is no log's name, and CorruptDataError for an entry that is none.
+    """
 
     def __init__(self, store: MetadataStore, root: str) -> None:
         self._store = store
         self._root = root
 
     def _path(self, log: str | None) -> str:
-        return self._root if log is None else join(self._root, log)
+        return self._root if log is None else join(self._root, validate_name(log))
 
     async def get(self, log: str | None = None) -> Permissions | None:
         """A log's own entry, or the default one; None where there is none."""

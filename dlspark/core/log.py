@@ -17,6 +17,10 @@ from dlspark.core.settings import LiveSettings, Settings
 from dlspark.core.status import LogStatus, log_status
 from dlspark.core.writer import AsyncLogWriter, default_client_id
 from dlspark.errors import AlreadyClosedError, CallerError
+from metadata.ledgers import Versioned
+from metadata.log_admin import LogAdmin
+from metadata.permissions import Action
+from metadata.store import ANY_VERSION
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -54,13 +58,15 @@ class AsyncLog(LogPositions):
     # ------------------------------------------------------------------ writing, reading
 
     async def open_writer(self, client_id: str | None = None) -> AsyncLogWriter:
-        """Become the log's writer; the log is created if `createStreamIfNotExists` is on.
+        """Become the log's writer; the log is created if `createStreamIfNotExists` is on and the namespace is not
+        bound as federated.
 
         `client_id` names this writer to others who want the log. Raises OwnershipAcquireFailedError with the owner's
         name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
         """
         self._check_open()
-        if self._settings.create_log_if_missing:
+        await self._services.permit(self.name, Action.ACQUIRE, Action.WRITE)
+        if self._settings.create_log_if_missing and self._services.create_missing:
             await self._services.logs.ensure(self.name)
         writer = await AsyncLogWriter.open(self._services, self.name, self._settings, client_id)
         writer.use_settings(self._settings)  # They may have changed while it was being opened.
@@ -74,7 +80,7 @@ class AsyncLog(LogPositions):
         """
         self._check_open()
         position = await self._position(start)
-        reader = AsyncLogReader(self._services, self.name, self._settings, position)
+        reader = AsyncLogReader(self._services.reading, self.name, self._settings, position)
         self._remember(reader)
         return reader
 
@@ -93,10 +99,33 @@ class AsyncLog(LogPositions):
 
     async def _require(self) -> None:
         """Raise LogNotFoundError unless the log exists."""
-        await self._services.logs.open(self.name)
+        await self._services.reading.logs.open(self.name)
 
     def _remember(self, opened: AsyncLogWriter | AsyncLogReader) -> None:
         self._open = [*(one for one in self._open if not one.closed), opened]
+
+    # ------------------------------------------------------------------ the application's own bytes
+
+    async def metadata(self) -> Versioned[bytes]:
+        """Bytes that the application keeps with the log, empty where there are none, and their version.
+
+        Raises LogNotFoundError.
+        """
+        self._check_open()
+        return await LogAdmin(self._services.logs).metadata(self.name)
+
+    async def set_metadata(self, data: bytes, version: int = ANY_VERSION) -> int:
+        """Keep `data` with the log, if what is there has that version; returns the new version.
+
+        Empty bytes delete what is there. Raises LogNotFoundError, BadVersionError where somebody else was first;
+        OutcomeUnknownError only with a version: look before trying again.
+        """
+        self._check_open()
+        return await LogAdmin(self._services.logs).set_metadata(self.name, data, version)
+
+    async def delete_metadata(self, version: int = ANY_VERSION) -> None:
+        """Delete the application's bytes, if they have that version. Raises as `set_metadata` does."""
+        await self.set_metadata(b"", version)
 
     # ------------------------------------------------------------------ life cycle
 
@@ -116,6 +145,7 @@ class AsyncLog(LogPositions):
         OwnershipAcquireFailedError with the owner's name while somebody else writes, LogNotFoundError, LockingError
         where the lock was lost on the way. After an OutcomeUnknownError it may be called again.
         """
+        await self._services.permit(self.name, Action.TRUNCATE)
         async with self._owned() as owned:
             return await owned.truncate(dlsn)
 
@@ -130,6 +160,7 @@ class AsyncLog(LogPositions):
                 f"{txid!r} is not a transaction id; nothing was purged",
                 advice="Give the lowest transaction id to keep; Namespace.delete_log deletes everything",
             )
+        await self._services.permit(self.name, Action.TRUNCATE)
         async with self._owned() as owned:
             return await owned.purge(lambda segments: older_than(segments, txid))
 

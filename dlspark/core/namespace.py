@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
 from types import TracebackType
 
+from dlspark.core import binding as bindings
+from dlspark.core.binding import settings_from
 from dlspark.core.deletion import delete_log
 from dlspark.core.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
 from dlspark.core.log import AsyncLog
 from dlspark.core.operator_files import OperatorFiles
 from dlspark.core.services import RollingPermits, Services
+from dlspark.core.sessions import connect_all
 from dlspark.core.settings import Settings, Value
 from dlspark.core.writer import default_client_id
-from dlspark.errors import AlreadyClosedError, UnsupportedFeatureError
+from dlspark.errors import AlreadyClosedError, CallerError
 from metadata.bookies import BookieRegistry
+from metadata.federation import FederatedPlaces
 from metadata.ledgers import LedgerStore
+from metadata.log_admin import LogAdmin
+from metadata.log_watch import LogChange, watch_logs
 from metadata.logs import LogNotFoundError, LogStore
 from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
+from metadata.paths import join
+from metadata.permissions import Action, PermissionStore
 from metadata.segment_listing import SegmentCache
-from metadata.store import MetadataStore
+from metadata.store import MetadataStore, Op
 from storage_node.client import ClientSettings, LedgerClient
 from storage_node.edge import Clock, Network, SystemClock
-
-CONNECT_TIMEOUT_MS = 10_000
 
 
 class AsyncNamespace:
@@ -60,27 +68,22 @@ class AsyncNamespace:
         Raises CallerError for a bad URI or setting, NotBoundError, MetadataUnavailableError.
         """
         parsed = NamespaceUri.parse(uri)
-        settings = _settings(settings)
-        store = await _connect(parsed.servers, settings)
-        own: list[MetadataStore] = [store]
+        settings = settings_from(settings)
+        sessions = await connect_all(parsed, settings)
         try:
-            binding = await NamespaceStore(store, parsed.path).resolve()
-            ledger_store = store
-            timeout_ms = settings.client_settings().zk_timeout_ms
-            if timeout_ms or _servers(binding.bk_servers) != _servers(parsed.servers):
-                ledger_store = await _connect(binding.bk_servers.replace(";", ","), settings, timeout_ms)
-                own.append(ledger_store)
             return await cls.over(
-                store,
+                sessions.logs,
                 parsed,
                 settings,
-                binding=binding,
-                ledger_store=ledger_store,
+                binding=sessions.binding,
+                ledger_store=sessions.ledgers,
+                reader_store=sessions.reader_logs,
+                reader_ledger_store=sessions.reader_ledgers,
                 features=features,
-                own=tuple(own),
+                own=sessions.all,
             )
         except BaseException:
-            for one in reversed(own):
+            for one in reversed(sessions.all):
                 await one.close()
             raise
 
@@ -93,6 +96,8 @@ class AsyncNamespace:
         *,
         binding: Binding | None = None,
         ledger_store: MetadataStore | None = None,
+        reader_store: MetadataStore | None = None,
+        reader_ledger_store: MetadataStore | None = None,
         network: Network | None = None,
         rng: random.Random | None = None,
         clock: Clock | None = None,
@@ -100,38 +105,33 @@ class AsyncNamespace:
         features: FeatureProvider | None = None,
         own: tuple[MetadataStore, ...] = (),
     ) -> AsyncNamespace:
-        """A namespace over given edges: what `open` does after connecting, and what tests and simulations use."""
+        """A namespace over given edges: what `open` does after connecting, and what tests and simulations use.
+
+        Stores that are not given are `store`; readers' ones are the writers'.
+        """
         parsed = NamespaceUri.parse(uri) if isinstance(uri, str) else uri
         settings = settings or Settings()
         binding = binding or await NamespaceStore(store, parsed.path).resolve()
-        if binding.federated:
-            raise UnsupportedFeatureError(
-                "the namespace is federated, which this version does not read", path=parsed.path
-            )
         counters: Counter[str] = Counter()
         files = await OperatorFiles.load(settings, counters, features)
-        ledgers = LedgerStore(ledger_store or store, binding.ledgers_path, rng=rng)
-        bookies = BookieRegistry(ledger_store or store, binding.ledgers_path)
-        client = LedgerClient(
-            ledgers,
-            bookies,
-            settings=client_settings or settings.client_settings(),
-            network=network,
-            rng=rng,
-            ensemble_change_disabled=files.features.scope(BKC_SCOPE).feature(DISABLE_ENSEMBLE_CHANGE).is_available,
-        )
+
+        def ledger_client(over: MetadataStore) -> tuple[LedgerStore, LedgerClient]:
+            ledgers = LedgerStore(over, binding.ledgers_path, rng=rng)
+            client = LedgerClient(
+                ledgers,
+                BookieRegistry(over, binding.ledgers_path),
+                settings=client_settings or settings.client_settings(),
+                network=network,
+                rng=rng,
+                ensemble_change_disabled=files.features.scope(BKC_SCOPE).feature(DISABLE_ENSEMBLE_CHANGE).is_available,
+            )
+            return ledgers, client
+
+        ledgers, client = ledger_client(ledger_store or store)
+        acl_root = binding.acl_root_path
         services = Services(
             store=store,
-            logs=LogStore(
-                store,
-                parsed.path,
-                settings.unpartitioned_stream_name,
-                cache=SegmentCache(
-                    enabled=settings.segment_cache,
-                    max_segments=settings.segment_cache_max,
-                    ttl_ms=settings.segment_cache_ttl_ms,
-                ),
-            ),
+            logs=_log_store(store, parsed.path, binding, settings),
             ledgers=client,
             binding=binding,
             settings=settings,
@@ -140,37 +140,26 @@ class AsyncNamespace:
             ledger_store=ledgers,
             features=files.features,
             counters=counters,
+            permissions=PermissionStore(store, join(parsed.path, acl_root)) if acl_root else None,
         )
+        if reader_store not in (None, store) or reader_ledger_store not in (None, ledger_store or store):
+            reader_store = reader_store or store
+            ledgers, client = ledger_client(reader_ledger_store or ledger_store or store)
+            reading = replace(
+                services,
+                store=reader_store,
+                logs=_log_store(reader_store, parsed.path, binding, settings),
+                ledgers=client,
+                ledger_store=ledgers,
+            )
+            services = replace(services, for_readers=reading)
         files.start(settings.dynamic_reload_s)
         return cls(parsed, services, files, own=own)
 
-    @staticmethod
-    async def bind(
-        uri: str,
-        *,
-        ledgers_path: str = "/ledgers",
-        ledger_servers: str | None = None,
-        first_lssn: int | None = None,
-        settings: Settings | Mapping[str, Value] | None = None,
-    ) -> Binding:
-        """Make a namespace at `uri`, whose ledgers are in the BookKeeper cluster at `ledgers_path`.
-
-        `ledger_servers` is that cluster's ZooKeeper ("host:port,host:port") where it is another than the URI's.
-        Binding again replaces the binding; logs stay. Safe to repeat after an unknown outcome.
-        """
-        parsed = NamespaceUri.parse(uri)
-        binding = Binding(
-            bk_servers=ledger_servers or parsed.servers,
-            ledgers_path=ledgers_path,
-            dl_servers=parsed.servers,
-            first_lssn=first_lssn,
-        )
-        store = await _connect(parsed.servers, _settings(settings))
-        try:
-            await NamespaceStore(store, parsed.path).bind(binding)
-        finally:
-            await store.close()
-        return binding
+    bind = staticmethod(bindings.bind)
+    find_binding = staticmethod(bindings.find_binding)
+    update_binding = staticmethod(bindings.update_binding)
+    unbind = staticmethod(bindings.unbind)
 
     # ------------------------------------------------------------------ what it is made of
 
@@ -196,6 +185,25 @@ class AsyncNamespace:
         return self._services.binding
 
     @property
+    def federated(self) -> bool:
+        """Whether its logs are spread over sub-namespaces."""
+        return self.binding.federated or self.settings.federated
+
+    @property
+    def access_control(self) -> PermissionStore:
+        """What may be done with the logs: default entry and entries of single logs.
+
+        Raises CallerError where the namespace's binding has no root for it.
+        """
+        if self._services.permissions is None:
+            raise CallerError(
+                "the namespace is bound without access control",
+                path=self.uri.path,
+                advice='Give it a root: update_binding(uri, acl_root_path=".acl")',
+            )
+        return self._services.permissions
+
+    @property
     def settings(self) -> Settings:
         return self._services.settings
 
@@ -206,19 +214,52 @@ class AsyncNamespace:
 
     # ------------------------------------------------------------------ logs
 
-    async def create_log(self, name: str) -> None:
-        """Create a log; one that exists is left as it is. Raises InvalidLogNameError, or LogExistsError for a race."""
+    async def create_log(self, name: str, metadata: bytes = b"") -> None:
+        """Create a log, with bytes of the application's own; one that exists is left as it is.
+
+        Raises InvalidLogNameError, or LogExistsError for a race.
+        """
         self._check_open()
-        await self._services.logs.create(name)
+        await self._services.logs.create(name, metadata)
 
     async def log_exists(self, name: str) -> bool:
+        """Whether there is such a log. Raises InvalidLogNameError, DuplicateLogError."""
         self._check_open()
         return await self._services.logs.exists(name)
 
-    async def logs(self, prefix: str = "") -> list[str]:
-        """Names of the logs, or of those directly below `prefix`. A name with `/` in it shows as its first part."""
+    async def logs(self, prefix: str = "", *, recursive: bool = False) -> list[str]:
+        """Names of the logs, or of those directly below `prefix`. A name with `/` in it shows as its first part.
+
+        With `recursive` the full names of all logs, at any depth.
+        """
         self._check_open()
-        return await self._services.logs.list(prefix)
+        return await (LogAdmin(self._services.logs).names(prefix) if recursive else self._services.logs.list(prefix))
+
+    async def watch_logs(self, prefix: str = "", *, existing: bool = False) -> AsyncGenerator[LogChange, None]:
+        """Tell of every log that comes or goes, as names in `logs(prefix)` do, until the namespace is closed.
+
+        With `existing` those that are there come first. Logs that come and go again at once may not be told.
+        """
+        self._check_open()
+        async with aclosing(watch_logs(self._services.reading.logs, prefix, existing=existing)) as changes:
+            async for change in changes:
+                yield change
+
+    async def rename_log(self, old: str, new: str) -> None:
+        """Give a log another name, in one step; what is denied on it goes along. Its readers must be opened again.
+
+        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while somebody
+        writes it, LockingError while a reader has it locked, CallerError for a log of several thousand segments.
+        Safe to repeat after an unknown outcome.
+        """
+        self._check_open()
+        await self._services.permit(old, Action.DELETE)
+        permissions = self._services.permissions
+
+        async def moved() -> list[Op]:
+            return await permissions.move_ops(old, new) if permissions is not None else []
+
+        await LogAdmin(self._services.logs).rename(old, new, moved)
 
     async def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> AsyncLog:
         """A handle on a log, with settings of its own over the namespace's. The log need not exist yet.
@@ -246,6 +287,7 @@ class AsyncNamespace:
         self._check_open()
         services, logs = self._services, self._services.logs
         name = logs.validate_name(name)
+        await services.permit(name, Action.DELETE)
         if not await logs.exists(name):
             raise LogNotFoundError("no such log in this namespace", log=name, advice="dlspark log list shows all names")
         await delete_log(services, name, self.settings, default_client_id())
@@ -267,7 +309,8 @@ class AsyncNamespace:
                 await log.close()
             except Exception as error:
                 errors.append(error)
-        await self._services.ledgers.close()
+        for ledgers in {self._services.ledgers, self._services.reading.ledgers}:
+            await ledgers.close()
         for store in reversed(self._own):
             await store.close()
         if errors:
@@ -286,22 +329,21 @@ class AsyncNamespace:
             raise AlreadyClosedError("the namespace was closed", advice="Open it again")
 
 
-def _settings(settings: Settings | Mapping[str, Value] | None) -> Settings:
-    if isinstance(settings, Settings):
-        return settings
-    return Settings.from_environment() if settings is None else Settings.from_environment().with_values(settings)
-
-
-def _servers(servers: str) -> set[str]:
-    return set(servers.replace(";", ",").split(","))
-
-
-async def _connect(servers: str, settings: Settings, session_timeout_ms: int = 0) -> MetadataStore:
-    # Imported here: everything else works over any metadata store, without a ZooKeeper client installed.
-    from metadata.zookeeper import ZooKeeperStore
-
-    return await ZooKeeperStore.connect(
-        servers,
-        session_timeout_ms=session_timeout_ms or settings.zk_session_timeout_s * 1000,
-        connect_timeout_ms=CONNECT_TIMEOUT_MS,
+def _log_store(store: MetadataStore, path: str, binding: Binding, settings: Settings) -> LogStore:
+    """The logs of the namespace at `path`."""
+    places = None
+    if binding.federated or settings.federated:
+        places = FederatedPlaces(
+            store, path, max_logs=settings.federated_max_logs, ask_on_miss=settings.federated_ask_on_miss
+        )
+    return LogStore(
+        store,
+        path,
+        settings.unpartitioned_stream_name,
+        cache=SegmentCache(
+            enabled=settings.segment_cache,
+            max_segments=settings.segment_cache_max,
+            ttl_ms=settings.segment_cache_ttl_ms,
+        ),
+        places=places,
     )

@@ -48,7 +48,7 @@ class LogPositions:
     async def segments(self) -> list[SegmentMetadata]:
         """All segments, oldest first, truncated ones included. Raises LogNotFoundError."""
         self._check_open()
-        return await self._services.logs.segments(self.name)
+        return await self._services.reading.logs.segments(self.name)
 
     async def open_segment(self, segment: SegmentMetadata) -> SegmentReader:
         """One segment's entries. An in-progress segment is opened without disturbing its writer. Close it after use."""
@@ -60,7 +60,7 @@ class LogPositions:
 
     async def _open_segment(self, segment: SegmentMetadata, first_sequence_id: int) -> SegmentReader:
         settings = self._settings
-        ledger = await self._services.ledgers.open(segment.ledger_id, password=settings.password, recover=False)
+        ledger = await self._services.reading.ledgers.open(segment.ledger_id, password=settings.password, recover=False)
         return SegmentReader(
             segment, ledger, self.probes, start_sequence_id=first_sequence_id, ways=max(settings.search_ways, 2)
         )
@@ -84,7 +84,7 @@ class LogPositions:
             finally:
                 self.probes.metadata += listing.reads
 
-        return await self._services.logs.ask(self.name, counted)
+        return await self._services.reading.logs.ask(self.name, counted)
 
     async def _first_left(self, listing: SegmentListing, index: int = 0) -> tuple[int, SegmentMetadata] | None:
         """The first segment from this index on that readers may see, and its index."""

@@ -11,6 +11,7 @@ from dlspark.core.settings import Settings
 from metadata.ledgers import LedgerStore
 from metadata.logs import LogStore
 from metadata.namespaces import Binding
+from metadata.permissions import Action, PermissionStore
 from metadata.store import MetadataStore
 from storage_node.client import LedgerClient
 from storage_node.edge import Clock
@@ -58,3 +59,22 @@ class Services:
     """What operators have switched on; asked at each decision."""
     counters: Counter[str] = field(default_factory=Counter)
     """How often rare paths were taken: for tests and for people who look for trouble."""
+    permissions: PermissionStore | None = None
+    """The namespace's access control, where its binding has a root for it."""
+    for_readers: Services | None = None
+    """The same over the servers that the binding has for readers, where those are others."""
+
+    @property
+    def reading(self) -> Services:
+        """What readers use."""
+        return self.for_readers or self
+
+    @property
+    def create_missing(self) -> bool:
+        """Whether writers may create logs at all: a namespace bound as federated forbids it, as upstream does."""
+        return not self.binding.federated
+
+    async def permit(self, log: str, *actions: Action) -> None:
+        """Raise RequestDeniedError where the namespace's access control denies one of `actions` on the log."""
+        if self.permissions is not None:
+            await self.permissions.check(log, *actions)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dlspark.core import binding as bindings
 from dlspark.core.dlsn import DLSN
 from dlspark.core.features import FeatureProvider
 from dlspark.core.log import EARLIEST, AsyncLog
@@ -30,10 +32,25 @@ from dlspark.core.settings import Settings, Value
 from dlspark.core.status import LogStatus
 from dlspark.core.writer import AsyncLogWriter
 from dlspark.errors import EndOfStreamError
+from metadata.ledgers import Versioned
+from metadata.log_watch import LogChange
 from metadata.logs import SegmentMetadata
-from metadata.namespaces import Binding
+from metadata.namespaces import Binding, NamespaceUri
+from metadata.permissions import Action, Permissions, PermissionStore
+from metadata.store import ANY_VERSION
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+def _blocking(function: Callable[_P, Coroutine[object, object, _T]]) -> Callable[_P, _T]:
+    """`function` on the process's runtime."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return Runtime.shared().run(function(*args, **kwargs))
+
+    return call
 
 
 class Namespace:
@@ -61,30 +78,56 @@ class Namespace:
         runtime = runtime or Runtime.shared()
         return cls(runtime, runtime.run(AsyncNamespace.open(uri, settings, features=features)))
 
-    @staticmethod
-    def bind(
-        uri: str,
-        *,
-        ledgers_path: str = "/ledgers",
-        ledger_servers: str | None = None,
-        first_lssn: int | None = None,
-        settings: Settings | Mapping[str, Value] | None = None,
-    ) -> Binding:
-        """Make a namespace; see `AsyncNamespace.bind`."""
-        return Runtime.shared().run(
-            AsyncNamespace.bind(
-                uri, ledgers_path=ledgers_path, ledger_servers=ledger_servers, first_lssn=first_lssn, settings=settings
-            )
-        )
+    bind = staticmethod(_blocking(bindings.bind))
+    find_binding = staticmethod(_blocking(bindings.find_binding))
+    update_binding = staticmethod(_blocking(bindings.update_binding))
+    unbind = staticmethod(_blocking(bindings.unbind))
 
-    def create_log(self, name: str) -> None:
-        self._runtime.run(self._inner.create_log(name))
+    @property
+    def uri(self) -> NamespaceUri:
+        return self._inner.uri
+
+    @property
+    def binding(self) -> Binding:
+        return self._inner.binding
+
+    @property
+    def federated(self) -> bool:
+        return self._inner.federated
+
+    @property
+    def settings(self) -> Settings:
+        return self._inner.settings
+
+    @property
+    def access_control(self) -> AccessControl:
+        return AccessControl(self._runtime, self._inner.access_control)
+
+    def create_log(self, name: str, metadata: bytes = b"") -> None:
+        self._runtime.run(self._inner.create_log(name, metadata))
 
     def log_exists(self, name: str) -> bool:
         return self._runtime.run(self._inner.log_exists(name))
 
-    def logs(self, prefix: str = "") -> list[str]:
-        return self._runtime.run(self._inner.logs(prefix))
+    def logs(self, prefix: str = "", *, recursive: bool = False) -> list[str]:
+        return self._runtime.run(self._inner.logs(prefix, recursive=recursive))
+
+    def watch_logs(self, prefix: str = "", *, existing: bool = False) -> Iterator[LogChange]:
+        """Tell of every log that comes or goes: waits for as long as it takes, until the namespace is closed."""
+        changes = self._inner.watch_logs(prefix, existing=existing)
+
+        async def next_change() -> LogChange | None:
+            return await anext(changes, None)
+
+        try:
+            while (change := self._runtime.run(next_change())) is not None:
+                yield change
+        finally:
+            if not self._runtime.closed:
+                self._runtime.run(changes.aclose())
+
+    def rename_log(self, old: str, new: str) -> None:
+        self._runtime.run(self._inner.rename_log(old, new))
 
     def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> Log:
         return Log(self._runtime, self._runtime.run(self._inner.open_log(name, settings)))
@@ -116,6 +159,33 @@ class Namespace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class AccessControl:
+    """What may be done with a namespace's logs: see `metadata.permissions.PermissionStore`, method by method."""
+
+    def __init__(self, runtime: Runtime, inner: PermissionStore) -> None:
+        """Used by `Namespace.access_control`."""
+        self._runtime = runtime
+        self._inner = inner
+
+    def get(self, log: str | None = None) -> Permissions | None:
+        return self._runtime.run(self._inner.get(log))
+
+    def of(self, log: str) -> Permissions:
+        return self._runtime.run(self._inner.of(log))
+
+    def set(self, permissions: Permissions, log: str | None = None) -> None:
+        self._runtime.run(self._inner.set(permissions, log))
+
+    def delete(self, log: str) -> bool:
+        return self._runtime.run(self._inner.delete(log))
+
+    def logs(self) -> list[str]:
+        return self._runtime.run(self._inner.logs())
+
+    def check(self, log: str, *actions: Action) -> None:
+        self._runtime.run(self._inner.check(log, *actions))
 
 
 class Log:
@@ -163,6 +233,15 @@ class Log:
 
     def purge_older_than(self, txid: int) -> int:
         return self._runtime.run(self._inner.purge_older_than(txid))
+
+    def metadata(self) -> Versioned[bytes]:
+        return self._runtime.run(self._inner.metadata())
+
+    def set_metadata(self, data: bytes, version: int = ANY_VERSION) -> int:
+        return self._runtime.run(self._inner.set_metadata(data, version))
+
+    def delete_metadata(self, version: int = ANY_VERSION) -> None:
+        self._runtime.run(self._inner.delete_metadata(version))
 
     def open_writer(self, client_id: str | None = None) -> LogWriter:
         return LogWriter(self._runtime, self._runtime.run(self._inner.open_writer(client_id)))

@@ -58,6 +58,7 @@ from dlspark.errors import (
 )
 from metadata.errors import BadVersionError
 from metadata.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
+from metadata.permissions import Action
 from metadata.store import SessionState
 from metadata.tasks import end_tasks
 
@@ -232,6 +233,7 @@ class AsyncLogWriter:
         """Hide every record below `dlsn`; see `AsyncLog.truncate`."""
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed; nothing was truncated", log=self.name)
+        await self._services.permit(self.name, Action.TRUNCATE)
         return await self.owned.truncate(dlsn)
 
     async def close(self) -> None:

@@ -19,7 +19,6 @@ from dlspark.errors import (
     NotBoundError,
     OwnershipAcquireFailedError,
     SettingsError,
-    UnsupportedFeatureError,
 )
 from metadata.memory import MemoryStore
 from metadata.namespaces import Binding, NamespaceStore
@@ -93,14 +92,10 @@ async def test_a_log_may_have_settings_of_its_own(namespace):
         await namespace.open_log("own", {"zkSessionTimeoutSeconds": 1})
 
 
-async def test_an_unbound_path_and_a_federated_namespace_are_refused(world):
+async def test_an_unbound_path_is_refused(world):
     store = MemoryStore(world.tree)
     with pytest.raises(NotBoundError):
         await AsyncNamespace.over(store, "distributedlog://memory:2181/elsewhere")
-    binding = Binding("memory:2181", "/ledgers", "memory:2181", federated=True)
-    await NamespaceStore(store, "/federated").bind(binding)
-    with pytest.raises(UnsupportedFeatureError):
-        await AsyncNamespace.over(store, "distributedlog://memory:2181/federated")
     await store.close()
 
 

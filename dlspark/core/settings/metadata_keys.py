@@ -1,4 +1,4 @@
-"""Settings of the metadata store and of what logs are in it."""
+"""Settings of what logs are in the metadata store."""
 
 from __future__ import annotations
 
@@ -11,21 +11,6 @@ from dlspark.core.settings.keys import flag, number, text
 class MetadataKeys:
     """Metadata"""
 
-    zk_session_timeout_s: int = number(
-        30,
-        "zkSessionTimeoutSeconds",
-        "ZooKeeper session timeout in seconds: how long a dead writer keeps its lock",
-        minimum=1,
-        maximum=3600,
-        per_log=False,
-    )
-    zk_retry_max_backoff_ms: int = number(
-        30_000,
-        "zkRetryMaxBackoffMillis",
-        "Longest pause in milliseconds between retries of a reader that cannot read its list of segments",
-        minimum=1,
-        per_log=False,
-    )
     unpartitioned_stream_name: str = text(
         "<default>",
         "unpartitionedStreamName",

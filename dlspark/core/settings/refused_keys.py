@@ -13,16 +13,7 @@ _INJECTION = "faults are injected by dlspark.testing, not by settings"
 _PROXY = "it bounds a write proxy, which these settings do not configure"
 _NOT_YET = "this version does not do what it sets"
 WITHOUT_MEANING: Mapping[str, str] = {
-    "zkAclId": _NOT_YET,
-    "zkRequestRateLimit": _NOT_YET,
-    "zkNumRetries": _NOT_YET,
-    "zkRetryStartBackoffMillis": _NOT_YET,
     "zkcNumRetryThreads": "requests are repeated by the event loop, without threads",
-    "bkcZKSessionTimeoutSeconds": _NOT_YET,
-    "bkcZKRequestRateLimit": _NOT_YET,
-    "bkcZKNumRetries": _NOT_YET,
-    "bkcZKRetryStartBackoffMillis": _NOT_YET,
-    "bkcZKRetryMaxBackoffMillis": _NOT_YET,
     "bkcNumIOThreads": _ONE_LOOP,
     "timerTickDuration": _LOOP_TIMERS,
     "timerNumTicks": _LOOP_TIMERS,
@@ -60,9 +51,6 @@ WITHOUT_MEANING: Mapping[str, str] = {
     ),
     "firstNumEntriesEachPerLastRecordScan": _NOT_YET,
     "maxNumEntriesPerReadLastRecordScan": _NOT_YET,
-    "federatedNamespaceEnabled": _NOT_YET,
-    "federatedMaxLogsPerSubnamespace": _NOT_YET,
-    "federatedCheckExistenceWhenCacheMiss": _NOT_YET,
     "traceReadAheadDeliveryLatency": _NO_TRACES,
     "metadataLatencyWarnThresholdMs": _NOT_YET,
     "dataLatencyWarnThresholdMs": _NOT_YET,

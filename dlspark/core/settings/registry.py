@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
 from dlspark.core.settings.configuration_keys import ConfigurationKeys
+from dlspark.core.settings.federation_keys import FederationKeys
 from dlspark.core.settings.keys import SettingInfo, Value
 from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
 from dlspark.core.settings.metadata_keys import MetadataKeys
@@ -16,11 +17,22 @@ from dlspark.core.settings.reader_keys import ReaderKeys
 from dlspark.core.settings.refused_keys import OLD_KEYS, WITHOUT_MEANING
 from dlspark.core.settings.retention_keys import RetentionKeys
 from dlspark.core.settings.writer_keys import WriterKeys
+from dlspark.core.settings.zookeeper_keys import ZooKeeperKeys
 from dlspark.errors import SettingsError
 
 CLIENT_PREFIX = "bkc."
 """Prefix of the ledger client's keys."""
-GROUPS = (ConfigurationKeys, MetadataKeys, LedgerKeys, PlacementKeys, WriterKeys, RetentionKeys, ReaderKeys)
+GROUPS = (
+    ConfigurationKeys,
+    ZooKeeperKeys,
+    FederationKeys,
+    MetadataKeys,
+    LedgerKeys,
+    PlacementKeys,
+    WriterKeys,
+    RetentionKeys,
+    ReaderKeys,
+)
 """In the order of the configuration file."""
 
 

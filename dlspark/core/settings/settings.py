@@ -24,6 +24,7 @@ from typing import Literal
 
 from dlspark.core.features import provider_kind
 from dlspark.core.settings.configuration_keys import ConfigurationKeys
+from dlspark.core.settings.federation_keys import FederationKeys
 from dlspark.core.settings.keys import MAX_INT, Value
 from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
 from dlspark.core.settings.metadata_keys import MetadataKeys
@@ -32,6 +33,7 @@ from dlspark.core.settings.reader_keys import ReaderKeys
 from dlspark.core.settings.registry import CLIENT_PREFIX, FIELDS, check_value, convert, describe_settings, lookup
 from dlspark.core.settings.retention_keys import RetentionKeys
 from dlspark.core.settings.writer_keys import WriterKeys
+from dlspark.core.settings.zookeeper_keys import ZooKeeperKeys
 from dlspark.core.stream_converters import stream_converter
 from dlspark.errors import SettingsError
 from metadata.errors import CallerError
@@ -50,7 +52,17 @@ OPTION_PREFIX = "dlspark."
 
 
 @dataclass(frozen=True)
-class Settings(ReaderKeys, RetentionKeys, WriterKeys, PlacementKeys, LedgerKeys, MetadataKeys, ConfigurationKeys):
+class Settings(
+    ReaderKeys,
+    RetentionKeys,
+    WriterKeys,
+    PlacementKeys,
+    LedgerKeys,
+    MetadataKeys,
+    FederationKeys,
+    ZooKeeperKeys,
+    ConfigurationKeys,
+):
     """Settings of a namespace and its logs. Frozen: `with_values` gives a changed copy."""
 
     ledger_client: tuple[tuple[str, Value], ...] = ()
