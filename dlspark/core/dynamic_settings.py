@@ -62,6 +62,7 @@ class DynamicSettings:
         self._converter: StreamConverter = stream_converter(settings.stream_config_router, "streamConfigRouterClass")
         self._counters = counters
         self._read = read
+        self._directory_lost = False
         self._streams: dict[Path, WatchedFile[_Values]] = {}
         self._logs: list[_OpenLog] = []
 
@@ -99,12 +100,25 @@ class DynamicSettings:
 
     async def reload(self) -> None:
         """Look at every file again, and let logs that are open have what has changed."""
-        files = [*self._streams.values(), *([self._default] if self._default is not None else [])]
+        files = [self._default] if self._default is not None else []
+        if await self._directory_is_there():
+            files += self._streams.values()
         refreshed = await asyncio.gather(*(file.refresh() for file in files))
         changed = {id(file) for file, is_new in zip(files, refreshed, strict=True) if is_new}
         for opened in list(self._logs):
             if any(id(file) in changed for file in opened.files):
                 self._apply(opened)
+
+    async def _directory_is_there(self) -> bool:
+        """False, and a warning once, where the whole directory is gone: a lost mount takes back no settings."""
+        if self._directory is None:
+            return False
+        there = await asyncio.to_thread(self._directory.is_dir)
+        if not there and not self._directory_lost:
+            self._counters[REJECTED] += 1
+            _log.warning("the directory %s is gone, what was read in it stays in force", self._directory)
+        self._directory_lost = not there
+        return there
 
     def _apply(self, opened: _OpenLog) -> None:
         try:

@@ -6,7 +6,8 @@ whole; a file that cannot be used is reported once, not at every look.
 
 The content itself is compared, not its time: two writes within one tick of a file system's clock have the same time,
 and a restored file an older one. A new content counts when a second look a moment later finds the same, so that a file
-written in place is not read in its middle; a file that is renamed into its place is safe anyway.
+written in place is not read in its middle; a file that is renamed into its place is safe anyway. Only the first
+reading takes the file as it is, since somebody waits for it; the next look finds what was missing.
 """
 
 from __future__ import annotations

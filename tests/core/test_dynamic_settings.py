@@ -154,6 +154,20 @@ async def test_a_directory_in_the_files_place_is_a_file_that_cannot_be_used(worl
     assert (log.settings.read_ahead_entries, namespace.counters[REJECTED]) == (3, 1)
 
 
+async def test_a_directory_that_is_lost_takes_back_no_settings(world, directory):
+    (directory / "flights.conf").write_text("readAheadMaxRecords=3\n")
+    namespace = await world.namespace(stream_config_directory=str(directory))
+    log = await namespace.open_log("flights")
+    away = directory.rename(directory.with_name("away"))
+    for _ in range(2):
+        await namespace.reload_settings()
+        assert (log.settings.read_ahead_entries, namespace.counters[REJECTED]) == (3, 1)
+    (away / "flights.conf").write_text("readAheadMaxRecords=4\n")
+    away.rename(directory)
+    await namespace.reload_settings()
+    assert log.settings.read_ahead_entries == 4
+
+
 async def test_paths_that_do_not_exist_fail_the_opening_of_the_namespace(world, tmp_path):
     for setting, key in (
         ("stream_config_directory", "streamConfigDirectory"),

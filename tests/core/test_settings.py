@@ -19,6 +19,7 @@ from dlspark.errors import CallerError, SettingsError
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf" / "distributedlog.conf"
 PAGE = ROOT / "docs" / "settings.md"
+_NAMES = {info.key for info in describe_settings()}
 
 
 def test_the_shipped_configuration_file_is_the_table_of_settings():
@@ -204,6 +205,25 @@ def test_one_log_may_override_its_own_settings_but_not_those_of_the_namespace():
     assert Settings().for_log({"logSegmentRollingMinutes": 5}).rolling_minutes == 5
     with pytest.raises(SettingsError, match="whole namespace"):
         Settings().for_log({"zkSessionTimeoutSeconds": 5})
+
+
+@pytest.mark.parametrize("info", list(describe_settings()), ids=lambda info: info.key)
+def test_each_setting_is_overridden_for_one_log_or_says_that_it_holds_for_all(info):
+    base = Settings.from_mapping({"ledgerAllocatorPoolName": "pool"} if "ledgerAllocatorPoolName" in _NAMES else {})
+    now = base.as_mapping()[info.key]
+    if isinstance(now, bool):
+        other = not now
+    elif info.choices:
+        other = next(choice for choice in info.choices if choice != now)
+    elif isinstance(now, str):
+        other = now + "x"
+    else:
+        other = now + 1 if now + 1 <= info.maximum else now - 1
+    if info.per_log:
+        assert base.for_log({info.key: other}).as_mapping() == {**base.as_mapping(), info.key: other}
+    else:
+        with pytest.raises(SettingsError, match="holds for a whole namespace"):
+            base.for_log({info.key: other})
 
 
 def test_every_key_of_upstreams_is_either_honoured_or_refused_with_a_reason_and_no_other_key_is():
