@@ -12,25 +12,34 @@ from dlspark.version import __version__
 
 if TYPE_CHECKING:
     from dlspark import errors
+    from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
     from dlspark.core.dlsn import DLSN
     from dlspark.core.features import SettableFeatures
+    from dlspark.core.locked_reader import AsyncLockedReader
     from dlspark.core.log import AsyncLog
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.reader import AsyncLogReader
     from dlspark.core.records import LogRecord
     from dlspark.core.runtime import Runtime
     from dlspark.core.settings import Settings
-    from dlspark.core.sync import Log, LogReader, LogWriter, Namespace
+    from dlspark.core.sync import Log, LogWriter, Namespace
+    from dlspark.core.sync_readers import AppendReader, AppendStream, LockedReader, LogReader
     from dlspark.core.writer import AsyncLogWriter
 
 _PLACES = {
+    "AppendReader": "dlspark.core.sync_readers",
+    "AppendStream": "dlspark.core.sync_readers",
+    "AsyncAppendReader": "dlspark.core.append_stream",
+    "AsyncAppendStream": "dlspark.core.append_stream",
+    "AsyncLockedReader": "dlspark.core.locked_reader",
     "AsyncLog": "dlspark.core.log",
     "AsyncLogReader": "dlspark.core.reader",
     "AsyncLogWriter": "dlspark.core.writer",
     "AsyncNamespace": "dlspark.core.namespace",
     "DLSN": "dlspark.core.dlsn",
+    "LockedReader": "dlspark.core.sync_readers",
     "Log": "dlspark.core.sync",
-    "LogReader": "dlspark.core.sync",
+    "LogReader": "dlspark.core.sync_readers",
     "LogRecord": "dlspark.core.records",
     "LogWriter": "dlspark.core.sync",
     "Namespace": "dlspark.core.sync",
@@ -41,11 +50,17 @@ _PLACES = {
 }
 
 __all__ = [
+    "AppendReader",
+    "AppendStream",
+    "AsyncAppendReader",
+    "AsyncAppendStream",
+    "AsyncLockedReader",
     "AsyncLog",
     "AsyncLogReader",
     "AsyncLogWriter",
     "AsyncNamespace",
     "DLSN",
+    "LockedReader",
     "Log",
     "LogReader",
     "LogRecord",

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,6 +75,11 @@ class OwnershipAcquireFailedError(NotAppliedError):
             advice="One writer at a time: close that one, or wait until its session has ended",
         )
         self.owner = owner
+
+
+def default_client_id() -> str:
+    """How this process names itself in a lock: host and process id."""
+    return f"{socket.gethostname()}/{os.getpid()}"
 
 
 class LockId(NamedTuple):

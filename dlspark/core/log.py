@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 
+from dlspark.core.append_stream import AsyncAppendStream
 from dlspark.core.dlsn import DLSN
+from dlspark.core.log_readers import LogReaders
 from dlspark.core.owned_segments import OwnedSegments, taken
-from dlspark.core.positions import LogPositions
+from dlspark.core.positions import EARLIEST, LATEST
 from dlspark.core.reader import AsyncLogReader
 from dlspark.core.retention import older_than
 from dlspark.core.segments import Probes
@@ -22,11 +24,10 @@ from metadata.log_admin import LogAdmin
 from metadata.permissions import Action
 from metadata.store import ANY_VERSION
 
-EARLIEST = "earliest"
-LATEST = "latest"
+__all__ = ["EARLIEST", "LATEST", "AsyncLog"]
 
 
-class AsyncLog(LogPositions):
+class AsyncLog(LogReaders):
     """A handle on a log. Opening one costs nothing; whether the log exists shows when it is used."""
 
     def __init__(self, services: Services, name: str, live: LiveSettings) -> None:
@@ -73,33 +74,20 @@ class AsyncLog(LogPositions):
         self._remember(writer)
         return writer
 
-    async def open_reader(self, start: DLSN | int | str = EARLIEST) -> AsyncLogReader:
-        """A reader from `start`: a DLSN (or its text), a transaction id, "earliest", or "latest" (what comes next).
+    async def open_append_stream(self, client_id: str | None = None) -> AsyncAppendStream:
+        """The end of the log as a stream of bytes; a missing log is created as by `open_writer`, and so are the errors.
 
-        Raises LogNotFoundError. That a position was truncated shows at the first read.
+        Raises EndOfStreamError for a stream that is sealed.
         """
-        self._check_open()
-        position = await self._position(start)
-        reader = AsyncLogReader(self._services.reading, self.name, self._settings, position)
-        self._remember(reader)
-        return reader
+        writer = await self.open_writer(client_id)
+        try:
+            return await AsyncAppendStream.at_end(writer, self)
+        except BaseException:
+            await writer.abort()
+            raise
 
-    async def _position(self, start: DLSN | int | str) -> DLSN:
-        if isinstance(start, DLSN):
-            await self._require()
-            return start
-        if isinstance(start, bool) or not isinstance(start, int | str):
-            raise CallerError(f"{start!r} is not a position", advice="Give a DLSN, a transaction id or 'earliest'")
-        if isinstance(start, int):
-            return await self.find_txid(start)
-        if start == LATEST:
-            return await self.end()
-        await self._require()
-        return DLSN.INITIAL if start == EARLIEST else DLSN.parse(start)
-
-    async def _require(self) -> None:
-        """Raise LogNotFoundError unless the log exists."""
-        await self._services.reading.logs.open(self.name)
+    def _remember_reader(self, opened: AsyncLogReader) -> None:
+        self._remember(opened)
 
     def _remember(self, opened: AsyncLogWriter | AsyncLogReader) -> None:
         self._open = [*(one for one in self._open if not one.closed), opened]

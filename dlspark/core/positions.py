@@ -25,11 +25,15 @@ from dlspark.core.segments import (
 )
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
-from dlspark.errors import AlreadyTruncatedError, LogEmptyError
+from dlspark.errors import AlreadyTruncatedError, CallerError, LogEmptyError
 from metadata.logs import SegmentMetadata
 from metadata.segment_listing import SegmentListing
 
 _T = TypeVar("_T")
+
+EARLIEST = "earliest"
+LAST = "last"
+LATEST = "latest"
 
 
 class LogPositions:
@@ -241,6 +245,31 @@ class LogPositions:
                 return max(DLSN(segment.lssn, *found), self._first_active(segment))
             left = await self._first_left(listing, index + 1)
         return _behind(listing)
+
+    async def position(self, start: DLSN | int | str) -> DLSN:
+        """What a start stands for: a DLSN or its text, a transaction id, "earliest", "last" or "latest".
+
+        Raises CallerError for what is none of these, LogNotFoundError.
+        """
+        if isinstance(start, bool) or not isinstance(start, DLSN | int | str):
+            raise CallerError(f"{start!r} is not a position", advice="Give a DLSN, a transaction id or 'earliest'")
+        if isinstance(start, int):
+            return await self.find_txid(start)
+        if start == LATEST:
+            return await self.end()
+        if start == LAST:
+            return await self._last_or_end()
+        self._check_open()
+        await self._services.reading.logs.open(self.name)
+        if isinstance(start, DLSN):
+            return start
+        return DLSN.INITIAL if start == EARLIEST else DLSN.parse(start)
+
+    async def _last_or_end(self) -> DLSN:
+        try:
+            return await self.last_dlsn()
+        except LogEmptyError:
+            return await self.end()
 
     # ------------------------------------------------------------------ counting
 

@@ -180,6 +180,8 @@ class AsyncLogReader:
             self._position = position
             if not within:
                 await self._restart(position)
+            elif not self._records:
+                self._last_position = 0  # What is passed over now is not decoded far enough to be numbered.
             return position
 
     async def _restart(self, position: DLSN) -> None:

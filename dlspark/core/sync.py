@@ -21,23 +21,21 @@ import pyarrow as pa
 from dlspark.core import binding as bindings
 from dlspark.core.dlsn import DLSN
 from dlspark.core.features import FeatureProvider
-from dlspark.core.log import EARLIEST, AsyncLog
+from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.reader import BATCH_BYTES, AsyncLogReader
-from dlspark.core.records import LogRecord
 from dlspark.core.runtime import Runtime
 from dlspark.core.segment_writer import WrittenEntry
-from dlspark.core.segments import Probes
 from dlspark.core.settings import Settings, Value
 from dlspark.core.status import LogStatus
+from dlspark.core.sync_readers import LogReader, LogReading
 from dlspark.core.writer import AsyncLogWriter
-from dlspark.errors import EndOfStreamError
 from metadata.ledgers import Versioned
 from metadata.log_watch import LogChange
-from metadata.logs import SegmentMetadata
 from metadata.namespaces import Binding, NamespaceUri
 from metadata.permissions import Action, Permissions, PermissionStore
 from metadata.store import ANY_VERSION
+
+__all__ = ["Log", "LogReader", "LogWriter", "Namespace", "PendingWrite"]
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -188,7 +186,7 @@ class AccessControl:
         self._runtime.run(self._inner.check(log, *actions))
 
 
-class Log:
+class Log(LogReading):
     """One log, synchronously."""
 
     def __init__(self, runtime: Runtime, inner: AsyncLog) -> None:
@@ -199,31 +197,6 @@ class Log:
     @property
     def name(self) -> str:
         return self._inner.name
-
-    @property
-    def probes(self) -> Probes:
-        return self._inner.probes
-
-    def segments(self) -> list[SegmentMetadata]:
-        return self._runtime.run(self._inner.segments())
-
-    def start(self) -> DLSN:
-        return self._runtime.run(self._inner.start())
-
-    def end(self) -> DLSN:
-        return self._runtime.run(self._inner.end())
-
-    def find_txid(self, txid: int) -> DLSN:
-        return self._runtime.run(self._inner.find_txid(txid))
-
-    def first_record(self) -> LogRecord:
-        return self._runtime.run(self._inner.first_record())
-
-    def last_record(self) -> LogRecord:
-        return self._runtime.run(self._inner.last_record())
-
-    def is_sealed(self) -> bool:
-        return self._runtime.run(self._inner.is_sealed())
 
     def status(self) -> LogStatus:
         return self._runtime.run(self._inner.status())
@@ -245,9 +218,6 @@ class Log:
 
     def open_writer(self, client_id: str | None = None) -> LogWriter:
         return LogWriter(self._runtime, self._runtime.run(self._inner.open_writer(client_id)))
-
-    def open_reader(self, start: DLSN | int | str = EARLIEST) -> LogReader:
-        return LogReader(self._runtime, self._runtime.run(self._inner.open_reader(start)))
 
     def close(self) -> None:
         if not self._runtime.closed:
@@ -374,57 +344,6 @@ class LogWriter:
             self.close()
         else:
             self.abort()
-
-
-class LogReader:
-    """A log's reader, synchronously. Reading None or an empty list means: no more for now."""
-
-    def __init__(self, runtime: Runtime, inner: AsyncLogReader) -> None:
-        """Used by `Log.open_reader`."""
-        self._runtime = runtime
-        self._inner = inner
-
-    @property
-    def position(self) -> DLSN:
-        """Where the next reader would have to start to go on after the last record delivered."""
-        return self._inner.position
-
-    def read_next(self, *, non_blocking: bool = False) -> LogRecord | None:
-        """The next record, None if there is none for now.
-
-        Blocking waits for everything that is confirmed, and at the tail for `readAheadWaitTime`; not blocking takes
-        what has been read ahead. Raises EndOfStreamError after the last record of a sealed log.
-        """
-        records = self.read_bulk(1, non_blocking=non_blocking)
-        return records[0] if records else None
-
-    def read_bulk(self, count: int, *, non_blocking: bool = False) -> list[LogRecord]:
-        """Up to `count` records: fewer when there are no more for now."""
-        return self._runtime.run(self._inner.read_available(count, wait=not non_blocking))
-
-    def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
-        """The next records as columns; waits at the tail for as long as it takes."""
-        return self._runtime.run(self._inner.next_batch(max_bytes))
-
-    def __iter__(self) -> Iterator[LogRecord]:
-        """Records for ever, waiting at the tail, until the log is sealed."""
-        while True:
-            try:
-                yield self._runtime.run(self._inner.read_next())
-            except EndOfStreamError:
-                return
-
-    def close(self) -> None:
-        if not self._runtime.closed:
-            self._runtime.run(self._inner.close())
-
-    def __enter__(self) -> LogReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _concurrent(future: asyncio.Future[_T]) -> concurrent.futures.Future[_T]:

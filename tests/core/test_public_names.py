@@ -21,6 +21,7 @@ from dlspark.errors import (
 )
 
 NAMES = """
+AppendReader AppendStream AsyncAppendReader AsyncAppendStream AsyncLockedReader LockedReader
 AsyncLog AsyncLogReader AsyncLogWriter AsyncNamespace DLSN Log LogReader LogRecord LogWriter Namespace Runtime
 SettableFeatures Settings __version__ errors
 """

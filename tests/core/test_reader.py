@@ -87,7 +87,7 @@ async def test_a_reader_starts_at_any_position(world, start, first):
     assert await _read(log, start) == FLAT[first:]
 
 
-@pytest.mark.parametrize("start", [True, None, 1.5, "somewhere", "1:2"])
+@pytest.mark.parametrize("start", [True, b"1:0:0", 1.5, "somewhere", "1:2"])
 async def test_what_is_no_position_is_refused(namespace, start):
     log = await _written(namespace, "refused", [[b"x"]])
     with pytest.raises(CallerError):

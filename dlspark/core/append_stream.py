@@ -1,0 +1,208 @@
+"""A log as one stream of bytes: appended at its end, read from any byte on (spec 5.13).
+
+Each append is one record whose transaction id is the stream's length after it, so a record of n bytes and id t holds
+bytes t-n..t-1, and a byte is found as any transaction id is. What does not fit in one record goes into several. Where
+somebody wrote other records into the log, reading fails: the stream would not be what was appended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.positions import LogPositions
+from dlspark.core.reader import AsyncLogReader
+from dlspark.core.records import MAX_PAYLOAD_BYTES, MAX_TXID, LogRecord
+from dlspark.core.writer import AsyncLogWriter
+from dlspark.errors import (
+    AlreadyTruncatedError,
+    CallerError,
+    CorruptDataError,
+    DistributedLogError,
+    EndOfStreamError,
+    LogEmptyError,
+)
+
+MAX_PENDING_APPENDS = 10_000
+"""Appends under way; one more waits for these."""
+_RECORDS_AT_ONCE = 100
+
+
+class AsyncAppendStream:
+    """The end of a stream. Open it with `AsyncLog.open_append_stream`; closing it completes the segment."""
+
+    def __init__(self, writer: AsyncLogWriter, position: int) -> None:
+        self.position = position
+        """The stream's length with everything appended, bytes."""
+        self.durable_position = position
+        """What of it was on an ack quorum's disks at the last `force`."""
+        self._writer = writer
+        self._pending: list[asyncio.Future[DLSN]] = []
+
+    @classmethod
+    async def at_end(cls, writer: AsyncLogWriter, log: LogPositions) -> AsyncAppendStream:
+        """The stream behind what the log holds, now that `writer` owns it. Raises EndOfStreamError."""
+        if writer.last_txid == MAX_TXID:
+            raise EndOfStreamError("the stream is sealed; nothing can be appended", log=log.name)
+        try:
+            return cls(writer, await log.last_txid())
+        except LogEmptyError:
+            return cls(writer, max(writer.last_txid, 0))  # All of it may have been truncated.
+
+    async def append(self, data: bytes | bytearray | memoryview) -> int:
+        """Append bytes; returns the stream's length after them. They are durable after `force`.
+
+        Raises what an earlier append failed with: from then on the stream has to be opened again.
+        """
+        view = memoryview(data).cast("B")
+        if len(self._pending) >= MAX_PENDING_APPENDS:
+            await self._settle()
+        for start in range(0, len(view), MAX_PAYLOAD_BYTES):
+            part = bytes(view[start : start + MAX_PAYLOAD_BYTES])
+            await self._writer.wait_for_room()
+            written = self._writer.write(self.position + len(part), part)
+            if written.done():
+                written.result()
+            self._pending.append(written)
+            self.position += len(part)
+        return self.position
+
+    async def force(self) -> int:
+        """Make everything appended durable and visible to readers; returns the stream's length."""
+        position = self.position
+        await self._writer.commit()
+        await self._settle()
+        self.durable_position = position
+        return position
+
+    async def _settle(self) -> None:
+        """Wait for the appends under way. Raises what the first of them failed with."""
+        pending, self._pending = self._pending, []
+        if pending:
+            await self._writer.send()
+        for written in await asyncio.gather(*pending, return_exceptions=True):
+            if isinstance(written, BaseException):
+                raise written
+
+    async def mark_end_of_stream(self) -> None:
+        """Seal the stream: nothing can be appended any more, readers end."""
+        await self.force()
+        await self._writer.mark_end_of_stream()
+
+    async def close(self) -> None:
+        """Make everything durable and close. Idempotent."""
+        if self._writer.closed:
+            return
+        try:
+            await self.force()
+        finally:
+            await self._writer.close()
+
+    async def abort(self) -> None:
+        """Close without waiting for what was appended since the last `force`."""
+        for written in self._pending:
+            written.cancel()
+        await self._writer.abort()
+
+    async def __aenter__(self) -> AsyncAppendStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await (self.close() if kind is None else self.abort())
+
+
+class AsyncAppendReader:
+    """A stream's bytes in order. Open it with `AsyncLog.open_append_reader`. What comes later can be read later."""
+
+    def __init__(self, reader: AsyncLogReader, position: int) -> None:
+        """`reader` begins at the first record whose transaction id is not below `position`."""
+        self.position = position
+        """The next byte to read."""
+        self._reader = reader
+        self._records: deque[LogRecord] = deque()
+        self._rest = memoryview(b"")
+        self._begun = False
+
+    @property
+    def closed(self) -> bool:
+        return self._reader.closed
+
+    async def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes, all that are committed where it is negative; none at the end of what is committed.
+
+        Raises AlreadyTruncatedError where bytes before the first one left are asked for, and CorruptDataError for a log
+        that is no stream of bytes.
+        """
+        parts: list[memoryview] = []
+        left = size if size >= 0 else None
+        while left != 0:
+            if not len(self._rest):
+                self._rest = await self._more()
+            part = self._rest[:left]
+            if not len(part):
+                break
+            self._rest = self._rest[len(part) :]
+            self.position += len(part)
+            left = None if left is None else left - len(part)
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _more(self) -> memoryview:
+        """The bytes of the next record from `position` on; none at the end."""
+        while True:
+            if not self._records:
+                try:
+                    self._records.extend(await self._reader.read_available(_RECORDS_AT_ONCE, wait=True))
+                except EndOfStreamError:
+                    pass
+            if not self._records:
+                return memoryview(b"")
+            record = self._records.popleft()
+            first = record.txid - len(record.payload)
+            if not self._begun and record.txid <= self.position:
+                continue  # It ends where reading begins.
+            if first > self.position or first < 0 or (self._begun and first != self.position):
+                raise self._no_stream(record, first)
+            self._begun = True
+            return memoryview(record.payload)[self.position - first :]
+
+    def _no_stream(self, record: LogRecord, first: int) -> DistributedLogError:
+        if not self._begun and first >= 0:
+            return AlreadyTruncatedError(
+                f"bytes {self.position} to {first - 1} of the stream were truncated",
+                log=self._reader.name,
+                dlsn=record.dlsn,
+                advice=f"Seek to byte {first}, the first one left",
+            )
+        return CorruptDataError(
+            f"the record behind byte {self.position} of the stream holds bytes {first} to {record.txid - 1}",
+            log=self._reader.name,
+            dlsn=record.dlsn,
+            advice="Somebody wrote into the log otherwise than by appending; read it by records",
+        )
+
+    async def seek(self, position: int) -> int:
+        """Go on at another byte; one behind the end is read once it is there."""
+        if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < MAX_TXID:
+            raise CallerError(f"{position!r} is no place in a stream", advice="Give a number of bytes from the start")
+        await self._reader.skip_to(position)
+        self._records.clear()
+        self._rest = memoryview(b"")
+        self._begun = False
+        self.position = position
+        return position
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    async def __aenter__(self) -> AsyncAppendReader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

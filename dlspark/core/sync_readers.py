@@ -1,0 +1,340 @@
+"""The synchronous readers: `LogReader`, `LockedReader`, and streams of bytes as Python files.
+
+What each method does and raises is said at its asynchronous twin; here stands only what differs.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
+
+import pyarrow as pa
+
+from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
+from dlspark.core.dlsn import DLSN
+from dlspark.core.locked_reader import AsyncLockedReader
+from dlspark.core.log import AsyncLog
+from dlspark.core.reader import BATCH_BYTES, AsyncLogReader, Gap, Start
+from dlspark.core.records import LogRecord
+from dlspark.core.runtime import Runtime
+from dlspark.core.segments import Probes
+from dlspark.errors import EndOfStreamError
+from metadata.logs import SegmentMetadata
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_Self = TypeVar("_Self", bound="LogReader")
+
+
+class LogReader:
+    """A log's reader, synchronously. Reading None or an empty list means: no more for now."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncLogReader) -> None:
+        """Used by `Log.open_reader`."""
+        self._runtime = runtime
+        self._inner = inner
+
+    @property
+    def position(self) -> DLSN:
+        """Where the next reader would have to start to go on after the last record delivered."""
+        return self._inner.position
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """What was passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
+        return list(self._inner.gaps)
+
+    def read_next(self, *, non_blocking: bool = False) -> LogRecord | None:
+        """The next record, None if there is none for now.
+
+        Blocking waits for everything that is confirmed, and at the tail for `readAheadWaitTime`; not blocking takes
+        what has been read ahead. Raises EndOfStreamError after the last record of a sealed log.
+        """
+        records = self.read_bulk(1, non_blocking=non_blocking)
+        return records[0] if records else None
+
+    def read_bulk(self, count: int, *, non_blocking: bool = False) -> list[LogRecord]:
+        """Up to `count` records: fewer when there are no more for now."""
+        return self._runtime.run(self._inner.read_available(count, wait=not non_blocking))
+
+    def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
+        """The next records as columns; waits at the tail for as long as it takes."""
+        return self._runtime.run(self._inner.next_batch(max_bytes))
+
+    def batches(self, max_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
+        """Batches for ever, waiting at the tail, until the log is sealed."""
+        while True:
+            try:
+                yield self.next_batch(max_bytes)
+            except EndOfStreamError:
+                return
+
+    def skip_to(self, start: Start) -> DLSN:
+        return self._runtime.run(self._inner.skip_to(start))
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        """Records for ever, waiting at the tail, until the log is sealed."""
+        while True:
+            try:
+                yield self._runtime.run(self._inner.read_next())
+            except EndOfStreamError:
+                return
+
+    def close(self) -> None:
+        if not self._runtime.closed:
+            self._runtime.run(self._inner.close())
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class LockedReader(LogReader):
+    """A reader that reads alone, synchronously."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncLockedReader) -> None:
+        """Used by `Log.open_reader`."""
+        super().__init__(runtime, inner)
+        self._locked = inner
+
+    @property
+    def subscriber(self) -> str | None:
+        return self._locked.subscriber
+
+    def commit_position(self, dlsn: DLSN | None = None) -> DLSN:
+        return self._runtime.run(self._locked.commit_position(dlsn))
+
+
+class AppendStream(io.RawIOBase):
+    """The end of a log as a file opened for appending. `flush` makes what was written durable and visible."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncAppendStream) -> None:
+        """Used by `Log.open_append_stream`."""
+        self._runtime = runtime
+        self._inner = inner
+
+    @property
+    def durable_position(self) -> int:
+        return self._inner.durable_position
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        """The stream's length with everything written."""
+        return self._inner.position
+
+    def write(self, data: Buffer, /) -> int:
+        """Append bytes; all of them are taken."""
+        self._checkClosed()
+        view = memoryview(data).cast("B")
+        self._runtime.run(self._inner.append(view))
+        return len(view)
+
+    def flush(self) -> None:
+        if not self.closed:
+            self._runtime.run(self._inner.force())
+
+    def mark_end_of_stream(self) -> None:
+        self._checkClosed()
+        self._runtime.run(self._inner.mark_end_of_stream())
+
+    def close(self) -> None:
+        """Make everything durable and complete the segment. Idempotent."""
+        if self.closed:
+            return
+        try:
+            if not self._runtime.closed:
+                self._runtime.run(self._inner.close())
+        finally:
+            self._end()
+
+    def abort(self) -> None:
+        """Close without waiting for what was written since the last `flush`."""
+        if not self.closed:
+            try:
+                self._runtime.run(self._inner.abort())
+            finally:
+                self._end()
+
+    def _end(self) -> None:
+        flush, self.flush = self.flush, lambda: None  # type: ignore[method-assign]
+        try:
+            super().close()  # It would flush, which has been done or is not wanted.
+        finally:
+            self.flush = flush  # type: ignore[method-assign]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class AppendReader(io.RawIOBase):
+    """A log's bytes as a file opened for reading: nothing is read at the end of what is committed, for now."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncAppendReader) -> None:
+        """Used by `Log.open_append_reader`."""
+        self._runtime = runtime
+        self._inner = inner
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._inner.position
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        self._checkClosed()
+        view = memoryview(buffer).cast("B")
+        data = self._runtime.run(self._inner.read(len(view)))
+        view[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        """All that is committed."""
+        self._checkClosed()
+        return self._runtime.run(self._inner.read())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go on at another byte; from the start or from here: where the end is only the reading tells."""
+        self._checkClosed()
+        if whence not in (io.SEEK_SET, io.SEEK_CUR):
+            raise io.UnsupportedOperation("a stream that grows has no end to seek from")
+        base = self._inner.position if whence == io.SEEK_CUR else 0
+        return self._runtime.run(self._inner.seek(base + offset))
+
+    def close(self) -> None:
+        if not self.closed:
+            if not self._runtime.closed:
+                self._runtime.run(self._inner.close())
+            super().close()
+
+
+class LogReading:
+    """Positions and readers of a log, synchronously: base of `Log`."""
+
+    _runtime: Runtime
+    _inner: AsyncLog
+
+    @property
+    def probes(self) -> Probes:
+        return self._inner.probes
+
+    def segments(self) -> list[SegmentMetadata]:
+        return self._runtime.run(self._inner.segments())
+
+    def watch_segments(self) -> Iterator[list[SegmentMetadata]]:
+        """The log's segments, now and after each change; waits for as long as it takes."""
+        changes = self._inner.watch_segments()
+
+        async def following() -> list[SegmentMetadata]:
+            return await anext(changes)
+
+        try:
+            while True:
+                yield self._runtime.run(following())
+        finally:
+            if not self._runtime.closed:
+                self._runtime.run(changes.aclose())
+
+    def position(self, start: Start) -> DLSN:
+        return self._runtime.run(self._inner.position(start))
+
+    def start(self) -> DLSN:
+        return self._runtime.run(self._inner.start())
+
+    def end(self) -> DLSN:
+        return self._runtime.run(self._inner.end())
+
+    def find_txid(self, txid: int) -> DLSN:
+        return self._runtime.run(self._inner.find_txid(txid))
+
+    def find_sequence_id(self, sequence_id: int) -> DLSN:
+        return self._runtime.run(self._inner.find_sequence_id(sequence_id))
+
+    def sequence_id(self, dlsn: DLSN) -> int:
+        return self._runtime.run(self._inner.sequence_id(dlsn))
+
+    def record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
+        return self._runtime.run(self._inner.record_count(start, end))
+
+    def first_record(self) -> LogRecord:
+        return self._runtime.run(self._inner.first_record())
+
+    def last_record(self, *, with_end_of_stream: bool = False) -> LogRecord:
+        return self._runtime.run(self._inner.last_record(with_end_of_stream=with_end_of_stream))
+
+    def first_dlsn(self) -> DLSN:
+        return self._runtime.run(self._inner.first_dlsn())
+
+    def first_txid(self) -> int:
+        return self._runtime.run(self._inner.first_txid())
+
+    def last_dlsn(self) -> DLSN:
+        return self._runtime.run(self._inner.last_dlsn())
+
+    def last_txid(self) -> int:
+        return self._runtime.run(self._inner.last_txid())
+
+    def is_sealed(self) -> bool:
+        return self._runtime.run(self._inner.is_sealed())
+
+    @overload
+    def open_reader(self, start: Start | None = None) -> LogReader: ...
+
+    @overload
+    def open_reader(
+        self, start: Start | None = None, *, subscriber: str, client_id: str | None = None
+    ) -> LockedReader: ...
+
+    @overload
+    def open_reader(
+        self, start: Start | None = None, *, exclusive: Literal[True], client_id: str | None = None
+    ) -> LockedReader: ...
+
+    def open_reader(
+        self,
+        start: Start | None = None,
+        *,
+        subscriber: str | None = None,
+        exclusive: bool = False,
+        client_id: str | None = None,
+    ) -> LogReader:
+        if subscriber is not None:
+            reading = self._inner.open_reader(start, subscriber=subscriber, client_id=client_id)
+            return LockedReader(self._runtime, self._runtime.run(reading))
+        if exclusive:
+            return LockedReader(
+                self._runtime,
+                self._runtime.run(self._inner.open_reader(start, exclusive=True, client_id=client_id)),
+            )
+        return LogReader(self._runtime, self._runtime.run(self._inner.open_reader(start)))
+
+    def open_append_stream(self, client_id: str | None = None) -> AppendStream:
+        return AppendStream(self._runtime, self._runtime.run(self._inner.open_append_stream(client_id)))
+
+    def open_append_reader(self, position: int = 0) -> AppendReader:
+        return AppendReader(self._runtime, self._runtime.run(self._inner.open_append_reader(position)))
+
+    def subscribers(self) -> dict[str, DLSN]:
+        return self._runtime.run(self._inner.subscribers())
+
+    def commit_position(self, subscriber: str, dlsn: DLSN, *, back: bool = False) -> DLSN:
+        return self._runtime.run(self._inner.commit_position(subscriber, dlsn, back=back))
+
+    def delete_subscriber(self, subscriber: str) -> None:
+        self._runtime.run(self._inner.delete_subscriber(subscriber))

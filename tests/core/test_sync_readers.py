@@ -1,0 +1,143 @@
+"""Synchronous readers: subscribers, positions, watching segments, and streams of bytes as files, on real nodes."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+
+from dlspark import DLSN, Namespace, Runtime
+from dlspark.core.settings import Settings
+from dlspark.errors import LockingError, LogNotFoundError, OwnershipAcquireFailedError
+from dlspark.testing.cluster import InProcessCluster
+
+
+@pytest.fixture(scope="module")
+def namespace(tmp_path_factory):
+    runtime = Runtime("sync-readers")
+    settings = Settings(long_poll_ms=300, read_ahead_wait_ms=50, lock_timeout_s=0, rolling_concurrency=0)
+    cluster = InProcessCluster(tmp_path_factory.mktemp("nodes"), nodes=3, settings=settings)
+    runtime.run(cluster.start())
+    with Namespace(runtime, runtime.run(cluster.connect())) as namespace:
+        yield namespace
+    runtime.run(cluster.stop())
+    runtime.close()
+
+
+@pytest.fixture
+def log(namespace, request):
+    with namespace.open_log(request.node.name.partition("[")[0]) as log:
+        for segment in range(2):
+            with log.open_writer() as writer:
+                for i in range(5):
+                    writer.write(segment * 100 + i, b"%d" % (segment * 5 + i))
+        yield log
+
+
+def test_a_reader_goes_through_positions_back_and_forth(log):
+    with log.open_reader("last") as reader:
+        assert [record.payload for record in reader.read_bulk(10)] == [b"9"]
+        assert reader.skip_to(101) == DLSN(2, 0, 1)
+        assert reader.read_next().payload == b"6"
+        assert reader.skip_to("earliest") == DLSN.INITIAL
+        assert reader.next_batch().num_rows == 5
+        assert reader.gaps == []
+    assert (log.first_dlsn(), log.last_dlsn()) == (DLSN(1, 0, 0), DLSN(2, 0, 4))
+    assert (log.first_txid(), log.last_txid()) == (0, 104)
+    assert (log.record_count(), log.record_count(DLSN(1, 0, 3), DLSN(2, 0, 1))) == (10, 3)
+    assert (log.sequence_id(DLSN(2, 0, 2)), log.find_sequence_id(7)) == (7, DLSN(2, 0, 2))
+    assert log.position("latest") == log.end()
+
+
+def test_a_subscriber_reads_alone_and_goes_on(log):
+    with log.open_reader(subscriber="s", client_id="me") as reader:
+        assert reader.subscriber == "s"
+        reader.read_bulk(3)
+        with pytest.raises(OwnershipAcquireFailedError, match="me"):
+            log.open_reader(subscriber="s")
+        assert reader.commit_position() == DLSN(1, 0, 3)
+        with log.open_reader(exclusive=True) as other:
+            assert other.subscriber is None
+    with log.open_reader(subscriber="s") as reader:
+        assert next(iter(reader)).payload == b"3"
+    assert log.commit_position("t", DLSN(2, 0, 0)) == DLSN(2, 0, 0)
+    assert log.subscribers() == {"s": DLSN(1, 0, 3), "t": DLSN(2, 0, 0)}
+    log.delete_subscriber("s")
+    assert list(log.subscribers()) == ["t"]
+
+
+def test_a_closed_reader_commits_nothing(log):
+    reader = log.open_reader(subscriber="s")
+    reader.close()
+    with pytest.raises(LockingError):
+        reader.commit_position()
+
+
+def test_changes_of_segments_come_to_an_iterator(log, namespace):
+    seen = []
+    finished = threading.Event()
+
+    def watch():
+        try:
+            for segments in log.watch_segments():
+                seen.append([(s.lssn, s.in_progress) for s in segments])
+                if len(seen) == 1:
+                    finished.set()
+        except LogNotFoundError:
+            seen.append("deleted")
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    assert finished.wait(10)
+    with log.open_writer() as writer:
+        writer.write(1000, b"more").result()
+    namespace.delete_log(log.name)
+    thread.join(20)
+    assert seen[0] == [(1, False), (2, False)]
+    assert seen[-1] == "deleted"
+
+
+def test_batches_end_with_the_stream(log):
+    with log.open_writer() as writer:
+        writer.mark_end_of_stream()
+    with log.open_reader() as reader:
+        assert [batch.num_rows for batch in reader.batches()] == [5, 5]
+    assert log.last_record(with_end_of_stream=True).is_end_of_stream
+    assert log.is_sealed()
+
+
+def test_a_log_is_a_file_of_bytes(namespace):
+    text = "".join(f"line {i}\n" for i in range(1000))
+    with namespace.open_log("file") as log:
+        with log.open_append_stream() as stream, io.TextIOWrapper(io.BufferedWriter(stream), "utf-8") as file:
+            file.write(text)
+        with log.open_append_reader() as reader, io.TextIOWrapper(io.BufferedReader(reader), "utf-8") as file:
+            assert file.read() == text
+        with log.open_append_stream() as stream:
+            assert stream.tell() == stream.durable_position == len(text)
+            assert stream.write(b"tail") == 4
+            stream.flush()
+            assert stream.durable_position == len(text) + 4
+        with log.open_append_reader(5) as reader:
+            assert (reader.tell(), reader.read(2)) == (5, b"0\n")
+            assert (reader.seek(-2, io.SEEK_CUR), reader.read(1)) == (5, b"0")
+            assert reader.seek(len(text)) == len(text)
+            assert reader.readall() == b"tail"
+            with pytest.raises(io.UnsupportedOperation):
+                reader.seek(0, io.SEEK_END)
+        assert reader.closed
+        with pytest.raises(ValueError, match="closed"):
+            reader.read()
+
+
+def test_a_stream_that_is_left_by_an_error_keeps_what_was_flushed(namespace):
+    with namespace.open_log("aborted") as log:
+        stream = log.open_append_stream()
+        stream.write(b"kept")
+        stream.flush()
+        with pytest.raises(RuntimeError), stream:
+            raise RuntimeError("left")
+        assert stream.closed
+        with log.open_append_reader() as reader:
+            assert reader.readall() == b"kept"
