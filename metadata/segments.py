@@ -90,6 +90,17 @@ class SegmentMetadata:
             return self.name
         return f"{IN_PROGRESS_PREFIX if self.in_progress else COMPLETED_PREFIX}_{self.lssn:018d}"
 
+    def named(self, name_version: int) -> SegmentMetadata:
+        """This segment with the name that its znode gets: by its number (1), or by transaction ids (0, section 3.5).
+
+        Only names by transaction ids tell segments of metadata version 1 apart.
+        """
+        if name_version == 1 and self.lssn != UNASSIGNED_LSSN:
+            return replace(self, name=None)
+        if self.in_progress:
+            return replace(self, name=f"{IN_PROGRESS_PREFIX}_{self.first_txid:x}")
+        return replace(self, name=f"{COMPLETED_PREFIX}_{self.first_txid:018d}_{self.last_txid:018d}")
+
     @property
     def enveloped(self) -> bool:
         """Whether entries are wrapped in an envelope."""

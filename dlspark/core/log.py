@@ -17,7 +17,8 @@ from dlspark.core.segments import Probes
 from dlspark.core.services import Services
 from dlspark.core.settings import LiveSettings, Settings
 from dlspark.core.status import LogStatus, log_status
-from dlspark.core.writer import AsyncLogWriter, default_client_id
+from dlspark.core.write_lock import default_client_id
+from dlspark.core.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError, CallerError
 from metadata.ledgers import Versioned
 from metadata.log_admin import LogAdmin

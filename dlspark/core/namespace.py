@@ -10,16 +10,18 @@ from dataclasses import replace
 from types import TracebackType
 
 from dlspark.core import binding as bindings
+from dlspark.core.allocator_pool import delete_pool
 from dlspark.core.binding import settings_from
 from dlspark.core.deletion import delete_log
 from dlspark.core.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
 from dlspark.core.log import AsyncLog
 from dlspark.core.operator_files import OperatorFiles
-from dlspark.core.services import RollingPermits, Services
+from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, Shared, check_region_id
 from dlspark.core.sessions import connect_all
 from dlspark.core.settings import Settings, Value
-from dlspark.core.writer import default_client_id
+from dlspark.core.write_lock import default_client_id
 from dlspark.errors import AlreadyClosedError, CallerError
+from metadata.allocators import pool_path
 from metadata.bookies import BookieRegistry
 from metadata.federation import FederatedPlaces
 from metadata.ledgers import LedgerStore
@@ -61,10 +63,12 @@ class AsyncNamespace:
         settings: Settings | Mapping[str, Value] | None = None,
         *,
         features: FeatureProvider | None = None,
+        region_id: int = LOCAL_REGION_ID,
     ) -> AsyncNamespace:
         """Connect to a namespace. `settings` default to those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`).
 
-        `features` are asked instead of the provider that the settings name (`featureProviderClass`).
+        `features` are asked instead of the provider that the settings name (`featureProviderClass`). `region_id`, 0 to
+        15, is written into segments where `encodeRegionIDInVersion` or the namespace's binding says so.
         Raises CallerError for a bad URI or setting, NotBoundError, MetadataUnavailableError.
         """
         parsed = NamespaceUri.parse(uri)
@@ -80,6 +84,7 @@ class AsyncNamespace:
                 reader_store=sessions.reader_logs,
                 reader_ledger_store=sessions.reader_ledgers,
                 features=features,
+                region_id=region_id,
                 own=sessions.all,
             )
         except BaseException:
@@ -103,6 +108,7 @@ class AsyncNamespace:
         clock: Clock | None = None,
         client_settings: ClientSettings | None = None,
         features: FeatureProvider | None = None,
+        region_id: int = LOCAL_REGION_ID,
         own: tuple[MetadataStore, ...] = (),
     ) -> AsyncNamespace:
         """A namespace over given edges: what `open` does after connecting, and what tests and simulations use.
@@ -112,6 +118,7 @@ class AsyncNamespace:
         parsed = NamespaceUri.parse(uri) if isinstance(uri, str) else uri
         settings = settings or Settings()
         binding = binding or await NamespaceStore(store, parsed.path).resolve()
+        check_region_id(region_id)
         counters: Counter[str] = Counter()
         files = await OperatorFiles.load(settings, counters, features)
 
@@ -138,6 +145,8 @@ class AsyncNamespace:
             clock=clock or SystemClock(),
             permits=RollingPermits(settings.rolling_concurrency),
             ledger_store=ledgers,
+            shared=Shared(parsed.path),
+            region_id=region_id,
             features=files.features,
             counters=counters,
             permissions=PermissionStore(store, join(parsed.path, acl_root)) if acl_root else None,
@@ -292,6 +301,16 @@ class AsyncNamespace:
             raise LogNotFoundError("no such log in this namespace", log=name, advice="dlspark log list shows all names")
         await delete_log(services, name, self.settings, default_client_id())
 
+    async def delete_allocator_pool(self, name: str, folder: str | None = None) -> int:
+        """Delete a pool of ledger allocators with the ledgers it has ready; returns how many. A missing one is fine.
+
+        `folder` is `ledgerAllocatorPoolPath` unless given. Whoever still uses the pool loses its allocators, no
+        segment. After any error it may be called again. Raises CallerError for what is no pool's name.
+        """
+        self._check_open()
+        path = pool_path(self.uri.path, folder or self.settings.allocator_pool_path, name)
+        return await delete_pool(self._services, path)
+
     # ------------------------------------------------------------------ closing
 
     async def close(self) -> None:
@@ -309,6 +328,7 @@ class AsyncNamespace:
                 await log.close()
             except Exception as error:
                 errors.append(error)
+        await self._services.shared.close()
         for ledgers in {self._services.ledgers, self._services.reading.ledgers}:
             await ledgers.close()
         for store in reversed(self._own):
@@ -340,6 +360,8 @@ def _log_store(store: MetadataStore, path: str, binding: Binding, settings: Sett
         store,
         path,
         settings.unpartitioned_stream_name,
+        skip_minimum_version=settings.skip_minimum_version,
+        validate_sequence=settings.validate_sequence,
         cache=SegmentCache(
             enabled=settings.segment_cache,
             max_segments=settings.segment_cache_max,

@@ -1,4 +1,4 @@
-"""What a writer queues: a record, a batch, the end of stream. Each checks itself, issues itself, or fails itself."""
+"""What a writer queues: a record, a record set, a batch, the end of stream. Each checks, issues, or fails itself."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.dlsn import DLSN
-from dlspark.core.entries import encode_entries
+from dlspark.core.entries import Compression, encode_entries, encode_record_set
 from dlspark.core.records import MAX_TXID, check_payload_length, check_user_txid
 from dlspark.core.segment_writer import SegmentWriter, WrittenEntry
 from dlspark.errors import CallerError, DistributedLogError, InvalidRecordError, TransactionIdOutOfOrderError
+
+_COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 
 
 class Operation(Protocol):
@@ -47,6 +49,20 @@ class Operation(Protocol):
     def issue(self, segment: SegmentWriter) -> None: ...
 
     def fail(self, error: DistributedLogError) -> None: ...
+
+
+def _check_payload(payload: object) -> None:
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidRecordError(
+            f"a payload is bytes, not {type(payload).__name__}; nothing was written",
+            advice="Encode text, for example with .encode()",
+        )
+
+
+def _check_txid(txid: object) -> None:
+    if isinstance(txid, bool) or not isinstance(txid, int | np.integer):
+        raise InvalidRecordError(f"a transaction id is an integer, not {type(txid).__name__}")
+    check_user_txid(int(txid))
 
 
 class RecordWrite:
@@ -85,15 +101,9 @@ class RecordWrite:
 
     def check(self) -> None:
         if type(self.payload) is not bytes:
-            if not isinstance(self.payload, bytes | bytearray | memoryview):
-                raise InvalidRecordError(
-                    f"a payload is bytes, not {type(self.payload).__name__}; nothing was written",
-                    advice="Encode text, for example with .encode()",
-                )
+            _check_payload(self.payload)
             self.payload = bytes(self.payload)  # The caller may change its buffer before the record is sent.
-        if isinstance(self.txid, bool) or not isinstance(self.txid, int | np.integer):
-            raise InvalidRecordError(f"a transaction id is an integer, not {type(self.txid).__name__}")
-        check_user_txid(self.txid)
+        _check_txid(self.txid)
         check_payload_length(len(self.payload))
 
     def check_order(self) -> None:
@@ -105,6 +115,65 @@ class RecordWrite:
     def fail(self, error: DistributedLogError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+
+
+class RecordSetWrite:
+    """Several payloads in one record, of one transaction id; each has a future of its own."""
+
+    __slots__ = ("_encoded", "compression", "futures", "payloads", "txid")
+
+    def __init__(
+        self,
+        txid: int,
+        payloads: Sequence[bytes | bytearray | memoryview],
+        futures: Sequence[asyncio.Future[DLSN]],
+        compression: str,
+    ) -> None:
+        self.txid = txid
+        self.payloads = payloads
+        self.futures = futures
+        self.compression = compression
+        self._encoded = b""
+
+    @property
+    def first_txid(self) -> int:
+        return self.txid
+
+    @property
+    def last_txid(self) -> int:
+        return self.txid
+
+    @property
+    def records(self) -> int:
+        return len(self.futures)
+
+    @property
+    def size(self) -> int:
+        return len(self._encoded)
+
+    def check(self) -> None:
+        """Raise unless it may be written, and encode it: the finished set has a bound of its own."""
+        _check_txid(self.txid)
+        for payload in self.payloads:
+            _check_payload(payload)
+        compression = _COMPRESSIONS.get(self.compression)
+        if compression is None:
+            raise InvalidRecordError(
+                f"{self.compression!r} is no compression of a record set; nothing was written",
+                advice=f"Known are {', '.join(_COMPRESSIONS)}",
+            )
+        self._encoded = encode_record_set(self.payloads, compression)
+
+    def check_order(self) -> None:
+        """One id is in order with itself."""
+
+    def issue(self, segment: SegmentWriter) -> None:
+        segment.write_set(self.txid, self._encoded, self.futures)
+
+    def fail(self, error: DistributedLogError) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
 
 
 class BatchWrite:

@@ -18,6 +18,7 @@ from dlspark.core.dlsn import DLSN
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.truncation import truncation, truncation_point, with_changes
+from dlspark.core.write_lock import WriteLock, release
 from metadata.errors import CallerError, DistributedLogError
 from metadata.locks import DistributedLock
 from metadata.logs import SegmentMetadata
@@ -32,7 +33,7 @@ _T = TypeVar("_T")
 class OwnedSegments:
     """What the holder of `lock` may do to the log `name`. The lock stays the caller's."""
 
-    def __init__(self, services: Services, name: str, lock: DistributedLock) -> None:
+    def __init__(self, services: Services, name: str, lock: WriteLock) -> None:
         self.name = name
         self.lock = lock
         self._services = services
@@ -121,14 +122,6 @@ def as_dlsn(dlsn: DLSN | str) -> DLSN:
     if not isinstance(dlsn, DLSN):
         raise CallerError(f"{dlsn!r} is not a DLSN; nothing was truncated", advice="Give a DLSN, or its text")
     return dlsn
-
-
-async def release(lock: DistributedLock) -> None:
-    """Give the lock up. Where the store cannot be told, the lock goes with the session: that fails nobody's close."""
-    try:
-        await lock.release()
-    except DistributedLogError as error:
-        _log.warning("the lock could not be released, it ends with its session: %s", error)
 
 
 @asynccontextmanager

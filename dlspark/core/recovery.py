@@ -9,6 +9,7 @@ end (I10). The caller holds the log's lock.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 from dlspark.core.entries import decode_entry
 from dlspark.core.records import INVALID_TXID, LogRecord
@@ -22,9 +23,6 @@ from storage_node.client import LedgerReader
 from storage_node.errors import NoSuchLedgerError
 
 _log = logging.getLogger(__name__)
-
-SCAN_ENTRIES = 2
-"""Entries read at a time while the last record is looked for; nearly always the very last entry has it."""
 
 
 async def recover_segments(services: Services, transitions: SegmentTransitions, settings: Settings) -> None:
@@ -49,7 +47,7 @@ async def recover_segment(
         await transitions.delete(segment)
         return
     try:
-        last = await last_record(ledger, segment)
+        last = await last_record(ledger, segment, settings)
     finally:
         await ledger.close()
     if last is None:
@@ -73,11 +71,12 @@ async def recover_segment(
     )
 
 
-async def last_record(ledger: LedgerReader, segment: SegmentMetadata) -> LogRecord | None:
-    """The last record of any kind, control and end of stream included; None for a ledger without records."""
-    last = ledger.last_add_confirmed
-    while last >= 0:
-        first = max(0, last - SCAN_ENTRIES + 1)
+async def last_record(ledger: LedgerReader, segment: SegmentMetadata, settings: Settings) -> LogRecord | None:
+    """The last record of any kind, control and end of stream included; None for a ledger without records.
+
+    Entries are read backwards in growing batches: nearly always the very last one has a record.
+    """
+    for first, last in backward_scan(ledger.last_add_confirmed, settings):
         for entry in reversed(await ledger.read(first, last)):
             records = decode_entry(
                 entry.payload,
@@ -88,5 +87,17 @@ async def last_record(ledger: LedgerReader, segment: SegmentMetadata) -> LogReco
             )
             if records:
                 return records[-1]
-        last = first - 1
     return None
+
+
+def backward_scan(last: int, settings: Settings) -> Iterator[tuple[int, int]]:
+    """Ranges of entries (first, last) from `last` down to 0.
+
+    They double, from `firstNumEntriesEachPerLastRecordScan` to `maxNumEntriesPerReadLastRecordScan` entries.
+    """
+    size = settings.first_scan_entries
+    while last >= 0:
+        first = max(0, last - size + 1)
+        yield first, last
+        last = first - 1
+        size = max(size, min(2 * size, settings.max_scan_entries))

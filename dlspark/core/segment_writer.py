@@ -29,6 +29,7 @@ from dlspark.core.records import (
     END_OF_STREAM_PAYLOAD,
     FLAG_CONTROL,
     FLAG_END_OF_STREAM,
+    FLAG_RECORD_SET,
     HEADER_BYTES,
     KEEPALIVE_PAYLOAD,
     MAX_LOGRECORDSET_SIZE,
@@ -93,7 +94,9 @@ class SegmentWriter:
         metadata: SegmentMetadata,
         settings: Settings,
         on_failure: Callable[[BaseException], None],
+        on_acknowledged: Callable[[int], None],
     ) -> None:
+        """`on_failure` is told of the first failure, `on_acknowledged` of the last id of each acknowledged entry."""
         self.metadata = metadata
         self.ledger = ledger
         self.error: BaseException | None = None
@@ -106,12 +109,13 @@ class SegmentWriter:
         """User records buffered or sent, not yet acknowledged."""
         self._settings = settings
         self._on_failure = on_failure
+        self._on_acknowledged = on_acknowledged
         self._loop = asyncio.get_running_loop()
-        self._builder = EntryBuilder(_COMPRESSIONS[settings.compression])
+        self._compression = _COMPRESSIONS[settings.compression]
+        self._builder = EntryBuilder(self._compression, enveloped=metadata.enveloped)
         self._futures: list[asyncio.Future[DLSN]] = []
         self._buffered_user_data = False
         self._outstanding_bytes = 0
-        self._threshold = min(settings.output_buffer_bytes, MAX_LOGRECORDSET_SIZE)
         self._carried = -1
         """Last-add-confirmed that the newest sent entry carries to readers."""
         self._in_flight = 0
@@ -126,23 +130,36 @@ class SegmentWriter:
     def use_settings(self, settings: Settings) -> None:
         """From the next record or timer on. The timers begin anew where their times have changed."""
         before, self._settings = self._settings, settings
-        self._threshold = min(settings.output_buffer_bytes, MAX_LOGRECORDSET_SIZE)
         if self._timers_ended or _timing(before) == _timing(settings):
             return
         self._cancel_timer("flush")
         self._cancel_timer("keep-alive")
         self._start_timers()
 
+    @property
+    def _threshold(self) -> int:
+        """Buffered bytes above which an entry is sent."""
+        return min(self._settings.output_buffer_bytes, MAX_LOGRECORDSET_SIZE)
+
     # ------------------------------------------------------------------ writing
 
     def write(self, txid: int, payload: bytes, future: asyncio.Future[DLSN], *, may_transmit: bool = True) -> None:
         """Append one user record; `future` gets its DLSN. The caller has checked id, size and room for a position."""
-        if self._refuse(future):
+        self._write(txid, payload, 0, [future], may_transmit)
+
+    def write_set(self, txid: int, payload: bytes, futures: Sequence[asyncio.Future[DLSN]]) -> None:
+        """Append a record set of `len(futures)` payloads; each future gets the DLSN of its own member."""
+        self._write(txid, payload, FLAG_RECORD_SET, futures, True)
+
+    def _write(
+        self, txid: int, payload: bytes, flags: int, futures: Sequence[asyncio.Future[DLSN]], may_transmit: bool
+    ) -> None:
+        if self._refuse(futures):
             return
-        self._append(txid, payload, self.position + 1, 0, future)
-        self.position += 1
+        self._append(txid, payload, self.position + 1, flags, futures)
+        self.position += len(futures)
         self.last_txid = txid
-        self.unacknowledged += 1
+        self.unacknowledged += len(futures)
         self._outstanding_bytes += HEADER_BYTES + len(payload)
         if may_transmit and self._outstanding_bytes > self._threshold:
             self._transmit_soon()
@@ -151,14 +168,18 @@ class SegmentWriter:
         self, txids: npt.NDArray[np.int64], payloads: pa.Array, future: asyncio.Future[tuple[WrittenEntry, ...]]
     ) -> None:
         """Append user records as entries of their own, sent at once; `future` gets the entries once all are stored."""
-        if self._refuse(future):
+        if self._refuse([future]):
             return
         check(self.position + len(txids) <= MAX_POSITION, "a batch would pass the last position of its segment")
         self._transmit()
         batch = _Batch(future)
-        first_position = self.position + 1
-        compression = _COMPRESSIONS[self._settings.compression]
-        for encoded in encode_entries(txids, payloads, first_position=first_position, compression=compression):
+        for encoded in encode_entries(
+            txids,
+            payloads,
+            first_position=self.position + 1,
+            compression=self._compression,
+            enveloped=self.metadata.enveloped,
+        ):
             self.position += encoded.record_count
             self.last_txid = encoded.last_txid
             self.unacknowledged += encoded.record_count
@@ -171,9 +192,9 @@ class SegmentWriter:
 
     def write_end_of_stream(self, future: asyncio.Future[DLSN]) -> None:
         """Append the record after which nothing may follow, and send it. It has no position of its own."""
-        if self._refuse(future):
+        if self._refuse([future]):
             return
-        self._append(MAX_TXID, END_OF_STREAM_PAYLOAD, self.position, FLAG_END_OF_STREAM, future)
+        self._append(MAX_TXID, END_OF_STREAM_PAYLOAD, self.position, FLAG_END_OF_STREAM, [future])
         self.last_txid = MAX_TXID
         self._transmit()
 
@@ -185,20 +206,23 @@ class SegmentWriter:
         self._builder.add(self.last_txid, payload, self.position, FLAG_CONTROL)
         self._send(self._builder.finish(), [], None, has_user_data=False)
 
-    def _append(self, txid: int, payload: bytes, position: int, flags: int, future: asyncio.Future[DLSN]) -> None:
+    def _append(
+        self, txid: int, payload: bytes, position: int, flags: int, futures: Sequence[asyncio.Future[DLSN]]
+    ) -> None:
         if not self._builder.has_room(len(payload)):
             self._transmit()
         slot = self._builder.add(txid, payload, position, flags)
         check(slot == len(self._futures), "a record's slot is not its place in the buffer")
-        self._futures.append(future)
+        self._futures += futures
         self._buffered_user_data = True
 
-    def _refuse(self, future: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> bool:
-        """Fail `future` where this segment takes no more records."""
+    def _refuse(self, futures: Sequence[asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]]) -> bool:
+        """Fail `futures` where this segment takes no more records."""
         if self.error is None and not self._closed:
             return False
-        if not future.done():
-            future.set_exception(self._write_error("The segment failed earlier; the record was not sent"))
+        for future in futures:
+            if not future.done():
+                future.set_exception(self._write_error("The segment failed earlier; the record was not sent"))
         return True
 
     # ------------------------------------------------------------------ sending
@@ -208,7 +232,7 @@ class SegmentWriter:
         self._transmit()
 
     async def flush(self) -> None:
-        """Send what is buffered and wait until every entry is acknowledged. Raises TransmitError or WriteError."""
+        """Send what is buffered and wait until every entry is acknowledged. Raises TransmitError."""
         self._transmit()
         await self._settled()
 
@@ -296,7 +320,9 @@ class SegmentWriter:
                 future.set_result(DLSN(lssn, entry_id, slot))
         if sent.has_user_data:
             self.last_entry, self.last_slot = entry_id, sent.encoded.record_count - 1
-            self.unacknowledged -= sent.encoded.record_count - int(sent.encoded.last_txid == MAX_TXID)
+            users = sent.encoded.record_count - int(sent.encoded.last_txid == MAX_TXID)
+            self.unacknowledged -= users
+            self._on_acknowledged(sent.encoded.last_txid)
         if sent.batch is not None:
             self._batch_acknowledged(sent, sent.batch)
         self._wake(entry_id)
@@ -333,19 +359,30 @@ class SegmentWriter:
         else:
             self.write_control()
 
-    def _start_timers(self) -> None:
+    def _flush_period_s(self) -> float:
         settings = self._settings
-        if settings.periodic_flush_ms > 0 and not (settings.immediate_flush and self._threshold == 0):
-            self._every("flush", settings.periodic_flush_ms / 2000, self._flush_tick)
-        if settings.keep_alive_ms > 0:
-            self._every("keep-alive", settings.keep_alive_ms / 1000, self._keep_alive_tick)
+        if settings.immediate_flush and self._threshold == 0:
+            return 0.0
+        return settings.periodic_flush_ms / 2000
 
-    def _every(self, name: str, seconds: float, tick: Callable[[], None]) -> None:
+    def _start_timers(self) -> None:
+        """Start those that the settings ask for by now, and that do not run."""
+        if self._settings.periodic_flush_ms > 0 and "flush" not in self._timers:
+            self._every("flush", self._flush_period_s, self._flush_tick)
+        if self._settings.keep_alive_ms > 0 and "keep-alive" not in self._timers:
+            self._every("keep-alive", lambda: self._settings.keep_alive_ms / 1000, self._keep_alive_tick)
+
+    def _every(self, name: str, period_s: Callable[[], float], tick: Callable[[], None]) -> None:
+        """Run `tick` again and again, for as long as `period_s` is above 0."""
+
         def run() -> None:
-            self._timers[name] = self._loop.call_later(seconds, run)
+            del self._timers[name]
+            self._every(name, period_s, tick)
             tick()
 
-        self._timers[name] = self._loop.call_later(seconds, run)
+        seconds = period_s()
+        if seconds > 0:
+            self._timers[name] = self._loop.call_later(seconds, run)
 
     def _flush_tick(self) -> None:
         if self._builder.count:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dlspark.core.features import NO_FEATURES, FeatureProvider
 from dlspark.core.settings import Settings
+from metadata.errors import CallerError
 from metadata.ledgers import LedgerStore
 from metadata.logs import LogStore
 from metadata.namespaces import Binding
@@ -16,8 +18,22 @@ from metadata.store import MetadataStore
 from storage_node.client import LedgerClient
 from storage_node.edge import Clock
 
+if TYPE_CHECKING:
+    from dlspark.core.allocator_pool import LedgerAllocatorPool
+
+LOCAL_REGION_ID = 0
+MAX_REGION_ID = 15
+"""Segment metadata has four bits for it."""
 PERMIT_SECONDS = 60.0
 """A rolling permit can be used again this long after it was taken."""
+
+
+def check_region_id(region_id: int) -> None:
+    """Raise CallerError unless segment metadata can name this region."""
+    if isinstance(region_id, bool) or not isinstance(region_id, int) or not 0 <= region_id <= MAX_REGION_ID:
+        raise CallerError(
+            f"{region_id!r} is no region id", advice=f"A region id is a whole number from 0 to {MAX_REGION_ID}"
+        )
 
 
 class RollingPermits:
@@ -42,6 +58,23 @@ class RollingPermits:
         return True
 
 
+@dataclass(slots=True)
+class Shared:
+    """What changes, and all writers of a namespace have in common, those of its sub-namespaces too."""
+
+    namespace_path: str | None = None
+    """The namespace's own znode, the parent of its allocator pools; None: the one that its logs are in."""
+    outstanding: int = 0
+    """Records that writers have accepted and that are not acknowledged yet."""
+    pool: LedgerAllocatorPool | None = None
+    """Ledgers made in advance; see `allocator_pool.shared_pool`."""
+
+    async def close(self) -> None:
+        """End what runs in the background. The writers are closed before."""
+        if self.pool is not None:
+            await self.pool.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """Held by a namespace and handed to everything opened in it."""
@@ -55,6 +88,9 @@ class Services:
     permits: RollingPermits
     ledger_store: LedgerStore
     """The metadata of the ledgers that `ledgers` works on."""
+    shared: Shared = field(default_factory=Shared)
+    region_id: int = LOCAL_REGION_ID
+    """Which region's process this is; written into segments where the namespace or a setting says so."""
     features: FeatureProvider = NO_FEATURES
     """What operators have switched on; asked at each decision."""
     counters: Counter[str] = field(default_factory=Counter)

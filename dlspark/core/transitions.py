@@ -9,8 +9,9 @@ nothing. Three things can go wrong and each has one answer:
 | the answer was lost | read back: our ledger's id in the list, and versions exactly one above ours, mean applied |
 | the store cannot be reached | try again for as long as the session may live, then say so |
 
-A ledger is recorded in the log's allocation znode before it exists, and the start transaction clears the record. So
-whoever comes next, this library or upstream's, finds and deletes a ledger that a crash left without a segment.
+The ledger of a new segment comes from the log's own allocator or from a pool (`allocator`, `allocator_pool`); the start
+transaction hands it over. One that was not handed over is named in a znode: whoever comes next, this library or
+upstream's, finds and deletes it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from dlspark.core.allocator import AllocatorLostError, LedgerAllocator, LedgerKind, Phase
+from dlspark.core.allocator_pool import LedgerAllocatorPool, shared_pool
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.errors import SegmentStateError, WriterDeposedError
+from metadata.allocators import Allocation
 from metadata.errors import (
     BadVersionError,
     DistributedLogError,
@@ -36,6 +40,7 @@ from metadata.errors import (
 )
 from metadata.ledgers import Versioned
 from metadata.logs import LogState, SegmentMetadata
+from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID
 from storage_node.client import LedgerWriter
 
 _log = logging.getLogger(__name__)
@@ -43,7 +48,8 @@ _T = TypeVar("_T")
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
-NO_ALLOCATION = b""
+MAX_CONTESTED_STARTS = 3
+"""Allocators of a pool that a start tries, where somebody else is using the same pool."""
 
 
 def lssn_without_segments(stored: int, first: int) -> int:
@@ -64,6 +70,7 @@ class SegmentTransitions:
         """In ascending order of sequence number; kept up to date by this owner's own transactions."""
         self._services = services
         self._settings = settings
+        self._allocator: LedgerAllocator | None = None
 
     def use_settings(self, settings: Settings) -> None:
         """From the next transaction on."""
@@ -80,48 +87,148 @@ class SegmentTransitions:
         if _versions(state) != _versions(self.state):
             raise self._deposed()
         self.state, self.segments = state, segments
+        allocator = self._allocator
+        if allocator is not None and allocator.phase is Phase.ERROR:
+            self._allocator = None  # What it could not know is in `state` now.
 
     # ------------------------------------------------------------------ start
 
+    async def prepare(self) -> None:
+        """Have the next segment's ledger made, so that `start` need not wait for it. Raises as `start`."""
+        if self._pool() is None:
+            await self._own_allocator().allocate(self._kind())
+
     async def start(self, first_txid: int) -> tuple[SegmentMetadata, LedgerWriter]:
-        """Create a ledger and make it the log's next segment, in progress.
+        """Make the ledger that is ready, or a new one, the log's next segment, in progress.
 
         Raises WriterDeposedError, NotEnoughBookiesError and others; after any error no ledger of ours is in the log,
         unless it is an OutcomeUnknownError.
         """
         lssn = self._next_lssn()
-        leftover = self.state.allocation.value
-        ledger = await self._allocate()
-        await self._delete_leftover(leftover, ledger.ledger_id)
-        segment = SegmentMetadata(ledger_id=ledger.ledger_id, lssn=lssn, first_txid=first_txid, in_progress=True)
+        pool = self._pool()
+        if pool is None:
+            allocator = self._own_allocator()
+            try:
+                await allocator.allocate(self._kind())
+            except AllocatorLostError as error:
+                raise self._deposed() from error
+            return await self._start_with(allocator, lssn, first_txid, shared=False)
+        for attempt in range(MAX_CONTESTED_STARTS):
+            allocator = await pool.lend()
+            try:
+                return await self._start_with(allocator, lssn, first_txid, shared=True)
+            except AllocatorLostError:
+                # Somebody else uses the pool: the log is as it was, and another allocator does as well.
+                self._services.counters["allocator-contested"] += 1
+                if attempt == MAX_CONTESTED_STARTS - 1:
+                    raise
+            finally:
+                pool.give_back(allocator)
+        raise AssertionError("unreachable")
+
+    async def _start_with(
+        self, allocator: LedgerAllocator, lssn: int, first_txid: int, *, shared: bool
+    ) -> tuple[SegmentMetadata, LedgerWriter]:
+        """The transaction. Afterwards `allocator` is ready for another, or in ERROR."""
+        ledger = allocator.ledger
+        segment = self._new_segment(ledger.ledger_id, lssn, first_txid)
         expected = self.state
+        hand_over = allocator.obtain()
 
         def applied(found: _Found) -> bool:
             return any(other.ledger_id == segment.ledger_id for other in found.segments)
 
         try:
             self.state = await self._transact(
-                lambda: self._services.logs.start_segment(self.name, expected, segment),
+                lambda: self._services.logs.start_segment(self.name, expected, segment, hand_over=hand_over),
                 applied,
-                replace(
-                    expected,
-                    max_lssn=Versioned(lssn, expected.max_lssn.version + 1),
-                    allocation=Versioned(NO_ALLOCATION, expected.allocation.version + 1),
-                ),
+                replace(expected, max_lssn=Versioned(lssn, expected.max_lssn.version + 1)),
+                shared=hand_over.path if shared else None,
             )
         except _DeposedAfterwards as error:
+            allocator.committed()
             raise self._deposed() from error  # The ledger was a segment: it is not ours to delete.
-        except NotAppliedError:
+        except AllocatorLostError:
+            allocator.lost()
             await self._give_back(ledger)
             raise
-        # After any other error the ledger may be a segment: its next owner sees that in the list or the record.
+        except WriterDeposedError:
+            if shared:
+                allocator.aborted()  # It serves another log.
+            else:
+                allocator.lost()
+                await self._give_back(ledger)
+            raise
+        except NotAppliedError:
+            allocator.aborted()
+            raise
+        except BaseException:
+            # The ledger may be a segment: its next owner, or who reads the allocator again, sees that.
+            allocator.lost()
+            raise
+        allocator.committed()
         self.segments.append(segment)
         return segment, ledger
+
+    def _new_segment(self, ledger_id: int, lssn: int, first_txid: int) -> SegmentMetadata:
+        settings = self._settings
+        region = self._services.region_id if settings.encode_region_id or self._services.binding.encode_region_id else 0
+        segment = SegmentMetadata(
+            ledger_id=ledger_id,
+            lssn=lssn,
+            first_txid=first_txid,
+            in_progress=True,
+            region=region,
+            version=settings.metadata_version,
+        ).named(settings.segment_name_version)
+        self._check_name(segment)
+        return segment
+
+    def _check_name(self, segment: SegmentMetadata) -> None:
+        """Names of version 0 are made of transaction ids, which may be the same in two segments."""
+        if any(o.znode_name == segment.znode_name for o in self.segments if o.ledger_id != segment.ledger_id):
+            raise SegmentStateError(
+                f"segment {segment.lssn} would be called {segment.znode_name}, as another one is; nothing was changed",
+                log=self.name,
+                advice="Set logSegmentNameVersion=1, which names segments by their numbers",
+            )
+
+    # ------------------------------------------------------------------ allocation
+
+    def _kind(self) -> LedgerKind:
+        return LedgerKind(*self._settings.quorums, self._settings.password)
+
+    def _own_allocator(self) -> LedgerAllocator:
+        """The log's own allocator; its znode is set with the version that this owner read."""
+        if self._allocator is None:
+            path, found = self._services.logs.paths(self.name).allocation, self.state.allocation
+            self._allocator = LedgerAllocator(self._services, Allocation(path, found.value, found.version))
+        return self._allocator
+
+    def _pool(self) -> LedgerAllocatorPool | None:
+        """The namespace's pool, if it is on and its ledgers are as this log's have to be."""
+        if not self._settings.allocator_pool:
+            return None
+        pool = shared_pool(self._services)
+        return pool if pool.kind == self._kind() else None
+
+    async def close(self) -> None:
+        """Delete a ledger that was made for this owner and not used; one of a pool serves others."""
+        if self._allocator is not None:
+            await self._allocator.close()
+
+    async def _give_back(self, ledger: LedgerWriter) -> None:
+        """The ledger did not become a segment: delete it. Where its znode still names it, that is a leftover."""
+        try:
+            await ledger.abandon()
+            await self._services.ledgers.delete(ledger.ledger_id)
+        except DistributedLogError as error:
+            _log.warning("ledger %s could not be deleted after a failed start: %s", ledger.ledger_id, error)
 
     def _next_lssn(self) -> int:
         """The rules of the format, section 5.4; anything else means metadata that this writer must not build upon."""
         stored = self.state.max_lssn.value
-        if not self.segments:
+        if not self.segments or self.segments[-1].lssn == UNASSIGNED_LSSN:
             return lssn_without_segments(stored, self._services.binding.first_lssn or self._settings.first_lssn)
         lssn = self.segments[-1].lssn + 1
         if lssn not in (stored, stored + 1):
@@ -132,56 +239,6 @@ class SegmentTransitions:
             )
         return lssn
 
-    async def _allocate(self) -> LedgerWriter:
-        settings = self._settings
-        ensemble_size, write_quorum, ack_quorum = settings.quorums
-        return await self._services.ledgers.create(
-            ensemble_size=ensemble_size,
-            write_quorum=write_quorum,
-            ack_quorum=ack_quorum,
-            password=settings.password,
-            before_create=self._record,
-        )
-
-    async def _record(self, ledger_id: int) -> None:
-        """Name the ledger in the allocation znode before it exists: a crash from here on leaves nothing unlisted."""
-        path = self._services.logs.paths(self.name).allocation
-        data = str(ledger_id).encode()
-        expected = self.state
-
-        async def attempt() -> LogState:
-            stat = await self._services.store.put(path, data, expected.allocation.version)
-            return replace(expected, allocation=Versioned(data, stat.version))
-
-        self.state = await self._transact(
-            attempt,
-            lambda found: found.state.allocation.value == data,
-            replace(expected, allocation=Versioned(data, expected.allocation.version + 1)),
-        )
-
-    async def _delete_leftover(self, leftover: bytes, ledger_id: int) -> None:
-        """Delete what the last owner allocated and never used. Recording our own id proved it ours to delete."""
-        if not leftover:
-            return
-        if not leftover.isdigit():
-            _log.warning("log %s: the allocation znode held %r, which is no ledger id; replaced", self.name, leftover)
-            return
-        check(int(leftover) != ledger_id, "a new ledger has the id of an old one", log=self.name)
-        try:
-            await self._services.ledgers.delete(int(leftover))
-        except DistributedLogError as error:
-            # Only space is lost, and only until the garbage of deleted logs is looked for; the write must go on.
-            self._services.counters["leftover-not-deleted"] += 1
-            _log.warning("ledger %s, allocated and never used, could not be deleted: %s", int(leftover), error)
-
-    async def _give_back(self, ledger: LedgerWriter) -> None:
-        """The ledger did not become a segment: delete it. Its record stays and is replaced by the next allocation."""
-        try:
-            await self._services.ledgers.delete(ledger.ledger_id)
-        except DistributedLogError as error:
-            # Still recorded in the allocation znode, so the next owner deletes it.
-            _log.warning("ledger %s could not be deleted after a failed start: %s", ledger.ledger_id, error)
-
     # ------------------------------------------------------------------ complete, delete
 
     async def complete(self, segment: SegmentMetadata, **values: int) -> SegmentMetadata:
@@ -190,7 +247,8 @@ class SegmentTransitions:
             completion_time_ms=self._services.clock.now_ms(),
             start_sequence_id=self._start_sequence_id(segment),
             **values,
-        )
+        ).named(self._settings.segment_name_version)
+        self._check_name(completed)
         expected = self.state
         stored = expected.max_lssn.value
         if stored not in (segment.lssn, segment.lssn + 1):
@@ -211,11 +269,13 @@ class SegmentTransitions:
                 max_txid=Versioned(max(completed.last_txid, expected.max_txid.value), expected.max_txid.version + 1),
             ),
         )
-        self.segments = [completed if s.lssn == segment.lssn else s for s in self.segments]
+        self.segments = [completed if s.ledger_id == segment.ledger_id else s for s in self.segments]
         return completed
 
     def _start_sequence_id(self, segment: SegmentMetadata) -> int:
         """First sequence id of `segment`: where the one before it ended (section 3.6)."""
+        if self._settings.metadata_version < 5:
+            return UNASSIGNED_SEQUENCE_ID
         before = [s for s in self.segments if s.lssn == segment.lssn - 1]
         if not before:
             return 0
@@ -245,19 +305,29 @@ class SegmentTransitions:
             return all(other.ledger_id != segment.ledger_id for other in found.segments)
 
         self.state = await self._transact(attempt, applied, expected)
-        self.segments = [s for s in self.segments if s.lssn != segment.lssn]
+        self.segments = [s for s in self.segments if s.ledger_id != segment.ledger_id]
 
     # ------------------------------------------------------------------ outcomes
 
     async def _transact(
-        self, attempt: Callable[[], Awaitable[LogState]], applied: Callable[[_Found], bool], after: LogState
+        self,
+        attempt: Callable[[], Awaitable[LogState]],
+        applied: Callable[[_Found], bool],
+        after: LogState,
+        *,
+        shared: str | None = None,
     ) -> LogState:
-        """Run a conditional transaction until its outcome is known. `after` is the state it leads to."""
+        """Run a conditional transaction until its outcome is known. `after` is the state it leads to.
+
+        `shared` is the allocator of a pool that is part of it: one that somebody else has set raises
+        AllocatorLostError, and says nothing about the log.
+        """
         before = self.state
         pauses = self._pauses()
         doubt: OutcomeUnknownError | None = None
         while True:
             failure: DistributedLogError
+            refusal: DistributedLogError | None = None
             try:
                 return await attempt()
             except OutcomeUnknownError as error:
@@ -267,8 +337,8 @@ class SegmentTransitions:
             except (BadVersionError, NodeExistsError, NoNodeError) as error:
                 # After a lost answer it may be our own first try that was in the way.
                 if doubt is None:
-                    raise self._deposed() from error
-                failure = doubt
+                    raise self._refused(error, shared) from error
+                failure, refusal = doubt, error
             if doubt is not None:
                 found = await self._look(doubt)
                 if applied(found):
@@ -279,6 +349,8 @@ class SegmentTransitions:
                 if _versions(found.state) != _versions(before):
                     raise self._deposed() from failure
                 self._services.counters["lost-answer-not-applied"] += 1
+                if refusal is not None:
+                    raise self._refused(refusal, shared) from refusal
             await self._pause(pauses, failure)
 
     async def _look(self, doubt: OutcomeUnknownError) -> _Found:
@@ -318,6 +390,12 @@ class SegmentTransitions:
             raise failure
         await asyncio.sleep(pauses.pop())
 
+    def _refused(self, error: DistributedLogError, shared: str | None) -> NotAppliedError:
+        """What a transaction that a version stopped means."""
+        if shared is not None and error.path == shared:
+            return AllocatorLostError("the allocator is used by somebody else; nothing was started", path=shared)
+        return self._deposed()
+
     def _deposed(self) -> WriterDeposedError:
         return WriterDeposedError(
             "the log was changed by another owner; nothing of this transaction was applied",
@@ -338,5 +416,6 @@ class _Found:
     segments: tuple[SegmentMetadata, ...]
 
 
-def _versions(state: LogState) -> tuple[int, int, int]:
-    return state.max_lssn.version, state.max_txid.version, state.allocation.version
+def _versions(state: LogState) -> tuple[int, int]:
+    """Of what every owner's transactions set. The allocator knows its own."""
+    return state.max_lssn.version, state.max_txid.version

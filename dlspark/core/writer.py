@@ -22,10 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -33,81 +30,68 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.dlsn import DLSN
-from dlspark.core.operations import BatchWrite, EndOfStreamWrite, Operation, RecordWrite
-from dlspark.core.owned_segments import OwnedSegments, release
-from dlspark.core.records import MAX_POSITION, MAX_TXID
-from dlspark.core.recovery import recover_segments
+from dlspark.core.operations import BatchWrite, EndOfStreamWrite, Operation, RecordSetWrite, RecordWrite
+from dlspark.core.owned_segments import OwnedSegments
+from dlspark.core.ownership import OwnershipWatch
+from dlspark.core.records import MAX_TXID
 from dlspark.core.retention import Retention
 from dlspark.core.segment_writer import SegmentWriter, WrittenEntry
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
+from dlspark.core.succession import Succession
 from dlspark.core.transitions import SegmentTransitions
+from dlspark.core.unawaited import Unawaited
+from dlspark.core.write_limits import WriteLimits, WriteQueue
+from dlspark.core.write_lock import WriteLock, release, take_lock
 from dlspark.errors import (
     AlreadyClosedError,
     DistributedLogError,
     EndOfStreamError,
     InvariantViolation,
-    NotAppliedError,
-    OverCapacityError,
     StreamNotReadyError,
     TransactionIdOutOfOrderError,
-    TransmitError,
     WriteCancelledError,
     WriteError,
     WriterDeposedError,
 )
 from metadata.errors import BadVersionError
-from metadata.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
+from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.permissions import Action
-from metadata.store import SessionState
-from metadata.tasks import end_tasks
 
 _log = logging.getLogger(__name__)
 
-MAX_QUEUED_BYTES = 256 << 20
-"""Payload bytes that may wait while a segment is being started; more are refused with OverCapacityError."""
-LOCK_CHECK_S = 0.2
-"""How often a lost lock is looked at while it is being taken again."""
 _ADVICE_REOPEN = "Open the writer again, and write again from the first record that was not acknowledged"
-
-
-def default_client_id() -> str:
-    """How this process names itself in a lock: host and process id."""
-    return f"{socket.gethostname()}/{os.getpid()}"
 
 
 class AsyncLogWriter:
     """Writes one log. Open it with `AsyncLog.open_writer`; all calls come from one event loop."""
 
     def __init__(
-        self, services: Services, name: str, settings: Settings, lock: DistributedLock, transitions: SegmentTransitions
+        self, services: Services, name: str, settings: Settings, lock: WriteLock, transitions: SegmentTransitions
     ) -> None:
         """Used by `open`, which makes a writer ready for records."""
         self.name = name
         self.last_txid = -1
         """Highest transaction id accepted so far, or of the log when it was opened; -1 for an empty log."""
-        self.over_limit = 0
-        """Writes beyond `perWriterOutstandingWriteLimit`: refused, or only counted in dark mode."""
         self._services = services
         self._settings = settings
         self._lock = lock
-        self._transitions = transitions
         self.owned = OwnedSegments(services, name, lock)
         """The log's segments, as long as this writer has the lock."""
         self._retention = Retention(self.owned, lambda: self._settings, services.clock)
         self._loop = asyncio.get_running_loop()
-        self._segment: SegmentWriter | None = None
-        self._needs_recovery = False
-        self._queue: deque[Operation] = deque()
-        self._queued_records = 0
-        self._queued_bytes = 0
+        self._queue = WriteQueue()
+        self._limits = WriteLimits(services, name)
+        self._unawaited = Unawaited(name)
+        self._succession = Succession(
+            services, settings, lock, transitions, self._segment_failed, self._segment_acknowledged
+        )
+        self._acknowledged_txid = -1
         self._transition: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._shutdown: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
         self._sealed = False
-        self._last_roll = self._loop.time()
-        self._forget_session = services.store.on_session(self._session_changed)
+        self._ownership = OwnershipWatch(services, lock, self._fail)
 
     @classmethod
     async def open(
@@ -119,17 +103,16 @@ class AsyncLogWriter:
         not held then.
         """
         await services.logs.open(name)  # A missing log is an error of its own, not of its lock.
-        paths = services.logs.paths(name)
-        lock = DistributedLock(services.store, paths.lock, client_id or default_client_id())
+        lock = await take_lock(services, name, settings, client_id)
         try:
-            await lock.acquire(settings.lock_timeout_s * 1000)
             # Versions are read only now that the lock is held: read earlier, they could be the last owner's.
             transitions = SegmentTransitions(services, name, settings, await services.logs.open(name))
             writer = cls(services, name, settings, lock, transitions)
             try:
-                await writer._recover()
+                writer._adopt(await writer._succession.recover())
             except BaseException:
-                writer._forget_session()
+                await writer._ownership.close()
+                await writer._succession.close()
                 raise
             return writer
         except BaseException:
@@ -139,9 +122,7 @@ class AsyncLogWriter:
     def use_settings(self, settings: Settings) -> None:
         """Called when the log's dynamic settings change."""
         self._settings = settings
-        self._transitions.use_settings(settings)
-        if self._segment is not None:
-            self._segment.use_settings(settings)
+        self._succession.use_settings(settings)
 
     # ------------------------------------------------------------------ for users
 
@@ -150,10 +131,13 @@ class AsyncLogWriter:
 
         A record is sent when the buffer fills (`writerOutputBufferSize`), by the periodic flush, or by `flush`.
         Never raises: a refusal is the future's error. Await `wait_for_room` between writes to bound memory.
+
+        With `isDurableWriteEnabled` off the future has DLSN.INVALID as soon as the record is taken. Where it then is
+        not stored, the next call that writes, flushes or closes says so.
         """
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._accept(RecordWrite(txid, payload, future))
-        return future
+        return self._promised([future])[0]
 
     def write_bulk(self, records: Iterable[tuple[int, bytes]]) -> list[asyncio.Future[DLSN]]:
         """Append records of (transaction id, payload), together where they fit.
@@ -173,41 +157,70 @@ class AsyncLogWriter:
                 write.fail(WriteCancelledError("A record before it was refused; this one was not written"))
             else:
                 refused = not self._accept(write)
-        return futures
+        return self._promised(futures)
+
+    def write_record_set(
+        self, txid: int, payloads: Sequence[bytes | bytearray | memoryview], compression: str = "none"
+    ) -> list[asyncio.Future[DLSN]]:
+        """Append payloads as one record set: one transaction id, one record in the entry, all stored or none.
+
+        Each payload gets a future, and a DLSN, of its own; readers see records like any others. `compression` is that
+        of the set: "none" or "lz4". Refused, by RecordTooLongError, are a payload above 1,040,384 bytes and a finished
+        set above 1,040,364. Never raises.
+        """
+        futures: list[asyncio.Future[DLSN]] = [self._loop.create_future() for _ in payloads]
+        if futures:
+            self._accept(RecordSetWrite(txid, payloads, futures, compression))
+        return self._promised(futures)
 
     def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> asyncio.Future[tuple[WrittenEntry, ...]]:
         """Append records by columns, encoded at once into entries of their own and sent.
 
-        The future gets the entries once all of them are stored. All records go into one segment. Never raises.
+        The future gets the entries once all of them are stored, or one for all with DLSN.INVALID at once where
+        `isDurableWriteEnabled` is off. All records go into one segment. Never raises.
         """
         future: asyncio.Future[tuple[WrittenEntry, ...]] = self._loop.create_future()
-        if len(txids) or len(payloads):
-            self._accept(BatchWrite(txids, payloads, future))
-        else:
+        if not (len(txids) or len(payloads)):
             future.set_result(())
-        return future
+            return future
+        batch = BatchWrite(txids, payloads, future)
+        if not self._accept(batch) or self._settings.durable_writes:
+            return future
+        at_once = WrittenEntry(DLSN.INVALID, batch.records, batch.first_txid, batch.last_txid)
+        return self._unawaited.instead_of(future, (at_once,))
+
+    def _promised(self, futures: list[asyncio.Future[DLSN]]) -> list[asyncio.Future[DLSN]]:
+        """What the caller is to wait for: that records are stored, or only that they were taken."""
+        if self._settings.durable_writes:
+            return futures
+        return [self._unawaited.instead_of(future, DLSN.INVALID) for future in futures]
 
     async def wait_for_room(self) -> None:
         """Return when more may be written without piling up: back-pressure from storage nodes and transitions."""
-        while self._transition is not None and self._queued_bytes > MAX_QUEUED_BYTES // 2:
+        while self._transition is not None and self._queue.crowded:
             await asyncio.wait([self._transition])
-        if self._segment is not None and self._segment.error is None and self._error is None:
-            await self._segment.ledger.wait_for_room()
+        segment = self._succession.current
+        if segment is not None and segment.error is None and self._error is None:
+            await segment.ledger.wait_for_room()
 
     async def send(self) -> None:
         """Send everything accepted without waiting for acknowledgement, only for a segment being started."""
         while self._transition is not None:
             await asyncio.wait([self._transition])
-        if self._segment is not None:
-            self._segment.send()
+        if self._succession.current is not None:
+            self._succession.current.send()
 
-    async def flush(self) -> None:
-        """Send everything accepted and wait until it is acknowledged. Raises what the failed records were given."""
-        await self._when_settled(lambda segment: segment.flush())
+    async def flush(self) -> int:
+        """Send everything accepted and wait until it is acknowledged.
 
-    async def commit(self) -> None:
+        Returns the highest transaction id that is acknowledged, -1 for none; MAX_TXID in a sealed log. Raises what the
+        failed records were given.
+        """
+        return await self._when_settled(lambda segment: segment.flush())
+
+    async def commit(self) -> int:
         """`flush`, and make every acknowledged record visible to readers."""
-        await self._when_settled(lambda segment: segment.commit())
+        return await self._when_settled(lambda segment: segment.commit())
 
     async def mark_end_of_stream(self) -> DLSN:
         """Seal the log: nothing can ever follow. Completes the segment; the writer can then only be closed.
@@ -226,7 +239,7 @@ class AsyncLogWriter:
                 future.exception()  # Seen: flush has raised the same failure.
             raise
         dlsn = await future
-        await self._run_transition(self._complete_current)
+        await self._run_transition(self._succession.complete_current)
         return dlsn
 
     async def truncate(self, dlsn: DLSN | str) -> DLSN:
@@ -263,12 +276,19 @@ class AsyncLogWriter:
     @property
     def unacknowledged(self) -> int:
         """Records accepted and not yet acknowledged."""
-        return self._queued_records + (self._segment.unacknowledged if self._segment is not None else 0)
+        segment = self._succession.current
+        return self._queue.records + (segment.unacknowledged if segment is not None else 0)
+
+    @property
+    def over_limit(self) -> int:
+        """Records over an outstanding-write limit: refused, or only counted in dark mode."""
+        return self._limits.over_limit
 
     @property
     def segment(self) -> int | None:
         """Sequence number of the segment being written, None between segments."""
-        return self._segment.metadata.lssn if self._segment is not None else None
+        segment = self._succession.current
+        return segment.metadata.lssn if segment is not None else None
 
     # ------------------------------------------------------------------ accepting
 
@@ -278,23 +298,22 @@ class AsyncLogWriter:
             self._check_writable()
             operation.check()
             self._check_order(operation)
-            self._check_capacity(operation)
+            self._limits.check(self._settings, operation, self.unacknowledged, self._queue)
         except DistributedLogError as error:
             operation.fail(error)
             return False
         if not self._lock.held:
             # The write goes on: fencing and versions give safety. Only a confirmed loss stops the writer.
-            self._check_ownership()
+            self._ownership.look()
         self.last_txid = max(self.last_txid, operation.last_txid)
         step = self._obstacle(operation)
         if self._transition is None and not self._queue and step is None:
             self._issue(operation)
         else:
-            self._queue.append(operation)
-            self._queued_records += operation.records
-            self._queued_bytes += operation.size
+            self._queue.add(operation)
             if self._transition is None and step is not None:
                 self._begin(step)
+        self._limits.count(self.unacknowledged)
         return True
 
     def _check_writable(self) -> None:
@@ -302,6 +321,7 @@ class AsyncLogWriter:
             raise AlreadyClosedError("the writer is closed; the record was not written", log=self.name)
         if self._error is not None:
             raise self._failed()
+        self._unawaited.raise_failure("; this record was not written")
         if self._sealed:
             raise EndOfStreamError("the log is sealed; the record was not written", log=self.name)
         if self._settings.fail_fast and (self._transition is not None):
@@ -321,64 +341,28 @@ class AsyncLogWriter:
                 advice="Write with ids that do not decrease, or set maxIdSanityCheck=false",
             )
 
-    def _check_capacity(self, operation: Operation) -> None:
-        limit = self._settings.outstanding_write_limit
-        if limit > 0 and self.unacknowledged + operation.records > limit:
-            self.over_limit += operation.records
-            if not self._settings.write_limit_dark_mode:
-                raise OverCapacityError(
-                    f"{self.unacknowledged} records wait for acknowledgement, the limit is {limit}; "
-                    "this one was not taken",
-                    log=self.name,
-                    advice="Wait for earlier writes, or raise perWriterOutstandingWriteLimit",
-                )
-        if self._queued_bytes + operation.size > MAX_QUEUED_BYTES and self._queue:
-            raise OverCapacityError(
-                f"{self._queued_bytes} bytes wait for a segment to be started; this record was not taken",
-                log=self.name,
-                advice="Await wait_for_room() between writes",
-            )
-
     def _obstacle(self, operation: Operation) -> Callable[[], Awaitable[None]] | None:
         """The transition without which `operation` cannot go into the current segment; None if it can."""
-        segment = self._segment
-        if segment is None or segment.error is not None:
+        if not self._succession.usable:
             return self._start
-        if segment.position + operation.records > MAX_POSITION:
-            return self._roll  # Positions are 31 bits wide; upstream would wrap to negative ones.
-        return None
+        return None if self._succession.takes(operation.records) else self._roll
 
     def _issue(self, operation: Operation) -> None:
         """Hand `operation` to the current segment; roll if it was the segment's last."""
-        segment = self._segment
+        segment = self._succession.current
         if segment is None:
             raise InvariantViolation("a record was issued without a segment", log=self.name)
         operation.issue(segment)
-        if segment.error is None and self._roll_due(segment) and self._may_roll():
+        if self._succession.roll_is_due():
             self._begin(self._roll)
 
     def _issue_queued(self) -> None:
         while self._queue and self._transition is None and self._error is None:
-            step = self._obstacle(self._queue[0])
+            step = self._obstacle(self._queue.first)
             if step is not None:
                 self._begin(step)
                 return
-            operation = self._queue.popleft()
-            self._queued_records -= operation.records
-            self._queued_bytes -= operation.size
-            self._issue(operation)
-
-    def _roll_due(self, segment: SegmentWriter) -> bool:
-        settings = self._settings
-        if segment.position == 0 or segment.last_txid == MAX_TXID:
-            return False
-        if settings.rolling_minutes > 0:
-            return self._loop.time() - self._last_roll > 60 * settings.rolling_minutes
-        return 0 < settings.max_segment_bytes < segment.ledger.length
-
-    def _may_roll(self) -> bool:
-        """Rolling is put off while the metadata store is out of reach, and while too many segments roll at once."""
-        return self._services.store.state is SessionState.CONNECTED and self._services.permits.take()
+            self._issue(self._queue.take())
 
     # ------------------------------------------------------------------ transitions
 
@@ -409,103 +393,50 @@ class AsyncLogWriter:
 
     async def _start(self) -> None:
         """Start a segment for the first queued record: for the first time, or after a segment that failed."""
-        failed, self._segment = self._segment, None
-        if failed is not None:
-            self._needs_recovery = True
-            await failed.abandon()
-        if self._needs_recovery:
-            await self._recover()
+        highest = await self._succession.give_up_failed()
+        if highest is not None:
+            self._adopt(highest)
         if self._queue:
-            await self._lock.ensure_held()
-            metadata, ledger = await self._transitions.start(self._queue[0].first_txid)
-            self._segment = SegmentWriter(ledger, metadata, self._settings, self._segment_failed)
-            self._last_roll = self._loop.time()
+            await self._succession.start(self._queue.first.first_txid)
             self._retention.begin()
 
-    async def _recover(self) -> None:
-        """Learn the log's state and give segments in progress their end. Only while the lock is held."""
-        await self._lock.ensure_held()
-        await self._transitions.load()
-        await recover_segments(self._services, self._transitions, self._settings)
-        self._needs_recovery = False
-        known = [segment.last_txid for segment in self._transitions.segments]
+    def _adopt(self, highest: int) -> None:
+        """Go on from the log's highest transaction id, as recovery found it."""
         # Records of a failed segment do not count any more: recovery has told which of them the log keeps.
-        self.last_txid = max([self._transitions.state.max_txid.value, -1, *known])
-        if self.last_txid == MAX_TXID:
+        self.last_txid = highest
+        if highest == MAX_TXID:
             self._sealed = True
-            self._refuse_queue(EndOfStreamError("the log is sealed; the record was not written", log=self.name))
-            return
-        if self._queue:
-            self.last_txid = max(self.last_txid, *(operation.last_txid for operation in self._queue))
+            self._queue.refuse(EndOfStreamError("the log is sealed; the record was not written", log=self.name))
+        self.last_txid = max(self.last_txid, self._queue.last_txid)
 
     async def _roll(self) -> None:
-        """Start the next segment, then complete the current one (section 5.8): readers may see both for a moment."""
-        old = self._segment
-        if old is None:
-            return
-        try:
-            await old.flush()
-        except TransmitError:
-            if self._error is None:
-                return  # By setting, the writer starts over instead of failing.
-            raise
-        try:
-            await self._lock.ensure_held()
-            metadata, ledger = await self._transitions.start(old.last_txid)
-        except (WriterDeposedError, OwnershipAcquireFailedError, LockingError):
-            raise
-        except NotAppliedError as error:
-            if self._queue and self._obstacle(self._queue[0]) is not None:
-                raise
-            # Nothing was started, the old segment is as good as before: go on with it and try again later.
-            self._services.counters["roll-postponed"] += 1
-            self._last_roll = self._loop.time()
-            _log.warning("log %s: no new segment yet, going on with %s: %s", self.name, old.metadata.lssn, error)
-            return
-        self._segment = SegmentWriter(ledger, metadata, self._settings, self._segment_failed)
-        self._last_roll = self._loop.time()
-        try:
-            await self._complete(old)
-        except BaseException:
-            await old.abandon()
-            raise
-        if not self._queue:
-            # The ledger has to exist on storage nodes, or tailing readers would ask in vain.
-            self._segment.write_control()
-        self._retention.begin()
+        def must() -> bool:
+            return bool(self._queue) and self._obstacle(self._queue.first) is not None
 
-    async def _complete(self, segment: SegmentWriter) -> None:
-        """Close the segment's ledger and record its end. After an error it stays in progress, for recovery."""
-        await segment.close()
-        await self._lock.ensure_held()
-        await self._transitions.complete(
-            segment.metadata,
-            last_txid=segment.last_txid,
-            record_count=segment.position,
-            last_entry=segment.last_entry,
-            last_slot=segment.last_slot,
-        )
+        if await self._succession.roll(must, idle=lambda: not self._queue):
+            self._retention.begin()
 
-    async def _complete_current(self) -> None:
-        if self._segment is not None:
-            await self._complete(self._segment)
-            self._segment = None
-
-    async def _when_settled(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> None:
+    async def _when_settled(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> int:
         """Run `action` on the segment that has everything accepted up to now."""
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed", log=self.name)
         await self._settle(action)
+        return self._acknowledged_txid
 
     async def _settle(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> None:
         while self._transition is not None:
             await asyncio.wait([self._transition])
         self._raise_failure()
-        segment = self._segment
+        segment = self._succession.current
         if segment is not None:
             await action(segment)
+        self._unawaited.raise_failure()
 
     # ------------------------------------------------------------------ failing
+
+    def _segment_acknowledged(self, highest_txid: int) -> None:
+        self._acknowledged_txid = max(self._acknowledged_txid, highest_txid)
+        self._limits.count(self.unacknowledged)
 
     def _segment_failed(self, cause: BaseException) -> None:
         """An entry was not acknowledged: this writer fails, or (by setting) starts over with the next record."""
@@ -524,16 +455,11 @@ class AsyncLogWriter:
             cause = error
         if self._error is None:
             self._error = cause
+            self._ownership.end()
             _log.warning("log %s: the writer failed: %s", self.name, cause)
-        self._refuse_queue(self._failed())
-        if self._segment is not None:
-            self._segment.cancel(cause)
-
-    def _refuse_queue(self, error: DistributedLogError) -> None:
-        queue, self._queue = self._queue, deque()
-        self._queued_records = self._queued_bytes = 0
-        for operation in queue:
-            operation.fail(error)
+        self._queue.refuse(self._failed())
+        if self._succession.current is not None:
+            self._succession.current.cancel(cause)
 
     def _raise_failure(self) -> None:
         if self._error is not None:
@@ -548,27 +474,6 @@ class AsyncLogWriter:
         error.__cause__ = self._error
         return error
 
-    # ------------------------------------------------------------------ ownership
-
-    def _session_changed(self, state: SessionState) -> None:
-        if state is SessionState.EXPIRED:
-            self._check_ownership()
-
-    def _check_ownership(self) -> None:
-        """Watch the lock being taken again; only when somebody else has it does the writer fail."""
-        if self._watching is None and self._shutdown is None and self._error is None:
-            self._watching = self._loop.create_task(self._watch_lock())
-
-    async def _watch_lock(self) -> None:
-        try:
-            while self._error is None and not self._lock.held:
-                await self._lock.ensure_held()
-                await asyncio.sleep(LOCK_CHECK_S)
-        except DistributedLogError as error:
-            self._fail(error)
-        finally:
-            self._watching = None
-
     # ------------------------------------------------------------------ closing
 
     async def _shut_down(self, step: Callable[[], Awaitable[None]]) -> None:
@@ -581,27 +486,24 @@ class AsyncLogWriter:
         try:
             await step()
         finally:
-            self._forget_session()
-            watching = self._watching
-            if watching is not None:
-                await end_tasks([watching])
+            await self._ownership.close()
             await self._retention.close()
-            if self._segment is not None:
-                await self._segment.abandon()
+            await self._succession.close()
+            self._limits.end()
             await release(self._lock)
 
     async def _close(self) -> None:
         await self._settle(lambda segment: segment.flush())
-        await self._run_transition(self._complete_current)
+        await self._run_transition(self._succession.complete_current)
 
     async def _abort(self) -> None:
         cause = WriteCancelledError("the writer was aborted; the record was not sent", log=self.name)
         transition = self._transition
         if self._error is None:
             self._error = cause
-        self._refuse_queue(cause)
-        if self._segment is not None:
-            self._segment.cancel(cause)
+        self._queue.refuse(cause)
+        if self._succession.current is not None:
+            self._succession.current.cancel(cause)
         if transition is not None:
             # A transaction under way is not cut off: half of it could not be told from none.
             await asyncio.wait([transition])

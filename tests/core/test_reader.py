@@ -421,7 +421,7 @@ async def test_a_missing_record_between_two_is_a_gap(world):
     log = await namespace.open_log("gap")
     async with await log.open_writer() as writer:
         await writer.write(1, b"one")
-        writer._segment.position += 1
+        writer._succession.current.position += 1
         await writer.write(2, b"three")
     async with await log.open_reader() as reader:
         assert (await reader.read_next()).payload == b"one"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
+from dlspark.core.settings.allocator_keys import AllocatorKeys
 from dlspark.core.settings.configuration_keys import ConfigurationKeys
 from dlspark.core.settings.federation_keys import FederationKeys
 from dlspark.core.settings.keys import SettingInfo, Value
@@ -16,6 +17,7 @@ from dlspark.core.settings.metadata_keys import MetadataKeys
 from dlspark.core.settings.reader_keys import ReaderKeys
 from dlspark.core.settings.refused_keys import OLD_KEYS, WITHOUT_MEANING
 from dlspark.core.settings.retention_keys import RetentionKeys
+from dlspark.core.settings.segment_keys import SegmentKeys
 from dlspark.core.settings.writer_keys import WriterKeys
 from dlspark.core.settings.zookeeper_keys import ZooKeeperKeys
 from dlspark.errors import SettingsError
@@ -27,8 +29,10 @@ GROUPS = (
     ZooKeeperKeys,
     FederationKeys,
     MetadataKeys,
+    SegmentKeys,
     LedgerKeys,
     PlacementKeys,
+    AllocatorKeys,
     WriterKeys,
     RetentionKeys,
     ReaderKeys,

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dlspark.core.features import provider_kind
+from dlspark.core.settings.allocator_keys import AllocatorKeys
 from dlspark.core.settings.configuration_keys import ConfigurationKeys
 from dlspark.core.settings.federation_keys import FederationKeys
 from dlspark.core.settings.keys import MAX_INT, Value
@@ -32,10 +33,12 @@ from dlspark.core.settings.properties import read_properties
 from dlspark.core.settings.reader_keys import ReaderKeys
 from dlspark.core.settings.registry import CLIENT_PREFIX, FIELDS, check_value, convert, describe_settings, lookup
 from dlspark.core.settings.retention_keys import RetentionKeys
+from dlspark.core.settings.segment_keys import SegmentKeys
 from dlspark.core.settings.writer_keys import WriterKeys
 from dlspark.core.settings.zookeeper_keys import ZooKeeperKeys
 from dlspark.core.stream_converters import stream_converter
 from dlspark.errors import SettingsError
+from metadata.allocators import pool_path
 from metadata.errors import CallerError
 from storage_node.client import ClientSettings
 from storage_node.client.placement import PlacementSettings
@@ -56,8 +59,10 @@ class Settings(
     ReaderKeys,
     RetentionKeys,
     WriterKeys,
+    AllocatorKeys,
     PlacementKeys,
     LedgerKeys,
+    SegmentKeys,
     MetadataKeys,
     FederationKeys,
     ZooKeeperKeys,
@@ -84,6 +89,7 @@ class Settings(
                 advice=f"Raise the first or lower the second; {MAX_INT} never warns",
             )
         self._check_placement()
+        self._check_segments()
         provider_kind(self.feature_provider)
         stream_converter(self.stream_config_router, "streamConfigRouterClass")
         if self.ledger_client:
@@ -120,6 +126,19 @@ class Settings(
             self._placement()
         except CallerError as error:
             raise SettingsError(error.message, advice=error.advice) from error
+
+    def _check_segments(self) -> None:
+        if self.metadata_version < 4 and self.compression != "none":
+            raise SettingsError(
+                f"ledgerMetadataLayoutVersion={self.metadata_version} has no envelopes, so "
+                f"compressionType={self.compression} would do nothing",
+                advice="Set compressionType=none, or write version 4 or 5",
+            )
+        if self.allocator_pool or self.allocator_pool_name:
+            try:
+                pool_path("/", self.allocator_pool_path, self.allocator_pool_name)
+            except CallerError as error:
+                raise SettingsError(error.message, advice=error.advice) from error
 
     @property
     def rack_resolver(self) -> Resolver:

@@ -86,6 +86,23 @@ class WriterKeys:
         "lockTimeoutSeconds",
         "How long opening a writer waits for the log's lock, in seconds; 0 or less: try once",
     )
+    durable_writes: bool = flag(
+        True,
+        "isDurableWriteEnabled",
+        "Whether a write is answered when an ack quorum has it on disk; false: at once, with no position, and a later "
+        "call raises what became of it",
+        dynamic=True,
+    )
+    write_lock: bool = flag(
+        True,
+        "writeLockEnabled",
+        "Whether a writer takes the log's lock; false: the last one to open the log fences the others",
+    )
+    global_outstanding_write_limit: int = number(
+        -1,
+        "globalOutstandingWriteLimit",
+        "Unacknowledged records that all writers of the namespace in this process take; 0 or less: any number",
+    )
     outstanding_write_limit: int = number(
         -1,
         "perWriterOutstandingWriteLimit",

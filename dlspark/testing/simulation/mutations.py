@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any
 from unittest import mock
 
-from dlspark.core import writer
+from dlspark.core import succession
 from dlspark.core.read_ahead import ReadAhead
 from dlspark.core.segment_writer import SegmentWriter
 from dlspark.errors import WriteError
@@ -352,7 +352,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "cookies": Mutation("cookie check (I11)", bookie, "check_cookies", _admit_anybody),
     "segment-recovery": Mutation(
-        "a new owner recovers first (I7)", writer, "recover_segments", _leave_segments_in_progress
+        "a new owner recovers first (I7)", succession, "recover_segments", _leave_segments_in_progress
     ),
     "reused-number": Mutation("empty segments may go (I4)", ReadAhead, "completed", _believe_the_ledger),
     "unknown-records": Mutation("what was sent is unknown", SegmentWriter, "_transmit_error", _call_the_unknown_failed),

@@ -1,0 +1,85 @@
+"""A log's write lock as its owner knows it, and what stands in its place where `writeLockEnabled` is off.
+
+Without a lock the owner is whoever opened the log last: fencing (I5) and versions (I7) decide alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Protocol
+
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from metadata.errors import DistributedLogError
+from metadata.locks import DistributedLock
+
+_log = logging.getLogger(__name__)
+
+
+def default_client_id() -> str:
+    """How this process names itself in a lock: host and process id."""
+    return f"{socket.gethostname()}/{os.getpid()}"
+
+
+class WriteLock(Protocol):
+    """What an owner asks of its lock."""
+
+    @property
+    def held(self) -> bool: ...
+
+    @property
+    def member_path(self) -> str:
+        """A znode that exists as long as the lock is held: transactions check that."""
+        ...
+
+    async def ensure_held(self) -> None:
+        """Return if it is held, or being taken again; raise LockingError or OwnershipAcquireFailedError if not."""
+        ...
+
+    async def release(self) -> None: ...
+
+
+class NoLock:
+    """In place of a lock where `writeLockEnabled` is off."""
+
+    def __init__(self, path: str) -> None:
+        """`path`: the parent of the lock's members, which is there as long as the log is."""
+        self._path = path
+
+    @property
+    def held(self) -> bool:
+        return True
+
+    @property
+    def member_path(self) -> str:
+        return self._path
+
+    async def ensure_held(self) -> None:
+        """There is nothing to lose."""
+
+    async def release(self) -> None:
+        """There is nothing to release."""
+
+
+async def take_lock(services: Services, name: str, settings: Settings, client_id: str | None) -> WriteLock:
+    """The log's write lock, held. Raises OwnershipAcquireFailedError naming the owner after `lockTimeoutSeconds`."""
+    path = services.logs.paths(name).lock
+    if not settings.write_lock:
+        return NoLock(path)
+    lock = DistributedLock(services.store, path, client_id or default_client_id())
+    try:
+        await lock.acquire(settings.lock_timeout_s * 1000)
+    except BaseException:
+        await release(lock)
+        raise
+    return lock
+
+
+async def release(lock: WriteLock) -> None:
+    """Give the lock up. Where the store cannot be told, the lock goes with the session: that fails nobody's close."""
+    try:
+        await lock.release()
+    except DistributedLogError as error:
+        _log.warning("the lock could not be released, it ends with its session: %s", error)
