@@ -2,8 +2,8 @@
 
 *Bookie audit*: every ledger's metadata is read; one that names a bookie which is not registered is marked with all such
 bookies. When it begins, once in a while, and when bookies are lost (`losses`). *Ledger check*: every ledger is checked
-by reading (`checker`), once in a long while; when that last was is remembered in the metadata. Both wait while
-auto-recovery is switched off.
+by reading (`checker`), once in a long while; when that last was is remembered in the metadata. *Placement check*
+(`placement_check`), on request: so it is. All of them wait while auto-recovery is switched off.
 
 An audit that cannot be finished is begun anew: what was lost stays lost until one has run through. Ledgers are walked
 through, never collected: memory does not grow with their number, and only a few reads are under way at once.
@@ -28,6 +28,7 @@ from metadata.tasks import end_tasks
 from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
 from storage_node.autorecovery.losses import LossTracker, Verdict
 from storage_node.autorecovery.pacing import for_each
+from storage_node.autorecovery.placement_check import Judge, PlacementCheck, PlacementReport
 from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.edge import Clock
 
@@ -65,7 +66,9 @@ class Auditor:
         checker: LedgerChecker,
         settings: AutoRecoverySettings,
         clock: Clock,
+        judge_placement: Judge,
     ) -> None:
+        self._judge_placement = judge_placement
         self._marks = marks
         self._auditors = auditors
         self._ledgers = ledgers
@@ -78,6 +81,8 @@ class Auditor:
         self._wanted = asyncio.Event()
         self._lists_changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self.placement: PlacementReport | None = None
+        """What the last placement check found."""
 
     async def run(self) -> None:
         """Audit when there is reason to. Until it is cancelled; raises only what no later attempt would mend."""
@@ -86,7 +91,7 @@ class Auditor:
         self._wanted.set()
         stop_watching = self._registry.watch(self._lists_changed.set)
         work = [self._audit_when_wanted, self._follow_lists, self._follow_delay]
-        work += [self._want_audits, self._check_ledgers_in_time]
+        work += [self._want_audits, self._check_ledgers_in_time, self._check_placement_in_time]
         tasks = [asyncio.get_running_loop().create_task(self._again(part)) for part in work]
         try:
             await asyncio.gather(*tasks)
@@ -237,21 +242,43 @@ class Auditor:
     # ---- what they hold ---------------------------------------------------------------------------------------------
 
     async def _check_ledgers_in_time(self) -> None:
-        interval_s = self._settings.periodic_check_interval_s
+        await self._in_time(Check.ALL_LEDGERS, self._settings.periodic_check_interval_s, self._check_by_reading)
+
+    async def _check_placement_in_time(self) -> None:
+        interval_s = self._settings.periodic_placement_check_interval_s
+        await self._in_time(Check.PLACEMENT_POLICY, interval_s, self.check_placement)
+
+    async def _in_time(self, check: Check, interval_s: int, run: Callable[[], Awaitable[object]]) -> None:
+        """Run a check whenever its interval is over, also since the term of another auditor."""
         while interval_s > 0:
-            last_ms = await self._auditors.last_run_ms(Check.ALL_LEDGERS)
+            last_ms = await self._auditors.last_run_ms(check)
             # A clock that was ahead when the last run was written must not put off the next one for longer than usual.
             since_s = interval_s if last_ms is None else max((self._clock.now_ms() - last_ms) / 1000, 0)
             await asyncio.sleep(max(interval_s - since_s, 0))
             await self._marks.wait_until_enabled()
-            report = await self.check_all_ledgers()
-            await self._auditors.set_last_run_ms(Check.ALL_LEDGERS, self._clock.now_ms())
-            logger.info(
-                "checked %d ledgers by reading: %d lack copies, %d could not be read",
-                report.ledgers,
-                report.marked,
-                report.unreadable,
-            )
+            await run()
+            await self._auditors.set_last_run_ms(check, self._clock.now_ms())
+
+    async def _check_by_reading(self) -> None:
+        report = await self.check_all_ledgers()
+        logger.info(
+            "checked %d ledgers by reading: %d lack copies, %d could not be read",
+            report.ledgers,
+            report.marked,
+            report.unreadable,
+        )
+
+    async def check_placement(self) -> PlacementReport:
+        """Judge every closed ledger by the placement policy. Raises the metadata store's errors."""
+        report = self.placement = await PlacementCheck(self._ledgers, self._judge_placement).run()
+        logger.log(
+            logging.WARNING if report.not_adhering else logging.INFO,
+            "checked the placement of %d closed ledgers: %d do not keep the policy, %d do as far as is known",
+            report.closed,
+            report.not_adhering,
+            report.softly_adhering,
+        )
+        return report
 
     async def check_all_ledgers(self) -> AuditReport:
         """Read every ledger's copies and mark those that lack some. Raises the metadata store's errors."""

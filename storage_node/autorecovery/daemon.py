@@ -53,6 +53,8 @@ class AutoRecovery:
         rng = rng or random.Random()
         self.failed = asyncio.Event()
         self.failure: BaseException | None = None
+        self.auditor: Auditor | None = None
+        """The latest term of this process as auditor."""
         self.marks = ReplicationStore(store, root)
         self._ledgers = LedgerStore(store, root)
         registry = BookieRegistry(store, root)
@@ -64,8 +66,9 @@ class AutoRecovery:
         clock = clock or SystemClock()
 
         async def audit() -> None:
-            term = Auditor(self.marks, auditors, self._ledgers, registry, checker, settings, clock)
-            await term.run()
+            judge = self._client.judge_placement
+            self.auditor = Auditor(self.marks, auditors, self._ledgers, registry, checker, settings, clock, judge)
+            await self.auditor.run()
 
         self.election = AuditorElection(auditors, bookie_id, audit)
         self._tasks: list[asyncio.Task[None]] = []

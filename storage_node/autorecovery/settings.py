@@ -42,6 +42,10 @@ class AutoRecoverySettings:
     """Between two full audits of who is there; 0 or less: only when the auditor begins."""
     periodic_check_interval_s: int = field(default=604_800, metadata=_key("auditorPeriodicCheckInterval"))
     """Between two checks of all ledgers by reading; 0 or less: never."""
+    periodic_placement_check_interval_s: int = field(
+        default=0, metadata=_key("auditorPeriodicPlacementPolicyCheckInterval")
+    )
+    """Between two checks whether closed ledgers keep the placement policy; 0 or less: never."""
     ledger_verification_percentage: int = field(
         default=0, metadata=_key("auditorLedgerVerificationPercentage", minimum=0, maximum=100)
     )

@@ -12,6 +12,7 @@ AUTO_RECOVERY_KEYS: Final = frozenset(
         "auditorMaxNumberOfConcurrentOpenLedgerOperations",
         "auditorPeriodicBookieCheckInterval",
         "auditorPeriodicCheckInterval",
+        "auditorPeriodicPlacementPolicyCheckInterval",
         "autoRecoveryDaemonEnabled",
         "inFlightReadEntryNumInLedgerChecker",
         "lockReleaseOfFailedLedgerGracePeriod",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from metadata.bookies import BookieRegistry
@@ -15,6 +15,7 @@ from storage_node.client.connections import ConnectionPool
 from storage_node.client.copies import LedgerCopies
 from storage_node.client.pipeline import ClientContext
 from storage_node.client.placement import Placement, RackResolver
+from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.factory import make_placement
 from storage_node.client.reader import LedgerReader
 from storage_node.client.recovering import recover as run_recovery
@@ -206,6 +207,10 @@ class LedgerClient:
     def copies(self, ledger_id: int, metadata: LedgerMetadata) -> LedgerCopies:
         """Single copies of a ledger's entries, for auto-recovery."""
         return LedgerCopies(self._use(), ledger_id, metadata)
+
+    async def judge_placement(self, bookies: Sequence[str], write_quorum: int) -> Adherence:
+        """How well an ensemble keeps this client's placement policy. Raises the metadata store's errors."""
+        return await self._use().placement.judge(bookies, write_quorum)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a ledger's metadata; one that does not exist is fine. Bookies collect its entries later."""

@@ -198,7 +198,7 @@ async def audit_many(count: int) -> tuple[int, int]:
     client = LedgerClient(ledgers, registry)
     auditors = AuditorStore(store)
     checker = LedgerChecker(client, ledgers, auditors, QUICK, random.Random(1))
-    auditor = Auditor(marks, auditors, ledgers, registry, checker, QUICK, SystemClock())
+    auditor = Auditor(marks, auditors, ledgers, registry, checker, QUICK, SystemClock(), client.judge_placement)
     tracemalloc.start()
     try:
         report = await auditor.audit_bookies()
@@ -235,8 +235,8 @@ async def test_an_audit_reads_few_ledgers_at_once_and_keeps_none() -> None:
 @pytest.mark.torture
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-async def test_an_audit_of_thirty_thousand_ledgers_keeps_none() -> None:
+async def test_an_audit_of_a_hundred_thousand_ledgers_keeps_none() -> None:
     """What it holds at the peak is the names of one folder of ledgers, not the ledgers."""
-    most, memory = await audit_many(30_000)
+    most, memory = await audit_many(100_000)
     assert most <= METADATA_READS
     assert memory < 8_000_000

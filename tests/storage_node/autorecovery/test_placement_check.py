@@ -1,0 +1,147 @@
+"""Ledgers whose copies do not lie as the placement policy wants are found, counted and named."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+from recovery_world import QUICK, World
+from simulated import simulated
+
+from metadata.auditors import Check
+from metadata.bookies import BookieAddress, BookieRegistry
+from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
+from metadata.ledgers import LedgerStore
+from metadata.memory import MemoryStore, MemoryTree
+from storage_node.autorecovery import placement_check
+from storage_node.autorecovery.placement_check import PlacementCheck, PlacementReport
+from storage_node.autorecovery.settings import AutoRecoverySettings
+from storage_node.client import ClientSettings, LedgerClient
+from storage_node.client.placement.arranging import Adherence
+from storage_node.client.placement.resolvers import StaticResolver
+
+RACKS = {"a0": "/a", "a1": "/a", "a2": "/a", "b0": "/b"}
+
+
+class Ledgers:
+    """Ledgers of a cluster with two racks, and a client that knows them."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(MemoryTree())
+        self.ledgers = LedgerStore(self.store)
+        self.registry = BookieRegistry(self.store)
+        self.client = LedgerClient(
+            self.ledgers, self.registry, settings=ClientSettings(), racks=StaticResolver({**RACKS, "x0": ""})
+        )
+
+    async def create(self, ledger_id: int, *ensembles: Sequence[str], closed: bool = True) -> None:
+        parts = tuple(Ensemble(10 * n, tuple(f"{b}:1" for b in names)) for n, names in enumerate(ensembles))
+        size = len(ensembles[0])
+        state = LedgerState.CLOSED if closed else LedgerState.OPEN
+        last = 99 if closed else -1
+        await self.ledgers.create(ledger_id, LedgerMetadata(size, size, 2, parts, state=state, last_entry=last))
+
+    async def check(self) -> PlacementReport:
+        return await PlacementCheck(self.ledgers, self.client.judge_placement).run()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[Ledgers]:
+    world = Ledgers()
+    await world.ledgers.format()
+    for name in (*RACKS, "x0"):
+        await world.registry.register(BookieAddress(f"{name}:1", name, 1))
+    yield world
+    await world.client.close()
+    await world.store.close()
+
+
+async def test_a_closed_ledger_is_as_good_as_its_worst_fragment(
+    world: Ledgers, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.create(1, ("a0", "b0", "a1"))
+    await world.create(2, ("a0", "a1", "a2"))
+    await world.create(3, ("a0", "b0", "a1"), ("a0", "a1", "a2"))
+    await world.create(4, ("a0", "x0", "a1"))
+    await world.create(5, ("a0", "gone", "a1"))
+    await world.create(6, ("a0", "a1", "a2"), closed=False)
+    await world.store.create(world.ledgers.path(7), b"nonsense", make_parents=True)
+    assert await world.check() == PlacementReport(closed=5, not_adhering=2, softly_adhering=2, unreadable=1)
+    named = [record.message for record in caplog.records if "placement policy" in record.message]
+    assert named == [
+        "ledger 2 does not keep the placement policy: from entry 0 on a0:1, a1:1, a2:1",
+        "ledger 3 does not keep the placement policy: from entry 10 on a0:1, a1:1, a2:1",
+    ]
+
+
+async def test_a_verdict_is_asked_for_once_and_the_memory_of_them_is_bounded(
+    world: Ledgers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(placement_check, "MAX_NAMED", 3)
+    monkeypatch.setattr(placement_check, "METADATA_READS", 1)
+    asked: list[tuple[str, ...]] = []
+
+    async def judge(bookies: Sequence[str], write_quorum: int) -> Adherence:
+        asked.append(tuple(bookies))
+        return Adherence.FAIL
+
+    for ledger_id in range(20):
+        await world.create(ledger_id, ("a0", "a1") if ledger_id % 2 else ("a1", "a0"))
+    report = await PlacementCheck(world.ledgers, judge).run()
+    assert (report.closed, report.not_adhering, len(asked)) == (20, 20, 2)
+    assert sum("does not keep" in record.message for record in caplog.records) == 3
+    monkeypatch.setattr(placement_check, "MAX_VERDICTS", 1)
+    asked.clear()
+    assert (await PlacementCheck(world.ledgers, judge).run()).not_adhering == 20
+    assert len(asked) == 20
+
+
+@simulated
+async def test_the_auditor_checks_once_an_interval_also_over_its_successors(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with World(4) as world:
+        await world.closed(3)
+        settings = replace(QUICK, periodic_placement_check_interval_s=1_000_000)
+        first = await world.recover("r1", settings)
+        await world.settle(5)
+        assert first.auditor is not None
+        assert first.auditor.placement == PlacementReport(closed=1, not_adhering=1), "nobody tells the racks"
+        assert await world.auditors.last_run_ms(Check.PLACEMENT_POLICY) is not None
+        await world.end("r1")
+        second = await world.recover("r2", settings)
+        await world.settle(5)
+        assert second.auditor is not None
+        assert second.auditor.placement is None, "its predecessor's check was a moment ago"
+
+
+@simulated
+async def test_without_an_interval_nothing_is_checked() -> None:
+    async with World(4) as world:
+        await world.closed(3)
+        recovery = await world.recover()
+        await world.settle(5)
+        assert recovery.auditor is not None
+        assert recovery.auditor.placement is None
+        assert await world.auditors.last_run_ms(Check.PLACEMENT_POLICY) is None
+
+
+@simulated
+async def test_while_auto_recovery_is_off_nothing_is_checked() -> None:
+    async with World(4) as world:
+        await world.closed(3)
+        await world.marks.disable()
+        recovery = await world.recover("r1", replace(QUICK, periodic_placement_check_interval_s=1))
+        await asyncio.sleep(20)
+        assert recovery.auditor is not None
+        assert recovery.auditor.placement is None
+        await world.marks.enable()
+        await asyncio.sleep(20)
+        assert recovery.auditor.placement is not None
+
+
+def test_the_interval_has_upstreams_key() -> None:
+    found = AutoRecoverySettings.from_mapping({"auditorPeriodicPlacementPolicyCheckInterval": "3600"})
+    assert found.periodic_placement_check_interval_s == 3600
