@@ -30,7 +30,8 @@ async def end_tasks(tasks: Iterable[asyncio.Future[Any]], *, drop_errors: bool =
             await undisturbed(_cancel_until_done(ending))
     finally:
         for task in ending:
-            if drop_errors and not task.cancelled():
+            # Not done: this coroutine is being closed by somebody whose event loop has ended.
+            if drop_errors and task.done() and not task.cancelled():
                 task.exception()
 
 

@@ -64,6 +64,18 @@ async def test_errors_are_left_to_the_caller_unless_they_are_dropped() -> None:
         assert isinstance(task.exception(), ValueError)
 
 
+async def test_one_whose_waiting_is_closed_half_way_raises_nothing_of_its_own() -> None:
+    """So a process ends that is killed meanwhile, in simulation: its coroutines are closed, not continued."""
+    task = asyncio.get_running_loop().create_task(asyncio.Event().wait())
+    ending = end_tasks([task], drop_errors=True)
+    ending.send(None)
+
+    ending.close()
+
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
 async def test_who_is_cancelled_while_ending_tasks_still_waits_for_them() -> None:
     tidy = asyncio.Event()
     tidied: list[str] = []
