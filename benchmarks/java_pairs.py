@@ -1,9 +1,12 @@
 """Rows P11 and P12: our storage nodes beside Java bookies, and our client beside the Java client.
 
-Four pairs of client and cluster take turns within a round, each with the same loads: appends one after the other;
+Four pairs of client and cluster take turns with each load before the next load begins: appends one after the other;
 1 KB entries, 256 under way; 256 KB entries, 16 under way; and a ledger of 256 KB entries read from end to end with two
 batches of 16 entries asked for ahead. Entries go to three nodes, are acknowledged by two, and are on disk then
-(journalSyncData). Before the first round every pair runs once uncounted, so that the JVMs have compiled.
+(journalSyncData).
+
+What a window leaves to be written, some GB in the system's memory, is written before the next one begins: bookies sync
+their entry logs every ten seconds, and whoever writes then pays for what others wrote before.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,17 +43,21 @@ from storage_node.protocol.frames import Buffer
 LARGE_BYTES = 320 << 20
 """At most so much is written in a window of large entries: nothing is collected meanwhile, and disks have an end."""
 READ_BATCH = 16
+SMALL_WARM_UPS = 6
+"""So many windows of 1 KB entries every pair has before anything counts: JVMs with few cores compile for that long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What one client reached on one cluster."""
+class Load(Enum):
+    """What a client is made to do, and what it tells of it."""
 
-    p50_us: float
-    p99_us: float
-    small_per_s: float
-    write_mb_per_s: float
-    read_mb_per_s: float
+    APPENDS = auto()
+    """Median and 99th percentile, microseconds."""
+    SMALL = auto()
+    """Thousands of entries a second."""
+    LARGE = auto()
+    """MB/s."""
+    READ = auto()
+    """MB/s."""
 
 
 class LoadingClient(Protocol):
@@ -58,18 +65,23 @@ class LoadingClient(Protocol):
 
     name: str
 
-    def measure(self, root: str, seconds: float) -> Figures: ...
+    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]: ...
 
 
 class JavaPairs:
     """Rows P11 and P12 on our cluster and one of Java bookies."""
 
     def __init__(
-        self, java_client: LoadingClient, our_client: LoadingClient, memory: Callable[[], tuple[float, float]]
+        self,
+        java_client: LoadingClient,
+        our_client: LoadingClient,
+        memory: Callable[[], tuple[float, float]],
+        settle: Callable[[], None] = os.sync,
     ) -> None:
-        """`memory` gives the bytes of a node of ours, and of a Java bookie."""
+        """`memory` gives the bytes of a node of ours, and of a Java bookie; `settle` has disks take what is left."""
         self._clients = (java_client, our_client)
         self._memory_of_nodes = memory
+        self._settle = settle
         self._warm_up_due = True
         self._count = 0
         self._nodes = {
@@ -81,46 +93,52 @@ class JavaPairs:
         }
         self._memory = Row("P11", "memory of a node (RSS)", "MB", "MB: Java bookie", Target(0.5, at_most=True))
         groups = (*self._nodes.values(), *self._peers.values())
-        self.rows = [*(row for group in groups for row in group), self._memory]
+        self.rows = [*(row for group in groups for rows in group.values() for row in rows), self._memory]
 
     def round(self, seconds: float) -> None:
-        """Every pair once; who begins changes from round to round."""
+        """Every load by every pair once; who begins changes from round to round."""
         pairs = [(client, root) for client in self._clients for root in (LEDGERS_PATH, ROOT)]
         if self._warm_up_due:
             self._warm_up_due = False
-            for client, root in pairs:
-                client.measure(root, seconds)
+            for load in (*[Load.SMALL] * SMALL_WARM_UPS, Load.APPENDS, Load.LARGE, Load.READ):
+                for client, root in pairs:
+                    client.measure(load, root, seconds)
         turn = self._count % len(pairs)
         self._count += 1
-        found = {(client.name, root): client.measure(root, seconds) for client, root in pairs[turn:] + pairs[:turn]}
-        java, ours = (client.name for client in self._clients)
-        for name, rows in self._nodes.items():
-            _add(rows, found[name, LEDGERS_PATH], found[name, ROOT])
-        for (_, rows), root in zip(self._peers.items(), (ROOT, LEDGERS_PATH), strict=True):
-            _add(rows, found[ours, root], found[java, root])
+        for load in Load:
+            self._compare(load, pairs[turn:] + pairs[:turn], seconds)
         own, other = self._memory_of_nodes()
         self._memory.add(own / 1e6, other / 1e6)
 
+    def _compare(self, load: Load, pairs: list[tuple[LoadingClient, str]], seconds: float) -> None:
+        found: dict[tuple[str, str], tuple[float, ...]] = {}
+        for client, root in pairs:
+            self._settle()
+            found[client.name, root] = client.measure(load, root, seconds)
+        java, ours = (client.name for client in self._clients)
+        for name, rows in self._nodes.items():
+            _add(rows[load], found[name, LEDGERS_PATH], found[name, ROOT])
+        for rows, root in zip(self._peers.values(), (ROOT, LEDGERS_PATH), strict=True):
+            _add(rows[load], found[ours, root], found[java, root])
 
-def _rows(key: str, who: str, other: str, *, targets: bool = True) -> list[Row]:
-    """One row for each field of `Figures`."""
+
+def _rows(key: str, who: str, other: str, *, targets: bool = True) -> dict[Load, list[Row]]:
+    """A row for each figure of each load."""
     fast, short = (Target(1.0), Target(1.0, at_most=True)) if targets else (None, None)
-    return [
-        Row(key, f"{who}: append 100 B, depth 1, p50", "us", f"us: {other}", short),
-        Row(key, f"{who}: append 100 B, depth 1, p99", "us", f"us: {other}", short),
-        Row(key, f"{who}: 1 KB entries, depth {SMALL_DEPTH}", "k/s", f"k/s: {other}", fast),
-        Row(key, f"{who}: write 256 KB, depth {LARGE_DEPTH}", "MB/s", f"MB/s: {other}", fast),
-        Row(key, f"{who}: read 256 KB", "MB/s", f"MB/s: {other}", fast),
-    ]
+    return {
+        Load.APPENDS: [
+            Row(key, f"{who}: append 100 B, depth 1, p50", "us", f"us: {other}", short),
+            Row(key, f"{who}: append 100 B, depth 1, p99", "us", f"us: {other}", short),
+        ],
+        Load.SMALL: [Row(key, f"{who}: 1 KB entries, depth {SMALL_DEPTH}", "k/s", f"k/s: {other}", fast)],
+        Load.LARGE: [Row(key, f"{who}: write 256 KB, depth {LARGE_DEPTH}", "MB/s", f"MB/s: {other}", fast)],
+        Load.READ: [Row(key, f"{who}: read 256 KB", "MB/s", f"MB/s: {other}", fast)],
+    }
 
 
-def _add(rows: list[Row], measured: Figures, limit: Figures) -> None:
-    p50, p99, small, write, read = rows
-    p50.add(measured.p50_us, limit.p50_us)
-    p99.add(measured.p99_us, limit.p99_us)
-    small.add(measured.small_per_s / 1e3, limit.small_per_s / 1e3)
-    write.add(measured.write_mb_per_s, limit.write_mb_per_s)
-    read.add(measured.read_mb_per_s, limit.read_mb_per_s)
+def _add(rows: list[Row], measured: tuple[float, ...], limits: tuple[float, ...]) -> None:
+    for row, figure, limit in zip(rows, measured, limits, strict=True):
+        row.add(figure, limit)
 
 
 class _JavaClient:
@@ -131,23 +149,24 @@ class _JavaClient:
     def __init__(self, java: JavaCluster) -> None:
         self._java = java
 
-    def measure(self, root: str, seconds: float) -> Figures:
+    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
         ask: Callable[..., Any] = self._java.on(root)
-        quorum = {"ensemble": REPLICAS, "ack_quorum": ACK_QUORUM, "warm_up": WARM_UP, "seconds": seconds}
-        latencies: list[float] = ask("load.latencies", size=SMALL_BYTES, **quorum)
-        small = ask("load.write", size=SMALL_ENTRY_BYTES, depth=SMALL_DEPTH, entries=NO_LIMIT, **quorum)
-        entries = LARGE_BYTES // ENTRY_BYTES
-        large = ask("load.write", size=ENTRY_BYTES, depth=LARGE_DEPTH, entries=entries, **quorum)
-        ledger = ask("load.fill", size=ENTRY_BYTES, entries=READ_BYTES // ENTRY_BYTES, **quorum)
+        window = {"ensemble": REPLICAS, "ack_quorum": ACK_QUORUM, "warm_up": WARM_UP, "seconds": seconds}
+        if load is Load.APPENDS:
+            latencies: list[float] = ask("load.latencies", size=SMALL_BYTES, **window)
+            return percentile(latencies, 0.5), percentile(latencies, 0.99)
+        if load is Load.SMALL:
+            small = ask("load.write", size=SMALL_ENTRY_BYTES, depth=SMALL_DEPTH, entries=NO_LIMIT, **window)
+            return (small["entries"] / small["seconds"] / 1e3,)
+        if load is Load.LARGE:
+            entries = LARGE_BYTES // ENTRY_BYTES
+            large = ask("load.write", size=ENTRY_BYTES, depth=LARGE_DEPTH, entries=entries, **window)
+            return (large["entries"] * ENTRY_BYTES / large["seconds"] / 1e6,)
+        ledger = ask("load.fill", size=ENTRY_BYTES, entries=READ_BYTES // ENTRY_BYTES, **window)
+        os.sync()
         read = ask("load.read", ledger=ledger, batch=READ_BATCH, seconds=seconds)
         ask("load.delete", ledger=ledger)
-        return Figures(
-            percentile(latencies, 0.5),
-            percentile(latencies, 0.99),
-            small["entries"] / small["seconds"],
-            large["entries"] * ENTRY_BYTES / large["seconds"] / 1e6,
-            read["bytes"] / read["seconds"] / 1e6,
-        )
+        return (read["bytes"] / read["seconds"] / 1e6,)
 
 
 class _OurClient:
@@ -158,18 +177,20 @@ class _OurClient:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def measure(self, root: str, seconds: float) -> Figures:
-        return run(self._measure(root, seconds))
+    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
+        return run(self._measure(load, root, seconds))
 
-    async def _measure(self, root: str, seconds: float) -> Figures:
+    async def _measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
         async with self._cluster.client(root) as client:
-            latencies = await append_latencies_us(client, seconds)
-            small = await _entries_per_s(client, SMALL_ENTRY_BYTES, SMALL_DEPTH, seconds, NO_LIMIT)
-            large = await _entries_per_s(client, ENTRY_BYTES, LARGE_DEPTH, seconds, LARGE_BYTES // ENTRY_BYTES)
-            read = await _read_bytes_per_s(client, seconds)
-        return Figures(
-            percentile(latencies, 0.5), percentile(latencies, 0.99), small, large * ENTRY_BYTES / 1e6, read / 1e6
-        )
+            if load is Load.APPENDS:
+                latencies = await append_latencies_us(client, seconds)
+                return percentile(latencies, 0.5), percentile(latencies, 0.99)
+            if load is Load.SMALL:
+                return (await _entries_per_s(client, SMALL_ENTRY_BYTES, SMALL_DEPTH, seconds, NO_LIMIT) / 1e3,)
+            if load is Load.LARGE:
+                most = LARGE_BYTES // ENTRY_BYTES
+                return (await _entries_per_s(client, ENTRY_BYTES, LARGE_DEPTH, seconds, most) * ENTRY_BYTES / 1e6,)
+            return (await _read_bytes_per_s(client, seconds) / 1e6,)
 
 
 async def _entries_per_s(client: LedgerClient, size: int, depth: int, seconds: float, most: int) -> float:
@@ -190,6 +211,7 @@ async def _read_bytes_per_s(client: LedgerClient, seconds: float) -> float:
         added = writer.add(payload)
     await added
     await writer.close()
+    os.sync()
     reader = await client.open(writer.ledger_id, recover=False)
     try:
         await _read_once(reader)

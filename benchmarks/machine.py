@@ -30,7 +30,8 @@ def header(directory: Path, rounds: int, seconds: float) -> str:
             f"load: closed loop; rows P1-P5: windows of {seconds:g} s, the first fifth warm-up; rows P6-P8: the first "
             "run of each job is warm-up",
             "rows P11, P12: Java bookies and the Java client 4.18.0, JVMs as upstream starts them (1 GB heap, 2 GB "
-            "direct memory, G1), upstream's defaults with journalFlushWhenQueueEmpty; one round uncounted",
+            "direct memory, G1), upstream's defaults with journalFlushWhenQueueEmpty; warmed up uncounted; disks "
+            "synced before each window",
             f"rounds: {rounds}, interleaved; limits measured before and after each; median (smallest-largest)",
             "reads (P3, P4): ledgers of 96 MB written just before, so from the nodes' tail caches or the page cache, "
             "not from a cold disk",

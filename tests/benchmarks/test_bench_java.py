@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.java_cluster import ROOT
-from benchmarks.java_pairs import Figures, JavaPairs
+from benchmarks.java_pairs import SMALL_WARM_UPS, JavaPairs, Load
 from dlspark.sandbox import LEDGERS_PATH
 
 P50_US = {
@@ -15,19 +15,23 @@ P50_US = {
 
 
 class ClientOf:
-    def __init__(self, name: str, asked: list[tuple[str, str]]) -> None:
+    def __init__(self, name: str, asked: list[tuple[Load, str, str] | str]) -> None:
         self.name = name
         self._asked = asked
 
-    def measure(self, root: str, seconds: float) -> Figures:
-        self._asked.append((self.name, root))
+    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
+        self._asked.append((load, self.name, root))
         p50 = P50_US[self.name, root]
-        return Figures(p50, 10 * p50, 1e6 / p50, 1e5 / p50, 1e5 / p50)
+        return (p50, 10 * p50) if load is Load.APPENDS else (1e5 / p50,)
+
+
+def pairs_that_note(asked: list[tuple[Load, str, str] | str]) -> JavaPairs:
+    clients = ClientOf("Java client", asked), ClientOf("our client", asked)
+    return JavaPairs(*clients, lambda: (1e8, 1e9), lambda: asked.append("settled"))
 
 
 def test_nodes_are_compared_under_each_client_and_clients_on_each_kind_of_node() -> None:
-    asked: list[tuple[str, str]] = []
-    pairs = JavaPairs(ClientOf("Java client", asked), ClientOf("our client", asked), lambda: (1e8, 1e9))
+    pairs = pairs_that_note([])
     pairs.round(1.0)
     ratios = {row.what: row.ratios for row in pairs.rows}
     assert len(ratios) == 21
@@ -38,11 +42,25 @@ def test_nodes_are_compared_under_each_client_and_clients_on_each_kind_of_node()
     assert ratios["memory of a node (RSS)"] == [0.1]
 
 
-def test_every_pair_is_warmed_up_once_and_another_one_begins_in_each_round() -> None:
-    asked: list[tuple[str, str]] = []
-    pairs = JavaPairs(ClientOf("Java client", asked), ClientOf("our client", asked), lambda: (1.0, 1.0))
-    for _ in range(4):
+def test_every_pair_is_warmed_up_with_every_load_before_anything_counts() -> None:
+    asked: list[tuple[Load, str, str] | str] = []
+    pairs_that_note(asked).round(1.0)
+    warm_up = asked[: asked.index("settled")]
+    for client, root in P50_US:
+        assert {load for load in Load if (load, client, root) in warm_up} == set(Load)
+        assert warm_up.count((Load.SMALL, client, root)) == SMALL_WARM_UPS
+
+
+def test_pairs_take_turns_with_each_load_on_settled_disks_and_another_one_begins_in_each_round() -> None:
+    asked: list[tuple[Load, str, str] | str] = []
+    pairs = pairs_that_note(asked)
+    pairs.round(1.0)
+    del asked[: asked.index("settled")]
+    for _ in range(3):
         pairs.round(1.0)
-    assert len(asked) == 5 * 4
-    assert sorted(asked[:4]) == sorted(P50_US)
-    assert sorted(asked[4::4]) == sorted(P50_US)
+    assert asked[::2] == ["settled"] * (4 * 4 * len(Load))
+    counted = [window for window in asked if not isinstance(window, str)]
+    turns = [counted[at : at + 4] for at in range(0, len(counted), 4)]
+    assert [{load for load, _, _ in turn} for turn in turns] == [{load} for load in Load] * 4
+    assert all(sorted(window[1:] for window in turn) == sorted(P50_US) for turn in turns)
+    assert sorted(turn[0][1:] for turn in turns[:: len(Load)]) == sorted(P50_US)
