@@ -103,6 +103,20 @@ async def follow(client: LedgerClient, ledger_id: int) -> list[bytes]:
             return seen
 
 
+class Switch:
+    """`bkc.disable_ensemble_change`, as an operator uses it: for a while now and then."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    async def operate(self, rng: random.Random) -> None:
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(rng.uniform(0, 0.5))
+            self.on = True
+            await asyncio.sleep(rng.uniform(0, 2))
+            self.on = False
+
+
 @simulated
 async def one_round(seed: int) -> None:
     rng = random.Random(seed)
@@ -118,7 +132,8 @@ async def one_round(seed: int) -> None:
             sticky_reads=rng.random() < 0.2,
             speculative_lac_ms=rng.choice([100, 1500]),
         )
-        client = cluster.client(settings)
+        switch = Switch()
+        client = cluster.client(settings, ensemble_change_disabled=lambda: switch.on)
         writer = await client.create(ensemble_size=size, write_quorum=write_quorum, ack_quorum=ack_quorum)
         following = asyncio.ensure_future(follow(client, writer.ledger_id))
 
@@ -129,8 +144,12 @@ async def one_round(seed: int) -> None:
         acknowledged: list[int] = []
         recoveries = [recover(cluster, writer.ledger_id, rng) for _ in range(rng.randrange(3))]
         _, _, *readers = await asyncio.gather(
-            break_things(cluster, rng), produce(writer, rng, acknowledged), *recoveries
+            break_things(cluster, rng),
+            produce(writer, rng, acknowledged),
+            *recoveries,
+            switch.operate(random.Random(f"switch {seed}")),
         )
+        readers.pop()
         heal(cluster)
         cluster.tree.inject = None
         await cluster.settle(2)
