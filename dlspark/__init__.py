@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dlspark.core.sync import Log, LogWriter, Namespace
     from dlspark.core.sync_readers import AppendReader, AppendStream, LockedReader, LogReader
     from dlspark.core.writer import AsyncLogWriter
+    from metadata.permissions import Permissions
 
 _PLACES = {
     "AppendReader": "dlspark.core.sync_readers",
@@ -43,6 +44,7 @@ _PLACES = {
     "LogRecord": "dlspark.core.records",
     "LogWriter": "dlspark.core.sync",
     "Namespace": "dlspark.core.sync",
+    "Permissions": "metadata.permissions",
     "Runtime": "dlspark.core.runtime",
     "SettableFeatures": "dlspark.core.features",
     "Settings": "dlspark.core.settings",
@@ -66,6 +68,7 @@ __all__ = [
     "LogRecord",
     "LogWriter",
     "Namespace",
+    "Permissions",
     "Runtime",
     "SettableFeatures",
     "Settings",

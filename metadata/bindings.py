@@ -28,7 +28,7 @@ from metadata.paths import check_path
 DEFAULT_FIRST_LSSN: Final = 1
 SUB_NAMESPACES: Final = ".subnamespaces"
 """The child of a federated namespace below which its further sub-namespaces are."""
-RESERVED_NODES: Final = (SUB_NAMESPACES, ".allocation_pool", ".write_proxy", ".server-load")
+RESERVED_NODES: Final = (SUB_NAMESPACES, ".allocation_pool", ".sinks", ".write_proxy", ".server-load")
 _FORMAT: Final = "1"
 _TAG: Final = "BKDL"
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")

@@ -93,8 +93,8 @@ class PermissionStore:
             data, stat = await repeat(self._store, lambda: self._store.get(path))
         except NoNodeError:
             return None
-        if log is not None and not data and stat.num_children:
-            return None  # the folder of nested logs' entries: only those were set
+        if not data and (log is None or stat.num_children):
+            return None  # the folder of other entries: only those were set
         return Permissions.decode(data, path)
 
     async def of(self, log: str) -> Permissions:

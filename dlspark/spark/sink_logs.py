@@ -17,9 +17,14 @@ from metadata.logs import LogStore, SegmentMetadata
 from metadata.store import MetadataStore, Op
 
 Recover = Callable[[str], Awaitable[None]]
+Permit = Callable[[str], Awaitable[None]]
 Restamp = Callable[[Publication, StagedSegment, int], Awaitable[StagedSegment]]
 
 _log = logging.getLogger(__name__)
+
+
+async def _everything_permitted(log: str) -> None:
+    """What a namespace without access control says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +38,33 @@ class LogRules:
 
 
 class NamespaceLogs:
-    """The logs of one namespace. `recover` completes what a dead writer left in progress, under the lock we hold."""
+    """The logs of one namespace. `recover` completes what a dead writer left in progress, under the lock we hold.
+
+    `permit` raises RequestDeniedError for a log that the namespace's access control does not let us write.
+    """
 
     def __init__(
-        self, store: MetadataStore, logs: LogStore, rules: LogRules, *, recover: Recover, restamp: Restamp
+        self,
+        store: MetadataStore,
+        logs: LogStore,
+        rules: LogRules,
+        *,
+        recover: Recover,
+        restamp: Restamp,
+        permit: Permit = _everything_permitted,
     ) -> None:
         self._store = store
         self._logs = logs
         self._rules = rules
         self._recover = recover
         self._restamp = restamp
+        self._permit = permit
         self._known: set[str] = set()
         """Logs that were seen to exist; one that is gone after all fails its publication, and is asked for again."""
 
     async def prepare(self, log: str) -> None:
-        """Create `log` if it is missing and may be created."""
+        """Create `log` if it is missing and may be created. Raises RequestDeniedError where it may not be written."""
+        await self._permit(log)
         if log in self._known:
             return
         if not await self._logs.exists(log):

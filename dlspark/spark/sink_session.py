@@ -27,6 +27,7 @@ from dlspark.spark.sink_task import SegmentWriter, Window, cut_entries
 from metadata.bookies import BookieAddress
 from metadata.errors import check
 from metadata.logs import LogNotFoundError
+from metadata.permissions import Action
 from metadata.sinks import SinkStore
 from metadata.store import SessionState
 from storage_node.client import LedgerWriter
@@ -57,15 +58,21 @@ class SinkSession:
         self.sinks = SinkStore(namespace.store, namespace.uri.path)
         self._services = namespace.services
         self._one_zookeeper = self._services.ledger_store.store is namespace.store
+        self._create_missing = settings.create_log_if_missing and self._services.create_missing
         self._services.ledgers.bookies.keep_lists()  # each ledger's ensemble is chosen from them
         rules = LogRules(
             owner=f"dlspark-sink:{socket.gethostname()}:{os.getpid()}",
             lock_timeout_ms=settings.lock_timeout_s * 1000,
-            create_missing=settings.create_log_if_missing,
+            create_missing=self._create_missing,
             first_lssn=self._services.binding.first_lssn or settings.first_lssn,
         )
         self.logs = NamespaceLogs(
-            namespace.store, self._services.logs, rules, recover=self._recover, restamp=self._restamp
+            namespace.store,
+            self._services.logs,
+            rules,
+            recover=self._recover,
+            restamp=self._restamp,
+            permit=lambda log: self._services.permit(log, Action.ACQUIRE, Action.WRITE),
         )
         self.publisher = Publisher(namespace.store, self.sinks, self.logs, clock=self._services.clock)
         self.sweeper = Sweeper(self.sinks, self._services.ledgers.delete)
@@ -98,7 +105,7 @@ class SinkSession:
 
     async def _check_log(self, log: str) -> None:
         highest = await self._highest_txid(log)
-        if highest is None and not self.settings.create_log_if_missing:
+        if highest is None and not self._create_missing:
             raise missing(log)
         if highest == MAX_TXID:
             raise sealed(log)

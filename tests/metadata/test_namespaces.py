@@ -257,6 +257,7 @@ def test_the_root_is_no_namespace() -> None:
         {"acl_root_path": ".a/b"},
         {"acl_root_path": ".subnamespaces"},
         {"acl_root_path": ".allocation_pool"},
+        {"acl_root_path": ".sinks"},
         {"acl_root_path": ".a\x00"},
         {"first_lssn": 0},
         {"first_lssn": 2**63},
