@@ -115,16 +115,16 @@ def _keep_acks_of_the_replaced(adopt: Method) -> Method:
 
 def _acknowledge_out_of_order(added: Method) -> Method:
     @wraps(added)
-    def mutated(self: WriterMachine, seat: writing.Seat, entry_id: int) -> object:
-        effects = added(self, seat, entry_id)
-        acks = self._acks.get(entry_id)
-        if self.state is not writing.State.WRITING or acks is None or acks.bit_count() < self._ack_quorum:
+    def mutated(self: WriterMachine, seat: writing.Seat, *entry_ids: int) -> object:
+        effects = added(self, seat, *entry_ids)
+        complete = [e for e in entry_ids if self._acks.get(e, 0).bit_count() >= self._ack_quorum]
+        if self.state is not writing.State.WRITING or not complete:
             return effects
-        before, self.last_acknowledged = self.last_acknowledged, entry_id
-        for earlier in range(before + 1, entry_id + 1):
+        before, self.last_acknowledged = self.last_acknowledged, max(complete)
+        for earlier in range(before + 1, self.last_acknowledged + 1):
             del self._acks[earlier]
             self.acknowledged_length = self._lengths.pop(earlier)
-        return (*effects, writing.Acknowledged(before + 1, entry_id))
+        return (*effects, writing.Acknowledged(before + 1, self.last_acknowledged))
 
     return mutated
 
