@@ -19,12 +19,13 @@ from dlspark.core.allocator import AllocatorLostError, LedgerAllocator, LedgerKi
 from dlspark.core.services import Services
 from metadata.allocators import AllocatorStore, pool_path
 from metadata.errors import DistributedLogError, NoNodeError, NotAppliedError
+from metadata.store import SessionState
 from metadata.tasks import end_tasks
 
 _log = logging.getLogger(__name__)
 
 PAUSE_AFTER_FAILURE_S = 1.0
-"""How long an allocator waits until it tries again to make a ledger in advance."""
+"""How long it takes until an allocator that was lost is read again, where that failed."""
 
 
 class NoAllocatorError(NotAppliedError):
@@ -46,6 +47,7 @@ class LedgerAllocatorPool:
         self._making: dict[LedgerAllocator, asyncio.Task[None]] = {}
         self._opening: asyncio.Task[None] | None = None
         self._rescues: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     # ------------------------------------------------------------------ lending
 
@@ -75,6 +77,8 @@ class LedgerAllocatorPool:
 
     def give_back(self, allocator: LedgerAllocator) -> None:
         """End the loan. The allocator is ready for the next one, or read again from its znode if it was lost."""
+        if self._closed:
+            return
         if allocator.phase is Phase.ERROR:
             self._services.counters["allocator-rescued"] += 1
             rescue = asyncio.get_running_loop().create_task(self._rescue(allocator.allocation.path))
@@ -124,7 +128,7 @@ class LedgerAllocatorPool:
 
     async def _rescue(self, path: str) -> None:
         """Take an allocator up again from what its znode says."""
-        while True:
+        while self._services.store.state is not SessionState.CLOSED:
             try:
                 self.give_back(LedgerAllocator(self._services, await self._store.read(path)))
                 return
@@ -132,11 +136,12 @@ class LedgerAllocatorPool:
                 _log.warning("%s was deleted; the pool goes on without it", path)
                 return
             except DistributedLogError as error:
-                _log.warning("%s cannot be read, trying again: %s", path, error)
+                _log.warning("%s cannot be read yet: %s", path, error)
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
 
     async def close(self) -> None:
         """End what runs in the background. Ledgers stay as they are, named in their znodes. Idempotent."""
+        self._closed = True
         running = [*self._making.values(), *self._rescues]
         if self._opening is not None:
             running.append(self._opening)
