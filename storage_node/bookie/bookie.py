@@ -32,7 +32,7 @@ from storage_node.bookie.limits import Limits
 from storage_node.bookie.naming import name_bookie
 from storage_node.bookie.predecessor import SessionFile
 from storage_node.bookie.settings import BookieSettings
-from storage_node.bookie.space import NoSpaceError, cannot_start, needing_space
+from storage_node.bookie.space import NoSpaceError, cannot_start, is_no_space, needing_space
 from storage_node.bookie.status import was_read_only, write_status
 from storage_node.bookie.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
@@ -146,8 +146,10 @@ class Bookie:
         """
         try:
             await self._start()
-        except NoSpaceError as error:
+        except OSError as error:
             await undisturbed(self._tear_down(clean=False))
+            if not is_no_space(error):
+                raise
             directories = [*self.settings.journal_directories, *self.settings.ledger_directories]
             raise cannot_start(error, self._disk, directories) from error
         except BaseException:

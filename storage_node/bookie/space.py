@@ -38,17 +38,27 @@ def needing_space(path: str, needed: int) -> Iterator[None]:
         raise
 
 
-def cannot_start(error: NoSpaceError, disk: Disk, directories: Sequence[str]) -> NoSpaceToStartError:
+def is_no_space(error: OSError) -> bool:
+    """Whether a full disk, or a quota, is the reason; it may have been met anywhere, a sync included."""
+    return error.errno in _NO_SPACE
+
+
+def cannot_start(error: OSError, disk: Disk, directories: Sequence[str]) -> NoSpaceToStartError:
     """What a full disk means for a start that needed the space: `directories` are the node's."""
-    path = str(error.filename)
+    path = str(error.filename or "")
     directory = max((name for name in directories if path.startswith(f"{name}/")), key=len, default=path)
-    try:
-        free = f"{disk.usage(directory)[2]} bytes are free"
-    except OSError as unknown:
-        free = f"how many are free cannot be told ({unknown.strerror or unknown})"
+    needed = f"{error.needed} bytes have" if isinstance(error, NoSpaceError) else "something has"
     return NoSpaceToStartError(
-        f"the node did not start: {error.needed} bytes have to be written, and the disk is full; {free}",
+        f"the node did not start: {needed} to be written, and the disk is full; "
+        + "; ".join(_free(disk, name) for name in ([directory] if directory else directories)),
         advice="Nothing is lost: what the node had acknowledged is in its directories as it was. Make room on this "
         "disk, but not by removing files of the node, and start it again",
-        path=directory,
+        path=directory or ", ".join(directories),
     )
+
+
+def _free(disk: Disk, directory: str) -> str:
+    try:
+        return f"{disk.usage(directory)[2]} bytes are free in {directory}"
+    except OSError as unknown:
+        return f"how many are free in {directory} cannot be told ({unknown.strerror or unknown})"

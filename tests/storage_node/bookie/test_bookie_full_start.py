@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bookie_harness import MIB, Cluster, WireClient, entry
-from faulty_disk import ForwardingFile
+from faulty_disk import FaultyDisk, ForwardingFile
 from test_bookie_directories import lists
 from test_bookie_recovery import batches, flip
 
@@ -274,3 +274,20 @@ async def test_batches_behind_a_torn_one_make_the_checkpoint_necessary(cluster: 
     disk.limits.clear()
     _, client = await started(cluster, disk)
     assert await client.add(entry(6, 0)) == Status.EOK
+
+
+@pytest.mark.parametrize("part", ["/journal-", "/ledgers/current/0000000000000001"])
+async def test_a_sync_that_finds_no_space_is_told_the_same_way(cluster: Cluster, part: str) -> None:
+    """Some file systems find room for what was written only when it is synced."""
+    bookie, client = await started(cluster, SmallDisk())
+    await client.add(entry(5, 0))
+    await cluster.kill(bookie)
+    for stray in cluster.ledger_files(".log"):
+        stray.unlink()
+    disk = FaultyDisk()
+    disk.errors[("sync", part)] = errno.ENOSPC
+    with pytest.raises(NoSpaceToStartError, match="something has to be written, and the disk is full; 1000 bytes") as e:
+        await cluster.start(disk=disk)
+    assert str(e.value.path) == str(cluster.tmp_path / "a" / part.strip("/").split("-")[0].split("/")[0])
+    _, client = await started(cluster, SmallDisk())
+    assert (await client.read(5, 0)).status == Status.EOK
