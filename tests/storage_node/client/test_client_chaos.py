@@ -110,10 +110,10 @@ class Switch:
         self.on = False
 
     async def operate(self, rng: random.Random) -> None:
-        for _ in range(rng.randrange(4)):
-            await asyncio.sleep(rng.uniform(0, 0.5))
+        for _ in range(rng.randrange(3)):
+            await asyncio.sleep(rng.uniform(0, 0.1))
             self.on = True
-            await asyncio.sleep(rng.uniform(0, 2))
+            await asyncio.sleep(rng.uniform(0, 3))
             self.on = False
 
 
