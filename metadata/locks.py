@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,11 +73,6 @@ class OwnershipAcquireFailedError(NotAppliedError):
             advice="One writer at a time: close that one, or wait until its session has ended",
         )
         self.owner = owner
-
-
-def default_client_id() -> str:
-    """How this process names itself in a lock: host and process id."""
-    return f"{socket.gethostname()}/{os.getpid()}"
 
 
 class LockId(NamedTuple):

@@ -17,8 +17,9 @@ from dlspark.core.reader import AsyncLogReader, Start
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.subscriptions import Subscriptions
+from dlspark.core.write_lock import default_client_id
 from dlspark.errors import CallerError, DistributedLogError, LockingError
-from metadata.locks import DistributedLock, default_client_id
+from metadata.locks import DistributedLock
 from metadata.store import SessionState
 from metadata.subscribers import SubscriberStore
 

@@ -65,9 +65,7 @@ class LogPositions:
     async def _open_segment(self, segment: SegmentMetadata, first_sequence_id: int) -> SegmentReader:
         settings = self._settings
         ledger = await self._services.reading.ledgers.open(segment.ledger_id, password=settings.password, recover=False)
-        return SegmentReader(
-            segment, ledger, self.probes, start_sequence_id=first_sequence_id, ways=max(settings.search_ways, 2)
-        )
+        return SegmentReader(segment, ledger, self.probes, start_sequence_id=first_sequence_id, settings=settings)
 
     @asynccontextmanager
     async def _opened(self, segment: SegmentMetadata, first_sequence_id: int = 0) -> AsyncIterator[SegmentReader]:

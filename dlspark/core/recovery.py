@@ -9,10 +9,10 @@ end (I10). The caller holds the log's lock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 from dlspark.core.entries import decode_entry
 from dlspark.core.records import INVALID_TXID, LogRecord
+from dlspark.core.scans import backward_scan
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.transitions import SegmentTransitions
@@ -88,16 +88,3 @@ async def last_record(ledger: LedgerReader, segment: SegmentMetadata, settings: 
             if records:
                 return records[-1]
     return None
-
-
-def backward_scan(last: int, settings: Settings) -> Iterator[tuple[int, int]]:
-    """Ranges of entries (first, last) from `last` down to 0.
-
-    They double, from `firstNumEntriesEachPerLastRecordScan` to `maxNumEntriesPerReadLastRecordScan` entries.
-    """
-    size = settings.first_scan_entries
-    while last >= 0:
-        first = max(0, last - size + 1)
-        yield first, last
-        last = first - 1
-        size = max(size, min(2 * size, settings.max_scan_entries))

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from dlspark.core.dlsn import DLSN
 from dlspark.core.entries import EntrySummary, decode_entry, entry_summary
 from dlspark.core.records import LogRecord
+from dlspark.core.scans import backward_scan
+from dlspark.core.settings import Settings
 from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.segment_listing import SegmentListing
 from storage_node.client import LedgerLocation, LedgerReader
@@ -47,13 +49,13 @@ class SegmentReader:
         probes: Probes | None = None,
         *,
         start_sequence_id: int | None = None,
-        ways: int = 1,
+        settings: Settings | None = None,
     ) -> None:
-        """`start_sequence_id`: of one in progress, whose metadata lacks it; `ways`: entries read at once."""
+        """`start_sequence_id`: of one in progress, whose metadata lacks it; `settings`: how searches and scans read."""
         self.metadata = metadata
         self._ledger = ledger
         self._probes = probes if probes is not None else Probes()
-        self._ways = ways
+        self._settings = settings if settings is not None else Settings()
         self.start_sequence_id = (
             metadata.effective_start_sequence_id if start_sequence_id is None else start_sequence_id
         )
@@ -99,11 +101,13 @@ class SegmentReader:
 
     async def records(self, entry_id: int) -> list[LogRecord]:
         """All records of one entry, control records included."""
-        entry = await self._read(entry_id)
+        return self._decoded(await self._read(entry_id))
+
+    def _decoded(self, entry: Entry) -> list[LogRecord]:
         return decode_entry(
             entry.payload,
             lssn=self.metadata.lssn,
-            entry_id=entry_id,
+            entry_id=entry.entry_id,
             start_sequence_id=self.start_sequence_id,
             enveloped=self.metadata.enveloped,
         )
@@ -129,7 +133,7 @@ class SegmentReader:
         first, after = 0, self.lac + 1
         best: list[LogRecord] = []
         while first < after:
-            probed = _spread(first, after, self._ways)
+            probed = _spread(first, after, max(self._settings.search_ways, 2))
             found = await asyncio.gather(*map(self.records, probed), return_exceptions=True)
             for entry_id, records in zip(probed, found, strict=True):
                 if isinstance(records, BaseException):
@@ -166,10 +170,13 @@ class SegmentReader:
 
     async def last_user_record(self, *, with_end_of_stream: bool = False) -> LogRecord | None:
         """The last user record, or the end-of-stream record where that is wanted and there."""
-        for entry_id in range(self.lac, -1, -1):
-            for record in reversed(await self.records(entry_id)):
-                if record.is_user or (with_end_of_stream and record.is_end_of_stream):
-                    return record
+        for first, last in backward_scan(self.lac, self._settings):
+            entries = await self._ledger.read(first, last)
+            self._probes.entries += len(entries)
+            for entry in reversed(entries):
+                for record in reversed(self._decoded(entry)):
+                    if record.is_user or (with_end_of_stream and record.is_end_of_stream):
+                        return record
         return None
 
     async def _read(self, entry_id: int) -> Entry:

@@ -10,10 +10,11 @@ import asyncio
 import logging
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.write_lock import default_client_id
 from dlspark.errors import BadVersionError, CallerError, NotAppliedError, OutcomeUnknownError
 from metadata.errors import NoNodeError, NotEmptyError
 from metadata.ledgers import Versioned
-from metadata.locks import DistributedLock, LockingError, default_client_id
+from metadata.locks import DistributedLock, LockingError
 from metadata.logs import LogStore
 from metadata.store import Delete
 from metadata.subscribers import READ_LOCK, SubscriberStore

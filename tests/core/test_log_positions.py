@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.plain_entries import EntryBuilder
+from dlspark.core.records import FLAG_CONTROL
 from dlspark.errors import AlreadyTruncatedError, LogEmptyError, LogNotFoundError
-from metadata.logs import TruncationStatus
+from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete
+from storage_node.client.reader import LedgerReader
 
 
 async def _filled(namespace, name, segments, entries=3):
@@ -194,3 +197,30 @@ async def test_watching_survives_the_loss_of_the_metadata_session(world):
         writer.write(1000, b"")
     assert len(await asyncio.wait_for(waiting, 5)) == 2
     await changes.aclose()
+
+
+async def test_a_last_record_is_looked_for_from_the_end_in_growing_steps(world, monkeypatch):
+    namespace = await world.namespace(output_buffer_bytes=0, first_scan_entries=2, max_scan_entries=8)
+    logs = namespace.logs_store
+    await logs.create("behind")
+    ledger = await namespace.ledgers.create(ensemble_size=3, write_quorum=3, ack_quorum=2)
+    builder = EntryBuilder()
+    for payload, flags in [(b"the last one", 0), *[(b"control", FLAG_CONTROL)] * 20]:
+        builder.add(1, payload, 1, flags)
+        await ledger.add(*builder.finish().buffers)
+    await ledger.close()
+    segment = SegmentMetadata(ledger.ledger_id, 1, 1, 1, 1, 1, 0, 0, start_sequence_id=0)
+    await namespace.store.multi(logs.publish_ops("behind", await logs.open("behind"), [segment]))
+    log = await namespace.open_log("behind")
+    steps = []
+    read = LedgerReader.read
+
+    async def spy(ledger, first, last):
+        steps.append(last - first + 1)
+        return await read(ledger, first, last)
+
+    monkeypatch.setattr(LedgerReader, "read", spy)
+    assert (await log.last_record()).payload == b"the last one"
+    assert steps[:3] == [2, 4, 8]
+    assert max(steps) == 8
+    assert sum(steps) == log.probes.entries <= 22
