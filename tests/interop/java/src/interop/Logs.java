@@ -5,6 +5,7 @@ import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.net.URI;
 import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
@@ -17,11 +18,13 @@ import org.apache.distributedlog.LogRecord;
 import org.apache.distributedlog.LogRecordSet;
 import org.apache.distributedlog.LogRecordWithDLSN;
 import org.apache.distributedlog.LogSegmentMetadata;
+import org.apache.distributedlog.acl.AccessControlManager;
 import org.apache.distributedlog.api.AsyncLogReader;
 import org.apache.distributedlog.api.AsyncLogWriter;
 import org.apache.distributedlog.api.DistributedLogManager;
 import org.apache.distributedlog.api.LogReader;
 import org.apache.distributedlog.api.LogWriter;
+import org.apache.distributedlog.api.MetadataAccessor;
 import org.apache.distributedlog.api.namespace.Namespace;
 import org.apache.distributedlog.api.namespace.NamespaceBuilder;
 import org.apache.distributedlog.impl.metadata.BKDLConfig;
@@ -57,6 +60,13 @@ final class Logs {
             namespace(line).deleteLog(line.get("log").asText());
             return true;
         });
+        commands.put("dl.exists", line -> namespace(line).logExists(line.get("log").asText()));
+        commands.put("dl.rename", line -> {
+            await(namespace(line).renameLog(line.get("log").asText(), line.get("name").asText()));
+            return true;
+        });
+        commands.put("dl.allowed", this::allowed);
+        commands.put("dl.metadata", this::metadata);
         commands.put("dl.list", this::list);
         commands.put("dl.facts", this::facts);
         commands.put("dl.segments", this::segments);
@@ -124,6 +134,35 @@ final class Logs {
         namespace(line).getLogs().forEachRemaining(names::add);
         names.sort(null);
         return names;
+    }
+
+    /** What the access control of the namespace lets be done with a log. */
+    private Object allowed(JsonNode line) throws Exception {
+        // The namespace's own: it goes with the namespace.
+        AccessControlManager control = namespace(line).createAccessControlManager();
+        String log = line.get("log").asText();
+        ObjectNode answer = Main.JSON.createObjectNode();
+        answer.put("write", control.allowWrite(log));
+        answer.put("truncate", control.allowTruncate(log));
+        answer.put("delete", control.allowDelete(log));
+        answer.put("acquire", control.allowAcquire(log));
+        answer.put("release", control.allowRelease(log));
+        return answer;
+    }
+
+    /** The application's own bytes of a log, as text; with "data" they are replaced first. */
+    private Object metadata(JsonNode line) throws Exception {
+        MetadataAccessor accessor =
+            namespace(line).getNamespaceDriver().getMetadataAccessor(line.get("log").asText());
+        try {
+            if (line.has("data")) {
+                accessor.createOrUpdateMetadata(line.get("data").asText().getBytes(StandardCharsets.UTF_8));
+            }
+            byte[] data = accessor.getMetadata();
+            return data == null ? "" : new String(data, StandardCharsets.UTF_8);
+        } finally {
+            accessor.close();
+        }
     }
 
     /** First and last positions, counts and end mark, as the library computes them. */
