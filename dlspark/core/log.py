@@ -13,6 +13,7 @@ from dlspark.core.owned_segments import OwnedSegments, taken
 from dlspark.core.positions import EARLIEST, LATEST
 from dlspark.core.reader import AsyncLogReader
 from dlspark.core.retention import older_than
+from dlspark.core.segment_watch import SegmentWatch
 from dlspark.core.segments import Probes
 from dlspark.core.services import Services
 from dlspark.core.settings import LiveSettings, Settings
@@ -40,7 +41,7 @@ class AsyncLog(LogReaders):
         self._live = live
         self._settings = live.current
         live.listen(self._settings_changed)
-        self._open: list[AsyncLogWriter | AsyncLogReader] = []
+        self._open: list[AsyncLogWriter | AsyncLogReader | SegmentWatch] = []
         self._closed = False
 
     @property
@@ -87,10 +88,10 @@ class AsyncLog(LogReaders):
             await writer.abort()
             raise
 
-    def _remember_reader(self, opened: AsyncLogReader) -> None:
+    def _remember_reader(self, opened: AsyncLogReader | SegmentWatch) -> None:
         self._remember(opened)
 
-    def _remember(self, opened: AsyncLogWriter | AsyncLogReader) -> None:
+    def _remember(self, opened: AsyncLogWriter | AsyncLogReader | SegmentWatch) -> None:
         self._open = [*(one for one in self._open if not one.closed), opened]
 
     # ------------------------------------------------------------------ the application's own bytes

@@ -10,17 +10,16 @@ from dlspark.core.dlsn import DLSN
 from dlspark.core.locked_reader import AsyncLockedReader
 from dlspark.core.positions import LogPositions
 from dlspark.core.reader import AsyncLogReader, Start
-from dlspark.core.segment_list import SegmentList
+from dlspark.core.segment_watch import SegmentWatch
 from dlspark.core.subscriptions import Subscriptions
 from dlspark.errors import CallerError
 from metadata.logs import SegmentMetadata
-from metadata.segment_listing import SegmentListing
 
 
 class LogReaders(LogPositions):
     """Base of `AsyncLog`."""
 
-    def _remember_reader(self, opened: AsyncLogReader) -> None:
+    def _remember_reader(self, opened: AsyncLogReader | SegmentWatch) -> None:
         raise NotImplementedError
 
     @overload
@@ -109,22 +108,14 @@ class LogReaders(LogPositions):
 
     # ------------------------------------------------------------------ changes
 
-    async def watch_segments(self) -> AsyncGenerator[list[SegmentMetadata], None]:
+    def watch_segments(self) -> AsyncGenerator[list[SegmentMetadata], None]:
         """The log's segments, now and after each change: one begins, is completed, truncated or deleted.
 
         Changes that come close together are seen as one. It asks nothing of the metadata store while nothing changes,
-        and waits trouble with the connection out. Raises LogNotFoundError, also when the log is deleted.
+        and waits trouble with the connection out. It ends when this handle is closed. Raises LogNotFoundError, as well
+        when the log is deleted.
         """
-        followed = SegmentList(self._services.reading, self.name, self._settings)
-        seen: list[SegmentMetadata] | None = None
-
-        async def all_of(listing: SegmentListing) -> list[SegmentMetadata]:
-            return await listing.read_all()
-
-        while True:
-            self._check_open()
-            segments = await followed.ask(all_of)
-            if segments != seen:
-                seen = segments
-                yield list(segments)
-            await followed.changed()
+        self._check_open()
+        watch = SegmentWatch(self._services.reading, self.name, self._settings)
+        self._remember_reader(watch)
+        return watch.changes()

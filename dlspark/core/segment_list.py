@@ -82,6 +82,10 @@ class SegmentList:
                 return False
         return True
 
+    def wake(self) -> None:
+        """Let who waits for a change look for himself."""
+        self._changed.set()
+
     async def segment(self, lssn: int) -> SegmentMetadata | None:
         """The segment with this number, as it is now; None if there is none."""
 

@@ -238,15 +238,15 @@ class LogReading:
         return self._runtime.run(self._inner.segments())
 
     def watch_segments(self) -> Iterator[list[SegmentMetadata]]:
-        """The log's segments, now and after each change; waits for as long as it takes."""
+        """The log's segments, now and after each change; waits for as long as it takes, until the log is closed."""
         changes = self._inner.watch_segments()
 
-        async def following() -> list[SegmentMetadata]:
-            return await anext(changes)
+        async def following() -> list[SegmentMetadata] | None:
+            return await anext(changes, None)
 
         try:
-            while True:
-                yield self._runtime.run(following())
+            while (segments := self._runtime.run(following())) is not None:
+                yield segments
         finally:
             if not self._runtime.closed:
                 self._runtime.run(changes.aclose())

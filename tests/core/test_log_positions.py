@@ -224,3 +224,17 @@ async def test_a_last_record_is_looked_for_from_the_end_in_growing_steps(world, 
     assert steps[:3] == [2, 4, 8]
     assert max(steps) == 8
     assert sum(steps) == log.probes.entries <= 22
+
+
+async def test_watching_ends_when_the_handle_is_closed(namespace):
+    log = await _filled(namespace, "closed", 1)
+
+    async def watch():
+        return [len(segments) async for segments in log.watch_segments()]
+
+    watching = asyncio.ensure_future(watch())
+    other = log.watch_segments()
+    assert len(await anext(other)) == 1
+    await log.close()
+    assert await asyncio.wait_for(watching, 5) == [1]
+    assert await anext(other, None) is None

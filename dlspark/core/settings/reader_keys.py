@@ -80,6 +80,7 @@ class ReaderKeys:
         False,
         "readAheadSkipBrokenEntries",
         "Whether an entry whose checksum is wrong on every storage node is passed over; the reader's `gaps` tell of it",
+        dynamic=True,
     )
     idle_warn_ms: int = number(
         120_000,
