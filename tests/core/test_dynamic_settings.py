@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from dlspark.core.dlsn import DLSN
 from dlspark.core.operator_files import OperatorFiles
 from dlspark.core.settings import Settings, describe_settings
 from dlspark.core.settings.registry import dynamic_values
 from dlspark.core.watched_file import REJECTED
 from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
 from dlspark.testing.simulation.loop import SimulatedLoop
+from metadata.allocators import AllocatorStore
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -347,6 +349,35 @@ async def test_an_open_writer_is_given_a_limit(world, change):
         writer.write(2, b"without a limit")
         await writer.flush()
         assert accepted.done()
+
+
+async def test_an_open_writer_begins_to_answer_before_anything_is_stored(change):
+    async with await change.log.open_writer() as writer:
+        writer.write(0, b"first")
+        await writer.flush()
+        await change("isDurableWriteEnabled=false")
+        assert await asyncio.wait_for(writer.write(1, b"in the buffer"), 10) == DLSN.INVALID
+        await change("isDurableWriteEnabled=true")
+        third = writer.write(2, b"in the buffer")
+        await writer.flush()
+        assert await third == DLSN(1, 1, 1)
+
+
+async def test_an_open_writer_takes_its_next_segment_from_a_pool(world, directory):
+    namespace = await world.namespace(stream_config_directory=str(directory), allocator_pool_name="pool")
+    log = await namespace.open_log("flights", {"logSegmentRollingMinutes": 0, "maxLogSegmentBytes": 1})
+    async with await log.open_writer() as writer:
+        writer.write(0, b"first")
+        await writer.flush()
+        assert await world.operator.exists("/dl/.allocation_pool") is None
+        (directory / "flights.conf").write_text("enableLedgerAllocatorPool=true")
+        await namespace.reload_settings()
+        writer.write(1, b"rolls after this one")
+        await writer.flush()
+        writer.write(2, b"in the next segment")
+        await writer.flush()
+        assert len(await log.segments()) > 1
+        assert await AllocatorStore(world.operator).members("/dl/.allocation_pool/pool")
 
 
 async def test_an_open_writer_begins_to_fail_fast(change):

@@ -12,7 +12,7 @@ from dlspark.core.features import KNOWN_FEATURES, NO_FEATURES, FeatureProvider, 
 from dlspark.core.operator_files import OperatorFiles
 from dlspark.core.settings import Settings
 from dlspark.core.watched_file import REJECTED
-from dlspark.errors import SettingsError
+from dlspark.errors import OverCapacityError, SettingsError
 
 CONF = Path(__file__).parents[2] / "conf"
 UPSTREAM_FILES = "org.apache.distributedlog.feature.DynamicConfigurationFeatureProvider"
@@ -176,3 +176,33 @@ async def test_with_ensemble_changes_disabled_a_log_is_written_by_the_nodes_that
         for txid in range(1, 20):
             await writer.write(txid, b"after")
         assert (await ledgers.read(segment.ledger_id)).value == before
+
+
+async def test_while_rolling_is_switched_off_a_writer_goes_on_with_its_segment(world):
+    features = SettableFeatures({"dl.disable_logsegment_rolling": 1})
+    namespace = await world.namespace(features=features)
+    small = {"logSegmentRollingMinutes": 0, "maxLogSegmentBytes": 1, "writerOutputBufferSize": 0}
+    log = await namespace.open_log("flights", small)
+    async with await log.open_writer() as writer:
+        for txid in range(5):
+            await writer.write(txid, b"over the size")
+        assert len(await log.segments()) == 1
+        features.set("dl.disable_logsegment_rolling", 0)
+        await writer.write(5, b"rolls after this one")
+        await writer.write(6, b"in the next segment")
+        assert len(await log.segments()) == 2
+
+
+async def test_while_write_limits_are_switched_off_they_only_count(world):
+    features = SettableFeatures({"dl.disable_write_limit": 1})
+    namespace = await world.namespace(features=features)
+    log = await namespace.open_log(
+        "flights", {"perWriterOutstandingWriteLimit": 1, "outstandingWriteLimitDarkmode": False}
+    )
+    async with await log.open_writer() as writer:
+        buffered = [writer.write(txid, b"in the buffer") for txid in range(3)]
+        features.set("dl.disable_write_limit", 0)
+        with pytest.raises(OverCapacityError):
+            await writer.write(3, b"refused")
+        await writer.flush()
+        assert [future.exception() for future in buffered] == [None] * 3

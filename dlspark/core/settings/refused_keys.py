@@ -11,7 +11,7 @@ _NO_TRACES = "read-ahead writes no trace; nothing upstream looks at this key eit
 _ONE_READ = "one read of the metadata store tells whether a log exists"
 _INJECTION = "faults are injected by dlspark.testing, not by settings"
 _PROXY = "it bounds a write proxy, which these settings do not configure"
-_NOT_YET = "this version does not do what it sets"
+_NO_TIMES = "no times of operations are measured that could be warned of"
 WITHOUT_MEANING: Mapping[str, str] = {
     "zkcNumRetryThreads": "requests are repeated by the event loop, without threads",
     "bkcNumIOThreads": _ONE_LOOP,
@@ -38,12 +38,12 @@ WITHOUT_MEANING: Mapping[str, str] = {
         "a listed segment without its ledger fails a reader after ten seconds, unless it leaves the list before"
     ),
     "traceReadAheadDeliveryLatency": _NO_TRACES,
-    "metadataLatencyWarnThresholdMs": _NOT_YET,
-    "dataLatencyWarnThresholdMs": _NOT_YET,
+    "metadataLatencyWarnThresholdMs": _NO_TIMES,
+    "dataLatencyWarnThresholdMs": _NO_TIMES,
     "traceReadAheadMetadataChanges": _NO_TRACES,
     "enableTaskExecutionStats": _NO_POOLS,
     "taskExecutionWarnTimeMicros": _NO_POOLS,
-    "enablePerStreamStat": _NOT_YET,
+    "enablePerStreamStat": "a namespace counts for all its logs together, in `counters`",
     "checkLogExistenceBackoffStartMillis": _ONE_READ,
     "checkLogExistenceBackoffMaxMillis": _ONE_READ,
     "bpsSoftWriteLimit": _PROXY,
@@ -69,6 +69,5 @@ WITHOUT_MEANING: Mapping[str, str] = {
 }
 OLD_KEYS: Mapping[str, str] = {
     "ReadAheadWaitTimeOnEndOfStream": "readAheadWaitTimeOnEndOfStream",
-    "ledger-metadata-layout": "ledgerMetadataLayoutVersion",
 }
 """Names that some of them had before."""
