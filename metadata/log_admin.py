@@ -60,7 +60,8 @@ class LogAdmin:
 
         Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while somebody
         writes the log, LockingError while a reader has a lock on it, CallerError for names that cannot be, or for a
-        log of more segments than fit into one transaction. Safe to repeat after an unknown outcome.
+        log of more segments than fit into one transaction. Lost answers are looked after; where the connection stays
+        away an OutcomeUnknownError is raised, and the log has one of its two names.
         """
         old, new = self._logs.validate_name(old), validate_new_name(new, self._logs.partition)
         if f"{new}/".startswith(f"{old}/"):

@@ -245,7 +245,8 @@ class AsyncNamespace:
         return await (LogAdmin(self._services.logs).names(prefix) if recursive else self._services.logs.list(prefix))
 
     async def watch_logs(self, prefix: str = "", *, existing: bool = False) -> AsyncGenerator[LogChange, None]:
-        """Tell of every log that comes or goes, as names in `logs(prefix)` do, until the namespace is closed.
+        """Tell of every log that comes or goes, by the names that `logs(prefix)` gives, until the namespace is closed
+        (or the session, where that was given to `over`).
 
         With `existing` those that are there come first. Logs that come and go again at once may not be told.
         """
@@ -259,7 +260,7 @@ class AsyncNamespace:
 
         Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while somebody
         writes it, LockingError while a reader has it locked, CallerError for a log of several thousand segments.
-        Safe to repeat after an unknown outcome.
+        After an OutcomeUnknownError look which name it has: it has one of the two.
         """
         self._check_open()
         await self._services.permit(old, Action.DELETE)
@@ -329,7 +330,7 @@ class AsyncNamespace:
             except Exception as error:
                 errors.append(error)
         await self._services.shared.close()
-        for ledgers in {self._services.ledgers, self._services.reading.ledgers}:
+        for ledgers in dict.fromkeys((self._services.ledgers, self._services.reading.ledgers)):
             await ledgers.close()
         for store in reversed(self._own):
             await store.close()
