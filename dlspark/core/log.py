@@ -124,22 +124,22 @@ class AsyncLog(LogReaders):
         self._check_open()
         return await log_status(self._services, self.name)
 
-    async def truncate(self, dlsn: DLSN | str) -> DLSN:
+    async def truncate(self, dlsn: DLSN | str, *, client_id: str | None = None) -> DLSN:
         """Hide every record below `dlsn` from readers; returns the log's first position afterwards.
 
         Only completed segments are truncated: where the DLSN lies in one that is being written, or beyond, what is
         returned is below it. It is above it where more was hidden before: a truncation is never taken back.
         DLSN.INVALID changes nothing. No data is deleted: that is for retention.
 
-        It is done by this handle's writer where that is open, else under the log's lock: raises
+        It is done by this handle's writer where that is open, else under the log's lock, as `client_id`: raises
         OwnershipAcquireFailedError with the owner's name while somebody else writes, LogNotFoundError, LockingError
         where the lock was lost on the way. After an OutcomeUnknownError it may be called again.
         """
         await self._services.permit(self.name, Action.TRUNCATE)
-        async with self._owned() as owned:
+        async with self._owned(client_id) as owned:
             return await owned.truncate(dlsn)
 
-    async def purge_older_than(self, txid: int) -> int:
+    async def purge_older_than(self, txid: int, *, client_id: str | None = None) -> int:
         """Delete the oldest completed segments whose transaction ids are all below `txid`; how many were.
 
         The newest completed one always stays. Locking and errors are those of `truncate`. A ledger that cannot be
@@ -151,18 +151,18 @@ class AsyncLog(LogReaders):
                 advice="Give the lowest transaction id to keep; Namespace.delete_log deletes everything",
             )
         await self._services.permit(self.name, Action.TRUNCATE)
-        async with self._owned() as owned:
+        async with self._owned(client_id) as owned:
             return await owned.purge(lambda segments: older_than(segments, txid))
 
     @asynccontextmanager
-    async def _owned(self) -> AsyncIterator[OwnedSegments]:
+    async def _owned(self, client_id: str | None) -> AsyncIterator[OwnedSegments]:
         """The log's segments, by this handle's writer or by taking the lock."""
         self._check_open()
         for one in self._open:
             if isinstance(one, AsyncLogWriter) and not one.closed and one.owned.lock.held:
                 yield one.owned
                 return
-        async with taken(self._services, self.name, self._settings, default_client_id()) as owned:
+        async with taken(self._services, self.name, self._settings, client_id or default_client_id()) as owned:
             yield owned
 
     # ------------------------------------------------------------------ closing

@@ -387,10 +387,13 @@ class AsyncLogReader:
         """Wait for the read-ahead, until `deadline`; the reader fails where nothing happens for too long."""
         loop = asyncio.get_running_loop()
         limits = [moment for moment in (deadline, self._idleness.next_moment(self._settings)) if moment is not None]
+        # No `wait_for`: before Python 3.12 it may lose a cancellation, and the read that was given up would wait on.
+        timer = loop.call_at(min(limits), self._ahead.wake) if limits else None
         try:
-            await asyncio.wait_for(self._ahead.activity(), min(limits) - loop.time() if limits else None)
-        except asyncio.TimeoutError:
-            pass
+            await self._ahead.activity()
+        finally:
+            if timer is not None:
+                timer.cancel()
         if self._final is None and self._ahead.peek() is None:
             self._final = self._idleness.check(self._settings, self._position)
 

@@ -201,11 +201,11 @@ class Log(LogReading):
     def status(self) -> LogStatus:
         return self._runtime.run(self._inner.status())
 
-    def truncate(self, dlsn: DLSN | str) -> DLSN:
-        return self._runtime.run(self._inner.truncate(dlsn))
+    def truncate(self, dlsn: DLSN | str, *, client_id: str | None = None) -> DLSN:
+        return self._runtime.run(self._inner.truncate(dlsn, client_id=client_id))
 
-    def purge_older_than(self, txid: int) -> int:
-        return self._runtime.run(self._inner.purge_older_than(txid))
+    def purge_older_than(self, txid: int, *, client_id: str | None = None) -> int:
+        return self._runtime.run(self._inner.purge_older_than(txid, client_id=client_id))
 
     def metadata(self) -> Versioned[bytes]:
         return self._runtime.run(self._inner.metadata())

@@ -539,3 +539,18 @@ async def test_a_read_whose_time_is_up_waits_for_the_read_ahead_without_spinning
         assert await reader.read_available(1, wait=True) == []
         assert deadlines[0] is not None
         assert deadlines[1] is None
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_read_that_is_cancelled_just_as_something_happens_ends(namespace, turns, columns):
+    log = await _written(namespace, "cancelled", [[b"a"]])
+    async with await log.open_reader("latest") as reader:
+        reading = asyncio.ensure_future(reader.next_batch() if columns else reader.read_next())
+        await asyncio.sleep(0.05)
+        reader._ahead.wake()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading], timeout=5)
+        assert reading.cancelled()

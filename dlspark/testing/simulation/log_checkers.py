@@ -161,7 +161,7 @@ class LogCheckers:
         session.last_acknowledged = dlsn
         record.outcome, record.ended = Outcome.OK, self._tick()
         self._place(truth, record, dlsn)
-        segment = truth.segment(dlsn.lssn)
+        segment = self.segment_of(truth, dlsn.lssn)
         if segment is None:
             self._fail(session.log, f"{dlsn} was acknowledged in a segment that is not in the list (I7)")
         elif self._owners.get(segment.ledger_id) is not session:
@@ -172,6 +172,10 @@ class LogCheckers:
                 f"segment {segment.lssn} was completed at {segment.last_entry}:{segment.last_slot}, and {dlsn} was "
                 "acknowledged (I5)",
             )
+
+    def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
+        """The segment in which a record may be acknowledged now."""
+        return truth.segment(lssn)
 
     def refused(self, record: Written, error: BaseException) -> None:
         """A writer was told that its record failed, or may have."""
@@ -324,8 +328,9 @@ class LogCheckers:
             self._fail(log, "a segment is in progress, though the last writer was closed (I7)")
         places = [one.dlsn for one in seen]
         there = {one.dlsn: truth.records[one.payload] for one in seen}
+        begin = self.begin_of(truth)
         for dlsn, record in truth.at.items():
-            if there.get(dlsn) is not record:
+            if dlsn >= begin and there.get(dlsn) is not record:
                 self._fail(log, f"the record at {dlsn} was {record.outcome.value} or read, and is not there (I1, I6)")
         for record in truth.records.values():
             if record.dlsn is None and record.outcome in (Outcome.UNKNOWN, Outcome.OPEN):
@@ -334,11 +339,20 @@ class LogCheckers:
         for span in truth.spans:
             self._check_span(span, seen, places)
         for segment in truth.ordered():
-            self._check_segment(truth, segment, seen)
+            if DLSN(segment.lssn, 0, 0) >= begin:
+                self._check_segment(truth, segment, seen)
+
+    def begin_of(self, truth: LogTruth) -> DLSN:
+        """What is below may be gone."""
+        return DLSN(0, 0, 0)
+
+    def first_sequence_id(self, seen: Sequence[Seen]) -> int:
+        """The sequence id with which a log begins that holds what was `seen`."""
+        return 0
 
     def _check_order(self, log: str, seen: Sequence[Seen], records: list[Written]) -> None:
         """In an order that time allows: nothing stands before what had been acknowledged when it was written."""
-        earliest_end = self._events + 1
+        earliest_end, first = self._events + 1, self.first_sequence_id(seen)
         for one, record in zip(reversed(seen), reversed(records), strict=True):
             if earliest_end < record.began:
                 self._fail(log, f"{one.dlsn} was written after a record behind it had been acknowledged (I4)")
@@ -347,9 +361,10 @@ class LogCheckers:
         for index, one in enumerate(seen):
             if index and one.txid < seen[index - 1].txid:
                 self._fail(log, f"the transaction id goes down to {one.txid} at {one.dlsn} (I4)")
-            if one.sequence_id != index:
+            number = first + index
+            if one.sequence_id != number:
                 self._fail(
-                    log, f"the record at {one.dlsn} has sequence id {one.sequence_id}, it is number {index} (I4)"
+                    log, f"the record at {one.dlsn} has sequence id {one.sequence_id}, it is number {number} (I4)"
                 )
 
     def _check_span(self, span: Span, seen: Sequence[Seen], places: list[DLSN]) -> None:

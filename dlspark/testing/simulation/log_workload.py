@@ -41,6 +41,7 @@ from storage_node.protocol.frames import Buffer
 
 P = ParamSpec("P")
 
+Act = Callable[[], Awaitable[object]]
 SERVERS = "metadata:2181"
 URI = f"distributedlog://{SERVERS}{NAMESPACE_PATH}"
 ROLL_BYTES = (600, 3_000, 20_000)
@@ -49,7 +50,7 @@ TIMED_SHARE = 0.04
 MINUTE_S = 61.0
 SESSION_TIMEOUTS_S = (0.4, 1.0, 4.0)
 NEVER = (AlreadyTruncatedError, PositionGapError, SegmentListError, SegmentStateError, InvariantViolation)
-"""Errors that say that a log is not what it must be: nobody truncates here."""
+"""Errors that say that a log is not what it must be, where nobody truncates it."""
 COUNTED = (
     "lost-answer-applied",
     "lost-answer-not-applied",
@@ -102,6 +103,8 @@ def draw_log(name: str, rng: Random) -> SimulatedLog:
 
 class LogWorkload(Roles):
     """One or two logs, their writers and their readers."""
+
+    never: tuple[type[BaseException], ...] = NEVER
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world)
@@ -203,7 +206,7 @@ class LogWorkload(Roles):
                 writer = await handle.open_writer(client.name)
             session.txid = max(writer.last_txid, 0)
             await work(writer, session)
-        except NEVER as error:
+        except self.never as error:
             self.world.checkers.fail(f"{client.name}: {error!r}")
         except DistributedLogError:
             self.world.logs.session_failed(session)
@@ -230,7 +233,7 @@ class LogWorkload(Roles):
                 break
             self._burst(writer, session, rng)
             await asyncio.sleep(rng.uniform(0, 2 * pace))
-            act = rng.choice((None,) * 12 + (writer.flush, writer.commit, writer.wait_for_room))
+            act = rng.choice((None,) * 12 + self._acts(writer, session, rng))
             if act is not None:
                 await act()
         end = rng.random()
@@ -239,6 +242,10 @@ class LogWorkload(Roles):
                 await writer.close()
         elif end < 0.7:
             await writer.abort()
+
+    def _acts(self, writer: AsyncLogWriter, session: Session, rng: Random) -> tuple[Act, ...]:
+        """What a writer does now and then between two bursts."""
+        return (writer.flush, writer.commit, writer.wait_for_room)
 
     def _burst(self, writer: AsyncLogWriter, session: Session, rng: Random) -> None:
         count = rng.choice((1, 1, 1, 2, 6))
@@ -297,7 +304,7 @@ class LogWorkload(Roles):
             self.world.logs.acknowledged(record, dlsn)
 
     def _refused(self, record: Written, error: BaseException) -> None:
-        if isinstance(error, NEVER):
+        if isinstance(error, self.never):
             self.world.checkers.fail(f"{record.session.client}: {error!r}")
         self.world.logs.refused(record, error)
 
@@ -319,7 +326,7 @@ class LogWorkload(Roles):
                     span = self.world.logs.span(client.name, log.name, position)
                 await self._tail(reader, span, rng, rng.choice((3, 20, 1_000)))
                 position = reader.position
-            except NEVER as error:
+            except self.never as error:
                 self.world.checkers.fail(f"{client.name}: {error!r}")
             finally:
                 await self._close(namespace)
@@ -396,7 +403,7 @@ class LogWorkload(Roles):
                     self.world.checkers.fail(f"{log.name} ends at {written[-1]}, but the reader is at {span.read[-1:]}")
                 for seen in _seen(await reader.read_available(100, wait=True)):
                     self.world.logs.read(span, seen)
-        except NEVER as error:
+        except self.never as error:
             self.world.checkers.fail(f"{client.name}: {error!r}")
         finally:
             await self._close(namespace)

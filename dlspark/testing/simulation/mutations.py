@@ -9,19 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
+from itertools import takewhile
 from typing import Any
 from unittest import mock
 
-from dlspark.core import succession
+from dlspark.core import retention, succession, truncation
+from dlspark.core.dlsn import DLSN
+from dlspark.core.owned_segments import OwnedSegments
 from dlspark.core.read_ahead import ReadAhead
 from dlspark.core.segment_writer import SegmentWriter
 from dlspark.errors import WriteError
 from dlspark.testing.simulation.scenarios import Report, run_seed
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.ledger_metadata import LedgerMetadata
-from metadata.logs import SegmentMetadata
+from metadata.logs import SegmentMetadata, TruncationStatus
+from metadata.segment_changes import Change, SegmentChanges
+from metadata.store import ANY_VERSION, Check, Delete, Op
 from storage_node.bookie import bookie, cookies, gc, journal, reads
 from storage_node.bookie import storage as storage_module
 from storage_node.bookie.checkpointing import Checkpointer
@@ -326,6 +331,45 @@ def _call_the_unknown_failed(_error: Method) -> Method:
     return mutated
 
 
+def _hide_again_from_lower_down(_partial: Method) -> Method:
+    def mutated(segment: SegmentMetadata, dlsn: DLSN) -> list[Change]:
+        lower = {"min_entry": dlsn.entry_id, "min_slot": dlsn.slot_id}
+        return [(segment, replace(segment, truncation=TruncationStatus.PARTIALLY_TRUNCATED, **lower))]  # type: ignore[arg-type]
+
+    return mutated
+
+
+def _check_nothing(_guard: Method) -> Method:
+    def mutated(self: OwnedSegments) -> Check:
+        return Check(self._services.logs.paths(self.name).lock, ANY_VERSION)
+
+    return mutated
+
+
+def _delete_the_ledgers_first(purge: Method) -> Method:
+    @wraps(purge)
+    async def mutated(self: OwnedSegments, rule: Method) -> object:
+        for segment in rule(await self._segments()):
+            await self._services.ledgers.delete(segment.ledger_id)
+        return await purge(self, rule)
+
+    return mutated
+
+
+def _note_no_ledgers(_removal: Method) -> Method:
+    def mutated(self: SegmentChanges, segment: SegmentMetadata) -> list[Op]:
+        return [Delete(self._paths.segment(segment))]
+
+    return mutated
+
+
+def _keep_no_completed_segment(_head: Method) -> Method:
+    def mutated(segments: Sequence[SegmentMetadata], may_go: Method) -> list[SegmentMetadata]:
+        return list(takewhile(may_go, truncation.completed_head(segments)))
+
+    return mutated
+
+
 MUTATIONS: dict[str, Mutation] = {
     "freeze": Mutation("freeze on ensemble change (D4, D5)", WriterMachine, "_drain", _acknowledge_while_frozen),
     "replaced-acks": Mutation("acks of a replaced node are void", WriterMachine, "_adopt", _keep_acks_of_the_replaced),
@@ -356,6 +400,13 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "reused-number": Mutation("empty segments may go (I4)", ReadAhead, "completed", _believe_the_ledger),
     "unknown-records": Mutation("what was sent is unknown", SegmentWriter, "_transmit_error", _call_the_unknown_failed),
+    "truncation-back": Mutation(
+        "a truncation never goes back (I8)", truncation, "_partial", _hide_again_from_lower_down
+    ),
+    "segment-guard": Mutation("lists change under the lock alone (I8)", OwnedSegments, "guard", _check_nothing),
+    "list-first": Mutation("the list, then the ledger (I7)", OwnedSegments, "purge", _delete_the_ledgers_first),
+    "ledger-notes": Mutation("removed ledgers are noted", SegmentChanges, "_removal", _note_no_ledgers),
+    "newest-stays": Mutation("the newest completed segment stays", retention, "_oldest", _keep_no_completed_segment),
     "lossy": Mutation("what is lost is unknown (I11)", storage_module, "index_logs", _forget_what_is_lost),
 }
 """By name, in the order of docs/simulation.md."""

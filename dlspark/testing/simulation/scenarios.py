@@ -18,6 +18,7 @@ from random import Random
 
 from dlspark.testing.simulation.cluster import World
 from dlspark.testing.simulation.faults import Nemesis
+from dlspark.testing.simulation.life_workload import LifeWorkload
 from dlspark.testing.simulation.log_workload import LogWorkload
 from dlspark.testing.simulation.roles import HEALTHY_S, Roles
 from dlspark.testing.simulation.workload import Workload, draw_chains
@@ -25,6 +26,8 @@ from dlspark.testing.simulation.workload import Workload, draw_chains
 CONTESTED_SHARE = 0.25
 LOG_SHARE = 0.25
 """Runs whose workload is logs; the others have chains of ledgers."""
+LIFE_SHARE = 0.4
+"""Runs, of those with logs, whose logs are truncated, purged, sealed and deleted."""
 
 
 @dataclass(slots=True)
@@ -85,9 +88,9 @@ def _trouble(world: World) -> str | None:
 
 
 def draw_workload(world: World, rng: Random) -> Roles:
-    """Chains of ledgers, or logs."""
+    """Chains of ledgers, or logs, some of them with the whole of their lives."""
     if world.rng("workload").random() < LOG_SHARE:
-        return LogWorkload(world, rng)
+        return LifeWorkload(world, rng) if world.rng("whole-life").random() < LIFE_SHARE else LogWorkload(world, rng)
     return Workload(world, draw_chains(rng))
 
 
