@@ -48,11 +48,22 @@ def encode_record_set(payloads: Sequence[Buffer], compression: Compression = Com
             )
         pieces += (_LENGTH.pack(length), payload)
     content = b"".join(pieces)
+    if len(content) > MAX_EXPANDED_BYTES:
+        raise RecordTooLongError(
+            f"a record set of {len(content)} bytes before compression is longer than {MAX_EXPANDED_BYTES}, the most "
+            "that readers expand",
+            advice="Split it into several; nothing was written",
+        )
     stored = compress(content, compression)
     stored_length = memoryview(stored).nbytes
     check_payload_length(SET_HEADER_BYTES + stored_length)
     header = SET_HEADER.pack(SET_VERSION | compression, len(payloads), len(content), stored_length)
     return b"".join((header, stored))
+
+
+def expanded_bytes(payload: Buffer) -> int:
+    """What the set expands to, by its header alone. Raises InvalidEntryError."""
+    return _header(payload, None)[2]
 
 
 def record_set_count(payload: Buffer, place: DLSN | None = None) -> int:

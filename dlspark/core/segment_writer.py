@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.entries import Compression, EncodedEntry, EntryBuilder, encode_entries
+from dlspark.core.record_sets import MAX_EXPANDED_BYTES, expanded_bytes
 from dlspark.core.records import (
     CONTROL_PAYLOAD,
     END_OF_STREAM_PAYLOAD,
@@ -73,6 +74,8 @@ class _Sent:
     futures: list[asyncio.Future[DLSN]]
     batch: _Batch | None
     has_user_data: bool
+    highest_txid: int
+    """Of all user records up to this entry's."""
 
 
 def _timing(settings: Settings) -> tuple[int, int, bool, bool]:
@@ -96,7 +99,7 @@ class SegmentWriter:
         on_failure: Callable[[BaseException], None],
         on_acknowledged: Callable[[int], None],
     ) -> None:
-        """`on_failure` is told of the first failure, `on_acknowledged` of the last id of each acknowledged entry."""
+        """`on_failure` is told of the first failure, `on_acknowledged` of the highest id that is acknowledged."""
         self.metadata = metadata
         self.ledger = ledger
         self.error: BaseException | None = None
@@ -116,6 +119,9 @@ class SegmentWriter:
         self._futures: list[asyncio.Future[DLSN]] = []
         self._buffered_user_data = False
         self._outstanding_bytes = 0
+        self._highest_txid = -1
+        self._expanded_bytes = 0
+        """What the record sets in the buffer expand to."""
         self._carried = -1
         """Last-add-confirmed that the newest sent entry carries to readers."""
         self._in_flight = 0
@@ -149,17 +155,28 @@ class SegmentWriter:
 
     def write_set(self, txid: int, payload: bytes, futures: Sequence[asyncio.Future[DLSN]]) -> None:
         """Append a record set of `len(futures)` payloads; each future gets the DLSN of its own member."""
-        self._write(txid, payload, FLAG_RECORD_SET, futures, True)
+        expanded = expanded_bytes(payload)
+        if self._expanded_bytes + expanded > MAX_EXPANDED_BYTES:
+            self._transmit()  # Readers bound what the sets of one entry expand to.
+        self._write(txid, payload, FLAG_RECORD_SET, futures, True, expanded)
 
     def _write(
-        self, txid: int, payload: bytes, flags: int, futures: Sequence[asyncio.Future[DLSN]], may_transmit: bool
+        self,
+        txid: int,
+        payload: bytes,
+        flags: int,
+        futures: Sequence[asyncio.Future[DLSN]],
+        may_transmit: bool,
+        expanded: int = 0,
     ) -> None:
         if self._refuse(futures):
             return
         self._append(txid, payload, self.position + 1, flags, futures)
         self.position += len(futures)
         self.last_txid = txid
+        self._highest_txid = max(self._highest_txid, txid)
         self.unacknowledged += len(futures)
+        self._expanded_bytes += expanded
         self._outstanding_bytes += HEADER_BYTES + len(payload)
         if may_transmit and self._outstanding_bytes > self._threshold:
             self._transmit_soon()
@@ -182,6 +199,7 @@ class SegmentWriter:
         ):
             self.position += encoded.record_count
             self.last_txid = encoded.last_txid
+            self._highest_txid = max(self._highest_txid, encoded.first_txid, encoded.last_txid)
             self.unacknowledged += encoded.record_count
             batch.waiting += 1
             self._send(encoded, [], batch, has_user_data=True)
@@ -195,7 +213,7 @@ class SegmentWriter:
         if self._refuse([future]):
             return
         self._append(MAX_TXID, END_OF_STREAM_PAYLOAD, self.position, FLAG_END_OF_STREAM, [future])
-        self.last_txid = MAX_TXID
+        self.last_txid = self._highest_txid = MAX_TXID
         self._transmit()
 
     def write_control(self, payload: bytes = CONTROL_PAYLOAD) -> None:
@@ -283,7 +301,7 @@ class SegmentWriter:
             return
         futures, self._futures = self._futures, []
         has_user_data, self._buffered_user_data = self._buffered_user_data, False
-        self._outstanding_bytes = 0
+        self._outstanding_bytes = self._expanded_bytes = 0
         self._send(self._builder.finish(), futures, None, has_user_data=has_user_data)
 
     def _send(
@@ -298,7 +316,7 @@ class SegmentWriter:
             self._fail(error)
             self._fail_records(futures, batch, self._write_error("The entry was refused; the record was not sent"))
             return
-        sent = _Sent(self.ledger.last_add_pushed, encoded, futures, batch, has_user_data)
+        sent = _Sent(self.ledger.last_add_pushed, encoded, futures, batch, has_user_data, self._highest_txid)
         self._carried = carried
         self._in_flight += 1
         added.add_done_callback(lambda done: self._answered(sent, done))
@@ -322,7 +340,7 @@ class SegmentWriter:
             self.last_entry, self.last_slot = entry_id, sent.encoded.record_count - 1
             users = sent.encoded.record_count - int(sent.encoded.last_txid == MAX_TXID)
             self.unacknowledged -= users
-            self._on_acknowledged(sent.encoded.last_txid)
+            self._on_acknowledged(sent.highest_txid)
         if sent.batch is not None:
             self._batch_acknowledged(sent, sent.batch)
         self._wake(entry_id)
@@ -407,15 +425,21 @@ class SegmentWriter:
 
     # ------------------------------------------------------------------ ending
 
-    async def close(self) -> None:
-        """Send what is buffered, wait for it, close the ledger: its end is then fixed for ever (I2).
+    async def finish(self) -> None:
+        """Send what is buffered, wait for it, and take no more.
 
-        Raises TransmitError where entries were not acknowledged, or the ledger's error; the segment stays in progress
-        then, and the next owner's recovery decides.
+        Raises TransmitError where entries were not acknowledged; the segment stays in progress then, and the next
+        owner's recovery decides.
         """
         self.stop_timers()
         await self.commit()
         self._closed = True
+
+    async def close_ledger(self) -> None:
+        """Close the ledger of a finished segment: its end is then fixed for ever (I2).
+
+        Raises the ledger's error; where the metadata store could not be reached, it may be called again.
+        """
         await self.ledger.close()
         self._ledger_closed = True
 

@@ -186,7 +186,8 @@ class Succession:
 
     async def _complete(self, segment: SegmentWriter) -> None:
         """Close the segment's ledger and record its end. After an error it stays in progress, for recovery."""
-        await segment.close()
+        await segment.finish()
+        await self._transitions.retried(segment.close_ledger)
         await self._lock.ensure_held()
         await self._transitions.complete(
             segment.metadata,

@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import functools
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Generic, ParamSpec, TypeVar
 
@@ -25,6 +25,7 @@ from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.segment_writer import WrittenEntry
+from dlspark.core.services import LOCAL_REGION_ID
 from dlspark.core.settings import Settings, Value
 from dlspark.core.status import LogStatus
 from dlspark.core.sync_readers import LogReader, LogReading
@@ -67,6 +68,7 @@ class Namespace:
         settings: Settings | Mapping[str, Value] | None = None,
         *,
         features: FeatureProvider | None = None,
+        region_id: int = LOCAL_REGION_ID,
         runtime: Runtime | None = None,
     ) -> Namespace:
         """Connect to `distributedlog://host:port/path`. Without a runtime, the process's shared one is used.
@@ -74,7 +76,8 @@ class Namespace:
         `features` are asked from the runtime's thread; see `AsyncNamespace.open`.
         """
         runtime = runtime or Runtime.shared()
-        return cls(runtime, runtime.run(AsyncNamespace.open(uri, settings, features=features)))
+        opening = AsyncNamespace.open(uri, settings, features=features, region_id=region_id)
+        return cls(runtime, runtime.run(opening))
 
     bind = staticmethod(_blocking(bindings.bind))
     find_binding = staticmethod(_blocking(bindings.find_binding))
@@ -132,6 +135,10 @@ class Namespace:
 
     def delete_log(self, name: str) -> None:
         self._runtime.run(self._inner.delete_log(name))
+
+    def delete_allocator_pool(self, name: str, folder: str | None = None) -> int:
+        """Delete a pool of ledgers made in advance; see `AsyncNamespace.delete_allocator_pool`."""
+        return self._runtime.run(self._inner.delete_allocator_pool(name, folder))
 
     def reload_settings(self) -> None:
         """Look at the dynamic settings and feature files now; see `AsyncNamespace.reload_settings`."""
@@ -280,7 +287,23 @@ class LogWriter:
             await self._inner.wait_for_room()
             return [_concurrent(future) for future in self._inner.write_bulk(records)]
 
-        futures = self._runtime.run(write())
+        return self._pending_all(write())
+
+    def write_record_set(
+        self, txid: int, payloads: Sequence[bytes | bytearray | memoryview], compression: str = "none"
+    ) -> list[PendingWrite[DLSN]]:
+        """Append payloads as one record set: see `AsyncLogWriter.write_record_set`. Raises a refusal at once."""
+
+        async def write() -> list[concurrent.futures.Future[DLSN]]:
+            await self._inner.wait_for_room()
+            return [_concurrent(future) for future in self._inner.write_record_set(txid, payloads, compression)]
+
+        return self._pending_all(write())
+
+    def _pending_all(
+        self, write: Coroutine[object, object, list[concurrent.futures.Future[DLSN]]]
+    ) -> list[PendingWrite[DLSN]]:
+        futures = self._runtime.run(write)
         for future in futures:
             _raise_if_failed(future)
         return [PendingWrite(self, future) for future in futures]
@@ -313,13 +336,13 @@ class LogWriter:
 
         self._runtime.run(send())
 
-    def flush(self) -> None:
-        """Send what is buffered and wait until all of it is acknowledged."""
-        self._runtime.run(self._inner.flush())
+    def flush(self) -> int:
+        """Send what is buffered and wait until all of it is acknowledged; returns the highest id that is."""
+        return self._runtime.run(self._inner.flush())
 
-    def commit(self) -> None:
+    def commit(self) -> int:
         """`flush`, and make everything acknowledged visible to readers."""
-        self._runtime.run(self._inner.commit())
+        return self._runtime.run(self._inner.commit())
 
     def truncate(self, dlsn: DLSN | str) -> DLSN:
         return self._runtime.run(self._inner.truncate(dlsn))

@@ -30,12 +30,14 @@ from dlspark.errors import SegmentStateError, WriterDeposedError
 from metadata.allocators import Allocation
 from metadata.errors import (
     BadVersionError,
+    ConnectionLossError,
     DistributedLogError,
     MetadataUnavailableError,
     NodeExistsError,
     NoNodeError,
     NotAppliedError,
     OutcomeUnknownError,
+    SessionExpiredError,
     check,
 )
 from metadata.ledgers import Versioned
@@ -362,17 +364,17 @@ class SegmentTransitions:
             return _Found(await logs.open(self.name), tuple(await logs.segments(self.name)))
 
         try:
-            return await self._retried(read)
+            return await self.retried(read)
         except (OutcomeUnknownError, MetadataUnavailableError):
             raise doubt from None
 
-    async def _retried(self, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def retried(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat an idempotent call while the store cannot be reached."""
         pauses = self._pauses()
         while True:
             try:
                 return await call()
-            except (OutcomeUnknownError, MetadataUnavailableError) as error:
+            except (ConnectionLossError, SessionExpiredError, MetadataUnavailableError) as error:
                 await self._pause(pauses, error)
 
     def _pauses(self) -> list[float]:

@@ -36,12 +36,16 @@ class Unawaited:
             self._failures += 1
             self._first = self._first or error
 
+    def forget(self) -> None:
+        """What has failed up to now is being told by another error."""
+        self._first, self._failures = None, 0
+
     def raise_failure(self, and_now: str = "") -> None:
         """Raise once what befell records that nobody waited for; `and_now` tells of the call that finds it."""
         first, failures = self._first, self._failures
         if first is None:
             return
-        self._first, self._failures = None, 0
+        self.forget()
         why = first.message if isinstance(first, DistributedLogError) else repr(first)
         raise WriteError(
             f"{failures} records that were not waited for may be lost: {why}{and_now}",

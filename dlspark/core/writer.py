@@ -429,7 +429,12 @@ class AsyncLogWriter:
         self._raise_failure()
         segment = self._succession.current
         if segment is not None:
-            await action(segment)
+            try:
+                await action(segment)
+            except DistributedLogError:
+                await asyncio.sleep(0)  # The futures of the records that failed with it are settled by then.
+                self._unawaited.forget()
+                raise
         self._unawaited.raise_failure()
 
     # ------------------------------------------------------------------ failing
