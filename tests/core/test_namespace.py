@@ -16,6 +16,7 @@ from dlspark.errors import (
     LogNotFoundError,
     OwnershipAcquireFailedError,
     RequestDeniedError,
+    UnsupportedMetadataVersionError,
 )
 from metadata.memory import Fault, MemoryStore
 from metadata.namespaces import Binding, NamespaceStore
@@ -287,3 +288,33 @@ async def test_new_names_are_stricter_than_those_of_logs_that_exist(world):
         await namespace.create_log("a/.b")
     await world.operator.create("/dl/a/.b/<default>/ledgers", b"0", make_parents=True)  # as upstream lets it be
     assert await namespace.log_exists("a/.b")
+
+
+# ---------------------------------------------------------------------- segments of long ago
+
+
+async def test_segments_below_the_minimum_version_are_read_only_where_the_check_is_skipped(world):
+    strict, lenient = await world.namespace(), await world.namespace(skip_minimum_version=True)
+    await strict.create_log("old")
+    await world.operator.create(
+        "/dl/old/<default>/ledgers/logrecs_000000000000000001", b"1073741824001;12345;1001;2002;17"
+    )
+    with pytest.raises(UnsupportedMetadataVersionError, match="ledgerMetadataSkipMinVersionCheck"):
+        await (await strict.open_log("old")).segments()
+    (segment,) = await (await lenient.open_log("old")).segments()
+    assert (segment.version, segment.ledger_id, segment.last_txid, segment.record_count) == (1, 12345, 2002, 250)
+
+
+# ---------------------------------------------------------------------- sessions that end
+
+
+async def test_a_namespace_goes_on_with_the_session_that_follows_an_expired_one(world):
+    namespace = await bound(world, "/fed", replace(BINDING, federated=True), federated_max_logs=1)
+    for name in ("a", "b"):
+        await namespace.create_log(name)
+    await write(namespace, "b", b"before")
+    world.tree.expire(namespace.store.session_id)
+    await namespace.create_log("c")
+    await write(namespace, "b", b"after")
+    assert await read(namespace, "b", 2) == [b"before", b"after"]
+    assert await namespace.logs() == ["a", "b", "c"]
