@@ -83,6 +83,9 @@ final class Logs {
         commands.put("dl.reader", this::openReader);
         commands.put("dl.next", this::next);
         commands.put("dl.close_reader", this::closeReader);
+        commands.put("dl.locked_reader", this::openLockedReader);
+        commands.put("dl.commit_position", this::commitPosition);
+        commands.put("dl.positions", this::positions);
     }
 
     private Object bind(JsonNode line) throws Exception {
@@ -370,6 +373,43 @@ final class Logs {
     private Object openReader(JsonNode line) throws Exception {
         DistributedLogManager log = log(line);
         return handles.add(new Open<>(log, asyncReader(log, line)));
+    }
+
+    /** A reader under a lock: of a subscriber, from its stored position, or of the log, from "dlsn". */
+    private Object openLockedReader(JsonNode line) throws Exception {
+        DistributedLogManager log = log(line);
+        try {
+            return handles.add(new Open<>(log, line.has("subscriber")
+                ? await(log.getAsyncLogReaderWithLock(line.get("subscriber").asText()))
+                : await(log.getAsyncLogReaderWithLock(dlsn(line.get("dlsn").asText())))));
+        } catch (Exception failed) {
+            log.close();
+            throw failed;
+        }
+    }
+
+    private Object commitPosition(JsonNode line) throws Exception {
+        DistributedLogManager log = log(line);
+        try {
+            await(log.getSubscriptionsStore().advanceCommitPosition(
+                line.get("subscriber").asText(), dlsn(line.get("dlsn").asText())));
+            return true;
+        } finally {
+            log.close();
+        }
+    }
+
+    /** The stored positions of all subscribers. */
+    private Object positions(JsonNode line) throws Exception {
+        DistributedLogManager log = log(line);
+        try {
+            ObjectNode answer = Main.JSON.createObjectNode();
+            await(log.getSubscriptionsStore().getLastCommitPositions())
+                .forEach((subscriber, position) -> answer.put(subscriber, text(position)));
+            return answer;
+        } finally {
+            log.close();
+        }
     }
 
     @SuppressWarnings("unchecked")
