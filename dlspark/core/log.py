@@ -124,12 +124,15 @@ class AsyncLog(LogReaders):
         self._check_open()
         return await log_status(self._services, self.name)
 
-    async def truncate(self, dlsn: DLSN | str, *, client_id: str | None = None) -> DLSN:
+    async def truncate(
+        self, dlsn: DLSN | str, *, respect_subscribers: bool = False, client_id: str | None = None
+    ) -> DLSN:
         """Hide every record below `dlsn` from readers; returns the log's first position afterwards.
 
         Only completed segments are truncated: where the DLSN lies in one that is being written, or beyond, what is
         returned is below it. It is above it where more was hidden before: a truncation is never taken back.
-        DLSN.INVALID changes nothing. No data is deleted: that is for retention.
+        DLSN.INVALID changes nothing. With `respect_subscribers` what a subscriber of the log has still to read stays.
+        No data is deleted: that is for retention.
 
         It is done by this handle's writer where that is open, else under the log's lock, as `client_id`: raises
         OwnershipAcquireFailedError with the owner's name while somebody else writes, LogNotFoundError, LockingError
@@ -137,7 +140,7 @@ class AsyncLog(LogReaders):
         """
         await self._services.permit(self.name, Action.TRUNCATE)
         async with self._owned(client_id) as owned:
-            return await owned.truncate(dlsn)
+            return await owned.truncate(dlsn, respect_subscribers=respect_subscribers)
 
     async def purge_older_than(self, txid: int, *, client_id: str | None = None) -> int:
         """Delete the oldest completed segments whose transaction ids are all below `txid`; how many were.

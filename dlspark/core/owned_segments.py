@@ -17,6 +17,7 @@ from typing import TypeVar
 from dlspark.core.dlsn import DLSN
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
+from dlspark.core.subscriptions import Subscriptions
 from dlspark.core.truncation import truncation, truncation_point, with_changes
 from dlspark.core.write_lock import WriteLock, release
 from metadata.errors import CallerError, DistributedLogError
@@ -38,6 +39,7 @@ class OwnedSegments:
         self.lock = lock
         self._services = services
         self._changes = SegmentChanges(services.logs, name)
+        self._subscriptions = Subscriptions(services.logs, name)
         self._truncating = asyncio.Lock()
 
     def guard(self) -> Check:
@@ -61,18 +63,18 @@ class OwnedSegments:
 
     # ------------------------------------------------------------------ truncation
 
-    async def truncate(self, dlsn: DLSN | str, limit: Callable[[], Awaitable[DLSN | None]] | None = None) -> DLSN:
+    async def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
         """Hide the records below `dlsn`; returns the log's first position afterwards.
 
-        `limit` gives a position above which nothing is to be hidden, if there is one.
+        With `respect_subscribers` nothing is hidden that one of the log's subscribers has still to read.
         Raises LockingError or OwnershipAcquireFailedError where the lock was lost.
         """
         wanted = as_dlsn(dlsn)
 
         async def attempt() -> DLSN:
-            highest = await limit() if limit is not None else None
+            subscribed = await self._subscriptions.positions() if respect_subscribers else {}
             segments = await self._segments()
-            changes = truncation(segments, wanted if highest is None else min(wanted, highest))
+            changes = truncation(segments, min([wanted, *subscribed.values()]))
             await self._changes.mark(changes, self.guard)
             return truncation_point(with_changes(segments, changes))
 

@@ -208,8 +208,10 @@ class Log(LogReading):
     def status(self) -> LogStatus:
         return self._runtime.run(self._inner.status())
 
-    def truncate(self, dlsn: DLSN | str, *, client_id: str | None = None) -> DLSN:
-        return self._runtime.run(self._inner.truncate(dlsn, client_id=client_id))
+    def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False, client_id: str | None = None) -> DLSN:
+        return self._runtime.run(
+            self._inner.truncate(dlsn, respect_subscribers=respect_subscribers, client_id=client_id)
+        )
 
     def purge_older_than(self, txid: int, *, client_id: str | None = None) -> int:
         return self._runtime.run(self._inner.purge_older_than(txid, client_id=client_id))
@@ -344,8 +346,8 @@ class LogWriter:
         """`flush`, and make everything acknowledged visible to readers."""
         return self._runtime.run(self._inner.commit())
 
-    def truncate(self, dlsn: DLSN | str) -> DLSN:
-        return self._runtime.run(self._inner.truncate(dlsn))
+    def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
+        return self._runtime.run(self._inner.truncate(dlsn, respect_subscribers=respect_subscribers))
 
     def mark_end_of_stream(self) -> DLSN:
         return self._runtime.run(self._inner.mark_end_of_stream())

@@ -242,12 +242,12 @@ class AsyncLogWriter:
         await self._run_transition(self._succession.complete_current)
         return dlsn
 
-    async def truncate(self, dlsn: DLSN | str) -> DLSN:
+    async def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
         """Hide every record below `dlsn`; see `AsyncLog.truncate`."""
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed; nothing was truncated", log=self.name)
         await self._services.permit(self.name, Action.TRUNCATE)
-        return await self.owned.truncate(dlsn)
+        return await self.owned.truncate(dlsn, respect_subscribers=respect_subscribers)
 
     async def close(self) -> None:
         """Flush, complete the segment, release the lock. Raises the writer's failure after the lock is released."""

@@ -276,6 +276,19 @@ async def test_thousands_of_segments_are_truncated_in_requests_that_fit(world, m
         assert state == sorted(state, reverse=True), "after each request the truncated ones are the oldest"
 
 
+async def test_what_a_subscriber_has_still_to_read_stays_where_that_is_asked_for(namespace):
+    log = await written(namespace, "followed", SEGMENTS)
+    assert await log.truncate(DLSN(1, 1, 0), respect_subscribers=True) == DLSN(1, 1, 0), "nobody follows it yet"
+    await log.commit_position("fast", DLSN(3, 1, 0))
+    await log.commit_position("slow", DLSN(2, 1, 0))
+    assert await log.truncate(DLSN(3, 2, 0), respect_subscribers=True) == DLSN(2, 1, 0)
+    async with await log.open_writer() as writer:
+        assert await writer.truncate(DLSN(3, 2, 0), respect_subscribers=True) == DLSN(2, 1, 0)
+        await log.commit_position("slow", DLSN(3, 2, 0))
+        assert await writer.truncate(DLSN(3, 2, 0), respect_subscribers=True) == DLSN(3, 1, 0)
+    assert await log.truncate(DLSN(3, 2, 0)) == DLSN(3, 2, 0), "and otherwise it goes"
+
+
 # ---------------------------------------------------------------------- readers
 
 
