@@ -40,15 +40,16 @@ async def connect_all(
 
     Raises NotBoundError, MetadataUnavailableError; then nothing stays open.
     """
-    opened: dict[tuple[bool, frozenset[str]], MetadataStore] = {}
+    for_logs: dict[frozenset[str], MetadataStore] = {}
+    for_ledgers: dict[frozenset[str], MetadataStore] = {}
 
     async def session(servers: str, *, ledgers: bool = False) -> MetadataStore:
         servers = servers.replace(";", ",")
-        apart = ledgers and _ledgers_apart(settings)
-        key = (apart, frozenset(servers.split(",")))
+        key = frozenset(servers.split(","))
+        shared = not ledgers or (key in for_logs and not _ledgers_apart(settings))
+        opened = for_logs if shared else for_ledgers
         if key not in opened:
-            connect = connect_ledgers if ledgers else connect_logs
-            opened[key] = await connect(servers, settings, connect_timeout_ms)
+            opened[key] = await (connect_logs if shared else connect_ledgers)(servers, settings, connect_timeout_ms)
         return opened[key]
 
     try:
@@ -57,12 +58,12 @@ async def connect_all(
         sessions = Sessions(
             binding,
             logs=await session(binding.dl_servers),
-            ledgers=await session(binding.bk_servers, ledgers=True),
             reader_logs=await session(binding.dl_reader_servers or binding.dl_servers),
+            ledgers=await session(binding.bk_servers, ledgers=True),
             reader_ledgers=await session(binding.bk_reader_servers or binding.bk_servers, ledgers=True),
         )
     except BaseException:
-        for one in opened.values():
+        for one in (*for_ledgers.values(), *for_logs.values()):
             await one.close()
         raise
     if first not in sessions.all:

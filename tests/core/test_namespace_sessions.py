@@ -148,6 +148,21 @@ async def test_each_kind_of_servers_in_the_binding_is_gone_to(uri: str, zookeepe
     assert sessions.logs._servers == there  # type: ignore[attr-defined]
 
 
+async def test_on_other_servers_each_session_has_the_settings_of_its_kind(
+    uri: str, zookeeper: EmbeddedZooKeeper
+) -> None:
+    there = other_name(zookeeper)
+    await AsyncNamespace.bind(uri, ledger_servers=there)
+    sessions = await sessions_of(uri, zk_request_rate=40.0, zk_retries=1)
+    assert sessions.ledgers.retry_policy == RetryPolicy(3, 5_000, 30_000)
+    assert sessions.ledgers._rate is None  # type: ignore[attr-defined]
+    await AsyncNamespace.bind(uri, ledger_servers=there, log_reader_servers=there)
+    sessions = await sessions_of(uri, zk_request_rate=40.0, bkc_zk_retries=7)
+    assert sessions.reader_logs is not sessions.ledgers
+    assert sessions.reader_logs._rate is not None  # type: ignore[attr-defined]
+    assert sessions.ledgers.retry_policy == RetryPolicy(7, 5_000, 30_000)
+
+
 async def test_readers_go_to_their_own_servers(uri: str, zookeeper: EmbeddedZooKeeper) -> None:
     there = other_name(zookeeper)
     await AsyncNamespace.bind(uri, log_reader_servers=there, ledger_reader_servers=there)
