@@ -17,17 +17,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.entries import DecodedBatch, decode_entries, decode_entry
 from dlspark.core.idleness import Idleness
+from dlspark.core.numbering import Gap, Numbering
 from dlspark.core.read_ahead import ReadAhead
 from dlspark.core.records import LogRecord
 from dlspark.core.rows import record_rows, rows
@@ -44,23 +42,10 @@ from dlspark.errors import (
 
 BATCH_BYTES = 8 << 20
 """A batch takes entries up to about this size, of those that are there."""
-MOST_GAPS = 1_000
-"""A reader remembers so many gaps, the newest ones."""
-
 Start: TypeAlias = "DLSN | int | str"
 """A position, or what stands for one: its text, a transaction id, "earliest", "last" or "latest"."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Entries that were passed over, because they are damaged on all their storage nodes."""
-
-    start: DLSN
-    entries: int
-    records: int | None
-    """How many records are missing, by the numbers of those before and behind; None where these do not tell."""
 
 
 class AsyncLogReader:
@@ -79,18 +64,14 @@ class AsyncLogReader:
         `locate` finds positions for `skip_to`, which takes a DLSN only without it.
         """
         self.name = name
-        self.gaps: deque[Gap] = deque(maxlen=MOST_GAPS)
-        """What was passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
         self._services = services
         self._settings = settings
         self._locate = locate
         self._ahead = ReadAhead(services, name, settings, start)
         self._idleness = Idleness(name, services.counters)
-        self._skipped: tuple[DLSN, int, int] | None = None
+        self._numbers = Numbering(name, services.counters)
         self._records: deque[LogRecord] = deque()
         self._position = start
-        self._last_position = 0
-        self._segment = -1
         self._final: DistributedLogError | None = None
         self._explained: DistributedLogError | None = None
         self._turn = asyncio.Lock()
@@ -111,6 +92,11 @@ class AsyncLogReader:
     def position(self) -> DLSN:
         """Where the next reader would have to start to go on after the last record delivered."""
         return self._position
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """What was passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
+        return list(self._numbers.gaps)
 
     @property
     def caught_up(self) -> bool:
@@ -181,7 +167,7 @@ class AsyncLogReader:
             if not within:
                 await self._restart(position)
             elif not self._records:
-                self._last_position = 0  # What is passed over now is not decoded far enough to be numbered.
+                self._numbers.forget()  # What is passed over now is not decoded far enough to be numbered.
             return position
 
     async def _restart(self, position: DLSN) -> None:
@@ -189,7 +175,7 @@ class AsyncLogReader:
         await self._ahead.close(ReadCancelledError("the reader went elsewhere", log=self.name))
         self._ahead = ReadAhead(self._services, self.name, self._settings, position)
         self._final = None
-        self._segment, self._last_position = -1, 0
+        self._numbers.forget()
         self._idleness.arrived()
 
     async def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
@@ -274,7 +260,7 @@ class AsyncLogReader:
                 self._idleness.arrived()
                 if not fetched.broken:
                     return fetched
-                self._pass_over(DLSN(fetched.segment.lssn, fetched.entry_id, 0))
+                self._numbers.pass_over(DLSN(fetched.segment.lssn, fetched.entry_id, 0))
         except DistributedLogError as error:
             self._final = error
         return None
@@ -293,65 +279,26 @@ class AsyncLogReader:
         except DistributedLogError as error:
             self._fail(error)
             return
-        self._enter(segment.lssn)
+        self._numbers.enter(segment.lssn)
         for record in records:
             if record.is_control or _is_below(record, self._start):
                 continue
             if record.is_end_of_stream:
                 self._final = self._end_of_stream(record.dlsn)
                 return
-            self._go_on_at(record.position)
-            if self._gap(record.position):
+            if self._numbers.missing_before(record.position) and self._settings.gap_detection:
                 self._fail(self._gap_error(record.dlsn, record.position))
                 return
-            self._last_position = record.last_position
+            self._numbers.last = record.last_position
             self._records.append(record)
 
     @property
     def _start(self) -> DLSN:
         return max(self._ahead.first, self._position)
 
-    def _enter(self, lssn: int) -> None:
-        if lssn != self._segment:
-            self._tell_gap(None)
-            self._segment = lssn
-            self._last_position = 0
-
-    def _pass_over(self, start: DLSN) -> None:
-        """An entry is damaged everywhere: remember it until a record behind it tells how many are missing."""
-        self._enter(start.lssn)
-        first, entries, last_position = self._skipped or (start, 0, self._last_position)
-        self._skipped = (first, entries + 1, last_position)
-        self._last_position = 0
-
-    def _go_on_at(self, position: int) -> None:
-        """A record with this number is the next one behind what was passed over, if anything was."""
-        if self._skipped is not None:
-            start, _, last_position = self._skipped
-            self._tell_gap(position - last_position - 1 if last_position or not start.entry_id else None)
-
-    def _tell_gap(self, records: int | None) -> None:
-        if self._skipped is None:
-            return
-        start, entries, _ = self._skipped
-        self._skipped = None
-        self.gaps.append(Gap(start, entries, records))
-        missing = "an unknown number of" if records is None else records
-        _log.error(
-            "log %s: %s records are missing in %d damaged entries from %s on", self.name, missing, entries, start
-        )
-        self._services.counters["records-skipped"] += records or 0
-
-    def _gap(self, position: int) -> bool:
-        last = self._last_position
-        if position == 1 or last == 0 or position == last + 1:
-            return False
-        self._services.counters["position-gap"] += 1
-        return self._settings.gap_detection
-
     def _gap_error(self, dlsn: DLSN, position: int) -> PositionGapError:
         return PositionGapError(
-            f"record {position} of segment {dlsn.lssn} follows record {self._last_position}: records are missing",
+            f"record {position} of segment {dlsn.lssn} follows record {self._numbers.last}: records are missing",
             log=self.name,
             dlsn=dlsn,
             advice="Read the segment's entries with a tool; positionGapDetectionEnabled=false reads on regardless",
@@ -434,21 +381,19 @@ class AsyncLogReader:
                 self._fail(error)
                 raise self._told(error) from None
             return self._decode_before_error(fetched)
-        self._enter(segment.lssn)
+        self._numbers.enter(segment.lssn)
         if batch.end_of_stream is not None:
             self._final = self._end_of_stream(batch.end_of_stream)
         batch = self._due(batch)
-        if len(batch):
-            self._go_on_at(int(batch.position[0]))
-        gap = self._first_gap(batch.position)
-        if gap is not None:
+        gap = self._numbers.first_gap(batch.position)
+        if gap is not None and self._settings.gap_detection:
             if gap:
-                self._last_position = int(batch.position[gap - 1])
+                self._numbers.last = int(batch.position[gap - 1])
             dlsn = DLSN(segment.lssn, int(batch.entry_id[gap]), int(batch.slot_id[gap]))
             self._fail(self._gap_error(dlsn, int(batch.position[gap])))
             batch = _sliced(batch, 0, gap)
         if len(batch):
-            self._last_position = int(batch.position[-1])
+            self._numbers.last = int(batch.position[-1])
             self._position = DLSN(segment.lssn, int(batch.entry_id[-1]), int(batch.slot_id[-1]) + 1)
         return batch
 
@@ -485,16 +430,6 @@ class AsyncLogReader:
             (batch.entry_id == start.entry_id) & (batch.slot_id < start.slot_id)
         )
         return _sliced(batch, int(below.sum()), len(batch))
-
-    def _first_gap(self, positions: npt.NDArray[np.int64]) -> int | None:
-        if not len(positions):
-            return None
-        if self._gap(int(positions[0])):
-            return 0
-        before, after = positions[:-1], positions[1:]
-        gaps = np.flatnonzero((after != before + 1) & (before != 0) & (after != 1))
-        self._services.counters["position-gap"] += len(gaps)
-        return int(gaps[0]) + 1 if len(gaps) and self._settings.gap_detection else None
 
     def _leftover(self) -> pa.RecordBatch:
         """Records that were decoded one by one and not yet delivered, as columns."""

@@ -16,7 +16,8 @@ from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
 from dlspark.core.dlsn import DLSN
 from dlspark.core.locked_reader import AsyncLockedReader
 from dlspark.core.log import AsyncLog
-from dlspark.core.reader import BATCH_BYTES, AsyncLogReader, Gap, Start
+from dlspark.core.numbering import Gap
+from dlspark.core.reader import BATCH_BYTES, AsyncLogReader, Start
 from dlspark.core.records import LogRecord
 from dlspark.core.runtime import Runtime
 from dlspark.core.segments import Probes
@@ -45,7 +46,7 @@ class LogReader:
     @property
     def gaps(self) -> list[Gap]:
         """What was passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
-        return list(self._inner.gaps)
+        return self._inner.gaps
 
     def read_next(self, *, non_blocking: bool = False) -> LogRecord | None:
         """The next record, None if there is none for now.

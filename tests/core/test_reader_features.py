@@ -10,7 +10,7 @@ import pytest
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.entries import EntryBuilder, encode_record_set
-from dlspark.core.reader import Gap
+from dlspark.core.numbering import Gap
 from dlspark.core.records import FLAG_RECORD_SET
 from dlspark.core.settings import Settings
 from dlspark.errors import (
