@@ -10,7 +10,6 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── TransactionIdOutOfOrderError       513: below the log's highest, negative, or the reserved maximum
     │   ├── EndOfStreamError                   512: the log is sealed: nothing follows, nothing can be written
     │   ├── AlreadyClosedError                 502: the writer, reader, log or namespace was closed by its user
-    │   ├── UnsupportedFeatureError            501: bytes or settings of a feature that this version does not have
     │   ├── NotBoundError                  *   no namespace is bound at the path
     │   ├── NamespaceInUseError            *   a namespace with logs is unbound only by force
     │   ├── RequestDeniedError             *   403: the namespace's access control denies it
@@ -110,12 +109,6 @@ class AlreadyClosedError(CallerError):
     """The object was closed by its user before this call."""
 
     code: ClassVar[int] = 502
-
-
-class UnsupportedFeatureError(CallerError):
-    """A feature of the format that this version does not have."""
-
-    code: ClassVar[int] = 501
 
 
 class LogEmptyError(NotAppliedError):
@@ -277,7 +270,6 @@ __all__ = [
     "StreamNotReadyError",
     "TransactionIdOutOfOrderError",
     "TransmitError",
-    "UnsupportedFeatureError",
     "UnsupportedMetadataVersionError",
     "WriteCancelledError",
     "WriteError",

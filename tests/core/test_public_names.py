@@ -69,7 +69,6 @@ CODES = {
     "StreamNotReadyError": 518,
     "TransactionIdOutOfOrderError": 513,
     "TransmitError": 507,
-    "UnsupportedFeatureError": 501,
     "UnsupportedMetadataVersionError": 521,
     "WriteCancelledError": 516,
     "WriteError": 514,
