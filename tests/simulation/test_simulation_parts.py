@@ -280,6 +280,24 @@ def test_a_broken_connection_delivers_a_prefix_and_tells_both_sides_once() -> No
     assert len(counts) > 1
 
 
+def test_a_connection_that_breaks_at_once_loses_what_was_sent_just_now() -> None:
+    for seed in range(20):
+        pair = Pair(seed)
+
+        async def main(pair: Pair = pair) -> None:
+            link = await pair.connect()
+            link.send(frame(0))
+            await asyncio.sleep(1)
+            pair.fabric.on_frame = lambda sender, frame: pair.fabric.break_link(sender, within=0.1)
+            link.send(frame(1))
+            await asyncio.sleep(1)
+
+        pair.loop.run_until_complete(main())
+        assert pair.far.frames == [b"0000"]
+        assert (len(pair.near.closed), len(pair.far.closed)) == (1, 1)
+        pair.loop.finish()
+
+
 def test_the_peer_of_a_host_without_power_hears_nothing_until_it_sends() -> None:
     pair = Pair()
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
@@ -99,6 +99,8 @@ class Checkers:
         self._holders: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._fence_reads: dict[tuple[SimulatedLink, int], tuple[int, float]] = {}
         self.violation: ViolationError | None = None
+        self.on_first_fence: Callable[[SimulatedLink], None] = lambda link: None
+        """Told of each read with which a recovery begins, before it is on its way."""
 
     def fail(self, message: str) -> NoReturn:
         """Note the first violation and stop the run."""
@@ -175,6 +177,8 @@ class Checkers:
             request = m.decode_request(memoryview(frame))
             if isinstance(request, m.ReadRequest) and request.fence:
                 self._fence_reads[(link.other, request.txn_id)] = (request.ledger_id, self._world.loop.time())
+                if request.entry_id < 0:
+                    self.on_first_fence(link)
 
     def _version_two_answered(self, host: str, response: ResponseV2) -> None:
         """Reads of ranges speak version 2, on connections of their own; nobody fences there."""

@@ -14,10 +14,18 @@ from random import Random
 
 from dlspark.testing.simulation.checkers import bodies_in, decode_answer
 from dlspark.testing.simulation.cluster import Machine, Node, World
+from dlspark.testing.simulation.network import SimulatedLink
 from storage_node.protocol.frames import LENGTH, LENGTH_BYTES
 
 MAX_STEP = 400
 """How many callbacks ahead a trap is set."""
+LOST_SHARE = (0.1, 0.5)
+"""Of the first requests of disturbed recoveries: to most nodes, and to remote ones."""
+LATE_SHARE = 0.6
+"""Of the other nodes, which answer late where one was lost."""
+FAR_SHARE = 0.5
+"""Of the clients, for which a remote node is far away."""
+DISTANCE_S = (0.01, 0.15)
 JUMPS_MS = (-3_600_000, -5_000, 5_000, 86_400_000)
 
 
@@ -30,6 +38,7 @@ class Nemesis:
         self.kinds = self._draw_kinds(may_damage)
         self.mean_pause_s = rng.choice((0.05, 0.15, 0.4))
         self._victim = rng.choice(world.nodes)
+        self._remote: set[str] = set()
         self._stopped = False
 
     def contest(self) -> None:
@@ -43,6 +52,8 @@ class Nemesis:
             self.kill_client,
         ]
         self.mean_pause_s = 0.06
+        self.world.checkers.on_first_fence = self._disturb
+        self._keep_distances()
 
     def _draw_kinds(self, may_damage: bool) -> list[Callable[[], None]]:
         every = [
@@ -50,6 +61,7 @@ class Nemesis:
             self.one_way,
             self.isolate,
             self.break_links,
+            self.disturb_recoveries,
             self.slow_link,
             self.kill_node,
             self.kill_at_step,
@@ -88,6 +100,7 @@ class Nemesis:
         world = self.world
         self._stopped = True
         world.fabric.heal()
+        self._spare_recoveries()
         world.service.lose = world.service.lose_reply = world.service.refuse = 0.0
         world.service.unreachable.clear()
         world.service.slow.clear()
@@ -144,6 +157,41 @@ class Nemesis:
             if link.in_flight or link.other.in_flight:
                 self.world.reached("net.unknown-delivery")
             self.world.fabric.break_link(link)
+
+    def disturb_recoveries(self) -> None:
+        """For a while some connections break just when a recovery begins, and other nodes answer it late.
+
+        So it goes on with a node that was never fenced, and hears what that one lacks before it hears what others have.
+        """
+        self.world.checkers.on_first_fence = self._disturb
+        self._later(0.1, 1.5, self._spare_recoveries)
+
+    def _disturb(self, link: SimulatedLink) -> None:
+        if self.rng.random() > LOST_SHARE[link.other.process.host in self._remote]:
+            return
+        self.world.reached("net.lost-fence")
+        self.world.fabric.break_link(link, within=0.1)
+        recoverer = link.process.host
+        for node in self.world.nodes:
+            if node.name != link.other.process.host and self.rng.random() < LATE_SHARE:
+                self.world.fabric.slow[(node.name, recoverer)] = self._distance()
+                self._later(0.05, 0.3, self._hurry, node.name, recoverer)
+
+    def _distance(self) -> float:
+        """So many times slower as to take DISTANCE_S."""
+        return self.rng.uniform(*DISTANCE_S) / self.world.fabric.latency_s
+
+    def _keep_distances(self) -> None:
+        """One node or two are remote: what some of the clients send there comes late."""
+        names = [node.name for node in self.world.nodes]
+        self._remote = set(self.rng.sample(names, self.rng.choice((1, 2))))
+        for client in self.world.clients:
+            for node in names:
+                if node in self._remote and self.rng.random() < FAR_SHARE:
+                    self.world.fabric.slow[(client, node)] = self._distance()
+
+    def _spare_recoveries(self) -> None:
+        self.world.checkers.on_first_fence = lambda link: None
 
     def slow_link(self) -> None:
         one, other = self._machine().name, self._node().name

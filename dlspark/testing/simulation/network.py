@@ -349,11 +349,14 @@ class Fabric:
             self.unblock(source, target)
         self.corrupting.clear()
 
-    def break_link(self, link: SimulatedLink) -> None:
-        """Break a connection: a prefix of what is under way still arrives, and each side hears in its own time."""
+    def break_link(self, link: SimulatedLink, within: float = 3.0) -> None:
+        """Break a connection: a prefix of what is under way still arrives, and each side hears in its own time.
+
+        `within` is the longest such time, in latencies: with less than 0.2 nothing arrives that was sent just now.
+        """
         for end in (link, link.other):
             if not end.closed:
-                delay = self.rng.uniform(0, 3) * self.latency_s
+                delay = self.rng.uniform(0, within) * self.latency_s
                 error = ConnectionResetError("the connection broke")
                 self.loop.call_later(delay, end.shut, error, context=_NO_PROCESS)
 

@@ -57,6 +57,7 @@ FAULT_POINTS: Final = (
     "net.half-open",
     "net.half-open-reset",
     "net.isolated-host",
+    "net.lost-fence",
     "net.one-way-partition",
     "net.partition",
     "net.slow-link",

@@ -88,10 +88,17 @@ def _trouble(world: World) -> str | None:
 
 
 def draw_workload(world: World, rng: Random) -> Roles:
-    """Chains of ledgers, or logs, some of them with the whole of their lives."""
-    if world.rng("workload").random() < LOG_SHARE:
-        return LifeWorkload(world, rng) if world.rng("whole-life").random() < LIFE_SHARE else LogWorkload(world, rng)
-    return Workload(world, draw_chains(rng))
+    """Chains of ledgers, or logs, some of them with the whole of their lives; contested or not."""
+    contested = rng.random() < CONTESTED_SHARE
+    workload: Roles
+    if world.rng("workload").random() >= LOG_SHARE:
+        workload = Workload(world, draw_chains(rng, contested=contested))
+    elif world.rng("whole-life").random() < LIFE_SHARE:
+        workload = LifeWorkload(world, rng)
+    else:
+        workload = LogWorkload(world, rng)
+    workload.contested = contested
+    return workload
 
 
 async def _scenario(world: World) -> None:
@@ -106,7 +113,6 @@ async def _scenario(world: World) -> None:
     for node in world.nodes:
         node.start()
     workload.draw_amount(rng)
-    workload.contested = rng.random() < CONTESTED_SHARE
     await _all_serve(world, "at the start")
     await workload.prepare()
     workload.start_programs(rng)

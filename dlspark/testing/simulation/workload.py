@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from dlspark.testing.simulation.checkers import LedgerTruth
 from dlspark.testing.simulation.cluster import Client, World
 from dlspark.testing.simulation.history import Operation
 from dlspark.testing.simulation.roles import Roles
@@ -22,6 +23,8 @@ from storage_node.client import LedgerReader, LedgerWriter
 PASSWORD = b"secret"
 SIZES = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (2, 2, 2), (3, 3, 1))
 """Ensemble size, write quorum, ack quorum."""
+TIGHT_SIZES = ((2, 2, 2), (3, 2, 2), (3, 3, 3))
+"""One node that lacks an entry settles that it was never acknowledged: where recoveries and writers race for it."""
 MAX_LEDGERS = 8
 PAYLOADS = (0, 1, 20, 300, 2_000)
 LARGE_PAYLOAD = 70_000
@@ -37,9 +40,14 @@ class Chain:
     ledgers: list[int] = field(default_factory=list)
 
 
-def draw_chains(rng: Random) -> list[Chain]:
+def draw_chains(rng: Random, *, contested: bool = False) -> list[Chain]:
     digests = (DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC)
-    return [Chain(f"chain{index}", rng.choice(SIZES), rng.choice(digests)) for index in range(rng.choice((1, 1, 2)))]
+    sizes = TIGHT_SIZES if contested and rng.random() < 0.5 else SIZES
+    return [Chain(f"chain{index}", rng.choice(sizes), rng.choice(digests)) for index in range(rng.choice((1, 1, 2)))]
+
+
+def _closed(truth: LedgerTruth) -> bool:
+    return truth.metadata is not None and truth.metadata.is_closed
 
 
 class Workload(Roles):
@@ -56,6 +64,11 @@ class Workload(Roles):
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
         return [chain.sizes for chain in self.chains]
+
+    @property
+    def most_ledgers(self) -> int:
+        """So many a chain; in contested runs more and shorter ones: many are recovered while they are written."""
+        return 2 * MAX_LEDGERS if self.contested else MAX_LEDGERS
 
     def start_programs(self, rng: Random) -> None:
         for chain in self.chains:
@@ -76,7 +89,7 @@ class Workload(Roles):
         """Take the chain over, write for a while, again and again."""
         rng = self.world.rng(f"write/{client.name}/{client.runs}")
         await asyncio.sleep(rng.uniform(0, 0.3))
-        while not self.over and self.entries_left > 0 and len(chain.ledgers) < MAX_LEDGERS:
+        while not self.over and self.entries_left > 0 and len(chain.ledgers) < self.most_ledgers:
             writer = await self._take_over(chain, client)
             await self._push(writer, client, rng)
             if rng.random() < 0.6:
@@ -104,7 +117,7 @@ class Workload(Roles):
         """Small bursts, one after the other, so that adds are under way most of the time."""
         pace = rng.choice((0.002, 0.01, 0.03))
         futures = []
-        for _ in range(rng.randint(1, 50)):
+        for _ in range(rng.randint(1, 8 if self.contested else 50)):
             if self.over or writer.error is not None or self.entries_left <= 0:
                 break
             for _ in range(rng.choice((1, 1, 1, 2, 6))):
@@ -162,8 +175,20 @@ class Workload(Roles):
             chain = rng.choice(self.chains)
             if self.over:
                 return
-            if chain.ledgers:
+            if self.contested and rng.random() < 0.8 and await self._under_way(chain):
+                await self.recover(chain.ledgers[-1], client)
+            elif chain.ledgers:
                 await self.recover(rng.choice(chain.ledgers[-2:]), client)
+
+    async def _under_way(self, chain: Chain) -> bool:
+        """Wait for a bad moment: entries of the newest ledger are on their way. False if there was none for a while."""
+        for _ in range(30):
+            if chain.ledgers and not self.over:
+                truth = self.world.checkers.truth(chain.ledgers[-1])
+                if max(truth.pushed, default=-1) > truth.acknowledged and not _closed(truth):
+                    return True
+            await asyncio.sleep(0.005)
+        return False
 
     async def tail(self, chain: Chain, client: Client) -> None:
         """Read the chain from its beginning, ledger by ledger, as it grows."""
