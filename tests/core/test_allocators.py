@@ -10,7 +10,15 @@ from log_helpers import until
 from dlspark.core.allocator import TRANSITIONS, Event, LedgerAllocator, LedgerKind, Phase
 from dlspark.core.allocator_pool import NoAllocatorError, shared_pool
 from dlspark.core.dlsn import DLSN
-from dlspark.errors import CallerError, DistributedLogError, InvariantViolation, SettingsError, WriterDeposedError
+from dlspark.errors import (
+    BadVersionError,
+    CallerError,
+    DistributedLogError,
+    InvariantViolation,
+    NotEnoughBookiesError,
+    SettingsError,
+    WriterDeposedError,
+)
 from metadata.allocators import Allocation, AllocatorStore
 from metadata.memory import Fault
 
@@ -160,6 +168,24 @@ async def test_a_leftover_is_left_alone_by_an_owner_that_was_deposed(world):
     await new.close()
     assert await kept == DLSN(1, 0, 0)
     await old.close()
+
+
+async def test_a_ledger_that_somebody_else_has_begun_to_delete_cannot_be_handed_over_any_more(world):
+    one, other = await world.namespace(), await world.namespace()
+    await one.create_log("race")
+    path = one.logs_store.paths("race").allocation
+    store = AllocatorStore(world.operator)
+    first = LedgerAllocator(one.services, await store.read(path))
+    await first.allocate(KIND)
+    hand_over = first.obtain()
+    second = LedgerAllocator(other.services, await store.read(path))
+    with pytest.raises(NotEnoughBookiesError):
+        await second.allocate(LedgerKind(9, 9, 9, b""))  # It deletes the leftover, and gets no further.
+    assert await _ledgers(one) == set()
+    with pytest.raises(BadVersionError):
+        await one.store.multi([hand_over])
+    await second.allocate(KIND)
+    assert await _ledgers(one) == await _named(world, path) == {second.ledger.ledger_id}
 
 
 def _dies_at(world, namespace, step, how):

@@ -10,7 +10,7 @@ import pytest
 
 from dlspark import DLSN, Namespace, Runtime
 from dlspark.core.settings import Settings
-from dlspark.errors import AlreadyClosedError, EndOfStreamError, TransactionIdOutOfOrderError
+from dlspark.errors import AlreadyClosedError, EndOfStreamError, RecordTooLongError, TransactionIdOutOfOrderError
 from dlspark.testing.cluster import InProcessCluster
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.bookie import Bookie, BookieSettings
@@ -90,6 +90,32 @@ def test_a_result_waits_for_no_buffer_that_nobody_fills(namespace):
         assert (entry.dlsn, entry.record_count) == (DLSN(1, 2, 0), 2)
         writer.flush()
         writer.commit()
+
+
+def test_record_sets_flush_and_commit_on_real_storage_nodes(namespace):
+    with namespace.open_log("sets") as log, log.open_writer() as writer:
+        assert writer.flush() == -1
+        members = writer.write_record_set(7, [b"a" * 1000, b"b", b"c"], "lz4")
+        assert [member.result() for member in members] == [DLSN(1, 0, 0), DLSN(1, 0, 1), DLSN(1, 0, 2)]
+        with pytest.raises(RecordTooLongError):
+            writer.write_record_set(8, [b"x" * 2_000_000])
+        writer.write(9, b"d")
+        assert writer.flush() == writer.commit() == 9
+        with log.open_reader(members[1].result()) as reader:
+            assert [record.payload for record in reader.read_bulk(10)] == [b"b", b"c", b"d"]
+
+
+def test_a_writer_need_not_wait_and_takes_its_ledgers_from_a_pool(runtime, tmp_path):
+    settings = {"isDurableWriteEnabled": False, "enableLedgerAllocatorPool": True, "ledgerAllocatorPoolName": "mine"}
+    cluster = InProcessCluster(tmp_path, nodes=3, settings=Settings(long_poll_ms=300).with_values(settings))
+    runtime.run(cluster.start())
+    with Namespace(runtime, runtime.run(cluster.connect())) as namespace:
+        with namespace.open_log("fast") as log, log.open_writer() as writer:
+            assert writer.write(1, b"one").result() == DLSN.INVALID
+            assert writer.commit() == 1
+            assert log.last_record().payload == b"one"
+        assert namespace.delete_allocator_pool("mine") > 0
+    runtime.run(cluster.stop())
 
 
 def test_a_refusal_is_raised_where_the_record_is_written(namespace):

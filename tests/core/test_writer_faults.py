@@ -347,6 +347,7 @@ async def test_a_start_whose_answer_stays_unknown_leaves_the_ledger_alone(world)
     assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id]
     with pytest.raises(WriteError):
         await writer.close()
+    assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id], "nor does a close"
     async with await log.open_writer() as writer:
         future = writer.write(1, b"x")
     assert await future == DLSN(1, 0, 0)

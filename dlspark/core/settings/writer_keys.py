@@ -102,6 +102,7 @@ class WriterKeys:
         -1,
         "globalOutstandingWriteLimit",
         "Unacknowledged records that all writers of the namespace in this process take; 0 or less: any number",
+        per_log=False,
     )
     outstanding_write_limit: int = number(
         -1,
