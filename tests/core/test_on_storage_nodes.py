@@ -133,3 +133,25 @@ async def test_a_deleted_logs_segments_are_collected_and_no_other_log_loses_a_re
     await tail.close()
     async with await kept.open_reader() as reader:
         assert [record.dlsn for record in await _drained(reader)] == [await future for future in written]
+
+
+async def test_storage_nodes_give_back_the_space_of_purged_segments_and_of_deleted_logs(cluster):
+    namespace = await cluster.connect()
+    log = await namespace.open_log("aging")
+    for txid in (10, 20, 30):
+        async with await log.open_writer() as writer:
+            writer.write(txid, b"x" * 1000)
+    ledgers = [segment.ledger_id for segment in await log.segments()]
+
+    async def stored() -> set[int]:
+        for bookie in cluster.bookies:
+            await bookie.collect_garbage()
+        return {ledger_id for bookie in cluster.bookies for ledger_id in bookie.storage.contents.ledgers}
+
+    assert await stored() == set(ledgers)
+    await log.truncate(DLSN(3, 0, 0))
+    assert await stored() == set(ledgers), "what is truncated is only hidden"
+    assert await log.purge_older_than(30) == 2
+    assert await stored() == set(ledgers[2:])
+    await namespace.delete_log("aging")
+    assert await stored() == set()

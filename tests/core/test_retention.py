@@ -187,6 +187,19 @@ async def test_one_logs_own_retention_holds_for_it_alone(world):
     assert [len(await log.segments()) for log in (short, long)] == [2, 5]
 
 
+async def test_an_open_writer_takes_a_new_retention_from_the_dynamic_settings(world):
+    namespace, clock = await _timed(world, retention_hours=0)
+    log = await written(namespace, "log", SEGMENTS)
+    clock.hours(5)
+    writer = await _rolled(log)
+    assert len(await log.segments()) == 5
+    log._live.change(replace(log.settings, retention_hours=1))
+    writer._retention.begin()
+    await until(lambda: writer._retention._run.done())
+    assert _numbers(await log.segments()) == [4, 5]
+    await writer.close()
+
+
 async def test_one_run_at_a_time_and_closing_the_writer_ends_it(world):
     namespace, clock = await _timed(world, retention_hours=1)
     log = await written(namespace, "log", SEGMENTS)
