@@ -172,11 +172,12 @@ class AsyncLogReader:
 
     async def _restart(self, position: DLSN) -> None:
         """Read from `position` on, as a new reader would."""
-        await self._ahead.close(ReadCancelledError("the reader went elsewhere", log=self.name))
-        self._ahead = ReadAhead(self._services, self.name, self._settings, position)
+        before, self._ahead = self._ahead, ReadAhead(self._services, self.name, self._settings, position)
         self._final = None
         self._numbers.forget()
         self._idleness.arrived()
+        # Last, for whoever cancels this may go on reading.
+        await before.close(ReadCancelledError("the reader went elsewhere", log=self.name))
 
     async def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
         """The next records as columns (`rows.ROW_SCHEMA`), of one segment, at least one; waits at the tail."""

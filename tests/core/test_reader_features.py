@@ -412,3 +412,16 @@ async def test_a_segment_is_requested_in_advance_by_little_at_first_and_then_by_
     assert [window for _, _, window in windows] == [2, 4, 8]
     assert windows[0][:2] == (0, 3)
     assert windows[1][:2] == (4, 11)
+
+
+async def test_a_reader_goes_on_after_going_elsewhere_was_cancelled_at_any_moment(namespace):
+    log = await _written(namespace, "cancelled", [[b"0", b"1"], [b"2", b"3"]])
+    async with await log.open_reader() as reader:
+        for turns in range(40):
+            going = asyncio.ensure_future(reader.skip_to("2:1:0" if turns % 2 else "1:1:0"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            going.cancel()
+            await asyncio.wait([going])
+            assert (await asyncio.wait_for(reader.read_next(), 5)).payload in (b"0", b"1", b"2", b"3")
+            await reader.skip_to("earliest")
