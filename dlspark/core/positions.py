@@ -25,9 +25,10 @@ from dlspark.core.segments import (
 )
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
-from dlspark.errors import AlreadyTruncatedError, CallerError, LogEmptyError
+from dlspark.errors import AlreadyTruncatedError, CallerError, LogEmptyError, SegmentNotFoundError
+from metadata.errors import NoNodeError
 from metadata.logs import SegmentMetadata
-from metadata.segment_listing import SegmentListing
+from metadata.segment_listing import SegmentListing, SegmentVanishedError
 
 _T = TypeVar("_T")
 
@@ -70,7 +71,11 @@ class LogPositions:
     @asynccontextmanager
     async def _opened(self, segment: SegmentMetadata, first_sequence_id: int = 0) -> AsyncIterator[SegmentReader]:
         self.probes.segments += 1
-        reader = await self._open_segment(segment, first_sequence_id)
+        try:
+            reader = await self._open_segment(segment, first_sequence_id)
+        except NoNodeError as error:
+            # Purged, or recovered as empty, since it was listed: the list is read again.
+            raise SegmentVanishedError("a segment's ledger is gone", log=self.name) from error
         try:
             yield reader
         finally:
@@ -86,7 +91,14 @@ class LogPositions:
             finally:
                 self.probes.metadata += listing.reads
 
-        return await self._services.reading.logs.ask(self.name, counted)
+        try:
+            return await self._services.reading.logs.ask(self.name, counted)
+        except SegmentVanishedError as error:
+            raise SegmentNotFoundError(
+                f"{error.message}, though the log keeps listing the segment",
+                log=self.name,
+                advice="Its data may have been deleted outside of the log; a recovery under way may be asked again",
+            ) from error
 
     async def _first_left(self, listing: SegmentListing, index: int = 0) -> tuple[int, SegmentMetadata] | None:
         """The first segment from this index on that readers may see, and its index."""

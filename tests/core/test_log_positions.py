@@ -10,7 +10,7 @@ import pytest
 from dlspark.core.dlsn import DLSN
 from dlspark.core.plain_entries import EntryBuilder
 from dlspark.core.records import FLAG_CONTROL
-from dlspark.errors import AlreadyTruncatedError, LogEmptyError, LogNotFoundError
+from dlspark.errors import AlreadyTruncatedError, LogEmptyError, LogNotFoundError, SegmentNotFoundError
 from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete
 from storage_node.client.reader import LedgerReader
@@ -238,3 +238,26 @@ async def test_watching_ends_when_the_handle_is_closed(namespace):
     await log.close()
     assert await asyncio.wait_for(watching, 5) == [1]
     assert await anext(other, None) is None
+
+
+async def test_a_segment_that_is_purged_while_it_is_asked_about_is_passed_over(namespace, monkeypatch):
+    log = await _filled(namespace, "purged", 3)
+    (oldest, *_) = await log.segments()
+    opened = namespace.ledgers.open
+
+    async def purged_before(ledger_id, **how):
+        monkeypatch.undo()
+        await namespace.store.delete(namespace.logs_store.paths("purged").segment(oldest))
+        await namespace.ledgers.delete(oldest.ledger_id)
+        return await opened(ledger_id, **how)
+
+    monkeypatch.setattr(namespace.ledgers, "open", purged_before)
+    assert (await log.first_record()).dlsn == DLSN(2, 0, 0)
+
+
+async def test_a_segment_without_its_data_is_an_error_of_the_segment(namespace):
+    log = await _filled(namespace, "hollow", 2)
+    await namespace.ledgers.delete((await log.segments())[0].ledger_id)
+    with pytest.raises(SegmentNotFoundError, match="hollow"):
+        await log.find_txid(10)
+    assert await log.find_txid(30) == DLSN(2, 0, 0)
