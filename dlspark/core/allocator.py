@@ -24,7 +24,7 @@ from typing import ClassVar
 from dlspark.core.services import Services
 from metadata.allocators import Allocation, AllocatorStore
 from metadata.errors import BadVersionError, DistributedLogError, NoNodeError, NotAppliedError, check
-from metadata.store import SetData
+from metadata.store import SessionState, SetData
 from metadata.tasks import undisturbed
 from storage_node.client import LedgerWriter
 
@@ -216,7 +216,7 @@ class LedgerAllocator:
 
         What fails here is left to whoever uses the allocator next: the znode names the ledger until it is gone.
         """
-        if self.phase is not Phase.ALLOCATED:
+        if self.phase is not Phase.ALLOCATED or self._services.store.state is not SessionState.CONNECTED:
             return
         ledger_id = self.ledger.ledger_id
         self._step(Event.DISCARD)

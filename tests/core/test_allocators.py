@@ -21,6 +21,7 @@ from dlspark.errors import (
 )
 from metadata.allocators import Allocation, AllocatorStore
 from metadata.memory import Fault
+from metadata.store import SessionState
 
 POOL = {"allocator_pool": True, "allocator_pool_name": "here", "allocator_pool_size": 2}
 KIND = LedgerKind(3, 3, 2, b"")
@@ -131,6 +132,22 @@ async def test_closing_a_writer_leaves_no_ledger_that_was_made_and_not_used(worl
     await writer.close()
     assert await _ledgers(namespace) == set()
     assert await _named(world, namespace.logs_store.paths("unused").allocation) == set()
+
+
+async def test_closing_while_the_metadata_store_is_away_leaves_the_ledger_to_the_next_owner(world):
+    namespace = await world.namespace(write_lock=False)
+    writer = await (await namespace.open_log("away")).open_writer()
+    await writer._succession._transitions.prepare()
+    world.tree.disconnect(namespace.store.session_id)
+    await until(lambda: namespace.store.state is SessionState.SUSPENDED)
+    await writer.close()
+    world.tree.reconnect(namespace.store.session_id)
+    other = await world.namespace(write_lock=False)
+    named = await _named(world, other.logs_store.paths("away").allocation)
+    assert len(named) == 1
+    assert await _ledgers(other) == named
+    await _write(await other.open_log("away"), 1, b"x")
+    assert await _ledgers(other) == set(await _segments(other, "away"))
 
 
 async def test_a_ledger_of_other_quorums_than_wanted_by_now_is_replaced(world, namespace):
