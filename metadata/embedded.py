@@ -43,7 +43,9 @@ _JARS: Final = (
     "snappy-java-*.jar",
 )
 _LOGGING_JARS: Final = ("log4j-slf4j2-impl-*.jar", "log4j-api-2*.jar", "log4j-core-*.jar")
-_JVM_OPTIONS: Final = ("-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_JVM_OPTIONS: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+HEAP_MB: Final = 64
+"""Enough for tens of thousands of znodes. With a hundred thousand ledgers the server stalls until sessions are lost."""
 _MAIN: Final = "org.apache.zookeeper.server.ZooKeeperServerMain"
 
 # A path of the data directory relative to the working directory needs no escaping, whatever the directory's name is.
@@ -76,17 +78,21 @@ os.execv(command[0], command)
 class EmbeddedZooKeeper:
     """A ZooKeeper server in `directory`; `port` 0 takes a free one and keeps it over restarts of this object.
 
-    `tick_ms` is ZooKeeper's unit of time: sessions last two ticks at least and expire by the tick.
+    `tick_ms` is ZooKeeper's unit of time: sessions last two ticks at least and expire by the tick. `heap_mb` bounds the
+    server's memory, and with it the number of znodes.
 
     Not thread-safe. `start` and `stop` block (for a fraction of a second); run them off the event loop.
     """
 
-    def __init__(self, directory: Path, *, port: int = 0, host: str = "127.0.0.1", tick_ms: int = TICK_MS) -> None:
+    def __init__(
+        self, directory: Path, *, port: int = 0, host: str = "127.0.0.1", tick_ms: int = TICK_MS, heap_mb: int = HEAP_MB
+    ) -> None:
         self._directory = Path(directory)
         self._host = host
         self._port = port
         self._chosen = port == 0
         self._tick_ms = tick_ms
+        self._heap_mb = heap_mb
         self._process: subprocess.Popen[bytes] | None = None
         self._waiter: threading.Thread | None = None
         self._lock: IO[bytes] | None = None
@@ -155,7 +161,7 @@ class EmbeddedZooKeeper:
                 host=self._host, port=self._port, tick_ms=self._tick_ms, minimum_ms=2 * self._tick_ms
             )
             (self._directory / "zoo.cfg").write_text(config, encoding="ascii")
-            self._spawn(_command(java, _JARS))
+            self._spawn(_command(java, _JARS, self._heap_mb))
             if self._serves(START_TIMEOUT_MS):
                 return
             lost_race = self._chosen and not self.running and not _can_bind(self._host, self._port)
@@ -210,7 +216,7 @@ class EmbeddedZooKeeper:
         ended = self._process.returncode if self._process is not None and not self.running else None
         self.kill(keep_lock=True)
         if ended is not None:
-            self._spawn(_command(java, _JARS + _LOGGING_JARS))
+            self._spawn(_command(java, _JARS + _LOGGING_JARS, self._heap_mb))
             if self._waiter is not None:
                 self._waiter.join(STOP_TIMEOUT_MS / 1000)
             self.kill(keep_lock=True)
@@ -279,7 +285,7 @@ def _launch(command: list[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
 
 
-def _command(java: str, patterns: tuple[str, ...]) -> list[str]:
+def _command(java: str, patterns: tuple[str, ...], heap_mb: int) -> list[str]:
     jars = _jar_directory()
     found = []
     for pattern in patterns:
@@ -289,7 +295,7 @@ def _command(java: str, patterns: tuple[str, ...]) -> list[str]:
                 f"PySpark's jars lack {pattern}", path=str(jars), advice="Install pyspark 4.2 or later from PyPI"
             )
         found.append(str(matches[-1]))
-    return [java, *_JVM_OPTIONS, "-cp", os.pathsep.join(found), _MAIN, "zoo.cfg"]
+    return [java, f"-Xmx{heap_mb}m", *_JVM_OPTIONS, "-cp", os.pathsep.join(found), _MAIN, "zoo.cfg"]
 
 
 def _jar_directory() -> Path:

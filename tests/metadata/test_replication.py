@@ -302,13 +302,33 @@ async def test_a_mark_that_cannot_be_read_stops_no_other(replication: Replicatio
     assert await replication.locked() == {2}
 
 
+async def test_a_mark_is_one_write_where_only_the_ledger_s_own_folder_is_missing() -> None:
+    tree = MemoryTree()
+    store = MemoryStore(tree)
+    await LedgerStore(store).format()
+    replication = ReplicationStore(store)
+    await replication.prepare()
+    await replication.mark(1, ["a"])
+    writes: list[str] = []
+    tree.inject = lambda _s, name, _p: writes.append(name) if name in ("create", "put", "multi") else None
+    for ledger_id in (2, 3, 4):
+        assert await replication.mark(ledger_id, ["a"])
+    assert writes == ["multi"] * 3
+    assert await replication.mark(1 << 16 | 4, ["a"]), "a folder further out is missing"
+    assert await replication.mark(1 << 48 | 4, ["a"])
+    assert await ids(replication) == [1, 2, 3, 4, 1 << 16 | 4, 1 << 48 | 4]
+    await store.create(replication.mark_path(5).rpartition("/")[0])
+    assert await replication.mark(5, ["a"]), "the folder was left behind"
+    assert 5 in await ids(replication)
+
+
 async def test_lost_answers_leave_one_mark_and_one_lock() -> None:
     tree = MemoryTree()
     store = MemoryStore(tree)
     await LedgerStore(store).format()
     replication = ReplicationStore(store)
     await replication.prepare()
-    for operation in ("create", "put", "delete"):
+    for operation in ("create", "multi", "put", "delete"):
         for fault in Fault:
             faults = [fault]
             tree.inject = lambda _s, name, _p, faults=faults, op=operation: (  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
@@ -28,6 +29,9 @@ QUICK = AutoRecoverySettings(
 )
 
 
+MARK_FOLDER = re.compile(r"/underreplication/ledgers/(\w{4})/(\w{4})/(\w{4})/(\w{4})(?:/urL\d+)?$")
+
+
 class World(Cluster):
     """The cluster, and auto-recovery processes, each with a session of its own."""
 
@@ -42,9 +46,9 @@ class World(Cluster):
         self.tree.inject = self._inject
 
     def _inject(self, session_id: int, operation: str, path: str) -> Fault | None:
-        name = path.rpartition("/")[2]
-        if operation == "create" and "/ledgers/" in path and name.startswith("urL") and "/locks/" not in path:
-            self.ever_marked.add(int(name[3:]))
+        folder = MARK_FOLDER.search(path) if operation in ("create", "multi") else None
+        if folder is not None:  # a mark, or its ledger's own folder together with it
+            self.ever_marked.add(int("".join(folder.groups()), 16))
         return None if self.faults is None else self.faults(session_id, operation, path)
 
     async def __aenter__(self) -> World:
