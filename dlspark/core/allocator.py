@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from dlspark.core.services import Services
 from metadata.allocators import Allocation, AllocatorStore
-from metadata.errors import BadVersionError, DistributedLogError, NoNodeError, NotAppliedError, check
+from metadata.errors import BadVersionError, DistributedLogError, InvariantViolation, NoNodeError, NotAppliedError
 from metadata.store import SessionState, SetData
 from metadata.tasks import undisturbed
 from storage_node.client import LedgerWriter
@@ -99,9 +99,9 @@ class LedgerAllocator:
 
     def _step(self, event: Event) -> None:
         after = TRANSITIONS.get((self.phase, event))
-        check(after is not None, f"an allocator that is {self.phase.value}: {event.value}", path=self.allocation.path)
-        if after is not None:
-            self.phase = after
+        if after is None:
+            raise InvariantViolation(f"an allocator is {self.phase.value}: {event.value}", path=self.allocation.path)
+        self.phase = after
 
     # ------------------------------------------------------------------ allocating
 
@@ -187,8 +187,8 @@ class LedgerAllocator:
     @property
     def ledger(self) -> LedgerWriter:
         """The ledger that is ready."""
-        check(self._ledger is not None, "no ledger is ready", path=self.allocation.path)
-        assert self._ledger is not None
+        if self._ledger is None:
+            raise InvariantViolation("no ledger is ready", path=self.allocation.path)
         return self._ledger
 
     def obtain(self) -> SetData:

@@ -115,18 +115,22 @@ class SegmentTransitions:
             except AllocatorLostError as error:
                 raise self._deposed() from error
             return await self._start_with(allocator, lssn, first_txid, shared=False)
-        for attempt in range(MAX_CONTESTED_STARTS):
-            allocator = await pool.lend()
+        for _ in range(MAX_CONTESTED_STARTS - 1):
             try:
-                return await self._start_with(allocator, lssn, first_txid, shared=True)
+                return await self._start_from(pool, lssn, first_txid)
             except AllocatorLostError:
                 # Somebody else uses the pool: the log is as it was, and another allocator does as well.
                 self._services.counters["allocator-contested"] += 1
-                if attempt == MAX_CONTESTED_STARTS - 1:
-                    raise
-            finally:
-                pool.give_back(allocator)
-        raise AssertionError("unreachable")
+        return await self._start_from(pool, lssn, first_txid)
+
+    async def _start_from(
+        self, pool: LedgerAllocatorPool, lssn: int, first_txid: int
+    ) -> tuple[SegmentMetadata, LedgerWriter]:
+        allocator = await pool.lend()
+        try:
+            return await self._start_with(allocator, lssn, first_txid, shared=True)
+        finally:
+            pool.give_back(allocator)
 
     async def _start_with(
         self, allocator: LedgerAllocator, lssn: int, first_txid: int, *, shared: bool
