@@ -158,8 +158,17 @@ def parse_member(name: str) -> LockId | None:
 class DistributedLock:
     """The lock at `path`, which must exist. One object is acquired once; not for use by several tasks at a time."""
 
-    def __init__(self, store: MetadataStore, path: str, client_id: str) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        path: str,
+        client_id: str,
+        *,
+        on_reacquired: Callable[[float, bool], None] | None = None,
+    ) -> None:
+        """`on_reacquired` is told how many seconds it took to get a lost lock back, and whether that worked."""
         check_path(path)
+        self._on_reacquired = on_reacquired
         self._store = store
         self._path = path
         self._client_id = client_id
@@ -430,6 +439,8 @@ class DistributedLock:
 
     async def _reacquire(self) -> None:
         """Acquire again without waiting, as often as it takes; another owner ends it for good."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         while self._state is _State.LOST:
             try:
                 if await reconnected(self._store, REPEAT_TIMEOUT_MS):
@@ -440,6 +451,8 @@ class DistributedLock:
             except DistributedLogError as error:
                 _LOG.info("lock %s is not acquired again yet: %s", self._path, error)
                 await asyncio.sleep(_REACQUIRE_PAUSE_S)
+        if self._on_reacquired is not None and self._state in (_State.HELD, _State.FAILED):
+            self._on_reacquired(loop.time() - began, self._state is _State.HELD)
 
     def _close(self, state: _State = _State.CLOSED) -> None:
         self._state = state

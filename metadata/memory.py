@@ -38,6 +38,7 @@ from metadata.errors import (
     SessionExpiredError,
     check,
 )
+from metadata.observing import RequestObservers
 from metadata.paths import check_path, check_request, name_of, parent_of
 from metadata.retry import create_with_parents
 from metadata.session import SessionHub, call_safely
@@ -49,6 +50,7 @@ from metadata.store import (
     MetadataStore,
     Op,
     OpResult,
+    RequestObserver,
     RetryPolicy,
     SessionListener,
     SessionState,
@@ -376,6 +378,7 @@ class MemoryStore(MetadataStore):
         with tree.lock:
             self._session = tree._begin(self)
         self._hub = SessionHub(SessionState.CONNECTED, self._session.id)
+        self._observers = RequestObservers()
 
     @property
     def session_id(self) -> int:
@@ -387,6 +390,9 @@ class MemoryStore(MetadataStore):
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
         return self._hub.on_session(listener)
+
+    def observe(self, observer: RequestObserver) -> Callable[[], None]:
+        return self._observers.add(observer)
 
     @property
     def session_token(self) -> bytes:
@@ -401,25 +407,25 @@ class MemoryStore(MetadataStore):
             if session_id in self._tree._sessions:
                 self._tree.expire(session_id)
 
-        await self._request("end_session", "/", end)
+        await self._observed("end_session", "/", end)
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
         check_path(path)
-        return await self._request(
+        return await self._observed(
             "get", path, lambda session, answered: self._tree.get(session, path, watch if answered else None)
         )
 
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
         check_path(path)
-        return await self._request(
+        return await self._observed(
             "exists", path, lambda session, answered: self._tree.exists(session, path, watch if answered else None)
         )
 
     async def children(self, path: str, watch: Watcher | None = None) -> tuple[list[str], Stat]:
         check_path(path)
-        return await self._request(
+        return await self._observed(
             "children", path, lambda session, answered: self._tree.children(session, path, watch if answered else None)
         )
 
@@ -461,7 +467,7 @@ class MemoryStore(MetadataStore):
 
     async def sync(self, path: str) -> None:
         check_path(path)
-        await self._request("sync", path, lambda session, answered: None)
+        await self._observed("sync", path, lambda session, answered: None)
 
     async def close(self) -> None:
         if self.state is not SessionState.CLOSED:
@@ -472,7 +478,11 @@ class MemoryStore(MetadataStore):
         await asyncio.sleep(0)
 
     async def _apply(self, name: str, ops: Sequence[Op]) -> list[OpResult]:
-        return await self._request(name, ops[0].path, lambda session, answered: self._tree.apply(session, ops))
+        return await self._observed(name, ops[0].path, lambda session, answered: self._tree.apply(session, ops))
+
+    async def _observed(self, name: str, path: str, action: Callable[[_Session, bool], T]) -> T:
+        with self._observers.request(name, path):
+            return await self._request(name, path, action)
 
     async def _request(self, name: str, path: str, action: Callable[[_Session, bool], T]) -> T:
         """Send, apply, answer: each in a loop turn of its own."""

@@ -64,6 +64,8 @@ class SessionState(Enum):
 
 Watcher: TypeAlias = Callable[[WatchEvent], None]
 SessionListener: TypeAlias = Callable[[SessionState], None]
+RequestObserver: TypeAlias = Callable[[str, str, float, BaseException | None], None]
+"""Told of a request that has ended: its operation, its path, how many seconds it took, what it raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,11 @@ class MetadataStore(Protocol):
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
         """Call `listener` at each change of state; returns a function that unsubscribes it."""
+        ...
+
+    def observe(self, observer: RequestObserver) -> Callable[[], None]:
+        """Call `observer` after each request, with the name of the method that made it; returns a function that ends
+        that. The time is the caller's: waiting for the session's limit of requests is part of it."""
         ...
 
     @property

@@ -44,6 +44,7 @@ from metadata.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
 )
+from metadata.observing import RequestObservers
 from metadata.paths import check_path, check_request
 from metadata.rate_limit import TokenBucket
 from metadata.retry import create_with_parents, reconnected
@@ -56,6 +57,7 @@ from metadata.store import (
     MetadataStore,
     Op,
     OpResult,
+    RequestObserver,
     RetryPolicy,
     SessionListener,
     SessionState,
@@ -130,6 +132,7 @@ class ZooKeeperStore(MetadataStore):
         self._loop = asyncio.get_running_loop()
         self._handler = _LoopHandler(self._loop, connect_timeout_ms / 1000)
         self._hub = SessionHub(SessionState.SUSPENDED)
+        self._observers = RequestObservers()
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._pending: set[asyncio.Future[Any]] = set()
         self._rate = TokenBucket(requests_per_second) if requests_per_second > 0 else None
@@ -197,6 +200,9 @@ class ZooKeeperStore(MetadataStore):
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
         return self._hub.on_session(listener)
+
+    def observe(self, observer: RequestObserver) -> Callable[[], None]:
+        return self._observers.add(observer)
 
     @property
     def session_token(self) -> bytes:
@@ -299,6 +305,10 @@ class ZooKeeperStore(MetadataStore):
         await self._call("sync", path, lambda: self._client.sync_async(path))
 
     async def _call(self, name: str, path: str, submit: Callable[[], Any]) -> Any:
+        with self._observers.request(name, path):
+            return await self._send(name, path, submit)
+
+    async def _send(self, name: str, path: str, submit: Callable[[], Any]) -> Any:
         """Hand one request to kazoo and wait for its answer on the loop."""
         if self._rate is not None:
             await self._rate.take()

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.metrics.logs import about
 from dlspark.core.settings import Settings
 from dlspark.errors import IdleReaderError
 
@@ -52,7 +53,13 @@ class Idleness:
         if not self._warned and settings.idle_warn_ms <= idle_ms and settings.idle_warn_ms < NEVER_MS:
             self._warned = True
             self._counters["reader-idle-warned"] += 1
-            _log.warning("log %s: nothing has arrived at %s for %d ms", self._name, position, idle_ms)
+            _log.warning(
+                "log %s: nothing has arrived at %s for %d ms",
+                self._name,
+                position,
+                idle_ms,
+                extra=about(log=self._name, segment=position.lssn),
+            )
         if not 0 < settings.idle_error_ms <= idle_ms or settings.idle_error_ms == NEVER_MS:
             return None
         self._counters["reader-idle-failed"] += 1

@@ -19,7 +19,7 @@ from dlspark.core.settings import Settings
 from dlspark.core.subscriptions import Subscriptions
 from dlspark.core.write_lock import default_client_id
 from dlspark.errors import CallerError, DistributedLogError, LockingError
-from metadata.locks import DistributedLock
+from metadata.locks import DistributedLock, OwnershipAcquireFailedError
 from metadata.store import SessionState
 from metadata.subscribers import SubscriberStore
 
@@ -68,13 +68,16 @@ class AsyncLockedReader(AsyncLogReader):
         await services.logs.open(name)  # A missing log is an error of its own, not of its lock.
         path = await SubscriberStore(services.logs).read_lock(name, subscriber)
         lock = DistributedLock(services.store, path, client_id or default_client_id())
+        measures = services.meter.of(name)
         try:
-            await lock.acquire(settings.lock_timeout_s * 1000)
+            with services.meter.step(measures.read_lock_acquire, "read lock acquire", log=name):
+                await lock.acquire(settings.lock_timeout_s * 1000)
             if start is None and subscriber is not None:
                 start = await Subscriptions(services.logs, name).position(subscriber)
             position = await locate(start) if start is not None else DLSN.INITIAL
             return cls(services, name, settings, position, locate, lock, subscriber)
-        except BaseException:
+        except BaseException as error:
+            measures.read_lock_try_timeouts.inc(isinstance(error, OwnershipAcquireFailedError))
             await lock.release()
             raise
 
@@ -108,7 +111,8 @@ class AsyncLockedReader(AsyncLogReader):
     async def _release(self) -> None:
         self._unsubscribe()
         try:
-            await self._lock.release()
+            with self._measures.read_lock_unlock.measured():
+                await self._lock.release()
         except DistributedLogError:
             pass  # It goes with its session.
 

@@ -41,6 +41,7 @@ class AsyncLog(LogReaders):
         self._live = live
         self._settings = live.current
         live.listen(self._settings_changed)
+        self._end_measures = services.meter.open_log(self.name, live.current)
         self._open: list[AsyncLogWriter | AsyncLogReader | SegmentWatch] = []
         self._closed = False
 
@@ -183,6 +184,7 @@ class AsyncLog(LogReaders):
                 await one.close()
             except Exception as error:
                 errors.append(error)
+        self._end_measures()
         if errors:
             raise errors[0]
 

@@ -15,6 +15,7 @@ from dlspark.core.binding import settings_from
 from dlspark.core.deletion import delete_log
 from dlspark.core.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
 from dlspark.core.log import AsyncLog
+from dlspark.core.metrics import Meter, Statistics
 from dlspark.core.operator_files import OperatorFiles
 from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, Shared, check_region_id
 from dlspark.core.sessions import connect_all
@@ -55,6 +56,9 @@ class AsyncNamespace:
         self._own = own
         self._logs: list[AsyncLog] = []
         self._closed = False
+        measures = services.meter.root
+        measures.write_limiter_permits.follow(self, lambda namespace: namespace._services.shared.outstanding)
+        measures.permits_outstanding.follow(services.permits, RollingPermits.outstanding)
 
     @classmethod
     async def open(
@@ -64,11 +68,13 @@ class AsyncNamespace:
         *,
         features: FeatureProvider | None = None,
         region_id: int = LOCAL_REGION_ID,
+        statistics: Statistics | None = None,
     ) -> AsyncNamespace:
         """Connect to a namespace. `settings` default to those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`).
 
         `features` are asked instead of the provider that the settings name (`featureProviderClass`). `region_id`, 0 to
-        15, is written into segments where `encodeRegionIDInVersion` or the namespace's binding says so.
+        15, is written into segments where `encodeRegionIDInVersion` or the namespace's binding says so. `statistics`
+        says where metrics go: by default to prometheus_client's own registry.
         Raises CallerError for a bad URI or setting, NotBoundError, MetadataUnavailableError.
         """
         parsed = NamespaceUri.parse(uri)
@@ -85,6 +91,7 @@ class AsyncNamespace:
                 reader_ledger_store=sessions.reader_ledgers,
                 features=features,
                 region_id=region_id,
+                statistics=statistics,
                 own=sessions.all,
             )
         except BaseException:
@@ -109,6 +116,7 @@ class AsyncNamespace:
         client_settings: ClientSettings | None = None,
         features: FeatureProvider | None = None,
         region_id: int = LOCAL_REGION_ID,
+        statistics: Statistics | None = None,
         own: tuple[MetadataStore, ...] = (),
     ) -> AsyncNamespace:
         """A namespace over given edges: what `open` does after connecting, and what tests and simulations use.
@@ -119,8 +127,8 @@ class AsyncNamespace:
         settings = settings or Settings()
         binding = binding or await NamespaceStore(store, parsed.path).resolve()
         check_region_id(region_id)
-        counters: Counter[str] = Counter()
-        files = await OperatorFiles.load(settings, counters, features)
+        meter = Meter.open(statistics, settings)
+        files = await OperatorFiles.load(settings, meter.root.rare_paths.values, features)
 
         def ledger_client(over: MetadataStore) -> tuple[LedgerStore, LedgerClient]:
             ledgers = LedgerStore(over, binding.ledgers_path, rng=rng)
@@ -148,7 +156,7 @@ class AsyncNamespace:
             shared=Shared(parsed.path),
             region_id=region_id,
             features=files.features,
-            counters=counters,
+            meter=meter,
             permissions=PermissionStore(store, join(parsed.path, acl_root)) if acl_root else None,
         )
         if reader_store not in (None, store) or reader_ledger_store not in (None, ledger_store or store):
@@ -163,6 +171,8 @@ class AsyncNamespace:
             )
             services = replace(services, for_readers=reading)
         files.start(settings.dynamic_reload_s)
+        reading = services.reading
+        meter.observe((store, ledger_store or store, reading.store, reader_ledger_store or store), settings)
         return cls(parsed, services, files, own=own)
 
     bind = staticmethod(bindings.bind)
@@ -334,6 +344,7 @@ class AsyncNamespace:
             await ledgers.close()
         for store in reversed(self._own):
             await store.close()
+        self._services.meter.close()
         if errors:
             raise errors[0]
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.metrics.logs import about
 
 MOST_GAPS = 1_000
 """So many known losses are remembered, the newest ones."""
@@ -89,5 +90,12 @@ class Numbering:
         self._passed = None
         self.gaps.append(Gap(start, entries, records))
         missing = "an unknown number of" if records is None else records
-        _log.error("log %s: %s records missing in %d damaged entries from %s on", self._name, missing, entries, start)
+        _log.error(
+            "log %s: %s records missing in %d damaged entries from %s on",
+            self._name,
+            missing,
+            entries,
+            start,
+            extra=about(log=self._name, segment=start.lssn, entry=start.entry_id),
+        )
         self._counters["records-skipped"] += records or 0

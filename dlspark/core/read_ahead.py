@@ -54,6 +54,12 @@ class ReadAhead:
         self._error: DistributedLogError | None = None
         self._activity = asyncio.Event()
         self._room = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.measures = services.meter.of(name)
+        self._forget_gauges = (
+            self.measures.read_ahead_queued_entries.follow(self, lambda ahead: len(ahead._queue)),
+            self.measures.read_ahead_queued_bytes.follow(self, lambda ahead: ahead._queued_bytes),
+        )
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     # ------------------------------------------------------------------ for the reader
@@ -71,6 +77,8 @@ class ReadAhead:
             fetched = self._queue.popleft()
             self._queued_bytes -= len(fetched.payload)
             self._room.set()
+            if fetched.fetched_at is not None:
+                self.measures.read_ahead_delivery.record(self._loop.time() - fetched.fetched_at)
             return fetched
         if self._error is not None:
             raise self._error
@@ -102,6 +110,8 @@ class ReadAhead:
         await end_tasks([self._task])
         self._queue.clear()
         self._queued_bytes = 0
+        for forget in self._forget_gauges:
+            forget()
         self._end(error)
 
     # ------------------------------------------------------------------ the task

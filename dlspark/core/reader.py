@@ -68,6 +68,7 @@ class AsyncLogReader:
         self._settings = settings
         self._locate = locate
         self._ahead = ReadAhead(services, name, settings, start)
+        self._measures = services.meter.of(name)
         self._idleness = Idleness(name, services.counters)
         self._numbers = Numbering(name, services.counters)
         self._records: deque[LogRecord] = deque()
@@ -143,7 +144,7 @@ class AsyncLogReader:
                 # A deadline that has passed does not hurry the read-ahead on to the tail: without it, this would spin.
                 await self._activity(deadline if at_tail else None)
             if not self._has(count) and not self._records and self._final is None:
-                self._final = self._idleness.check(self._settings, self._position)
+                self._check_idleness()
             if not self._records and self._final is not None:
                 raise self._told(self._final)
             return self._deliver_up_to(count)
@@ -240,10 +241,13 @@ class AsyncLogReader:
         return [self._deliver() for _ in range(min(max(count, 1), len(self._records)))]
 
     async def _wait_for_records(self, deadline: float | None) -> None:
-        while not self._has(1):
-            if self._final is not None:
-                raise self._told(self._final)
-            await self._activity(deadline)
+        if self._has(1):
+            return
+        with self._measures.async_reader_delay.measured():
+            while not self._has(1):
+                if self._final is not None:
+                    raise self._told(self._final)
+                await self._activity(deadline)
 
     def _has(self, count: int) -> bool:
         """Decode what was fetched until `count` records are at hand; whether they are."""
@@ -298,6 +302,7 @@ class AsyncLogReader:
         return max(self._ahead.first, self._position)
 
     def _gap_error(self, dlsn: DLSN, position: int) -> PositionGapError:
+        self._measures.alerts.inc()
         return PositionGapError(
             f"record {position} of segment {dlsn.lssn} follows record {self._numbers.last}: records are missing",
             log=self.name,
@@ -343,7 +348,12 @@ class AsyncLogReader:
             if timer is not None:
                 timer.cancel()
         if self._final is None and self._ahead.peek() is None:
-            self._final = self._idleness.check(self._settings, self._position)
+            self._check_idleness()
+
+    def _check_idleness(self) -> None:
+        self._final = self._idleness.check(self._settings, self._position)
+        if self._final is not None:
+            self._measures.async_reader_idle_reader_error.inc()
 
     # ------------------------------------------------------------------ by columns
 
@@ -356,7 +366,8 @@ class AsyncLogReader:
             if fetched is not None:
                 break
             if self._final is None:
-                await self._activity(None)
+                with self._measures.async_reader_delay.measured():
+                    await self._activity(None)
         entries, size = [fetched], len(fetched.payload)
         while size < max_bytes:
             following = self._ahead.peek()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 
 from dlspark.core.entries import decode_entry
+from dlspark.core.metrics.cells import Histogram
+from dlspark.core.metrics.logs import about
 from dlspark.core.records import INVALID_TXID, LogRecord
 from dlspark.core.scans import backward_scan
 from dlspark.core.services import Services
@@ -38,16 +40,31 @@ async def recover_segment(
     services: Services, transitions: SegmentTransitions, segment: SegmentMetadata, settings: Settings
 ) -> None:
     """Complete one in-progress segment, or remove it if no record was ever written to it."""
+    meter, name = services.meter, transitions.name
+    with meter.step(meter.of(name).segments_recover, "segment recover", log=name, segment=segment.lssn):
+        await _recover(services, transitions, segment, settings)
+
+
+async def _recover(
+    services: Services, transitions: SegmentTransitions, segment: SegmentMetadata, settings: Settings
+) -> None:
+    measures = services.meter.of(transitions.name)
     try:
         ledger = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=True)
     except (NoNodeError, NoSuchLedgerError):
         # A recovery before this one removed the ledger of an empty segment and died before it removed the znode.
-        _log.warning("log %s: segment %s has no ledger; it is removed", transitions.name, segment.lssn)
+        _log.warning(
+            "log %s: segment %s has no ledger; it is removed",
+            transitions.name,
+            segment.lssn,
+            extra=about(log=transitions.name, segment=segment.lssn, ledger=segment.ledger_id),
+        )
         services.counters["segment-without-ledger"] += 1
         await transitions.delete(segment)
         return
     try:
-        last = await last_record(ledger, segment, settings)
+        with measures.logsegments_recover_last_entry.measured():
+            last = await last_record(ledger, segment, settings, measures.logsegments_recover_scanned_entries)
     finally:
         await ledger.close()
     if last is None:
@@ -71,20 +88,31 @@ async def recover_segment(
     )
 
 
-async def last_record(ledger: LedgerReader, segment: SegmentMetadata, settings: Settings) -> LogRecord | None:
+async def last_record(
+    ledger: LedgerReader, segment: SegmentMetadata, settings: Settings, scanned: Histogram | None = None
+) -> LogRecord | None:
     """The last record of any kind, control and end of stream included; None for a ledger without records.
+
+    `scanned` counts how many entries were read for it.
 
     Entries are read backwards in growing batches: nearly always the very last one has a record.
     """
-    for first, last in backward_scan(ledger.last_add_confirmed, settings):
-        for entry in reversed(await ledger.read(first, last)):
-            records = decode_entry(
-                entry.payload,
-                lssn=segment.lssn,
-                entry_id=entry.entry_id,
-                start_sequence_id=0,
-                enveloped=segment.enveloped,
-            )
-            if records:
-                return records[-1]
-    return None
+    read = 0
+    try:
+        for first, last in backward_scan(ledger.last_add_confirmed, settings):
+            entries = await ledger.read(first, last)
+            read += len(entries)
+            for entry in reversed(entries):
+                records = decode_entry(
+                    entry.payload,
+                    lssn=segment.lssn,
+                    entry_id=entry.entry_id,
+                    start_sequence_id=0,
+                    enveloped=segment.enveloped,
+                )
+                if records:
+                    return records[-1]
+        return None
+    finally:
+        if scanned is not None:
+            scanned.observe(read)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.metrics.fetches import FetchMeasures
+from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.errors import (
@@ -55,6 +57,8 @@ class FetchedEntry:
     payload: memoryview
     broken: bool = False
     """It was passed over, for it is damaged wherever it is stored; the payload is empty."""
+    fetched_at: float | None = None
+    """When it came, by the event loop's clock, where that is measured."""
 
 
 class SegmentFollower:
@@ -141,18 +145,29 @@ class SegmentFollower:
     async def _stream(self, ledger: LedgerReader, last: int, window: int) -> bool:
         """Fetch up to entry `last`; False if the segment is gone."""
         entries = ledger.entries(self.next_entry, last, window_entries=window)
+        fetch = FetchMeasures(self._services.meter, self._owner.measures, self._owner.name, self._segment)
         try:
+            fetch.asked()
             async for entry in entries:
+                fetch.arrived(entry.entry_id, len(entry.payload), self._settings.data_latency_warn_ms)
                 await self._put(entry)
                 self._failures = 0
                 if not await self._owner.still_there(self._segment, self.next_entry):
                     return False
+                fetch.asked()
+        except DistributedLogError as error:
+            fetch.failed(error)
+            raise
         finally:
             await entries.aclose()
+            fetch.ended()
         return True
 
     async def _put(self, entry: Entry) -> None:
-        await self._owner.put(FetchedEntry(self._segment, self._start_sequence_id, entry.entry_id, entry.payload))
+        moment = asyncio.get_running_loop().time() if self._settings.trace_delivery_latency else None
+        await self._owner.put(
+            FetchedEntry(self._segment, self._start_sequence_id, entry.entry_id, entry.payload, fetched_at=moment)
+        )
         self.next_entry = entry.entry_id + 1
 
     # ------------------------------------------------------------------ what goes wrong
@@ -165,7 +180,14 @@ class SegmentFollower:
         if not self._settings.skip_broken_entries:
             raise error
         place = DLSN(self._segment.lssn, self.next_entry, 0)
-        _log.error("log %s: entry %s is damaged on all its storage nodes and is skipped", self._owner.name, place)
+        _log.error(
+            "log %s: entry %s is damaged on all its storage nodes and is skipped",
+            self._owner.name,
+            place,
+            extra=self._about(),
+        )
+        self._owner.measures.skipped_broken_entries.inc()
+        self._owner.measures.alerts.inc()
         self._services.counters["broken-entry-skipped"] += 1
         await self._owner.put(
             FetchedEntry(self._segment, self._start_sequence_id, self.next_entry, memoryview(b""), broken=True)
@@ -204,9 +226,24 @@ class SegmentFollower:
                 dlsn=DLSN(self._segment.lssn, self.next_entry, 0),
                 advice="Open another reader at this position when the storage nodes are back",
             ) from error
-        _log.warning("segment %s, entry %s cannot be read yet: %s", self._segment.lssn, self.next_entry, error)
+        _log.warning(
+            "segment %s, entry %s cannot be read yet: %s",
+            self._segment.lssn,
+            self.next_entry,
+            error,
+            extra=self._about(),
+        )
         self._services.counters["read-retried"] += 1
         await asyncio.sleep(min(self._failures, 4) * self._settings.read_ahead_wait_ms / 1000)
+
+    def _about(self) -> dict[str, object]:
+        """What its log records are about."""
+        return about(
+            log=self._owner.name,
+            segment=self._segment.lssn,
+            ledger=self._segment.ledger_id,
+            entry=self.next_entry,
+        )
 
     async def close(self) -> None:
         if self._ledger is not None:

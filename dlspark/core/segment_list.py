@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from metadata.errors import MetadataUnavailableError, OutcomeUnknownError
@@ -56,7 +57,12 @@ class SegmentList:
                 self.stale = True  # The watch says so, too; its event may be on its way.
             except (OutcomeUnknownError, MetadataUnavailableError) as error:
                 self.stale = True
-                _log.warning("log %s: its segments cannot be read, trying again: %s", self._name, error)
+                _log.warning(
+                    "log %s: its segments cannot be read, trying again: %s",
+                    self._name,
+                    error,
+                    extra=about(log=self._name),
+                )
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._settings.zk_retry_max_backoff_ms / 1000)
 
@@ -66,12 +72,26 @@ class SegmentList:
             self.stale = False
             self._changed.clear()
             try:
+                before = self._listing
                 self._listing = await self._services.logs.listing(self._name, self._on_event)
                 self._services.counters["segments-listed"] += 1
+                if self._settings.trace_metadata_changes:
+                    self._tell_changes(before)
             except BaseException:
                 self.stale = True
                 raise
         return self._listing
+
+    def _tell_changes(self, before: SegmentListing) -> None:
+        old, new = _open_by_number(before), _open_by_number(self._listing)
+        for lssn, is_open in new.items():
+            if old.get(lssn) != is_open:
+                state = "in progress" if is_open else "completed"
+                _log.info(
+                    "log %s: segment %d is %s", self._name, lssn, state, extra=about(log=self._name, segment=lssn)
+                )
+        for lssn in old.keys() - new.keys():
+            _log.info("log %s: segment %d is off the list", self._name, lssn, extra=about(log=self._name, segment=lssn))
 
     async def changed(self, timeout_s: float | None = None) -> bool:
         """Wait for the list to become stale; False if it did not within `timeout_s`."""
@@ -103,3 +123,9 @@ class SegmentList:
     def _on_event(self, event: WatchEvent) -> None:
         self.stale = True
         self._changed.set()
+
+
+def _open_by_number(listing: SegmentListing) -> dict[int, bool]:
+    """Of each segment, whether it is in progress."""
+    still_open = {listed.lssn for listed in listing.open}
+    return {listed.lssn: listed.lssn in still_open for listed in listing}

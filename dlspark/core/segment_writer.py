@@ -24,6 +24,8 @@ import pyarrow as pa
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.entries import Compression, EncodedEntry, EntryBuilder, encode_entries
+from dlspark.core.metrics import Meter
+from dlspark.core.metrics.entries import EntryMeasures, Moments
 from dlspark.core.record_sets import MAX_EXPANDED_BYTES, expanded_bytes
 from dlspark.core.records import (
     CONTROL_PAYLOAD,
@@ -76,6 +78,7 @@ class _Sent:
     has_user_data: bool
     highest_txid: int
     """Of all user records up to this entry's."""
+    moments: Moments
 
 
 def _timing(settings: Settings) -> tuple[int, int, bool, bool]:
@@ -98,8 +101,13 @@ class SegmentWriter:
         settings: Settings,
         on_failure: Callable[[BaseException], None],
         on_acknowledged: Callable[[int], None],
+        meter: Meter | None = None,
+        log: str = "",
     ) -> None:
-        """`on_failure` is told of the first failure, `on_acknowledged` of the highest id that is acknowledged."""
+        """`on_failure` is told of the first failure, `on_acknowledged` of the highest id that is acknowledged.
+
+        `meter` counts what becomes of entries, as those of `log`.
+        """
         self.metadata = metadata
         self.ledger = ledger
         self.error: BaseException | None = None
@@ -118,6 +126,9 @@ class SegmentWriter:
         self._builder = EntryBuilder(self._compression, enveloped=metadata.enveloped)
         self._futures: list[asyncio.Future[DLSN]] = []
         self._buffered_user_data = False
+        self._buffered_at = self._accepted_at = 0.0
+        self.waiting_since: float | None = None
+        """Since when the records that come now have waited for this segment, None for not at all."""
         self._outstanding_bytes = 0
         self._highest_txid = -1
         self._expanded_bytes = 0
@@ -131,6 +142,12 @@ class SegmentWriter:
         self._ledger_closed = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._timers_ended = False
+        self._measures = EntryMeasures(meter or Meter(), log, metadata.lssn, metadata.ledger_id)
+        counts = self._measures.counts
+        self._forget_gauges = (
+            counts.seg_writer_pending.follow(self, lambda segment: segment.unacknowledged),
+            counts.transmit_outstanding_requests.follow(self, lambda segment: segment._in_flight),
+        )
         self._start_timers()
 
     def use_settings(self, settings: Settings) -> None:
@@ -189,6 +206,7 @@ class SegmentWriter:
             return
         check(self.position + len(txids) <= MAX_POSITION, "a batch would pass the last position of its segment")
         self._transmit()
+        self._begin_entry()
         batch = _Batch(future)
         for encoded in encode_entries(
             txids,
@@ -221,6 +239,7 @@ class SegmentWriter:
         self._transmit()
         if self.error is not None:
             return
+        self._begin_entry()
         self._builder.add(self.last_txid, payload, self.position, FLAG_CONTROL)
         self._send(self._builder.finish(), [], None, has_user_data=False)
 
@@ -229,10 +248,17 @@ class SegmentWriter:
     ) -> None:
         if not self._builder.has_room(len(payload)):
             self._transmit()
+        if not self._builder.count:
+            self._begin_entry()
         slot = self._builder.add(txid, payload, position, flags)
         check(slot == len(self._futures), "a record's slot is not its place in the buffer")
         self._futures += futures
         self._buffered_user_data = True
+
+    def _begin_entry(self) -> None:
+        """Remember when an entry's first record came."""
+        self._buffered_at = self._loop.time()
+        self._accepted_at = self._buffered_at if self.waiting_since is None else self.waiting_since
 
     def _refuse(self, futures: Sequence[asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]]) -> bool:
         """Fail `futures` where this segment takes no more records."""
@@ -298,6 +324,7 @@ class SegmentWriter:
     def _transmit(self) -> None:
         self._cancel_timer("transmit")
         if self.error is not None or not self._builder.count:
+            self._measures.counts.data_miss.inc()
             return
         futures, self._futures = self._futures, []
         has_user_data, self._buffered_user_data = self._buffered_user_data, False
@@ -316,20 +343,36 @@ class SegmentWriter:
             self._fail(error)
             self._fail_records(futures, batch, self._write_error("The entry was refused; the record was not sent"))
             return
-        sent = _Sent(self.ledger.last_add_pushed, encoded, futures, batch, has_user_data, self._highest_txid)
+        sent = _Sent(
+            self.ledger.last_add_pushed,
+            encoded,
+            futures,
+            batch,
+            has_user_data,
+            self._highest_txid,
+            Moments(self._accepted_at, self._buffered_at, self._last_transmit),
+        )
+        if self._measures.wanted:
+            self._measures.sent(encoded.size, has_user_data=has_user_data)
         self._carried = carried
         self._in_flight += 1
         added.add_done_callback(lambda done: self._answered(sent, done))
 
     def _answered(self, sent: _Sent, added: asyncio.Future[int]) -> None:
         self._in_flight -= 1
+        answered_at = self._loop.time()
         cause = WriteError("the ledger was given up") if added.cancelled() else added.exception()
+        records = len(sent.futures) if sent.batch is None else sent.encoded.record_count
+        self._measures.answered(
+            sent.entry_id, records, sent.moments, answered_at, cause, self._settings.data_latency_warn_ms
+        )
         if cause is None:
             self._acknowledged(sent)
-            return
-        self._fail(cause)
-        error = self._transmit_error("The entry was sent, but not acknowledged", sent.entry_id)
-        self._fail_records(sent.futures, sent.batch, error)
+        else:
+            self._fail(cause)
+            error = self._transmit_error("The entry was sent, but not acknowledged", sent.entry_id)
+            self._fail_records(sent.futures, sent.batch, error)
+        self._measures.told(self._loop.time() - answered_at, cause)
 
     def _acknowledged(self, sent: _Sent) -> None:
         lssn, entry_id = self.metadata.lssn, sent.entry_id
@@ -403,6 +446,9 @@ class SegmentWriter:
             self._timers[name] = self._loop.call_later(seconds, run)
 
     def _flush_tick(self) -> None:
+        due = self._builder.count or self._publish_needed
+        counts = self._measures.counts
+        (counts.flush_periodic_success if due else counts.flush_periodic_miss).inc()
         if self._builder.count:
             self._transmit()
         else:
@@ -423,6 +469,11 @@ class SegmentWriter:
         for name in list(self._timers):
             self._cancel_timer(name)
 
+    def _end_gauges(self) -> None:
+        """Nothing is under way any more."""
+        for forget in self._forget_gauges:
+            forget()
+
     # ------------------------------------------------------------------ ending
 
     async def finish(self) -> None:
@@ -442,6 +493,7 @@ class SegmentWriter:
         """
         await self.ledger.close()
         self._ledger_closed = True
+        self._end_gauges()
 
     def cancel(self, cause: BaseException) -> None:
         """Drop what is buffered and take no more: the segment is given up."""
@@ -453,6 +505,7 @@ class SegmentWriter:
         if not self._ledger_closed:
             self._closed = self._ledger_closed = True
             await self.ledger.abandon()
+            self._end_gauges()
 
     def _fail(self, cause: BaseException) -> None:
         """The first failure decides; everything buffered behind it is cancelled."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlspark.core.features import NO_FEATURES, FeatureProvider
+from dlspark.core.metrics import Meter
 from dlspark.core.settings import Settings
 from metadata.errors import CallerError
 from metadata.ledgers import LedgerStore
@@ -45,17 +46,26 @@ class RollingPermits:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken: list[float] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def take(self) -> bool:
         """Take a permit if there is one. A limit of 0 or less gives any number."""
         if self._limit <= 0:
             return True
-        now = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
         self._taken = [moment for moment in self._taken if now - moment < PERMIT_SECONDS]
         if len(self._taken) >= self._limit:
             return False
         self._taken.append(now)
         return True
+
+    def outstanding(self) -> int:
+        """Permits taken within the last minute; may be asked for from any thread."""
+        if self._loop is None:
+            return 0
+        now = self._loop.time()
+        return sum(now - moment < PERMIT_SECONDS for moment in list(self._taken))
 
 
 @dataclass(slots=True)
@@ -93,12 +103,17 @@ class Services:
     """Which region's process this is; written into segments where the namespace or a setting says so."""
     features: FeatureProvider = NO_FEATURES
     """What operators have switched on; asked at each decision."""
-    counters: Counter[str] = field(default_factory=Counter)
-    """How often rare paths were taken: for tests and for people who look for trouble."""
+    meter: Meter = field(default_factory=Meter)
+    """What is counted in, warned and traced by."""
     permissions: PermissionStore | None = None
     """The namespace's access control, where its binding has a root for it."""
     for_readers: Services | None = None
     """The same over the servers that the binding has for readers, where those are others."""
+
+    @property
+    def counters(self) -> Counter[str]:
+        """How often rare paths were taken: for tests and for people who look for trouble; the metric `rare_paths`."""
+        return self.meter.root.rare_paths.values
 
     @property
     def reading(self) -> Services:

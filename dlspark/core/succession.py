@@ -141,8 +141,12 @@ class Succession:
     async def start(self, first_txid: int) -> None:
         """Start a segment: the log's next."""
         await self._lock.ensure_held()
-        metadata, ledger = await self._transitions.start(first_txid)
-        self.current = SegmentWriter(ledger, metadata, self._settings, self._on_failure, self._on_acknowledged)
+        meter, name = self._services.meter, self._transitions.name
+        with meter.step(meter.of(name).segments_open, "segment start", log=name):
+            metadata, ledger = await self._transitions.start(first_txid)
+        self.current = SegmentWriter(
+            ledger, metadata, self._settings, self._on_failure, self._on_acknowledged, meter, name
+        )
         self.last_roll = asyncio.get_running_loop().time()
 
     async def roll(self, must: Callable[[], bool], idle: Callable[[], bool]) -> bool:
@@ -186,6 +190,11 @@ class Succession:
 
     async def _complete(self, segment: SegmentWriter) -> None:
         """Close the segment's ledger and record its end. After an error it stays in progress, for recovery."""
+        meter, name = self._services.meter, self._transitions.name
+        with meter.step(meter.of(name).segments_close, "segment complete", log=name, segment=segment.metadata.lssn):
+            await self._finish(segment)
+
+    async def _finish(self, segment: SegmentWriter) -> None:
         await segment.finish()
         await self._transitions.retried(segment.close_ledger)
         await self._lock.ensure_held()

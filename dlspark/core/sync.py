@@ -22,6 +22,7 @@ from dlspark.core import binding as bindings
 from dlspark.core.dlsn import DLSN
 from dlspark.core.features import FeatureProvider
 from dlspark.core.log import AsyncLog
+from dlspark.core.metrics import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.segment_writer import WrittenEntry
@@ -69,6 +70,7 @@ class Namespace:
         *,
         features: FeatureProvider | None = None,
         region_id: int = LOCAL_REGION_ID,
+        statistics: Statistics | None = None,
         runtime: Runtime | None = None,
     ) -> Namespace:
         """Connect to `distributedlog://host:port/path`. Without a runtime, the process's shared one is used.
@@ -76,7 +78,7 @@ class Namespace:
         `features` are asked from the runtime's thread; see `AsyncNamespace.open`.
         """
         runtime = runtime or Runtime.shared()
-        opening = AsyncNamespace.open(uri, settings, features=features, region_id=region_id)
+        opening = AsyncNamespace.open(uri, settings, features=features, region_id=region_id, statistics=statistics)
         return cls(runtime, runtime.run(opening))
 
     bind = staticmethod(_blocking(bindings.bind))

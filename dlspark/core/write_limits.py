@@ -7,6 +7,7 @@ is for what waits while a segment is being started, and always holds: memory is 
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
 from dlspark.core.features import DISABLE_WRITE_LIMIT, DL_SCOPE
@@ -25,6 +26,8 @@ class WriteQueue:
     def __init__(self) -> None:
         self.records = 0
         self.bytes = 0
+        self.since = 0.0
+        """When the first of what waits was queued, by the event loop's clock."""
         self._waiting: deque[Operation] = deque()
 
     def __bool__(self) -> bool:
@@ -45,6 +48,8 @@ class WriteQueue:
         return max((operation.last_txid for operation in self._waiting), default=-1)
 
     def add(self, operation: Operation) -> None:
+        if not self._waiting:
+            self.since = asyncio.get_running_loop().time()
         self._waiting.append(operation)
         self.records += operation.records
         self.bytes += operation.size
@@ -72,6 +77,7 @@ class WriteLimits:
         self._log = log
         self._shared = services.shared
         self._counters = services.counters
+        self._measures = services.meter.of(log)
         self._switched_off = services.features.scope(DL_SCOPE).feature(DISABLE_WRITE_LIMIT)
         self._counted = 0
         self._ended = False
@@ -83,8 +89,10 @@ class WriteLimits:
         """
         mine, everybody = settings.outstanding_write_limit, settings.global_outstanding_write_limit
         if mine > 0 and outstanding + operation.records > mine:
+            self._measures.stream_write_limiter_acquire_failure.inc(operation.records)
             self._over(settings, operation, outstanding, mine, "perWriterOutstandingWriteLimit")
         elif everybody > 0 and self._shared.outstanding + operation.records > everybody:
+            self._measures.write_limiter_acquire_failure.inc(operation.records)
             self._over(settings, operation, self._shared.outstanding, everybody, "globalOutstandingWriteLimit")
         if queue and queue.bytes + operation.size > MAX_QUEUED_BYTES:
             raise OverCapacityError(

@@ -8,12 +8,15 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from contextlib import nullcontext
 from typing import Protocol
 
+from dlspark.core.metrics.cells import Timing
+from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from metadata.errors import DistributedLogError
-from metadata.locks import DistributedLock
+from metadata.locks import DistributedLock, OwnershipAcquireFailedError
 
 _log = logging.getLogger(__name__)
 
@@ -68,18 +71,31 @@ async def take_lock(services: Services, name: str, settings: Settings, client_id
     path = services.logs.paths(name).lock
     if not settings.write_lock:
         return NoLock(path)
-    lock = DistributedLock(services.store, path, client_id or default_client_id())
+    measures = services.meter.of(name)
+    lock = DistributedLock(
+        services.store, path, client_id or default_client_id(), on_reacquired=measures.lock_reacquire.record
+    )
     try:
-        await lock.acquire(settings.lock_timeout_s * 1000)
-    except BaseException:
+        with services.meter.step(measures.lock_acquire, "lock acquire", log=name):
+            await lock.acquire(settings.lock_timeout_s * 1000)
+    except BaseException as error:
+        measures.lock_try_timeouts.inc(isinstance(error, OwnershipAcquireFailedError))
         await release(lock)
         raise
     return lock
 
 
-async def release(lock: WriteLock) -> None:
-    """Give the lock up. Where the store cannot be told, the lock goes with the session: that fails nobody's close."""
+async def release(lock: WriteLock, unlock: Timing | None = None) -> None:
+    """Give the lock up. Where the store cannot be told, the lock goes with the session: that fails nobody's close.
+
+    `unlock` counts how long that took.
+    """
     try:
-        await lock.release()
+        with unlock.measured() if unlock is not None else nullcontext():
+            await lock.release()
     except DistributedLogError as error:
-        _log.warning("the lock could not be released, it ends with its session: %s", error)
+        _log.warning(
+            "the lock could not be released, it ends with its session: %s",
+            error,
+            extra=about(log=error.log, path=error.path),
+        )

@@ -30,6 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.metrics.logs import about
 from dlspark.core.operations import BatchWrite, EndOfStreamWrite, Operation, RecordSetWrite, RecordWrite
 from dlspark.core.owned_segments import OwnedSegments
 from dlspark.core.ownership import OwnershipWatch
@@ -92,6 +93,11 @@ class AsyncLogWriter:
         self._error: BaseException | None = None
         self._sealed = False
         self._ownership = OwnershipWatch(services, lock, self._fail)
+        self._measures = services.meter.of(name)
+        self._measured = services.meter.wanted
+        self._forget_gauge = self._measures.stream_write_limiter_permits.follow(
+            self, lambda writer: writer.unacknowledged
+        )
 
     @classmethod
     async def open(
@@ -157,6 +163,8 @@ class AsyncLogWriter:
                 write.fail(WriteCancelledError("A record before it was refused; this one was not written"))
             else:
                 refused = not self._accept(write)
+        if futures:
+            self._measure_bulk(futures[-1])
         return self._promised(futures)
 
     def write_record_set(
@@ -171,6 +179,7 @@ class AsyncLogWriter:
         futures: list[asyncio.Future[DLSN]] = [self._loop.create_future() for _ in payloads]
         if futures:
             self._accept(RecordSetWrite(txid, payloads, futures, compression))
+            self._measure_bulk(futures[-1])
         return self._promised(futures)
 
     def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> asyncio.Future[tuple[WrittenEntry, ...]]:
@@ -184,10 +193,24 @@ class AsyncLogWriter:
             future.set_result(())
             return future
         batch = BatchWrite(txids, payloads, future)
+        self._measure_bulk(future)
         if not self._accept(batch) or self._settings.durable_writes:
             return future
         at_once = WrittenEntry(DLSN.INVALID, batch.records, batch.first_txid, batch.last_txid)
         return self._unawaited.instead_of(future, (at_once,))
+
+    def _measure_bulk(self, last: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+        """Time a bulk that is accepted now, and has ended with `last`."""
+        if not self._measured:
+            return
+        began = self._loop.time()
+
+        def ended(future: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+            if not future.cancelled():
+                # Not by `exception()`: that would tell asyncio that somebody has seen the failure.
+                self._measures.log_writer_bulk_write.record(self._loop.time() - began, future._exception is None)
+
+        last.add_done_callback(ended)
 
     def _promised(self, futures: list[asyncio.Future[DLSN]]) -> list[asyncio.Future[DLSN]]:
         """What the caller is to wait for: that records are stored, or only that they were taken."""
@@ -228,6 +251,10 @@ class AsyncLogWriter:
         Raises EndOfStreamError if it is sealed already. After an OutcomeUnknownError, open the writer again: sealed
         or not, that tells.
         """
+        with self._measures.log_writer_mark_end_of_stream.measured():
+            return await self._mark_end_of_stream()
+
+    async def _mark_end_of_stream(self) -> DLSN:
         future: asyncio.Future[DLSN] = self._loop.create_future()
         if not self._accept(EndOfStreamWrite(future)):
             return await future
@@ -362,7 +389,19 @@ class AsyncLogWriter:
             if step is not None:
                 self._begin(step)
                 return
-            self._issue(self._queue.take())
+            self._issue_late(self._queue.take())
+
+    def _issue_late(self, operation: Operation) -> None:
+        """Hand over what had to wait, so that its time counts from then."""
+        segment = self._succession.current
+        self._measures.log_writer_pending_request_dispatch.inc()
+        if segment is not None:
+            segment.waiting_since = self._queue.since
+        try:
+            self._issue(operation)
+        finally:
+            if segment is not None:
+                segment.waiting_since = None
 
     # ------------------------------------------------------------------ transitions
 
@@ -374,7 +413,9 @@ class AsyncLogWriter:
         """Run one transition to its end; afterwards the queue is issued, or refused if the writer has failed."""
         try:
             await step()
+            self._measure_waiting(True)
         except DistributedLogError as error:
+            self._measure_waiting(False)
             self._fail(error)
         except BaseException as error:
             self._fail(error)
@@ -382,6 +423,10 @@ class AsyncLogWriter:
         finally:
             self._transition = None
             self._issue_queued()
+
+    def _measure_waiting(self, success: bool) -> None:
+        if self._queue:
+            self._measures.log_writer_get_writer.record(self._loop.time() - self._queue.since, success)
 
     async def _run_transition(self, step: Callable[[], Awaitable[None]]) -> None:
         """Run `step` as the writer's transition, after any other, and wait for it."""
@@ -461,7 +506,11 @@ class AsyncLogWriter:
         if self._error is None:
             self._error = cause
             self._ownership.end()
-            _log.warning("log %s: the writer failed: %s", self.name, cause)
+            _log.warning(
+                "log %s: the writer failed: %s", self.name, cause, extra=about(log=self.name, segment=self.segment)
+            )
+            if isinstance(cause, InvariantViolation):
+                self._measures.alerts.inc()
         self._queue.refuse(self._failed())
         if self._succession.current is not None:
             self._succession.current.cancel(cause)
@@ -495,7 +544,8 @@ class AsyncLogWriter:
             await self._retention.close()
             await self._succession.close()
             self._limits.end()
-            await release(self._lock)
+            await release(self._lock, self._measures.lock_unlock)
+            self._forget_gauge()
 
     async def _close(self) -> None:
         await self._settle(lambda segment: segment.flush())

@@ -10,6 +10,7 @@ import pytest_asyncio
 from memory_bookies import MemoryBookie, MemoryNetwork
 
 from dlspark.core.features import FeatureProvider
+from dlspark.core.metrics import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings import Settings
 from metadata.bookies import BookieRegistry
@@ -43,7 +44,9 @@ class World:
     def bookie(self, bookie_id: str) -> MemoryBookie:
         return next(bookie for bookie in self.bookies if bookie.id == bookie_id)
 
-    async def namespace(self, features: FeatureProvider | None = None, **settings: object) -> AsyncNamespace:
+    async def namespace(
+        self, features: FeatureProvider | None = None, *, statistics: Statistics | None = None, **settings: object
+    ) -> AsyncNamespace:
         """A new client: a process of its own, as far as the cluster can tell."""
         store = MemoryStore(self.tree)
         values: dict[str, object] = {
@@ -64,6 +67,7 @@ class World:
                 add_entry_timeout_ms=1000, read_entry_timeout_ms=1000, speculative_read_ms=200, long_poll_ms=200
             ),
             features=features,
+            statistics=statistics,
             own=(store,),
         )
         self.clients.append(namespace)

@@ -31,10 +31,17 @@ class SettingInfo:
 
 
 def flag(
-    default: bool, key: str, meaning: str, *, old_key: str | None = None, per_log: bool = True, dynamic: bool = False
+    default: bool,
+    key: str,
+    meaning: str,
+    *,
+    old_key: str | None = None,
+    per_log: bool = True,
+    dynamic: bool = False,
+    own: bool = False,
 ) -> bool:
     """A setting that is true or false."""
-    info = SettingInfo(key, meaning, per_log, dynamic, old_key)
+    info = SettingInfo(key, meaning, per_log, dynamic, old_key, own=own)
     value: bool = field(default=default, metadata={"info": info})
     return value
 

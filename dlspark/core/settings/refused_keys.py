@@ -7,11 +7,9 @@ from collections.abc import Mapping
 _ONE_LOOP = "one event loop does all the work, there are no pools of threads"
 _LOOP_TIMERS = "the event loop keeps the time"
 _NO_POOLS = "there are no pools of threads whose tasks could be measured"
-_NO_TRACES = "read-ahead writes no trace; nothing upstream looks at this key either"
 _ONE_READ = "one read of the metadata store tells whether a log exists"
 _INJECTION = "faults are injected by dlspark.testing, not by settings"
 _PROXY = "it bounds a write proxy, which these settings do not configure"
-_NO_TIMES = "no times of operations are measured that could be warned of"
 WITHOUT_MEANING: Mapping[str, str] = {
     "zkcNumRetryThreads": "requests are repeated by the event loop, without threads",
     "bkcNumIOThreads": _ONE_LOOP,
@@ -37,13 +35,8 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "readAheadNoSuchLedgerExceptionOnReadLACErrorThresholdMillis": (
         "a listed segment without its ledger fails a reader after ten seconds, unless it leaves the list before"
     ),
-    "traceReadAheadDeliveryLatency": _NO_TRACES,
-    "metadataLatencyWarnThresholdMs": _NO_TIMES,
-    "dataLatencyWarnThresholdMs": _NO_TIMES,
-    "traceReadAheadMetadataChanges": _NO_TRACES,
     "enableTaskExecutionStats": _NO_POOLS,
     "taskExecutionWarnTimeMicros": _NO_POOLS,
-    "enablePerStreamStat": "a namespace counts for all its logs together, in `counters`",
     "checkLogExistenceBackoffStartMillis": _ONE_READ,
     "checkLogExistenceBackoffMaxMillis": _ONE_READ,
     "bpsSoftWriteLimit": _PROXY,

@@ -14,6 +14,7 @@ from dlspark.core.settings.federation_keys import FederationKeys
 from dlspark.core.settings.keys import SettingInfo, Value
 from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
 from dlspark.core.settings.metadata_keys import MetadataKeys
+from dlspark.core.settings.observability_keys import ObservabilityKeys
 from dlspark.core.settings.reader_keys import ReaderKeys
 from dlspark.core.settings.refused_keys import OLD_KEYS, WITHOUT_MEANING
 from dlspark.core.settings.retention_keys import RetentionKeys
@@ -36,6 +37,7 @@ GROUPS = (
     WriterKeys,
     RetentionKeys,
     ReaderKeys,
+    ObservabilityKeys,
 )
 """In the order of the configuration file."""
 

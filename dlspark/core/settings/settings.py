@@ -29,6 +29,7 @@ from dlspark.core.settings.federation_keys import FederationKeys
 from dlspark.core.settings.keys import MAX_INT, Value
 from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
 from dlspark.core.settings.metadata_keys import MetadataKeys
+from dlspark.core.settings.observability_keys import ObservabilityKeys
 from dlspark.core.settings.properties import read_properties
 from dlspark.core.settings.reader_keys import ReaderKeys
 from dlspark.core.settings.registry import CLIENT_PREFIX, FIELDS, check_value, convert, describe_settings, lookup
@@ -56,6 +57,7 @@ OPTION_PREFIX = "dlspark."
 
 @dataclass(frozen=True)
 class Settings(
+    ObservabilityKeys,
     ReaderKeys,
     RetentionKeys,
     WriterKeys,

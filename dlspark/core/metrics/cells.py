@@ -1,0 +1,245 @@
+"""What metrics are counted in: plain numbers, written by one event loop and read, now and then, by whoever collects.
+
+A namespace has cells of its own, so that counting takes no lock: what a registry shows is their sum (`statistics`).
+Reading them from another thread sees each number whole, though perhaps not those of one moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, TypeAlias, TypeVar
+
+_T = TypeVar("_T")
+Sample: TypeAlias = tuple[str, dict[str, str], float]
+"""What comes behind the metric's name, labels, value."""
+
+LATENCY_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000)
+SIZE_BOUNDS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
+"""In bytes; the last one is the largest entry."""
+SCAN_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""In entries."""
+
+
+class Cell(Protocol):
+    """One metric's numbers."""
+
+    def add(self, other: Cell) -> None:
+        """Count what `other` has as well."""
+        ...
+
+    def keep(self, other: Cell) -> None:
+        """`other` ends: keep what must not be lost of it, which is what only ever grows."""
+        ...
+
+    def samples(self) -> Iterator[Sample]: ...
+
+
+class Histogram:
+    """How many values were at most each bound, and their sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def add(self, other: Cell) -> None:
+        assert isinstance(other, Histogram)
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
+    keep = add
+
+    def samples(self) -> Iterator[Sample]:
+        below = 0
+        for bound, count in zip((*map(_written, self.bounds), "+Inf"), list(self.counts), strict=True):
+            below += count
+            yield "_bucket", {"le": bound}, below
+        yield "_count", {}, below
+        yield "_sum", {}, self.total
+
+
+def _written(bound: float) -> str:
+    return str(float(bound))
+
+
+class Timing:
+    """Latencies in milliseconds, of what came off and, apart from that, of what failed."""
+
+    __slots__ = ("done", "failed")
+
+    def __init__(self) -> None:
+        self.done = Histogram(LATENCY_BOUNDS_MS)
+        self.failed = Histogram(LATENCY_BOUNDS_MS)
+
+    def record(self, seconds: float, success: bool = True, times: int = 1) -> None:
+        """`times` operations took `seconds` each."""
+        (self.done if success else self.failed).observe(seconds * 1000, times)
+
+    def measured(self) -> Measured:
+        """A block whose time is recorded: as a failure where it raises, not at all where it is cancelled."""
+        return Measured(self)
+
+    def add(self, other: Cell) -> None:
+        assert isinstance(other, Timing)
+        self.done.add(other.done)
+        self.failed.add(other.failed)
+
+    keep = add
+
+    def samples(self) -> Iterator[Sample]:
+        for success, histogram in (("true", self.done), ("false", self.failed)):
+            for suffix, labels, value in histogram.samples():
+                yield suffix, {"success": success, **labels}, value
+
+
+class Measured:
+    """A block that is timed by the event loop's clock."""
+
+    __slots__ = ("_began", "_timing")
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = asyncio.get_running_loop().time()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self._timing.record(asyncio.get_running_loop().time() - self._began, kind is None)
+
+
+class Count:
+    """A number that grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def inc(self, by: int = 1) -> None:
+        self.value += by
+
+    def add(self, other: Cell) -> None:
+        assert isinstance(other, Count)
+        self.value += other.value
+
+    keep = add
+
+    def samples(self) -> Iterator[Sample]:
+        yield "_total", {}, self.value
+
+
+class Counts:
+    """Numbers that grow, by a label's values, of which there are few."""
+
+    __slots__ = ("label", "values")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.values: Counter[str] = Counter()
+
+    def add(self, other: Cell) -> None:
+        assert isinstance(other, Counts)
+        self.values.update(dict(other.values))
+
+    keep = add
+
+    def samples(self) -> Iterator[Sample]:
+        for value, count in sorted(dict(self.values).items()):
+            yield "_total", {self.label: value}, count
+
+
+class Timings:
+    """Latencies by a label's values, of which there are few."""
+
+    __slots__ = ("label", "values")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.values: dict[str, Timing] = {}
+
+    def of(self, value: str) -> Timing:
+        timing = self.values.get(value)
+        if timing is None:
+            timing = self.values[value] = Timing()
+        return timing
+
+    def add(self, other: Cell) -> None:
+        assert isinstance(other, Timings)
+        for value, timing in dict(other.values).items():
+            self.of(value).add(timing)
+
+    keep = add
+
+    def samples(self) -> Iterator[Sample]:
+        for value, timing in sorted(dict(self.values).items()):
+            for suffix, labels, number in timing.samples():
+                yield suffix, {self.label: value, **labels}, number
+
+
+class Gauge:
+    """How much there is of something just now: asked of those who have it when somebody collects, counted nowhere."""
+
+    __slots__ = ("_added", "_followed")
+
+    def __init__(self) -> None:
+        self._added = 0.0
+        self._followed: tuple[_Followed, ...] = ()
+
+    def follow(self, owner: _T, ask: Callable[[_T], float]) -> Callable[[], None]:
+        """Have `ask(owner)` called, from any thread, for a part of the value, as long as the owner lives.
+
+        Returns a function that ends that earlier. Nothing here keeps the owner alive.
+        """
+        reference = weakref.ref(owner)
+
+        def part() -> float:
+            living = reference()
+            return 0.0 if living is None else ask(living)
+
+        followed = _Followed(reference, part)
+        self._followed = (*(one for one in self._followed if one.owner() is not None), followed)
+
+        def forget() -> None:
+            self._followed = tuple(one for one in self._followed if one is not followed)
+
+        return forget
+
+    @property
+    def value(self) -> float:
+        return self._added + sum(one.part() for one in self._followed)
+
+    def add(self, other: Cell) -> None:
+        assert isinstance(other, Gauge)
+        self._added += other.value
+
+    def keep(self, other: Cell) -> None:
+        """What has ended has nothing any more."""
+
+    def samples(self) -> Iterator[Sample]:
+        yield "", {}, self.value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Followed:
+    owner: Callable[[], object]
+    part: Callable[[], float]

@@ -1,0 +1,119 @@
+"""`Collection`: what one Prometheus registry shows: the sums over all namespaces of this process that count for it.
+
+A registry has one collection, whoever asks first: two namespaces in a process do not register anything twice. What
+namespaces and logs that are closed have counted stays in the sums, so that counters never go back; a log's own series
+(label `stream`) end with it, and are counted on in those without the label.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dlspark.core.metrics.catalog import METRICS, Measures, MetricInfo
+from metadata.errors import CallerError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+
+@dataclass(eq=False, slots=True)
+class Scopes:
+    """What one namespace counts in: cells of its own, and some for each log that has `enablePerStreamStat`."""
+
+    root: Measures = field(default_factory=Measures)
+    logs: dict[str, Measures] = field(default_factory=dict)
+
+    def end_log(self, name: str) -> None:
+        """The log's own series end; what they have counted does not."""
+        self.root.keep(self.logs.pop(name))
+
+
+class Collection:
+    """Of one registry. `attach` and `detach` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._live: list[Scopes] = []
+        self._ended: deque[Scopes] = deque()
+        self._past = Measures()
+
+    def attach(self, scopes: Scopes) -> None:
+        with self._lock:
+            self._live.append(scopes)
+
+    def detach(self, scopes: Scopes) -> None:
+        """Nothing more is counted there. Takes no lock: the garbage collector may call it in the midst of anything."""
+        self._ended.append(scopes)
+
+    def _settle(self) -> None:
+        """Add what has ended to the past."""
+        while self._ended:
+            scopes = self._ended.popleft()
+            self._live = [one for one in self._live if one is not scopes]
+            for measures in (scopes.root, *scopes.logs.values()):
+                self._past.keep(measures)
+
+    # ------------------------------------------------------------------ for prometheus_client
+
+    def describe(self) -> Iterator[Metric]:
+        """Names and kinds: a registry refuses those that it has already."""
+        for _, info in METRICS:
+            yield _family(info)
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            self._settle()
+            scopes: dict[str | None, list[Measures]] = {None: [self._past]}
+            for one in self._live:
+                scopes[None].append(one.root)
+                for log, measures in dict(one.logs).items():
+                    scopes.setdefault(log, []).append(measures)
+            families = [_filled(name, info, scopes) for name, info in METRICS]
+        yield from families
+
+
+def _family(info: MetricInfo) -> Metric:
+    from prometheus_client.metrics_core import Metric
+
+    return Metric(info.name, f"{info.meaning}{f' ({info.unit})' if info.unit else ''}", info.kind)
+
+
+def _filled(name: str, info: MetricInfo, scopes: dict[str | None, list[Measures]]) -> Metric:
+    family = _family(info)
+    for log, several in scopes.items():
+        if log is not None and not info.per_log:
+            continue
+        total = info.make()
+        for measures in several:
+            total.add(getattr(measures, name))
+        stream = {} if log is None else {"stream": log}
+        for suffix, labels, value in total.samples():
+            family.add_sample(info.name + suffix, {**stream, **labels}, value)
+    return family
+
+
+_COLLECTIONS: weakref.WeakKeyDictionary[CollectorRegistry, Collection] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def collection_of(registry: CollectorRegistry) -> Collection:
+    """The one collection of `registry`, registered there. Raises CallerError where its names are taken."""
+    with _LOCK:
+        collection = _COLLECTIONS.get(registry)
+        if collection is None:
+            collection = Collection()
+            try:
+                registry.register(collection)
+            except ValueError as error:
+                raise CallerError(
+                    f"the registry has metrics of dlspark's names already: {error}",
+                    advice="Give the namespace a registry of its own: statistics=Statistics(CollectorRegistry())",
+                ) from error
+            _COLLECTIONS[registry] = collection
+        return collection

@@ -1,0 +1,185 @@
+"""`Statistics`: where a namespace's numbers are to go. `Meter`: what the namespace counts in, warns and traces by.
+
+Counting is adding to plain numbers (`cells`), once an entry or an operation, never once a record. Where no statistics
+are wanted the hot paths look at `Meter.wanted` and do nothing; elsewhere what is counted is simply shown to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dlspark.core.metrics.catalog import Measures
+from dlspark.core.metrics.cells import Timing
+from dlspark.core.metrics.collection import Scopes, collection_of
+from dlspark.core.metrics.slow import SlowOperations
+from dlspark.core.metrics.tracing import NO_TRACING, Tracing, tracing
+from dlspark.core.settings import Settings
+from dlspark.errors import CallerError
+from metadata.errors import MetadataUnavailableError, OutcomeUnknownError
+from metadata.store import MetadataStore
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client import CollectorRegistry
+
+_log = logging.getLogger(__name__)
+
+MAX_STREAMS: Final = 1000
+"""Logs of a namespace that may have series of their own at a time; further ones are counted with the rest."""
+_UNANSWERED: Final = (OutcomeUnknownError, MetadataUnavailableError, asyncio.TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Where numbers and spans go."""
+
+    registry: CollectorRegistry | None = None
+    """The Prometheus registry that shows them; None: prometheus_client's own, `REGISTRY`."""
+    tracer_provider: TracerProvider | None = None
+    """Makes OpenTelemetry's spans, whatever `tracingEnabled` says; None: the program's own, if that is set."""
+    collect: bool = True
+    """Whether any metrics are wanted."""
+
+
+NO_STATISTICS: Final = Statistics(collect=False)
+"""Nothing is measured. The counters of rare paths (`namespace.counters`) and the warnings of slow operations stay."""
+
+
+class Meter:
+    """What one namespace measures with. All calls come from one event loop."""
+
+    def __init__(self, *, wanted: bool = False, traces: Tracing = NO_TRACING) -> None:
+        """Used by `open`; as it is, it measures for nobody."""
+        self.wanted = wanted
+        """Whether somebody looks at what hot paths count."""
+        self.tracing = traces
+        self._scopes = Scopes()
+        self.root = self._scopes.root
+        self.slow = SlowOperations(self.root.slow_operations)
+        self._users: Counter[str] = Counter()
+        self._full_told = False
+        self._forget: list[Callable[[], None]] = []
+        self._end: Callable[[], object] | None = None
+
+    @classmethod
+    def open(cls, statistics: Statistics | None, settings: Settings) -> Meter:
+        """A meter that counts for `statistics`, by default prometheus_client's own registry.
+
+        Raises CallerError where the registry has other metrics of these names; SettingsError without the extra
+        `telemetry`.
+        """
+        statistics = statistics if statistics is not None else Statistics()
+        meter = cls(wanted=statistics.collect, traces=tracing(settings.tracing_enabled, statistics.tracer_provider))
+        if statistics.collect:
+            collection = collection_of(_registry(statistics.registry))
+            collection.attach(meter._scopes)
+            # A namespace that is dropped without being closed stops counting as well.
+            finalizer = weakref.finalize(meter, collection.detach, meter._scopes)
+            finalizer.atexit = False
+            meter._end = finalizer
+        return meter
+
+    def close(self) -> None:
+        """The namespace is closed: what it has counted stays in the registry's sums. Idempotent."""
+        for forget in self._forget:
+            forget()
+        self._forget.clear()
+        if self._end is not None:
+            self._end()
+
+    # ------------------------------------------------------------------ logs
+
+    def open_log(self, name: str, settings: Settings) -> Callable[[], None]:
+        """A handle on a log is opened; with `enablePerStreamStat` the log has series of its own until the function
+        that is returned was called for the last of its handles."""
+        if not (self.wanted and settings.per_stream_statistics):
+            return _nothing
+        if name not in self._scopes.logs and len(self._scopes.logs) >= MAX_STREAMS:
+            if not self._full_told:
+                self._full_told = True
+                _log.warning("%d logs have metrics of their own; further ones are counted together", MAX_STREAMS)
+            return _nothing
+        self._scopes.logs.setdefault(name, Measures())
+        self._users[name] += 1
+        left = [name]
+
+        def close() -> None:
+            if left:
+                self._close_log(left.pop())
+
+        return close
+
+    def _close_log(self, name: str) -> None:
+        self._users[name] -= 1
+        if not self._users[name]:
+            del self._users[name]
+            self._scopes.end_log(name)
+
+    def of(self, log: str) -> Measures:
+        """What is counted in for a log: to be asked for once by whoever serves the log, after it was opened."""
+        return self._scopes.logs.get(log, self.root)
+
+    # ------------------------------------------------------------------ operations
+
+    @contextmanager
+    def step(self, timing: Timing, name: str, *, log: str | None = None, segment: int | None = None) -> Iterator[None]:
+        """A block that is timed, and a span of this name where spans are made."""
+        with self.tracing.span(name, log=log, segment=segment), timing.measured():
+            yield
+
+    # ------------------------------------------------------------------ the metadata store
+
+    def observe(self, stores: Iterable[MetadataStore], settings: Settings) -> None:
+        """Time every request to `stores`, until `close`."""
+        requests, threshold_ms = self.root.metadata_requests, settings.metadata_latency_warn_ms
+
+        def answered(operation: str, path: str, seconds: float, error: BaseException | None) -> None:
+            if error is not None and not isinstance(error, Exception):
+                return  # It was cancelled: how long it would have taken is not known.
+            requests.of(operation).record(seconds, not isinstance(error, _UNANSWERED))
+            if 0 < threshold_ms < seconds * 1000:
+                self.slow.tell("metadata", seconds, threshold_ms, f"the metadata store's {operation}", path=path)
+            if self.tracing.on:
+                self.tracing.past(f"metadata {operation}", seconds, error, path=path)
+
+        self._forget += [store.observe(answered) for store in dict.fromkeys(stores)]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _registry(registry: CollectorRegistry | None) -> CollectorRegistry:
+    if registry is not None:
+        return registry
+    from prometheus_client import REGISTRY
+
+    return REGISTRY
+
+
+def serve_metrics(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> Callable[[], None]:
+    """Answer HTTP requests for `/metrics` from a thread of its own; returns a function that ends it.
+
+    Whoever may connect may read: listening on other hosts' addresses has to be asked for. Raises CallerError where the
+    port cannot be had.
+    """
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(port, host, _registry(registry))
+    except OSError as error:
+        raise CallerError(f"metrics cannot be served on {host}:{port}: {error}", advice="Give another port") from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop
