@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
+from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from metadata.allocators import Allocation, AllocatorStore
 from metadata.errors import BadVersionError, DistributedLogError, InvariantViolation, NoNodeError, NotAppliedError
@@ -176,7 +177,12 @@ class LedgerAllocator:
             return
         leftover = self.allocation.ledger_id
         if leftover is None:
-            _log.warning("%s held %r, no ledger id; replaced", self.allocation.path, self.allocation.data[:40])
+            _log.warning(
+                "%s held %r, no ledger id; replaced",
+                self.allocation.path,
+                self.allocation.data[:40],
+                extra=about(path=self.allocation.path),
+            )
             return
         self.allocation = await self._store.claim(self.allocation)
         await self._services.ledgers.delete(leftover)
@@ -225,7 +231,13 @@ class LedgerAllocator:
             await self._services.ledgers.delete(ledger_id)
             self.allocation = await self._store.clear(self.allocation)
         except DistributedLogError as error:
-            _log.info("ledger %s was made and not used; the allocator's next user deletes it: %s", ledger_id, error)
+            told = about(ledger=ledger_id)
+            _log.info(
+                "ledger %s was made and not used; its allocator's next user deletes it: %s",
+                ledger_id,
+                error,
+                extra=told,
+            )
 
     async def _let_go(self) -> None:
         """End the writer of a ledger that is not wanted; the znode still names it, so it will be deleted."""

@@ -16,6 +16,7 @@ from collections import deque
 from typing import ClassVar
 
 from dlspark.core.allocator import AllocatorLostError, LedgerAllocator, LedgerKind, Phase
+from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from metadata.allocators import AllocatorStore, pool_path
 from metadata.errors import DistributedLogError, NoNodeError, NotAppliedError
@@ -98,7 +99,7 @@ class LedgerAllocatorPool:
         try:
             await allocator.allocate(self.kind)
         except AllocatorLostError as error:
-            _log.warning("an allocator of the pool was lost: %s", error)
+            _log.warning("an allocator of the pool was lost: %s", error, extra=about(path=error.path))
             if allocator in self._free:  # else it is lent, and comes back by `give_back`
                 self._free.remove(allocator)
                 self.give_back(allocator)
@@ -133,10 +134,10 @@ class LedgerAllocatorPool:
                 self.give_back(LedgerAllocator(self._services, await self._store.read(path)))
                 return
             except NoNodeError:
-                _log.warning("%s was deleted; the pool goes on without it", path)
+                _log.warning("%s was deleted; the pool goes on without it", path, extra=about(path=path))
                 return
             except DistributedLogError as error:
-                _log.warning("%s cannot be read yet: %s", path, error)
+                _log.warning("%s cannot be read yet: %s", path, error, extra=about(path=path))
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
 
     async def close(self) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from dlspark.core.metrics.logs import about
 from dlspark.core.settings import LiveSettings, Settings, Value
 from dlspark.core.settings.properties import local_path
 from dlspark.core.settings.registry import dynamic_values
@@ -116,7 +117,8 @@ class DynamicSettings:
         there = await asyncio.to_thread(self._directory.is_dir)
         if not there and not self._directory_lost:
             self._counters[REJECTED] += 1
-            _log.warning("the directory %s is gone, what was read in it stays in force", self._directory)
+            told = about(path=str(self._directory))
+            _log.warning("the directory %s is gone, what was read in it stays in force", self._directory, extra=told)
         self._directory_lost = not there
         return there
 
@@ -126,11 +128,17 @@ class DynamicSettings:
         except SettingsError as error:
             self._counters[REJECTED] += 1
             paths = " and ".join(str(file.path) for file in opened.files)
-            _log.warning("log %s: %s cannot be used, its settings stay: %s", opened.name, paths, error)
+            _log.warning(
+                "log %s: %s cannot be used, its settings stay: %s",
+                opened.name,
+                paths,
+                error,
+                extra=about(log=opened.name),
+            )
             return
         if opened.live.change(settings):
             self._counters[CHANGED] += 1
-            _log.info("log %s: its dynamic settings have changed", opened.name)
+            _log.info("log %s: its dynamic settings have changed", opened.name, extra=about(log=opened.name))
 
     async def _stream_file(self, log: str) -> WatchedFile[_Values] | None:
         if self._directory is None:

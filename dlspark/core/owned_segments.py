@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.subscriptions import Subscriptions
@@ -92,11 +93,15 @@ class OwnedSegments:
             removed.update(segment.ledger_id for segment in doomed)
             await self._changes.remove(doomed, self.guard)
 
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         await self._settled(attempt)
         if removed:
             self._services.counters["segments-purged"] += len(removed)
-            _log.info("log %s: %d segments were purged", self.name, len(removed))
+            _log.info("log %s: %d segments were purged", self.name, len(removed), extra=about(log=self.name))
         await self.sweep()
+        if removed:
+            self._services.meter.of(self.name).segments_delete.record(loop.time() - began, times=len(removed))
         return len(removed)
 
     async def clear(self) -> None:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
+from dlspark.core.metrics.logs import about
 from dlspark.core.owned_segments import OwnedSegments
 from dlspark.core.segments import is_truncated
 from dlspark.core.settings import Settings
@@ -93,7 +94,8 @@ class Retention:
             else:
                 await self._owned.sweep()
         except DistributedLogError as error:
-            _log.warning("log %s: expired segments stay until the next roll: %s", self._owned.name, error)
+            name = self._owned.name
+            _log.warning("log %s: expired segments stay until the next roll: %s", name, error, extra=about(log=name))
 
     async def close(self) -> None:
         """End the run that is under way; there will be no other."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 
 from dlspark.core.dlsn import DLSN
+from dlspark.core.metrics.logs import about
 from dlspark.core.write_lock import default_client_id
 from dlspark.errors import BadVersionError, CallerError, NotAppliedError, OutcomeUnknownError
 from metadata.errors import NoNodeError, NotEmptyError
@@ -54,7 +55,13 @@ class Subscriptions:
             return DLSN.from_base64(stored.value.decode("ascii"))
         except (CallerError, UnicodeDecodeError):
             # As upstream: what cannot be read counts as nothing, and the next commit replaces it.
-            _log.warning("log %s: subscriber %s has a position that is none: %r", self.name, subscriber, stored.value)
+            _log.warning(
+                "log %s: subscriber %s has a position that is none: %r",
+                self.name,
+                subscriber,
+                stored.value,
+                extra=about(log=self.name),
+            )
             return DLSN.NON_INCLUSIVE_LOWER_BOUND
 
     async def commit(self, subscriber: str, dlsn: DLSN, *, member: str | None = None, back: bool = False) -> DLSN:

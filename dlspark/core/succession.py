@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable
 
 from dlspark.core.features import DISABLE_LOGSEGMENT_ROLLING, DL_SCOPE
+from dlspark.core.metrics.logs import about
 from dlspark.core.records import MAX_POSITION, MAX_TXID
 from dlspark.core.recovery import recover_segments
 from dlspark.core.segment_writer import SegmentWriter
@@ -126,7 +127,8 @@ class Succession:
             await self._transitions.prepare()
         except DistributedLogError as error:
             self._services.counters["ledger-not-made-in-advance"] += 1
-            _log.info("log %s: no ledger could be made beside recovery: %s", self._transitions.name, error)
+            name = self._transitions.name
+            _log.info("log %s: no ledger could be made beside recovery: %s", name, error, extra=about(log=name))
 
     async def give_up_failed(self) -> int | None:
         """Leave a failed segment and recover it; returns what `recover` does, None if there was nothing to do."""
@@ -174,7 +176,9 @@ class Succession:
             # Nothing was started, the old segment is as good as before: go on with it and try again later.
             self._services.counters["roll-postponed"] += 1
             self.last_roll = asyncio.get_running_loop().time()
-            _log.warning("log %s: no segment after %s yet: %s", self._transitions.name, old.metadata.lssn, error)
+            name, lssn = self._transitions.name, old.metadata.lssn
+            told = about(log=name, segment=lssn)
+            _log.warning("log %s: no segment after %s yet: %s", name, lssn, error, extra=told)
             return False
         try:
             await self._complete(old)

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from dlspark.core.allocator import AllocatorLostError, LedgerAllocator, LedgerKind, Phase
 from dlspark.core.allocator_pool import LedgerAllocatorPool, shared_pool
+from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.errors import SegmentStateError, WriterDeposedError
@@ -229,7 +230,8 @@ class SegmentTransitions:
             await ledger.abandon()
             await self._services.ledgers.delete(ledger.ledger_id)
         except DistributedLogError as error:
-            _log.warning("ledger %s could not be deleted after a failed start: %s", ledger.ledger_id, error)
+            told = about(log=self.name, ledger=ledger.ledger_id)
+            _log.warning("ledger %s could not be deleted after a failed start: %s", ledger.ledger_id, error, extra=told)
 
     def _next_lssn(self) -> int:
         """The rules of the format, section 5.4; anything else means metadata that this writer must not build upon."""
@@ -300,6 +302,10 @@ class SegmentTransitions:
         znode's name, of the one that was empty.
         """
         check(segment.in_progress, "only an in-progress segment is removed by recovery", log=self.name)
+        with self._services.meter.of(self.name).segments_delete.measured():
+            await self._delete(segment)
+
+    async def _delete(self, segment: SegmentMetadata) -> None:
         await self._services.ledgers.delete(segment.ledger_id)
         expected = self.state
 

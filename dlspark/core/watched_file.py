@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from dlspark.core.metrics.logs import about
 from dlspark.core.settings.properties import parse_properties, read_if_exists
 from dlspark.errors import SettingsError
 
@@ -76,7 +77,12 @@ class WatchedFile(Generic[T]):
             meaning = self._interpret(seen)
         except SettingsError as error:
             self._counters[REJECTED] += 1
-            _log.warning("%s cannot be used, what was read before stays in force: %s", self.path, error)
+            _log.warning(
+                "%s cannot be used, what was read before stays in force: %s",
+                self.path,
+                error,
+                extra=about(path=str(self.path)),
+            )
             return False
         changed = meaning != self.meaning
         self.meaning = meaning

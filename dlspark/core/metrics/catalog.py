@@ -131,7 +131,9 @@ class Measures:
     )
     segments_recover: Timing = _timing("segments_recover", "Completing a segment that another owner left in progress")
     segments_delete: Timing = _timing(
-        "segments_delete", "Taking segments off the list, by retention or because they were empty, and their ledgers"
+        "segments_delete",
+        "Taking segments off the list, by retention or because they were empty, and deleting their ledgers; of several "
+        "together each has the time of all",
     )
     logsegments_recover_last_entry: Timing = _timing(
         "logsegments_recover_last_entry", "Looking for the last record of a segment that is recovered"
