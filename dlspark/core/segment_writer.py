@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from dlspark.core.dlsn import DLSN
 from dlspark.core.entries import Compression, EncodedEntry, EntryBuilder, encode_entries
+from dlspark.core.late_answers import LateAnswers
 from dlspark.core.metrics import Meter
 from dlspark.core.metrics.entries import EntryMeasures, Moments
 from dlspark.core.record_sets import MAX_EXPANDED_BYTES, expanded_bytes
@@ -97,6 +98,7 @@ class SegmentWriter:
     def __init__(
         self,
         ledger: LedgerWriter,
+        answers: LateAnswers,
         metadata: SegmentMetadata,
         settings: Settings,
         on_failure: Callable[[BaseException], None],
@@ -110,6 +112,7 @@ class SegmentWriter:
         """
         self.metadata = metadata
         self.ledger = ledger
+        self._answers = answers
         self.error: BaseException | None = None
         self.position = 0
         """Number of user records written, sent or not."""
@@ -356,7 +359,7 @@ class SegmentWriter:
             self._measures.sent(encoded.size, has_user_data=has_user_data)
         self._carried = carried
         self._in_flight += 1
-        added.add_done_callback(lambda done: self._answered(sent, done))
+        self._answers.watch(added, lambda done: self._answered(sent, done))
 
     def _answered(self, sent: _Sent, added: asyncio.Future[int]) -> None:
         self._in_flight -= 1
@@ -504,6 +507,7 @@ class SegmentWriter:
         self.stop_timers()
         if not self._ledger_closed:
             self._closed = self._ledger_closed = True
+            await self._answers.close()
             await self.ledger.abandon()
             self._end_gauges()
 

@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable
 
 from dlspark.core.features import DISABLE_LOGSEGMENT_ROLLING, DL_SCOPE
+from dlspark.core.late_answers import LateAnswers
 from dlspark.core.metrics.logs import about
 from dlspark.core.records import MAX_POSITION, MAX_TXID
 from dlspark.core.recovery import recover_segments
@@ -146,8 +147,14 @@ class Succession:
         meter, name = self._services.meter, self._transitions.name
         with meter.step(meter.of(name).segments_open, "segment start", log=name):
             metadata, ledger = await self._transitions.start(first_txid)
+        answers = LateAnswers(
+            self._services.ledger_store,
+            ledger.ledger_id,
+            self._settings.zk_session_timeout_s,
+            self._services.counters,
+        )
         self.current = SegmentWriter(
-            ledger, metadata, self._settings, self._on_failure, self._on_acknowledged, meter, name
+            ledger, answers, metadata, self._settings, self._on_failure, self._on_acknowledged, meter, name
         )
         self.last_roll = asyncio.get_running_loop().time()
 

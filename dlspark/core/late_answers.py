@@ -1,0 +1,112 @@
+"""`LateAnswers`: an acknowledgement that comes late is believed once it is known that the log has no other owner.
+
+A process may stand still (SIGSTOP, a suspended machine) while answers of storage nodes wait in its sockets. When it
+goes on, its session may have expired and somebody else have the log: what the answers say is true, for the records are
+in the log, but its user would take itself for the owner, after the other one's first acknowledgement. So an answer
+that comes longer after its entry than a session can do without its owner is held back, and with it all that follow,
+until the ledger's metadata was read: as long as that says OPEN nobody has recovered the segment, and no other owner has
+a segment to write to (I5, I7). If it says anything else, or cannot be read, the records' outcome is unknown.
+
+This needs no timer and costs a look at the clock for each entry and answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from dlspark.errors import WriterDeposedError
+from metadata.errors import DistributedLogError
+from metadata.ledger_metadata import LedgerState
+from metadata.ledgers import LedgerStore
+from metadata.retry import repeat
+from metadata.tasks import end_tasks
+
+Answer: TypeAlias = "asyncio.Future[int]"
+
+SESSION_SHARE = 1 / 3
+"""An answer is late after this part of the session timeout. A client is silent for a third of it at most, so a session
+outlives the moment in which its owner stops by two thirds."""
+
+
+class LateAnswers:
+    """The answers to one ledger's entries, in their order."""
+
+    def __init__(self, ledgers: LedgerStore, ledger_id: int, session_timeout_s: float, counters: Counter[str]) -> None:
+        self._ledgers = ledgers
+        self._ledger_id = ledger_id
+        self._limit_s = session_timeout_s * SESSION_SHARE
+        self._counters = counters
+        self._loop = asyncio.get_running_loop()
+        self._held: deque[tuple[Callable[[Answer], None], Answer]] = deque()
+        self._looking: asyncio.Task[None] | None = None
+
+    def watch(self, added: Answer, answered: Callable[[Answer], None]) -> None:
+        """Have `answered` called with the outcome of an entry that is being sent: `added`, or an error instead."""
+        due = self._loop.time() + self._limit_s
+
+        def told(done: Answer) -> None:
+            if not self._held and (self._loop.time() <= due or not _is_acknowledged(done)):
+                answered(done)
+                return
+            self._held.append((answered, done))
+            if self._looking is None:
+                self._counters["late-answers-held"] += 1
+                self._looking = self._loop.create_task(self._look())
+
+        added.add_done_callback(told)
+
+    async def _look(self) -> None:
+        refusal: DistributedLogError | None = self._given_up()
+        try:
+            refusal = await self._fresh_look()
+        except DistributedLogError as error:
+            refusal = error
+        finally:
+            self._looking = None
+            self._tell(refusal)
+
+    async def _fresh_look(self) -> DistributedLogError | None:
+        while True:
+            began = self._loop.time()
+            refusal = await repeat(self._ledgers.store, self._ownership)
+            # A look during which the process stood still again tells nothing.
+            if refusal is not None or self._loop.time() - began < self._limit_s:
+                return refusal
+
+    async def _ownership(self) -> WriterDeposedError | None:
+        """What speaks against our still having the log."""
+        await self._ledgers.store.sync(self._ledgers.path(self._ledger_id))
+        state = (await self._ledgers.read(self._ledger_id)).value.state
+        if state is LedgerState.OPEN:
+            return None
+        return WriterDeposedError(
+            f"the answer was {self._limit_s:.1f} s late or more, and the ledger is {state.name} meanwhile: "
+            "another owner has the log",
+            ledger_id=self._ledger_id,
+        )
+
+    def _given_up(self) -> DistributedLogError:
+        return WriterDeposedError(
+            "the writer was given up before it was known that it still had the log", ledger_id=self._ledger_id
+        )
+
+    def _tell(self, refusal: DistributedLogError | None) -> None:
+        while self._held:
+            answered, done = self._held.popleft()
+            if refusal is not None and _is_acknowledged(done):
+                done = self._loop.create_future()
+                done.set_exception(refusal)
+            answered(done)
+
+    async def close(self) -> None:
+        """Let go: what is held back ends as unknown. Idempotent."""
+        if self._looking is not None:
+            await end_tasks([self._looking], drop_errors=True)
+        self._tell(self._given_up())  # Where the look had not even begun.
+
+
+def _is_acknowledged(done: Answer) -> bool:
+    return not done.cancelled() and done.exception() is None

@@ -1,0 +1,88 @@
+"""Acknowledgements that come late are given only while the log has no other owner (the writer's side of a failover)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from log_helpers import payloads, until
+
+from dlspark.core.late_answers import SESSION_SHARE
+from dlspark.errors import TransmitError, WriterDeposedError
+
+SESSION_S = 1
+STANDSTILL_S = SESSION_S * SESSION_SHARE + 0.05
+"""How long the storage nodes' answers are kept from the writer: it cannot tell that from having stood still itself."""
+
+
+async def _sent(world, name):
+    """A writer with three entries that are stored everywhere, and of which it has not heard for a long time."""
+    namespace = await world.namespace(zk_session_timeout_s=SESSION_S)
+    log = await namespace.open_log(name, {"writerOutputBufferSize": 0})
+    writer = await log.open_writer()
+    await writer.write(0, b"in time")
+    for bookie in world.bookies:
+        bookie.hold_adds = True
+    late = [writer.write(i, b"late %d" % i) for i in (1, 2, 3)]
+    await until(lambda: sum(len(bookie._held) for bookie in world.bookies) == 9)
+    for bookie in world.bookies:
+        bookie.hold_adds = False  # what is held back stays so until `release`
+    await asyncio.sleep(STANDSTILL_S)
+    return namespace, writer, late
+
+
+def _release(world):
+    for bookie in world.bookies:
+        bookie.release()
+
+
+async def test_a_late_answer_is_given_in_its_order_while_nobody_else_has_the_log(world):
+    namespace, writer, late = await _sent(world, "kept")
+    _release(world)
+    dlsns = await asyncio.gather(*late)
+    assert namespace.counters["late-answers-held"] == 1
+    assert dlsns == sorted(dlsns)
+    assert await writer.write(4, b"after") > dlsns[-1]
+    await writer.close()
+    assert namespace.counters["late-answers-held"] == 1, "what comes in time is not held back"
+
+
+async def test_an_answer_that_comes_after_another_owners_first_acknowledgement_is_not_given(world):
+    namespace, writer, late = await _sent(world, "lost")
+    world.cut_off(namespace)
+    other = await world.namespace(zk_session_timeout_s=SESSION_S)
+    log = await other.open_log("lost", {"writerOutputBufferSize": 0})
+    successor = await log.open_writer()
+    await successor.write(10, b"the successor's")
+    await successor.commit()
+    world.tree.inject = None  # the former owner's metadata store is back before it hears the answers
+    _release(world)
+    for future in late:
+        with pytest.raises(TransmitError) as raised:
+            await future
+        assert isinstance(raised.value.__cause__, WriterDeposedError)
+    await successor.close()
+    assert await payloads(log) == [b"in time", b"late 1", b"late 2", b"late 3", b"the successor's"]
+    await writer.abort()
+
+
+async def test_answers_that_are_held_back_when_the_writer_is_given_up_end_as_unknown(world):
+    namespace, writer, late = await _sent(world, "given-up")
+    reached = asyncio.Event()
+    waiting = asyncio.Event()
+    store = namespace.store
+    sync = store.sync
+
+    async def stuck(path):
+        reached.set()
+        await waiting.wait()
+        await sync(path)
+
+    store.sync = stuck
+    _release(world)
+    await reached.wait()
+    store.sync = sync
+    await writer.abort()
+    for future in late:
+        with pytest.raises(TransmitError):
+            await future
