@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dlspark import errors
     from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
     from dlspark.core.dlsn import DLSN
+    from dlspark.core.dlsn_range import DLSNRange
     from dlspark.core.features import SettableFeatures
     from dlspark.core.locked_reader import AsyncLockedReader
     from dlspark.core.log import AsyncLog
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from dlspark.core.records import LogRecord
     from dlspark.core.runtime import Runtime
     from dlspark.core.settings import Settings
-    from dlspark.core.sync import Log, LogWriter, Namespace
+    from dlspark.core.sync import Namespace
+    from dlspark.core.sync_log import Log
     from dlspark.core.sync_readers import AppendReader, AppendStream, LockedReader, LogReader
+    from dlspark.core.sync_writer import LogWriter, PendingWrite
     from dlspark.core.writer import AsyncLogWriter
     from metadata.permissions import Permissions
 
@@ -38,12 +41,14 @@ _PLACES = {
     "AsyncLogWriter": "dlspark.core.writer",
     "AsyncNamespace": "dlspark.core.namespace",
     "DLSN": "dlspark.core.dlsn",
+    "DLSNRange": "dlspark.core.dlsn_range",
     "LockedReader": "dlspark.core.sync_readers",
-    "Log": "dlspark.core.sync",
+    "Log": "dlspark.core.sync_log",
     "LogReader": "dlspark.core.sync_readers",
     "LogRecord": "dlspark.core.records",
-    "LogWriter": "dlspark.core.sync",
+    "LogWriter": "dlspark.core.sync_writer",
     "Namespace": "dlspark.core.sync",
+    "PendingWrite": "dlspark.core.sync_writer",
     "Permissions": "metadata.permissions",
     "Runtime": "dlspark.core.runtime",
     "SettableFeatures": "dlspark.core.features",
@@ -62,12 +67,14 @@ __all__ = [
     "AsyncLogWriter",
     "AsyncNamespace",
     "DLSN",
+    "DLSNRange",
     "LockedReader",
     "Log",
     "LogReader",
     "LogRecord",
     "LogWriter",
     "Namespace",
+    "PendingWrite",
     "Permissions",
     "Runtime",
     "SettableFeatures",

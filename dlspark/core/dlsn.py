@@ -103,6 +103,11 @@ class DLSN(_Fields):
         """The first position of the next segment."""
         return DLSN(self.lssn + 1, 0, 0)
 
+    def _repr_html_(self) -> str:
+        from dlspark.core.display.objects import dlsn_html
+
+        return dlsn_html(self)
+
     def _checked(self) -> DLSN:
         if not all(_MIN_I64 <= part <= _MAX_I64 for part in self):
             raise CallerError(f"a part of the DLSN {self} does not fit in 64 bits", advice=_ADVICE)

@@ -13,6 +13,8 @@ from dlspark.core import binding as bindings
 from dlspark.core.allocator_pool import delete_pool
 from dlspark.core.binding import settings_from
 from dlspark.core.deletion import delete_log
+from dlspark.core.display.inquiries import OVERVIEW_S, overview
+from dlspark.core.display.objects import Overview
 from dlspark.core.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics import Meter, Statistics
@@ -180,6 +182,9 @@ class AsyncNamespace:
     update_binding = staticmethod(bindings.update_binding)
     unbind = staticmethod(bindings.unbind)
 
+    def __repr__(self) -> str:
+        return f"AsyncNamespace({str(self.uri)!r})"
+
     # ------------------------------------------------------------------ what it is made of
 
     @property
@@ -253,6 +258,14 @@ class AsyncNamespace:
         """
         self._check_open()
         return await (LogAdmin(self._services.logs).names(prefix) if recursive else self._services.logs.list(prefix))
+
+    async def overview(self, seconds: float = OVERVIEW_S) -> Overview:
+        """The first 50 names with their logs' states and sizes, as a table for notebooks.
+
+        It looks for `seconds` at most; what it did not come to by then is said to be so.
+        """
+        self._check_open()
+        return await overview(self._services, str(self.uri), seconds)
 
     async def watch_logs(self, prefix: str = "", *, existing: bool = False) -> AsyncGenerator[LogChange, None]:
         """Tell of every log that comes or goes, by the names that `logs(prefix)` gives, until the namespace is closed

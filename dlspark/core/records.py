@@ -89,6 +89,11 @@ class LogRecord:
         """Position of the last payload in it: differs from `position` for a record set delivered whole."""
         return self.position + max(self.slots, 1) - 1
 
+    def _repr_html_(self) -> str:
+        from dlspark.core.display.objects import records_html
+
+        return records_html([self])
+
 
 def sequence_id(start_sequence_id: int, position: int) -> int:
     """`start + position - 1` in wrapping 64-bit arithmetic: an unassigned start is a huge negative number."""

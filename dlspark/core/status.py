@@ -70,6 +70,11 @@ class LogStatus:
             lines.append(f"ledgers to be deleted: {', '.join(map(str, self.deleted_ledgers))}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        from dlspark.core.display.objects import LogPicture
+
+        return LogPicture(self)._repr_html_()
+
 
 def _row(segment: SegmentMetadata) -> tuple[str, ...]:
     open_ended = segment.in_progress

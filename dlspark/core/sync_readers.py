@@ -8,21 +8,19 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
 from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
 from dlspark.core.dlsn import DLSN
 from dlspark.core.locked_reader import AsyncLockedReader
-from dlspark.core.log import AsyncLog
 from dlspark.core.numbering import Gap
 from dlspark.core.reader import BATCH_BYTES, AsyncLogReader, Start
+from dlspark.core.record_list import Records
 from dlspark.core.records import LogRecord
 from dlspark.core.runtime import Runtime
-from dlspark.core.segments import Probes
 from dlspark.errors import EndOfStreamError
-from metadata.logs import SegmentMetadata
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -39,9 +37,22 @@ class LogReader:
         self._inner = inner
 
     @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def closed(self) -> bool:
+        return self._inner.closed
+
+    @property
     def position(self) -> DLSN:
         """Where the next reader would have to start to go on after the last record delivered."""
         return self._inner.position
+
+    @property
+    def caught_up(self) -> bool:
+        """Everything that was confirmed a moment ago has been delivered."""
+        return self._inner.caught_up
 
     @property
     def gaps(self) -> list[Gap]:
@@ -57,9 +68,9 @@ class LogReader:
         records = self.read_bulk(1, non_blocking=non_blocking)
         return records[0] if records else None
 
-    def read_bulk(self, count: int, *, non_blocking: bool = False) -> list[LogRecord]:
-        """Up to `count` records: fewer when there are no more for now."""
-        return self._runtime.run(self._inner.read_available(count, wait=not non_blocking))
+    def read_bulk(self, count: int, *, non_blocking: bool = False) -> Records:
+        """Up to `count` records: fewer when there are no more for now. A list that notebooks show as a table."""
+        return Records(self._runtime.run(self._inner.read_available(count, wait=not non_blocking)))
 
     def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
         """The next records as columns; waits at the tail for as long as it takes."""
@@ -223,119 +234,3 @@ class AppendReader(io.RawIOBase):
             if not self._runtime.closed:
                 self._runtime.run(self._inner.close())
             super().close()
-
-
-class LogReading:
-    """Positions and readers of a log, synchronously: base of `Log`."""
-
-    _runtime: Runtime
-    _inner: AsyncLog
-
-    @property
-    def probes(self) -> Probes:
-        return self._inner.probes
-
-    def segments(self) -> list[SegmentMetadata]:
-        return self._runtime.run(self._inner.segments())
-
-    def watch_segments(self) -> Iterator[list[SegmentMetadata]]:
-        """The log's segments, now and after each change; waits for as long as it takes, until the log is closed."""
-        changes = self._inner.watch_segments()
-
-        async def following() -> list[SegmentMetadata] | None:
-            return await anext(changes, None)
-
-        try:
-            while (segments := self._runtime.run(following())) is not None:
-                yield segments
-        finally:
-            if not self._runtime.closed:
-                self._runtime.run(changes.aclose())
-
-    def position(self, start: Start) -> DLSN:
-        return self._runtime.run(self._inner.position(start))
-
-    def start(self) -> DLSN:
-        return self._runtime.run(self._inner.start())
-
-    def end(self) -> DLSN:
-        return self._runtime.run(self._inner.end())
-
-    def find_txid(self, txid: int) -> DLSN:
-        return self._runtime.run(self._inner.find_txid(txid))
-
-    def find_sequence_id(self, sequence_id: int) -> DLSN:
-        return self._runtime.run(self._inner.find_sequence_id(sequence_id))
-
-    def sequence_id(self, dlsn: DLSN) -> int:
-        return self._runtime.run(self._inner.sequence_id(dlsn))
-
-    def record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
-        return self._runtime.run(self._inner.record_count(start, end))
-
-    def first_record(self) -> LogRecord:
-        return self._runtime.run(self._inner.first_record())
-
-    def last_record(self, *, with_end_of_stream: bool = False) -> LogRecord:
-        return self._runtime.run(self._inner.last_record(with_end_of_stream=with_end_of_stream))
-
-    def first_dlsn(self) -> DLSN:
-        return self._runtime.run(self._inner.first_dlsn())
-
-    def first_txid(self) -> int:
-        return self._runtime.run(self._inner.first_txid())
-
-    def last_dlsn(self) -> DLSN:
-        return self._runtime.run(self._inner.last_dlsn())
-
-    def last_txid(self) -> int:
-        return self._runtime.run(self._inner.last_txid())
-
-    def is_sealed(self) -> bool:
-        return self._runtime.run(self._inner.is_sealed())
-
-    @overload
-    def open_reader(self, start: Start | None = None) -> LogReader: ...
-
-    @overload
-    def open_reader(
-        self, start: Start | None = None, *, subscriber: str, client_id: str | None = None
-    ) -> LockedReader: ...
-
-    @overload
-    def open_reader(
-        self, start: Start | None = None, *, exclusive: Literal[True], client_id: str | None = None
-    ) -> LockedReader: ...
-
-    def open_reader(
-        self,
-        start: Start | None = None,
-        *,
-        subscriber: str | None = None,
-        exclusive: bool = False,
-        client_id: str | None = None,
-    ) -> LogReader:
-        if subscriber is not None:
-            reading = self._inner.open_reader(start, subscriber=subscriber, client_id=client_id)
-            return LockedReader(self._runtime, self._runtime.run(reading))
-        if exclusive:
-            return LockedReader(
-                self._runtime,
-                self._runtime.run(self._inner.open_reader(start, exclusive=True, client_id=client_id)),
-            )
-        return LogReader(self._runtime, self._runtime.run(self._inner.open_reader(start)))
-
-    def open_append_stream(self, client_id: str | None = None) -> AppendStream:
-        return AppendStream(self._runtime, self._runtime.run(self._inner.open_append_stream(client_id)))
-
-    def open_append_reader(self, position: int = 0) -> AppendReader:
-        return AppendReader(self._runtime, self._runtime.run(self._inner.open_append_reader(position)))
-
-    def subscribers(self) -> dict[str, DLSN]:
-        return self._runtime.run(self._inner.subscribers())
-
-    def commit_position(self, subscriber: str, dlsn: DLSN, *, back: bool = False) -> DLSN:
-        return self._runtime.run(self._inner.commit_position(subscriber, dlsn, back=back))
-
-    def delete_subscriber(self, subscriber: str) -> None:
-        self._runtime.run(self._inner.delete_subscriber(subscriber))

@@ -22,8 +22,8 @@ from dlspark.errors import (
 
 NAMES = """
 AppendReader AppendStream AsyncAppendReader AsyncAppendStream AsyncLockedReader LockedReader
-AsyncLog AsyncLogReader AsyncLogWriter AsyncNamespace DLSN Log LogReader LogRecord LogWriter Namespace Permissions
-Runtime SettableFeatures Settings __version__ errors
+AsyncLog AsyncLogReader AsyncLogWriter AsyncNamespace DLSN DLSNRange Log LogReader LogRecord LogWriter Namespace
+PendingWrite Permissions Runtime SettableFeatures Settings __version__ errors
 """
 
 CODES = {

@@ -1,0 +1,66 @@
+"""Text and HTML for people: payloads in a line, escaped cells, tables. Nothing that was stored reaches a page as it is.
+
+A payload could hold a script, a terminal's control sequences, or characters that turn the direction of writing: what is
+not printable is shown as Python writes it, and all of it is escaped for HTML.
+"""
+
+from __future__ import annotations
+
+import codecs
+import html
+from collections.abc import Iterable, Sequence
+
+MAX_PREVIEW = 100
+"""Characters of a payload that are shown."""
+_MAX_BYTES = 4 * MAX_PREVIEW
+_TABLE = '<table style="text-align:left;border-collapse:collapse">'
+_CELL = "padding:0.15em 0.8em 0.15em 0;text-align:left;vertical-align:top"
+
+
+def preview(payload: bytes | memoryview) -> str:
+    """A payload in at most one line: its text where it is UTF-8, else bytes as Python writes them."""
+    size = len(payload)
+    head = bytes(payload[:_MAX_BYTES])
+    try:
+        whole = printable(codecs.getincrementaldecoder("utf-8")().decode(head, final=size <= _MAX_BYTES))
+    except UnicodeDecodeError:
+        whole = repr(head)
+    if len(whole) <= MAX_PREVIEW and size <= _MAX_BYTES:
+        return whole
+    return f"{whole[:MAX_PREVIEW]}… ({size:,} bytes)"
+
+
+def printable(text: str) -> str:
+    """`text` in which every character that is not printable is written as Python's escape."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def escaped(value: object) -> str:
+    """`value` as text that HTML shows and does not interpret, between tags and in attributes."""
+    return html.escape(printable(str(value)), quote=True)
+
+
+def code(value: object) -> str:
+    return f"<code>{escaped(value)}</code>"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table of plain values, all escaped."""
+    lines = [_TABLE, "<thead><tr>"]
+    lines += [f'<th style="{_CELL}">{escaped(name)}</th>' for name in head]
+    lines.append("</tr></thead><tbody>")
+    for row in rows:
+        lines.append("<tr>" + "".join(f'<td style="{_CELL}">{escaped(cell)}</td>' for cell in row) + "</tr>")
+    lines.append("</tbody></table>")
+    return "".join(lines)
+
+
+def heading(title: str, note: str = "") -> str:
+    """A line above a picture or table; both parts are escaped."""
+    return f"<div><b>{escaped(title)}</b>{' — ' if note else ''}{escaped(note)}</div>"
+
+
+def failure(title: str, error: BaseException) -> str:
+    """What is shown where asking failed: a notebook shows the reason, and no stack trace instead of the object."""
+    said = str(error) or "no reason given"
+    return heading(title) + f"<div>cannot be shown: {escaped(f'{type(error).__name__}: {said}')}</div>"

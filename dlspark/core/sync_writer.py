@@ -1,0 +1,202 @@
+"""The synchronous writer: `LogWriter`, and `PendingWrite` for what it was given and has not stored yet.
+
+What each method does and raises is said at its asynchronous twin; here stands only what differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Coroutine, Iterable, Sequence
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlspark.core.dlsn import DLSN
+from dlspark.core.runtime import Runtime
+from dlspark.core.segment_writer import WrittenEntry
+from dlspark.core.writer import AsyncLogWriter
+
+_T = TypeVar("_T")
+
+
+class PendingWrite(Generic[_T]):
+    """A write under way. `result` sends what is buffered, so that it does not wait for a buffer that nobody fills."""
+
+    __slots__ = ("_future", "_writer")
+
+    def __init__(self, writer: LogWriter, future: concurrent.futures.Future[_T]) -> None:
+        self._writer = writer
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> _T:
+        """What was written, once an ack quorum has it on disk. Raises what the write ended in, or TimeoutError."""
+        if not self._future.done():
+            self._writer.send()
+        return self._future.result(timeout_s)
+
+
+class LogWriter:
+    """A log's writer, synchronously. Leaving its context completes the segment; an exception there aborts it."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncLogWriter) -> None:
+        """Used by `Log.open_writer`."""
+        self._runtime = runtime
+        self._inner = inner
+
+    @property
+    def last_txid(self) -> int:
+        """Highest transaction id accepted so far, or of the log when it was opened; -1 for an empty log."""
+        return self._inner.last_txid
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` or `abort` was called and has ended."""
+        return self._inner.closed
+
+    @property
+    def segment(self) -> int | None:
+        """Sequence number of the segment being written, None between segments."""
+        return self._inner.segment
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records accepted and not yet acknowledged."""
+        return self._inner.unacknowledged
+
+    @property
+    def over_limit(self) -> int:
+        """Records over an outstanding-write limit: refused, or only counted in dark mode."""
+        return self._inner.over_limit
+
+    def write(self, txid: int, payload: bytes | bytearray | memoryview) -> PendingWrite[DLSN]:
+        """Append one record; waits only where storage nodes cannot keep up. Raises a refusal at once."""
+
+        async def write() -> asyncio.Future[DLSN]:
+            await self._inner.wait_for_room()
+            return self._inner.write(txid, payload)
+
+        return self._pending(write())
+
+    def write_bulk(self, records: Iterable[tuple[int, bytes]]) -> list[PendingWrite[DLSN]]:
+        """Append several records, together where they fit. Raises the first refusal; those before it are written."""
+
+        async def write() -> list[concurrent.futures.Future[DLSN]]:
+            await self._inner.wait_for_room()
+            return [_concurrent(future) for future in self._inner.write_bulk(records)]
+
+        return self._pending_all(write())
+
+    def write_record_set(
+        self, txid: int, payloads: Sequence[bytes | bytearray | memoryview], compression: str = "none"
+    ) -> list[PendingWrite[DLSN]]:
+        """Append payloads as one record set: see `AsyncLogWriter.write_record_set`. Raises a refusal at once."""
+
+        async def write() -> list[concurrent.futures.Future[DLSN]]:
+            await self._inner.wait_for_room()
+            return [_concurrent(future) for future in self._inner.write_record_set(txid, payloads, compression)]
+
+        return self._pending_all(write())
+
+    def _pending_all(
+        self, write: Coroutine[object, object, list[concurrent.futures.Future[DLSN]]]
+    ) -> list[PendingWrite[DLSN]]:
+        futures = self._runtime.run(write)
+        for future in futures:
+            _raise_if_failed(future)
+        return [PendingWrite(self, future) for future in futures]
+
+    def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> PendingWrite[tuple[WrittenEntry, ...]]:
+        """Append records by columns."""
+
+        async def write() -> asyncio.Future[tuple[WrittenEntry, ...]]:
+            await self._inner.wait_for_room()
+            return self._inner.write_batch(txids, payloads)
+
+        return self._pending(write())
+
+    def _pending(self, write: Coroutine[object, object, asyncio.Future[_T]]) -> PendingWrite[_T]:
+        async def begin() -> concurrent.futures.Future[_T]:
+            return _concurrent(await write)
+
+        try:
+            future = self._runtime.run(begin())
+        finally:
+            write.close()
+        _raise_if_failed(future)
+        return PendingWrite(self, future)
+
+    def send(self) -> None:
+        """Send what is buffered, without waiting for its acknowledgement."""
+
+        async def send() -> None:
+            await self._inner.send()
+
+        self._runtime.run(send())
+
+    def flush(self) -> int:
+        """Send what is buffered and wait until all of it is acknowledged; returns the highest id that is."""
+        return self._runtime.run(self._inner.flush())
+
+    def commit(self) -> int:
+        """`flush`, and make everything acknowledged visible to readers."""
+        return self._runtime.run(self._inner.commit())
+
+    def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
+        return self._runtime.run(self._inner.truncate(dlsn, respect_subscribers=respect_subscribers))
+
+    def mark_end_of_stream(self) -> DLSN:
+        return self._runtime.run(self._inner.mark_end_of_stream())
+
+    def close(self) -> None:
+        if not self._runtime.closed:
+            self._runtime.run(self._inner.close())
+
+    def abort(self) -> None:
+        self._runtime.run(self._inner.abort())
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+def _concurrent(future: asyncio.Future[_T]) -> concurrent.futures.Future[_T]:
+    """`future` for another thread."""
+    twin: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+    def settle(done: asyncio.Future[_T]) -> None:
+        error = done.exception()
+        if error is not None:
+            twin.set_exception(error)
+        else:
+            twin.set_result(done.result())
+
+    if future.done():
+        settle(future)
+    else:
+        future.add_done_callback(settle)
+    return twin
+
+
+def _raise_if_failed(future: concurrent.futures.Future[_T]) -> None:
+    if future.done():
+        error = future.exception()
+        if error is not None:
+            raise error
