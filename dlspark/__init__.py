@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dlspark.core.features import SettableFeatures
     from dlspark.core.locked_reader import AsyncLockedReader
     from dlspark.core.log import AsyncLog
+    from dlspark.core.metrics import NO_STATISTICS, Statistics, serve_metrics
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.reader import AsyncLogReader
     from dlspark.core.records import LogRecord
@@ -47,13 +48,16 @@ _PLACES = {
     "LogReader": "dlspark.core.sync_readers",
     "LogRecord": "dlspark.core.records",
     "LogWriter": "dlspark.core.sync_writer",
+    "NO_STATISTICS": "dlspark.core.metrics",
     "Namespace": "dlspark.core.sync",
     "PendingWrite": "dlspark.core.sync_writer",
     "Permissions": "metadata.permissions",
     "Runtime": "dlspark.core.runtime",
     "SettableFeatures": "dlspark.core.features",
     "Settings": "dlspark.core.settings",
+    "Statistics": "dlspark.core.metrics",
     "errors": "dlspark.errors",
+    "serve_metrics": "dlspark.core.metrics",
 }
 
 __all__ = [
@@ -73,14 +77,17 @@ __all__ = [
     "LogReader",
     "LogRecord",
     "LogWriter",
+    "NO_STATISTICS",
     "Namespace",
     "PendingWrite",
     "Permissions",
     "Runtime",
     "SettableFeatures",
     "Settings",
+    "Statistics",
     "__version__",
     "errors",
+    "serve_metrics",
 ]
 
 

@@ -23,7 +23,7 @@ from dlspark.errors import (
 NAMES = """
 AppendReader AppendStream AsyncAppendReader AsyncAppendStream AsyncLockedReader LockedReader
 AsyncLog AsyncLogReader AsyncLogWriter AsyncNamespace DLSN DLSNRange Log LogReader LogRecord LogWriter Namespace
-PendingWrite Permissions Runtime SettableFeatures Settings __version__ errors
+PendingWrite Permissions Runtime SettableFeatures Settings Statistics NO_STATISTICS serve_metrics __version__ errors
 """
 
 CODES = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dlspark.core.metrics.meter import Meter
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
+class Moments(NamedTuple):
     """Of one entry, by the event loop's clock, in seconds."""
 
     accepted: float
