@@ -276,7 +276,11 @@ class ZooKeeperStore(MetadataStore):
         check_request(ops)
         if not ops:
             return []
-        results = await self._call("multi", ops[0].path, lambda: self._transaction(ops).commit_async())
+        with self._observers.request("multi", ops[0].path):
+            return await self._multi(ops)
+
+    async def _multi(self, ops: Sequence[Op]) -> list[OpResult]:
+        results = await self._send("multi", ops[0].path, lambda: self._transaction(ops).commit_async())
         for index, result in enumerate(results):
             # Operations before the failing one say "rolled back", those after it "runtime inconsistency".
             if isinstance(result, Exception) and not isinstance(result, kz.RolledBackError | kz.RuntimeInconsistency):

@@ -363,6 +363,32 @@ async def test_close_is_final_and_idempotent(store: MetadataStore, root: str) ->
     assert await reconnected(store, 1_000) is False
 
 
+async def test_observers_are_told_of_every_request_and_what_it_raised(store: MetadataStore, root: str) -> None:
+    told: list[tuple[str, str, type[BaseException] | None]] = []
+
+    def observer(operation: str, path: str, seconds: float, error: BaseException | None) -> None:
+        assert seconds >= 0
+        told.append((operation, path, type(error) if error is not None else None))
+
+    forget = store.observe(observer)
+    await store.create(f"{root}/a", b"")
+    await store.exists(f"{root}/a")
+    await store.children(root)
+    with pytest.raises(NoNodeError):
+        await store.get(f"{root}/b")
+    with pytest.raises(BadVersionError):
+        await store.multi([SetData(f"{root}/a", b"", 7)])
+    forget()
+    await store.delete(f"{root}/a")
+    assert told == [
+        ("create", f"{root}/a", None),
+        ("exists", f"{root}/a", None),
+        ("children", root, None),
+        ("get", f"{root}/b", NoNodeError),
+        ("multi", f"{root}/a", BadVersionError),
+    ]
+
+
 async def test_a_session_can_be_ended_by_its_token_and_one_that_has_ended_too(
     world: World, store: MetadataStore, other: MetadataStore, root: str
 ) -> None:
