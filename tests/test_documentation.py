@@ -1,0 +1,146 @@
+"""The pages on the Python library: examples run, print what the pages say and type-check; links lead somewhere.
+
+All pages share one sandbox, a real ZooKeeper and three storage nodes, in place of `127.0.0.1:2181`; each has names of
+logs and paths of its own. The blocks of a page run in its order, as one program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import dlspark
+from dlspark.core.runtime import Runtime
+from dlspark.sandbox import Sandbox
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+ENTRY = DOCS / "python.md"
+PAGES = [ENTRY, *sorted((DOCS / "python").glob("*.md"))]
+SERVER = "127.0.0.1:2181"
+PROGRAM = ROOT / "tests" / "typed_program.py"
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+_LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+
+
+class Example(NamedTuple):
+    """A block of Python, and what it prints: the block of text right behind it."""
+
+    line: int
+    source: str
+    printed: str | None
+
+
+def examples(page: Path) -> list[Example]:
+    text = page.read_text()
+    found = list(_FENCE.finditer(text))
+    blocks = []
+    for number, block in enumerate(found):
+        if block[1] != "python":
+            continue
+        behind = found[number + 1] if number + 1 < len(found) else None
+        follows = behind is not None and behind[1] == "text" and not text[block.end() : behind.start()].strip()
+        line = text.count("\n", 0, block.start(2)) + 1
+        blocks.append(Example(line, block[2], behind[2] if behind is not None and follows else None))
+    return blocks
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(DOCS))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with Sandbox(tmp_path_factory.mktemp("documented"), nodes=3) as sandbox:
+        yield sandbox.uri.removeprefix("distributedlog://").partition("/")[0]
+        Runtime.shared().close()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_s_examples_run_and_print_what_it_says(
+    page: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": f"page_{page.stem}"}
+    assert examples(page), "a page without an example"
+    for example in examples(page):
+        source = "\n" * (example.line - 1) + example.source.replace(SERVER, server)
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(source, str(page), "exec"), names)
+        if example.printed is not None:
+            said = out.getvalue().replace(server, SERVER)
+            assert said == example.printed, f"{name_of(page)}, line {example.line}"
+
+
+@pytest.mark.timeout(280)
+def test_programs_of_users_type_check_strictly(tmp_path: Path) -> None:
+    programs = [PROGRAM]
+    for page in PAGES:
+        programs.append(tmp_path / f"page_{page.stem.replace('-', '_')}.py")
+        programs[-1].write_text("\n".join(example.source for example in examples(page)))
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--strict", *map(str, programs)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=270,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_wrong_program_does_not_type_check(tmp_path: Path) -> None:
+    program = tmp_path / "wrong.py"
+    program.write_text('from dlspark import Namespace\n\nNamespace.open("uri").open_log("x").start().upper()\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--strict", str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=270,
+    )
+    assert '"DLSN" has no attribute "upper"' in done.stdout
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    for package in ("dlspark", "storage_node", "metadata"):
+        assert (ROOT / package / "py.typed").exists()
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for target, anchor in _LINK.findall(page.read_text()):
+        linked = (page.parent / target).resolve()
+        assert linked.exists(), f"{page.name}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.M)
+            anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+            assert anchor[1:] in anchors, f"{page.name}: {target}{anchor}"
+
+
+def test_the_entry_page_links_every_page_and_names_every_public_name() -> None:
+    text = ENTRY.read_text()
+    linked = {(DOCS / target).resolve() for target, _ in _LINK.findall(text)}
+    assert set(PAGES[1:]) <= linked
+    for name in set(dlspark.__all__) - {"__version__"}:
+        assert re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", text), name
+
+
+@pytest.mark.parametrize("name", ["Namespace", "Log", "LogWriter", "LogReader", "LockedReader", "PendingWrite"])
+def test_every_public_method_is_described_on_a_page(name: str) -> None:
+    text = "\n".join(page.read_text() for page in PAGES)
+    words = set(re.findall(r"\w+", text))
+    for method, _ in inspect.getmembers(getattr(dlspark, name)):
+        assert method.startswith("_") or method in words, f"{name}.{method}"
