@@ -56,6 +56,8 @@ class JavaError(Exception):
         )
         self.error: str = answer["error"]
         self.code: int | None = answer.get("code")
+        self.owner: str | None = answer.get("owner")
+        """Who holds what was refused, where the program tells."""
 
 
 @dataclass(frozen=True)

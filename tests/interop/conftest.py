@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
 from clusters import NEWEST, Cluster, JavaBookies, JavaProcesses, our_bookie, sandbox_cluster
 from java_tool import JavaTool
+from log_sides import WAYS, JavaLog, Pair, pair_of
 
 from dlspark.sandbox import Sandbox
 
+_log_numbers = count(1)
 NODE_SETTINGS = {"zkTimeout": 3000}
 """A node that was killed cannot register again before its former session has expired."""
 
@@ -142,3 +145,45 @@ def mixed(mixed_cluster: Cluster) -> Cluster:
     """Two real bookies and then two storage nodes of ours under one root, all alive."""
     mixed_cluster.restore()
     return mixed_cluster
+
+
+@pytest.fixture
+def log_name() -> str:
+    return f"flights-{next(_log_numbers)}"
+
+
+@pytest.fixture
+def uri(sandbox: Sandbox, ours: Cluster) -> str:
+    """The sandbox's namespace, on storage nodes of ours."""
+    return sandbox.uri
+
+
+@pytest.fixture(params=["none", "lz4"])
+def compression(request: pytest.FixtureRequest) -> str:
+    """Both sides write with this compression; what is read tells its own."""
+    value: str = request.param
+    return value
+
+
+@pytest.fixture
+def java_log(java: JavaTool, uri: str, log_name: str, compression: str) -> JavaLog:
+    return JavaLog(java, uri, log_name, compressionType=compression)
+
+
+@pytest.fixture
+def plain_java_log(java: JavaTool, uri: str, log_name: str) -> JavaLog:
+    return JavaLog(java, uri, log_name)
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    """Which library writes a log and which reads it."""
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def plain_pair(java: JavaTool, uri: str, log_name: str, way: str) -> Iterator[Pair]:
+    """A log written by one library and read by the other."""
+    with pair_of(java, uri, log_name, way) as opened:
+        yield opened

@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 from clusters import both_versions
 from java_tool import JavaError, JavaTool
-from test_logs_across import JAVA_OWNERSHIP_FAILED, JavaLog, expected, java_view, our_log, our_view, we_write
+from log_sides import OWNERSHIP_FAILED, JavaLog, expected, java_view, our_log, our_view, we_write
 
 from dlspark import DLSN
 from dlspark.errors import OwnershipAcquireFailedError
-from dlspark.sandbox import Sandbox
-
-
-@pytest.fixture
-def uri(sandbox: Sandbox, ours: object) -> str:
-    return sandbox.uri
 
 
 @both_versions
@@ -56,7 +50,7 @@ def test_locked_readers_of_both_libraries_exclude_each_other(
         with ours():
             with pytest.raises(JavaError) as refused:
                 javas.call("locked_reader", **how)
-            assert refused.value.code == JAVA_OWNERSHIP_FAILED
+            assert refused.value.code == OWNERSHIP_FAILED
         reading = javas.call("locked_reader", **how)
         with pytest.raises(OwnershipAcquireFailedError):
             ours()

@@ -15,6 +15,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import org.apache.bookkeeper.client.BKException;
 import org.apache.distributedlog.exceptions.DLException;
+import org.apache.distributedlog.exceptions.OwnershipAcquireFailedException;
 
 /**
  * One process of the real Java software, driven from a test: a command a line on standard input, an answer a line on
@@ -46,7 +47,11 @@ public final class Main {
         Main main = new Main(answers);
         Bookies bookies = new Bookies(main.commands);
         new Ledgers(main.commands);
-        new Logs(main.commands);
+        OpenLogs logs = new OpenLogs();
+        new Namespaces(main.commands, logs);
+        new LogWriters(main.commands, logs);
+        new LogReaders(main.commands, logs);
+        new LogSegments(main.commands, logs);
         new Recovery(main.commands);
         new Shell(main.commands);
         main.commands.put("ping", line -> System.getProperty("java.version"));
@@ -90,6 +95,9 @@ public final class Main {
     static ObjectNode describe(ObjectNode answer, Throwable thrown) {
         answer.put("error", thrown.getClass().getSimpleName());
         answer.put("message", String.valueOf(thrown.getMessage()));
+        if (thrown instanceof OwnershipAcquireFailedException) {
+            answer.put("owner", ((OwnershipAcquireFailedException) thrown).getCurrentOwner());
+        }
         if (thrown instanceof BKException) {
             answer.put("code", ((BKException) thrown).getCode());
         } else if (thrown instanceof DLException) {
