@@ -50,7 +50,7 @@ class EncodedEntry:
     @property
     def size(self) -> int:
         """Bytes of the ledger entry's payload."""
-        return sum(memoryview(buffer).nbytes for buffer in self.buffers)
+        return sum([len(one) if type(one) is bytes else memoryview(one).nbytes for one in self.buffers])
 
 
 class EntryBuilder:

@@ -89,7 +89,10 @@ class Timing:
 
     def record(self, seconds: float, success: bool = True, times: int = 1) -> None:
         """`times` operations took `seconds` each."""
-        (self.done if success else self.failed).observe(seconds * 1000, times)
+        histogram, milliseconds = self.done if success else self.failed, seconds * 1000
+        # `observe`, written out: this is what is called most.
+        histogram.counts[bisect_left(LATENCY_BOUNDS_MS, milliseconds)] += times
+        histogram.total += milliseconds * times
 
     def measured(self) -> Measured:
         """A block whose time is recorded: as a failure where it raises, not at all where it is cancelled."""
