@@ -191,6 +191,7 @@ class BookieRegistry:
         self._predecessor_timeout_ms = predecessor_timeout_ms
         self._registered: dict[str, tuple[BookieAddress, bool]] = {}
         self._renewals: dict[str, asyncio.Task[None]] = {}
+        self._announcing: dict[str, asyncio.Lock] = {}
         self._unsubscribe: Callable[[], None] | None = None
         self._watch = _ListWatch(self)
         self._keeping = False
@@ -209,7 +210,7 @@ class BookieRegistry:
         if self._unsubscribe is None:
             self._unsubscribe = self._store.on_session(self._session_changed)
         try:
-            await self._announce(address, readonly)
+            await self._announce(address.bookie_id)
         except BaseException:
             if self._registered.get(address.bookie_id) == (address, readonly):
                 del self._registered[address.bookie_id]
@@ -228,12 +229,22 @@ class BookieRegistry:
         if renewal is not None:
             await end_tasks([renewal], drop_errors=True)
 
-    async def _announce(self, address: BookieAddress, readonly: bool) -> None:
-        folder, other = (self._readonly, self._available) if readonly else (self._available, self._readonly)
-        deadline = asyncio.get_running_loop().time() + self._predecessor_timeout_ms / 1000
-        path = join(folder, address.bookie_id)
-        await repeat(self._store, lambda: self._claim(path, address.encode(), deadline))
-        await repeat(self._store, lambda: self._withdraw(join(other, address.bookie_id)))
+    async def _announce(self, bookie_id: str) -> None:
+        """Make the registration what was asked for last, unless it was taken back.
+
+        One at a time: the renewal after an expired session and a change of mode, each deleting what the other had just
+        created, would leave a living bookie unregistered.
+        """
+        async with self._announcing.setdefault(bookie_id, asyncio.Lock()):
+            wanted = self._registered.get(bookie_id)
+            if wanted is None:
+                return
+            address, readonly = wanted
+            folder, other = (self._readonly, self._available) if readonly else (self._available, self._readonly)
+            deadline = asyncio.get_running_loop().time() + self._predecessor_timeout_ms / 1000
+            path = join(folder, bookie_id)
+            await repeat(self._store, lambda: self._claim(path, address.encode(), deadline))
+            await repeat(self._store, lambda: self._withdraw(join(other, bookie_id)))
 
     async def _claim(self, path: str, data: bytes, deadline: float) -> None:
         """Create our ephemeral at `path`; a predecessor's is waited out."""
@@ -291,7 +302,7 @@ class BookieRegistry:
                 continue
             session_id = self._store.session_id
             try:
-                await self._announce(*self._registered[bookie_id])
+                await self._announce(bookie_id)
             except DistributedLogError as error:
                 _LOG.warning("bookie %s is not registered at present, trying again: %s", bookie_id, error)
                 await asyncio.sleep(_RETRY_S)

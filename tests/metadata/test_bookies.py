@@ -235,6 +235,16 @@ async def test_an_expired_session_registers_again_by_itself(
     stop()
 
 
+@pytest.mark.parametrize("readonly", [False, True])
+async def test_a_bookie_that_changes_its_mode_while_it_is_registered_again_stays_registered(
+    registry: BookieRegistry, readonly: bool
+) -> None:
+    # As the renewal after an expired session and the node's own change do it, step by step beside each other.
+    await asyncio.gather(registry.register(FIRST, readonly=not readonly), registry.register(FIRST, readonly=readonly))
+    assert await registry.readonly() == [FIRST] * readonly
+    assert await registry.writable() == [FIRST] * (not readonly)
+
+
 async def test_a_bookie_that_unregistered_stays_away_after_an_expiry(
     world: World, store: MetadataStore, registry: BookieRegistry
 ) -> None:
