@@ -8,7 +8,7 @@ export PYTHONWARNINGS :=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types contracts unit bench notebooks sim torture clean
+.PHONY: help setup demo test lint types contracts unit bench notebooks sim sim-logs torture clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ torture: $(STAMP) ## the long seeded rounds of faults (ROUNDS=n of each kind of 
 
 sim: $(STAMP) ## clusters in simulation (SEEDS=n, 2000 if not said; FIRST=n to begin elsewhere), on all processors
 	$(BIN)/python -m dlspark.testing.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)
+
+sim-logs: $(STAMP) ## the same with logs in every run
+	$(BIN)/python -m dlspark.testing.simulation --logs --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)
 
 bench: $(STAMP) ## one table of speed ratios, measured in one run
 	$(BIN)/python -m benchmarks

@@ -35,19 +35,21 @@ class RequestObservers:
 
 
 class _Request:
-    __slots__ = ("_began", "_observers", "_operation", "_path")
+    __slots__ = ("_began", "_loop", "_observers", "_operation", "_path")
 
     def __init__(self, observers: RequestObservers, operation: str, path: str) -> None:
         self._observers = observers
         self._operation = operation
         self._path = path
         self._began = 0.0
+        # Kept: the block may end outside of it, where a request that nobody waits for any more is thrown away.
+        self._loop = asyncio.get_running_loop()
 
     def __enter__(self) -> None:
-        self._began = asyncio.get_running_loop().time()
+        self._began = self._loop.time()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seconds = asyncio.get_running_loop().time() - self._began
+        seconds = self._loop.time() - self._began
         self._observers.tell(self._operation, self._path, seconds, error)

@@ -2,6 +2,8 @@
 
 python -m dlspark.testing.simulation --seed 17 --trace          one run, with everything that happened
 python -m dlspark.testing.simulation --seeds 2000 --first 300   many runs
+python -m dlspark.testing.simulation --logs --seeds 2000        many runs with logs
+python -m dlspark.testing.simulation --failovers 100            failovers of a log's writer, with the time they take
 python -m dlspark.testing.simulation --mutations                take the safety rules out, one after the other
 """
 
@@ -11,13 +13,18 @@ import argparse
 import os
 import sys
 import time
+from contextlib import nullcontext
+from functools import partial
 
 from dlspark.testing.simulation import mutations
+from dlspark.testing.simulation.failover import run_failovers, table
 from dlspark.testing.simulation.points import FAULT_POINTS
 from dlspark.testing.simulation.runner import print_failure, print_summary, run_many
 from dlspark.testing.simulation.scenarios import run_seed
 
 ENOUGH_FOR_ALL_POINTS = 300
+CHAINS_ALONE = ("ledger.", "reader.", "recovery.closed", "writer.")
+"""Points of the workload that has chains of ledgers."""
 
 
 def main() -> int:
@@ -28,18 +35,24 @@ def main() -> int:
     parser.add_argument("--mutation", help="with --seed or --mutations: with this safety rule taken out")
     parser.add_argument("--seeds", type=int, default=300, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--logs", action="store_true", help="with logs in every run, not in a quarter of them")
+    parser.add_argument("--failovers", type=int, help="run so many failovers of a log's writer instead")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mutations", action="store_true", help="find the seeds that notice each missing safety rule")
     arguments = parser.parse_args()
+    logs: bool = arguments.logs
+    if arguments.failovers is not None:
+        return _failovers(range(arguments.first, arguments.first + arguments.failovers))
     if arguments.seed is not None:
-        return _one(arguments.seed, arguments.trace, arguments.mutation)
+        return _one(arguments.seed, arguments.trace, arguments.mutation, logs)
     if arguments.mutations:
-        return _mutations(arguments.mutation, arguments.seeds)
-    return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.processes)
+        return _mutations(arguments.mutation, arguments.seeds, logs)
+    return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, logs)
 
 
-def _one(seed: int, trace: bool, mutation: str | None) -> int:
-    report = mutations.run_mutated(mutation, seed, trace=trace) if mutation else run_seed(seed, trace=trace)
+def _one(seed: int, trace: bool, mutation: str | None, logs: bool) -> int:
+    with mutations.applied(mutation) if mutation else nullcontext():
+        report = run_seed(seed, trace=trace, logs=logs)
     for line in report.trace or ():
         print(line)
     for point, count in sorted(report.points.items()):
@@ -49,23 +62,33 @@ def _one(seed: int, trace: bool, mutation: str | None) -> int:
     return int(report.failure is not None)
 
 
-def _many(seeds: range, processes: int) -> int:
+def _failovers(seeds: range) -> int:
+    rounds = run_failovers(seeds)
+    print(table(rounds))
+    failed = [one for one in rounds if one.failure is not None]
+    for one in failed:
+        print(f"failover {one.seed}: {one.failure}")
+    return int(bool(failed))
+
+
+def _many(seeds: range, processes: int, logs: bool) -> int:
     began = time.monotonic()
-    summary = run_many(seeds, processes=processes, failed=print_failure)
+    summary = run_many(seeds, processes=processes, logs=logs, failed=partial(print_failure, logs=logs))
     print_summary(summary, began=began, verbose=True)
     if summary.failures:
         return 1
-    missing = summary.missing(FAULT_POINTS) if len(seeds) >= ENOUGH_FOR_ALL_POINTS else []
+    points = [point for point in FAULT_POINTS if not logs or not point.startswith(CHAINS_ALONE)]
+    missing = summary.missing(points) if len(seeds) >= ENOUGH_FOR_ALL_POINTS else []
     if missing:
         print(f"never reached: {', '.join(missing)}")
     return 2 if missing else 0
 
 
-def _mutations(only: str | None, limit: int) -> int:
+def _mutations(only: str | None, limit: int, logs: bool) -> int:
     unnoticed = 0
     for name, mutation in mutations.MUTATIONS.items():
         if only is None or only == name:
-            found = mutations.seeds_needed(name, limit)
+            found = mutations.seeds_needed(name, limit, logs=logs)
             unnoticed += found is None
             text = f"not noticed in {limit} seeds" if found is None else f"{found[0] + 1} seeds: {found[1]}"
             print(f"{name:28} {mutation.rule:28} {text}", flush=True)

@@ -158,8 +158,8 @@ class LifeCheckers(LogCheckers):
 
     # ------------------------------------------------------------------------------------ readers
 
-    def span(self, name: str, log: str, start: DLSN, txid: int | None = None) -> Span:
-        span = super().span(name, log, start, txid)
+    def span(self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: Span | None = None) -> Span:
+        span = super().span(name, log, start, txid=txid, before=before)
         self._floors[id(span)] = self._points.get(log, DLSN(0, 0, 0))
         return span
 
@@ -169,6 +169,9 @@ class LifeCheckers(LogCheckers):
                 span.log, f"{span.name} read {seen.dlsn}, hidden was what is below {self._floors[id(span)]} (I8)"
             )
         super().read(span, seen)
+
+    def hidden_below(self, truth: LogTruth) -> DLSN:
+        return self.begin_of(truth)
 
     def lost_position(self, span: Span, position: DLSN) -> None:
         """A reader was told that the position where it was is truncated."""

@@ -23,9 +23,12 @@ from dlspark.testing.simulation.cluster import Client, World
 from dlspark.testing.simulation.life_checkers import LifeCheckers
 from dlspark.testing.simulation.log_checkers import Session, Span
 from dlspark.testing.simulation.log_workload import NEVER, Act, LogWorkload, SimulatedLog
+from dlspark.testing.simulation.rivals import Rivals
 from dlspark.testing.simulation.roles import HEALTHY_S
 
 HOUR_MS = 3_600_000
+RIVALS_SHARE = 0.4
+"""Runs in which rivals truncate the logs, and writers leave them soon."""
 KILL_WITHIN = 600
 """Callbacks of a deleter's process within which it is killed."""
 
@@ -39,13 +42,18 @@ class LifeWorkload(LogWorkload):
         super().__init__(world, rng)
         draw = world.rng("life")
         self.logs = [_with_a_life(log, draw) for log in self.logs]
-        self._checkers = LifeCheckers(world, {log.name: log.settings for log in self.logs})
-        world.logs = self._checkers
+        self._contended = draw.random() < RIVALS_SHARE
+        if self._contended:
+            self.most_bursts = 6
+        self.life_checkers = LifeCheckers(world, {log.name: log.settings for log in self.logs})
+        world.logs = self.life_checkers
 
     def start_programs(self, rng: Random) -> None:
         super().start_programs(rng)
         for log in self.logs:
             self.add_role(f"keeper-{log.name}", partial(self.keep, log))
+            if self._contended:
+                Rivals(self, log).start_programs()
 
     # ------------------------------------------------------------------------------------ truncating, purging
 
@@ -58,37 +66,41 @@ class LifeWorkload(LogWorkload):
     async def keep(self, log: SimulatedLog, client: Client) -> None:
         """Truncate and purge the log from outside; let time pass."""
         while not self.over:
-            rng = self.world.rng(f"keep/{client.name}/{client.runs}/{self._opened}")
+            rng = self.world.rng(f"keep/{client.name}/{client.runs}/{self.opened}")
             await asyncio.sleep(rng.uniform(0.02, 0.4))
             if rng.random() < 0.4:
                 self._hours_pass(rng)
-            namespace = await self._open(log, client)
+            namespace = await self.open_namespace(log, client)
             try:
                 handle = await namespace.open_log(log.name)
-                act = rng.choice((self._truncate_from_outside, self._truncate_from_outside, self._purge, self._look))
+                act = rng.choice((self.truncate_from_outside, self.truncate_from_outside, self._purge, self._look))
                 await act(handle, client.name, rng)
             finally:
-                await self._close(namespace)
+                await self.close_namespace(namespace)
 
     def _hours_pass(self, rng: Random) -> None:
         client = rng.choice([one for one in self.world.clients.values() if one.name.startswith("w")])
         client.clock.offset_ms += 2 * HOUR_MS
         self.world.reached("life.hours")
 
-    async def _truncate_from_outside(self, log: AsyncLog, name: str, rng: Random) -> None:
+    async def truncate_from_outside(self, log: AsyncLog, name: str, rng: Random) -> None:
+        """Truncate somewhere, under the log's lock."""
         await self._truncate(partial(log.truncate, client_id=name), log.name, rng)
 
     async def _truncate(self, truncate: Callable[[DLSN], Awaitable[DLSN]], log: str, rng: Random) -> None:
-        dlsn = self._somewhere(log, rng)
-        before = self._checkers.truncating(log, dlsn)
+        await self.truncate_at(truncate, log, self._somewhere(log, rng))
+
+    async def truncate_at(self, truncate: Callable[[DLSN], Awaitable[DLSN]], log: str, dlsn: DLSN) -> None:
+        """Truncate, and hold what is told against what is so."""
+        before = self.life_checkers.truncating(log, dlsn)
         with self.world.history.operation("keeper", "truncate", log):
             told = await truncate(dlsn)
-        self._checkers.truncated(log, before, told)
+        self.life_checkers.truncated(log, before, told)
 
     async def _purge(self, log: AsyncLog, name: str, rng: Random) -> None:
-        known = [record.txid for record in self._checkers.truth(log.name).at.values()]
+        known = [record.txid for record in self.life_checkers.truth(log.name).at.values()]
         txid = rng.choice(known) if known else 0
-        self._checkers.purging(log.name, txid)
+        self.life_checkers.purging(log.name, txid)
         with self.world.history.operation(name, "purge", log.name):
             await log.purge_older_than(txid, client_id=name)
 
@@ -98,7 +110,7 @@ class LifeWorkload(LogWorkload):
 
     def _somewhere(self, log: str, rng: Random) -> DLSN:
         """A record that is known, the place behind it, or a position that does not exist yet."""
-        known = list(self._checkers.truth(log).at)
+        known = list(self.life_checkers.truth(log).at)
         if not known or rng.random() < 0.1:
             return rng.choice((DLSN.INVALID, DLSN.INITIAL))
         # Not too near to the end, or little would be left to be looked at.
@@ -107,11 +119,11 @@ class LifeWorkload(LogWorkload):
 
     # ------------------------------------------------------------------------------------ reading
 
-    async def _tail(self, reader: AsyncLogReader, span: Span, rng: Random, count: int) -> None:
+    async def tail(self, reader: AsyncLogReader, span: Span, rng: Random, count: int) -> None:
         try:
-            await super()._tail(reader, span, rng, count)
+            await super().tail(reader, span, rng, count)
         except AlreadyTruncatedError:
-            self._checkers.lost_position(span, reader.position)
+            self.life_checkers.lost_position(span, reader.position)
             raise
 
     # ------------------------------------------------------------------------------------ the end
@@ -126,22 +138,22 @@ class LifeWorkload(LogWorkload):
             await self._delete(log, client, rng)
 
     async def _seal(self, log: SimulatedLog, client: Client) -> None:
-        namespace = await self._open(log, client, self._checkers.session(log.name, client))
+        namespace = await self.open_namespace(log, client, self.life_checkers.session(log.name, client))
         try:
             handle = await namespace.open_log(log.name)
             if not await handle.is_sealed():
                 async with await handle.open_writer(client.name) as writer:
                     await writer.mark_end_of_stream()
         finally:
-            await self._close(namespace)
+            await self.close_namespace(namespace)
 
     async def _read_sealed(self, log: SimulatedLog, client: Client) -> None:
         """Readers come to the end of the stream, and nobody writes behind it."""
-        namespace = await self._open(log, client, self._checkers.session(log.name, client))
+        namespace = await self.open_namespace(log, client, self.life_checkers.session(log.name, client))
         try:
             handle = await namespace.open_log(log.name)
             reader = await handle.open_reader(EARLIEST)
-            span = self._checkers.span(client.name, log.name, DLSN.INITIAL)
+            span = self.life_checkers.span(client.name, log.name, DLSN.INITIAL)
             try:
                 await self._tail_to_the_end(reader, span)
             except EndOfStreamError:
@@ -152,18 +164,18 @@ class LifeWorkload(LogWorkload):
             if not refused.done() or not isinstance(refused.exception(), EndOfStreamError):
                 self.world.checkers.fail(f"{log.name} is sealed, and a write to it ended as {refused}")
         finally:
-            await self._close(namespace)
+            await self.close_namespace(namespace)
 
     async def _tail_to_the_end(self, reader: AsyncLogReader, span: Span) -> None:
         deadline = self.world.loop.time() + HEALTHY_S
         while self.world.loop.time() < deadline:
-            await super()._tail(reader, span, self.world.rng(f"end/{span.name}/{span.log}"), len(span.read) + 1)
+            await super().tail(reader, span, self.world.rng(f"end/{span.name}/{span.log}"), len(span.read) + 1)
             await asyncio.wait_for(reader.read_next(), HEALTHY_S)
         self.world.checkers.fail(f"{span.log} is sealed, and its reader does not come to the end")
 
     async def _delete(self, log: SimulatedLog, client: Client, rng: Random) -> None:
         """By a client that is killed on the way, unless it is quick; then by this one."""
-        self._checkers.deleting(log.name)
+        self.life_checkers.deleting(log.name)
         first = self.world.add_client(f"deleter-{log.name}")
         first.start()
         if first.process is not None:
@@ -176,16 +188,16 @@ class LifeWorkload(LogWorkload):
             self.world.reached("life.deletion-cut-off")
         first.kill()
         await self.patiently(f"deleting {log.name}", partial(self._delete_once, log, client))
-        self._checkers.all_deleted(log.name)
+        self.life_checkers.all_deleted(log.name)
 
     async def _delete_once(self, log: SimulatedLog, client: Client) -> None:
-        namespace = await self._open(log, client)
+        namespace = await self.open_namespace(log, client)
         try:
             await delete_log(namespace.services, log.name, log.settings, client.name)
         except LogNotFoundError:
             self.world.reached("life.deleted-before")
         finally:
-            await self._close(namespace)
+            await self.close_namespace(namespace)
 
 
 def _with_a_life(log: SimulatedLog, rng: Random) -> SimulatedLog:

@@ -9,7 +9,8 @@ opened writer; a reader's *span* is what one opened reader delivered, from its s
     at every acknowledgement    in write order within the session, at a position of its own (I3, I4); in a segment of
                                 the session's that is in the list (I7), not beyond the end of a completed one (I5)
     at every record read        written, and not called "not written"; at the position that was acknowledged, the same
-                                for all (I3); readers go forward only (I4); transaction ids and numbers as written
+                                for all (I3); readers go forward only (I4); transaction ids and numbers as written;
+                                readers that are opened again go on where they were (`delivery`)
     at the end                  `final`: the log read as a whole has every acknowledged record and every record that any
                                 reader saw (I1, I6), in an order that time allows, ids not decreasing, no number missing
                                 (I4); every span is a piece of it without a gap; completed segments say what they hold
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlspark.core.dlsn import DLSN
+from dlspark.testing.simulation.delivery import Deliveries
 from dlspark.testing.simulation.history import Outcome, outcome_of
 from metadata.logs import DEFAULT_PARTITION, SegmentMetadata
 from metadata.store import Create, Delete, Op, SetData
@@ -88,7 +90,21 @@ class Span:
     log: str
     start: DLSN
     txid: int | None = None
+    before: Span | None = None
+    """What the same reader delivered before it was opened again."""
     read: list[Seen] = field(default_factory=list)
+    due: DLSN = field(init=False)
+    """The first place that the reader was not given yet."""
+    hidden: DLSN = DLSN.NON_INCLUSIVE_LOWER_BOUND
+    """What was below this could be hidden when the first record was delivered."""
+
+    def __post_init__(self) -> None:
+        self.due = self.before.next if self.before is not None else self.start
+
+    @property
+    def next(self) -> DLSN:
+        """Where the reader has to go on."""
+        return self.read[-1].dlsn.next if self.read else self.due
 
 
 @dataclass(slots=True)
@@ -115,6 +131,7 @@ class LogCheckers:
     def __init__(self, world: World) -> None:
         self._world = world
         self.logs: dict[str, LogTruth] = {}
+        self.deliveries = Deliveries(self._fail, world.reached)
         self._owners: dict[int, Session] = {}
         """Who created which ledger."""
         self._sessions: defaultdict[str, int] = defaultdict(int)
@@ -128,6 +145,11 @@ class LogCheckers:
 
     def _fail(self, log: str, message: str) -> None:
         self._world.checkers.fail(f"log {log}: {message}")
+
+    @property
+    def events(self) -> int:
+        """The present moment, as `Written` counts it."""
+        return self._events
 
     def _tick(self) -> int:
         self._events += 1
@@ -201,9 +223,9 @@ class LogCheckers:
 
     # ------------------------------------------------------------------------------------ readers
 
-    def span(self, name: str, log: str, start: DLSN, txid: int | None = None) -> Span:
-        """A reader was opened."""
-        span = Span(name, log, start, txid)
+    def span(self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: Span | None = None) -> Span:
+        """A reader was opened; `before` is what it had delivered until it was closed."""
+        span = Span(name, log, start, txid, before)
         self.truth(log).spans.append(span)
         return span
 
@@ -228,7 +250,13 @@ class LogCheckers:
             self._world.reached("log.unknown-kept")
         self._place(truth, record, dlsn)
         record.read = True
+        if not span.read:
+            self.deliveries.begins(span, seen, self.hidden_below(truth))
         span.read.append(seen)
+
+    def hidden_below(self, truth: LogTruth) -> DLSN:
+        """Readers that are opened now need not deliver what is below."""
+        return DLSN(0, 0, 0)
 
     # ------------------------------------------------------------------------------------ metadata
 
@@ -242,6 +270,7 @@ class LogCheckers:
                 self._apply(truth, op, parts[5])
         for truth in changed.values():
             self._check_list(truth)
+        self.deliveries.metadata_applied(ops)
 
     def _apply(self, truth: LogTruth, op: Op, name: str) -> None:
         before = truth.segments.get(name)
@@ -338,6 +367,7 @@ class LogCheckers:
         self._check_order(log, seen, list(there.values()))
         for span in truth.spans:
             self._check_span(span, seen, places)
+        self.deliveries.check_starts(truth)
         for segment in truth.ordered():
             if DLSN(segment.lssn, 0, 0) >= begin:
                 self._check_segment(truth, segment, seen)

@@ -32,6 +32,7 @@ from dlspark.testing.simulation.history import Operation
 from dlspark.testing.simulation.log_checkers import NAMESPACE_PATH, Seen, Session, Span, Written
 from dlspark.testing.simulation.network import SimulatedNetwork
 from dlspark.testing.simulation.roles import HEALTHY_S, Roles
+from dlspark.testing.simulation.subscribers import SubscribedReaders
 from dlspark.testing.simulation.workload import PAYLOADS, SIZES
 from metadata.errors import DistributedLogError, InvariantViolation
 from metadata.logs import SegmentListError
@@ -105,12 +106,15 @@ class LogWorkload(Roles):
     """One or two logs, their writers and their readers."""
 
     never: tuple[type[BaseException], ...] = NEVER
+    most_bursts = 40
+    """Of one writer, before it leaves the log to the next one."""
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world)
         self.logs = [draw_log(f"log{index}", rng) for index in range(rng.choice((1, 1, 2)))]
         self.records_left = 0
-        self._opened = 0
+        self.opened = 0
+        """Namespaces so far: a name for the randomness of what is done with each."""
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
@@ -134,19 +138,20 @@ class LogWorkload(Roles):
                 self.add_role(f"w{index}-{log.name}", partial(self.write, log))
             for index in range(rng.choice((1, 1, 2))):
                 self.add_role(f"r{index}-{log.name}", partial(self.read, log))
+            SubscribedReaders(self, log, self.world.rng(f"subscribers/{log.name}")).start_programs()
         for index in range(rng.choice((0, 0, 0, 2))):
             self.add_role(f"auto{index}", self.replicate)
 
-    async def _open(self, log: SimulatedLog, client: Client, session: Session | None = None) -> AsyncNamespace:
+    async def open_namespace(self, log: SimulatedLog, client: Client, session: Session | None = None) -> AsyncNamespace:
         """A namespace on the client's metadata session; the segments of `session` are watched."""
-        self._opened += 1
+        self.opened += 1
         namespace = await AsyncNamespace.over(
             client.session,
             URI,
             log.settings,
             client_settings=client.settings,
             network=SimulatedNetwork(self.world.fabric),
-            rng=self.world.rng(f"namespace/{self._opened}"),
+            rng=self.world.rng(f"namespace/{self.opened}"),
             clock=client.clock,
         )
         if session is not None:
@@ -155,7 +160,7 @@ class LogWorkload(Roles):
             ledgers.create = watched  # type: ignore[method-assign]
         return namespace
 
-    async def _close(self, namespace: AsyncNamespace) -> None:
+    async def close_namespace(self, namespace: AsyncNamespace) -> None:
         for counter in COUNTED:
             if namespace.counters[counter]:
                 self.world.reached(f"log.{counter}")
@@ -190,7 +195,7 @@ class LogWorkload(Roles):
     async def write(self, log: SimulatedLog, client: Client) -> None:
         """Take the log over, write for a while, again and again."""
         while not self.over and self.records_left > 0:
-            rng = self.world.rng(f"write/{client.name}/{client.runs}/{self._opened}")
+            rng = self.world.rng(f"write/{client.name}/{client.runs}/{self.opened}")
             await asyncio.sleep(rng.uniform(0, 0.4))
             await self._write_session(log, client, partial(self._push, rng))
 
@@ -199,7 +204,7 @@ class LogWorkload(Roles):
     ) -> None:
         """Open a writer, do something with it; whatever happens, every record has an outcome afterwards."""
         session = self.world.logs.session(log.name, client)
-        namespace = await self._open(log, client, session)
+        namespace = await self.open_namespace(log, client, session)
         try:
             handle = await namespace.open_log(log.name)
             with self.world.history.operation(client.name, "open-writer", log.name):
@@ -213,7 +218,7 @@ class LogWorkload(Roles):
             raise
         finally:
             try:
-                await self._close(namespace)
+                await self.close_namespace(namespace)
             finally:
                 await asyncio.sleep(0)  # callbacks of what was just decided
                 self._all_decided(session)
@@ -228,7 +233,7 @@ class LogWorkload(Roles):
     async def _push(self, rng: Random, writer: AsyncLogWriter, session: Session) -> None:
         """Small bursts of records, one after the other, and an end of one kind or another."""
         pace = rng.choice((0.005, 0.02, 0.06))
-        for _ in range(rng.randint(1, 40)):
+        for _ in range(rng.randint(1, self.most_bursts)):
             if self.over or self.records_left <= 0 or (session.failed and rng.random() < 0.7):
                 break
             self._burst(writer, session, rng)
@@ -312,24 +317,25 @@ class LogWorkload(Roles):
 
     async def read(self, log: SimulatedLog, client: Client) -> None:
         """Follow the log, and start again: where the last reader stopped, or anywhere before."""
-        position: DLSN | None = None
+        span: Span | None = None
+        position = DLSN.INITIAL
         while not self.over:
-            rng = self.world.rng(f"read/{client.name}/{client.runs}/{self._opened}")
-            namespace = await self._open(log, client)
+            rng = self.world.rng(f"read/{client.name}/{client.runs}/{self.opened}")
+            namespace = await self.open_namespace(log, client)
             try:
                 handle = await namespace.open_log(log.name)
-                if position is None or rng.random() < 0.4:
+                if span is None or rng.random() < 0.4:
                     reader, span = await self._anywhere(log, handle, client, rng)
                 else:
                     self.world.reached("log.reader-resumed")
                     reader = await handle.open_reader(position)
-                    span = self.world.logs.span(client.name, log.name, position)
-                await self._tail(reader, span, rng, rng.choice((3, 20, 1_000)))
+                    span = self.world.logs.span(client.name, log.name, position, before=span)
+                await self.tail(reader, span, rng, rng.choice((3, 20, 1_000)))
                 position = reader.position
             except self.never as error:
                 self.world.checkers.fail(f"{client.name}: {error!r}")
             finally:
-                await self._close(namespace)
+                await self.close_namespace(namespace)
             await asyncio.sleep(rng.uniform(0, 0.1))
 
     async def _anywhere(
@@ -345,9 +351,9 @@ class LogWorkload(Roles):
             return await handle.open_reader(dlsn), self.world.logs.span(client.name, log.name, dlsn)
         reader = await handle.open_reader(record.txid)
         self.world.reached("log.txid-found")
-        return reader, self.world.logs.span(client.name, log.name, reader.position, record.txid)
+        return reader, self.world.logs.span(client.name, log.name, reader.position, txid=record.txid)
 
-    async def _tail(self, reader: AsyncLogReader, span: Span, rng: Random, count: int) -> None:
+    async def tail(self, reader: AsyncLogReader, span: Span, rng: Random, count: int) -> None:
         """Read about so many records, or until the programs end; waiting is cut off now and then, and loses nothing."""
         ways = (
             partial(_one, reader),
@@ -373,7 +379,7 @@ class LogWorkload(Roles):
             await self.patiently(f"reading {log.name}", partial(self._read_whole, log, client, written))
 
     async def _write_last(self, log: SimulatedLog, client: Client, written: list[DLSN]) -> None:
-        rng = self.world.rng(f"verify/{log.name}/{self._opened}")
+        rng = self.world.rng(f"verify/{log.name}/{self.opened}")
         await self._write_session(log, client, partial(self._write_some, log, rng, written))
 
     async def _write_some(
@@ -392,7 +398,7 @@ class LogWorkload(Roles):
         await writer.close()
 
     async def _read_whole(self, log: SimulatedLog, client: Client, written: list[DLSN]) -> None:
-        namespace = await self._open(log, client)
+        namespace = await self.open_namespace(log, client)
         try:
             handle = await namespace.open_log(log.name)
             reader = await handle.open_reader(EARLIEST)
@@ -406,7 +412,7 @@ class LogWorkload(Roles):
         except self.never as error:
             self.world.checkers.fail(f"{client.name}: {error!r}")
         finally:
-            await self._close(namespace)
+            await self.close_namespace(namespace)
         self.world.logs.final(log.name, span.read)
 
 

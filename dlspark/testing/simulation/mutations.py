@@ -73,16 +73,16 @@ def applied(name: str) -> Iterator[None]:
         yield
 
 
-def run_mutated(name: str, seed: int, *, trace: bool = False) -> Report:
+def run_mutated(name: str, seed: int, *, logs: bool = False) -> Report:
     """One run without the rule."""
     with applied(name):
-        return run_seed(seed, trace=trace)
+        return run_seed(seed, logs=logs)
 
 
-def seeds_needed(name: str, limit: int, first: int = 0) -> tuple[int, str] | None:
+def seeds_needed(name: str, limit: int, first: int = 0, *, logs: bool = False) -> tuple[int, str] | None:
     """How many seeds passed before one failed, and how it failed; None if none of `limit` did."""
     for count in range(limit):
-        failure = run_mutated(name, first + count).failure
+        failure = run_mutated(name, first + count, logs=logs).failure
         if failure is not None:
             return count, failure
     return None

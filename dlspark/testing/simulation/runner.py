@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from dlspark.testing.simulation.loop import unheard
 from dlspark.testing.simulation.scenarios import Report, run_seed
@@ -46,31 +47,36 @@ class Summary:
         return [point for point in points if not self.points[point]]
 
 
-def replay_command(seed: int) -> str:
+def replay_command(seed: int, *, logs: bool = False) -> str:
     """How to see one run again."""
-    return f"python -m dlspark.testing.simulation --seed {seed} --trace"
+    return f"python -m dlspark.testing.simulation {'--logs ' if logs else ''}--seed {seed} --trace"
 
 
-def reports(seeds: Iterable[int], processes: int = 1) -> Iterator[Report]:
+def reports(seeds: Iterable[int], processes: int = 1, *, logs: bool = False) -> Iterator[Report]:
     """One report a seed, in no particular order where there are several processes."""
     if processes <= 1:
         for count, seed in enumerate(seeds, 1):
-            yield run_seed(seed)
+            yield run_seed(seed, logs=logs)
             if count % COLLECT_EVERY == 0:
                 with unheard():
                     gc.collect()
         return
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes, maxtasksperchild=500) as pool:
-        yield from pool.imap_unordered(run_seed, seeds, chunksize=10)
+        yield from pool.imap_unordered(partial(run_seed, logs=logs), seeds, chunksize=10)
 
 
 def run_many(
-    seeds: Iterable[int], *, processes: int = 1, failed: Callable[[Report], None] | None = None, stop_at: int = 10
+    seeds: Iterable[int],
+    *,
+    processes: int = 1,
+    logs: bool = False,
+    failed: Callable[[Report], None] | None = None,
+    stop_at: int = 10,
 ) -> Summary:
-    """Run them all, or until `stop_at` of them have failed."""
+    """Run them all, or until `stop_at` of them have failed. With `logs` every workload is logs."""
     summary = Summary()
-    for report in reports(seeds, processes):
+    for report in reports(seeds, processes, logs=logs):
         summary.add(report)
         if report.failure is not None:
             if failed is not None:
@@ -82,9 +88,9 @@ def run_many(
     return summary
 
 
-def print_failure(report: Report) -> None:
+def print_failure(report: Report, *, logs: bool = False) -> None:
     """A failing seed, and how to see it again."""
-    print(f"seed {report.seed}: {report.failure}\n    {replay_command(report.seed)}", flush=True)
+    print(f"seed {report.seed}: {report.failure}\n    {replay_command(report.seed, logs=logs)}", flush=True)
 
 
 def print_summary(summary: Summary, *, began: float, verbose: bool) -> None:

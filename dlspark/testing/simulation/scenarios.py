@@ -46,7 +46,7 @@ class Report:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """No garbage collection in the middle of a run: its moment is not the seed's. No log lines of expected trouble."""
     enabled, disabled_level = gc.isenabled(), logging.root.manager.disable
     gc.disable()
@@ -59,14 +59,14 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def run_seed(seed: int, *, trace: bool = False) -> Report:
-    """One run, to its end or to its first violation."""
+def run_seed(seed: int, *, trace: bool = False, logs: bool = False) -> Report:
+    """One run, to its end or to its first violation. With `logs` its workload is logs, whatever the seed says."""
     report = Report(seed)
     began = time.perf_counter()
-    with _undisturbed():
+    with undisturbed():
         world = World(seed, trace=trace)
         try:
-            world.run(_scenario(world))
+            world.run(_scenario(world, LOG_SHARE if not logs else 1.0))
         except Exception as error:
             report.failure = _trouble(world) if world.checkers.violation is None else str(error)
             report.failure = report.failure or f"{type(error).__name__}: {error}"
@@ -87,11 +87,11 @@ def _trouble(world: World) -> str | None:
     return f"unhandled: {notes[0]}" if notes else None
 
 
-def draw_workload(world: World, rng: Random) -> Roles:
+def draw_workload(world: World, rng: Random, log_share: float) -> Roles:
     """Chains of ledgers, or logs, some of them with the whole of their lives; contested or not."""
     contested = rng.random() < CONTESTED_SHARE
     workload: Roles
-    if world.rng("workload").random() >= LOG_SHARE:
+    if world.rng("workload").random() >= log_share:
         workload = Workload(world, draw_chains(rng, contested=contested))
     elif world.rng("whole-life").random() < LIFE_SHARE:
         workload = LifeWorkload(world, rng)
@@ -101,9 +101,9 @@ def draw_workload(world: World, rng: Random) -> Roles:
     return workload
 
 
-async def _scenario(world: World) -> None:
+async def _scenario(world: World, log_share: float) -> None:
     rng = world.rng("plan")
-    workload = draw_workload(world, rng)
+    workload = draw_workload(world, rng, log_share)
     for _ in range(max(sizes[0] for sizes in workload.sizes) + rng.choice((1, 1, 2))):
         world.add_node()
     world.fabric.latency_s = world.service.latency_s = rng.choice((0.0005, 0.002, 0.01))
@@ -113,7 +113,7 @@ async def _scenario(world: World) -> None:
     for node in world.nodes:
         node.start()
     workload.draw_amount(rng)
-    await _all_serve(world, "at the start")
+    await all_serve(world, "at the start")
     await workload.prepare()
     workload.start_programs(rng)
     may_damage = min(sizes[2] for sizes in workload.sizes) >= 2
@@ -132,7 +132,7 @@ async def _scenario(world: World) -> None:
     world.checkers.final_state()
 
 
-async def _all_serve(world: World, when: str) -> None:
+async def all_serve(world: World, when: str) -> None:
     """Wait until every node that can serve does."""
     deadline = world.loop.time() + HEALTHY_S
     while not all(node.healthy or node.refused is not None for node in world.nodes):
@@ -151,7 +151,7 @@ async def _heal(world: World, nemesis: Nemesis) -> None:
         if node.serving and node.bookie is not None and node.bookie.storage.writing_failed:
             world.reached("node.degraded")
             node.kill()  # read-only until somebody mends the disk and starts it again
-    await _all_serve(world, "after healing")
+    await all_serve(world, "after healing")
 
 
 async def _verify(world: World, workload: Roles, rng: Random) -> None:

@@ -1,0 +1,37 @@
+"""Failovers in simulation: a log's writer is stopped at any await point, another takes over, the first one goes on.
+
+`python -m dlspark.testing.simulation --failovers 100` prints how long it takes, beside the session's timeout.
+"""
+
+from __future__ import annotations
+
+from dlspark.testing.simulation import mutations
+from dlspark.testing.simulation.failover import run_failover, run_failovers, table
+
+ROUNDS = 100
+
+
+def test_a_writer_that_was_stopped_gets_no_acknowledgement_of_what_it_writes_once_another_has_the_log(
+    seed: int | None, rounds: int | None
+) -> None:
+    seeds = range(rounds or ROUNDS) if seed is None else range(seed, seed + 1)
+    played = run_failovers(seeds)
+    print(table(played))
+    assert [f"seed {one.seed}: {one.failure}" for one in played if one.failure is not None] == []
+    if len(seeds) < ROUNDS:
+        return
+    # The rounds were what they are to be: most first writers had written, went on, were refused, and were told why.
+    assert sum(one.acknowledged_before > 0 for one in played) > len(played) / 2
+    assert sum(one.refused_after > 0 for one in played) > len(played) / 3
+    assert {"WriterDeposedError", "WriteError"} <= {one.ended_with for one in played}
+    assert {one.session_timeout_s for one in played} == {0.4, 1.0, 4.0}
+
+
+def test_the_same_seed_gives_the_same_failover() -> None:
+    assert run_failover(3) == run_failover(3)
+
+
+def test_a_writer_that_is_not_fenced_is_noticed() -> None:
+    """Storage nodes that take adds to a fenced ledger: acknowledged is what the recovered segment does not hold."""
+    with mutations.applied("fenced-adds"):
+        assert any(one.failure is not None for one in run_failovers(range(15)))
