@@ -1,18 +1,62 @@
-"""What the commands share: the namespace's URI, and how results are printed."""
+"""What the commands share: options, the connection to a namespace, questions before what cannot be undone, results.
+
+A command over a namespace is a coroutine whose first parameter is an `At`; `over_namespace` makes it a command with the
+options `--uri`, `--conf`, `--set` and `--output` behind its own. Every result is one JSON object, or JSON lines where
+it has no end; text is for people, and may change.
+
+Exit status: 0 done; 1 not done, and standard error says why; 2 wrong usage; 3 done, and what was found needs a person.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import json
 import os
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from enum import Enum
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Concatenate, ParamSpec, TypeAlias, get_type_hints
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from dlspark.errors import CallerError
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.settings import Settings
+from dlspark.errors import CallerError, DistributedLogError
+from storage_node.autorecovery.pacing import for_each
+
+P = ParamSpec("P")
+
+ATTENTION = 3
+"""Exit status of a command that was done, and found what needs a person."""
+_TABLE_WIDTH = 130
+"""Wide enough for every column; a narrower terminal wraps lines rather than losing digits."""
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 UriOption = Annotated[
-    str | None, typer.Option("--uri", help="Namespace URI, distributedlog://host:port/path. [env: DLSPARK_URI]")
+    str | None, typer.Option("--uri", "-u", help="Namespace URI, distributedlog://host:port/path. [env: DLSPARK_URI]")
 ]
+ConfOption = Annotated[
+    Path | None, typer.Option("--conf", "-c", help="Properties file, in place of the one that DLSPARK_CONF names.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be given several times.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
+ConcurrencyOption = Annotated[int, typer.Option("--concurrency", min=1, help="Logs that are worked on at a time.")]
+FilterOption = Annotated[
+    str | None, typer.Option("--filter", help="Regular expression: logs whose names begin with it.")
+]
+NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
+NamesArgument = Annotated[list[str] | None, typer.Argument(metavar="[LOG]...", help="Logs.")]
 
 
 class Output(str, Enum):
@@ -34,3 +78,187 @@ def namespace_uri(uri: str | None) -> str:
             advice="Give --uri distributedlog://host:port/path or set DLSPARK_URI (dlspark sandbox status prints it)",
         )
     return found
+
+
+def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
+    """Settings as for `Namespace.open`, with `conf` as the properties file and `values` (key=value) over all.
+
+    Raises SettingsError, and CallerError for a value without '='.
+    """
+    if conf is None:
+        settings = Settings.from_environment()
+    else:
+        others = {name: value for name, value in os.environ.items() if name != "DLSPARK_CONF"}
+        settings = Settings.from_environment(others, Settings.from_properties(conf))
+    given: dict[str, str] = {}
+    for value in values or ():
+        key, equals, text = value.partition("=")
+        if not equals:
+            raise CallerError(f"--set {value!r} sets nothing", advice="Write --set key=value (docs/settings.md)")
+        given[key.strip()] = text
+    return settings.with_values(given)
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a command works, and how it tells of it."""
+
+    uri: str
+    settings: Settings
+    output: Output
+
+    def open(self, uri: str | None = None) -> AbstractAsyncContextManager[AsyncNamespace]:
+        """The namespace, to be entered."""
+        return _Opening(uri or self.uri, self.settings)
+
+    @property
+    def as_json(self) -> bool:
+        return self.output is Output.JSON
+
+    def result(self, result: Mapping[str, Json], text: str | Table | Iterable[str]) -> None:
+        """Print a command's one result."""
+        print_result(self.output, result, text)
+
+    def line(self, result: Mapping[str, Json], text: str) -> None:
+        """Print one of many results; a reader of a pipe sees it at once."""
+        typer.echo(json.dumps(result, ensure_ascii=False) if self.as_json else text)
+        sys.stdout.flush()
+
+
+def print_result(output: Output, result: Mapping[str, Json], text: str | Table | Iterable[str]) -> None:
+    """Print `result` as JSON, or `text`."""
+    if output is Output.JSON:
+        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+    elif isinstance(text, Table):
+        console = Console()
+        console.width = max(console.width, _TABLE_WIDTH)
+        console.print(text)
+    else:
+        for line in [text] if isinstance(text, str) else text:
+            typer.echo(line)
+
+
+class _Opening(AbstractAsyncContextManager[AsyncNamespace]):
+    def __init__(self, uri: str, settings: Settings) -> None:
+        self._uri = uri
+        self._settings = settings
+        self._opened: AsyncNamespace | None = None
+
+    async def __aenter__(self) -> AsyncNamespace:
+        self._opened = await AsyncNamespace.open(self._uri, self._settings)
+        return self._opened
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+
+def _shared(
+    uri: UriOption = None, conf: ConfOption = None, values: SetOption = None, output: OutputOption = Output.TEXT
+) -> None:
+    """The options that `over_namespace` adds."""
+
+
+def over_namespace(command: Callable[Concatenate[At, P], Awaitable[None]]) -> Callable[..., None]:
+    """The coroutine as a command: its own parameters without the first, then those of `_shared`."""
+    hints = get_type_hints(command, include_extras=True)
+    own = list(inspect.signature(command).parameters.values())[1:]
+    shared = get_type_hints(_shared, include_extras=True)
+    parameters = [one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+    parameters += [
+        one.replace(annotation=shared[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for one in inspect.signature(_shared).parameters.values()
+    ]
+
+    def run(**given: object) -> None:
+        uri, conf, values, output = (given.pop(name) for name in ("uri", "conf", "values", "output"))
+        at = At(namespace_uri(uri), settings_of(conf, values), output)  # type: ignore[arg-type]
+        asyncio.run(_awaited(command(at, **given)))  # type: ignore[call-arg,arg-type]
+
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+async def _awaited(command: Awaitable[None]) -> None:
+    await command
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before what cannot be undone. Without a terminal there is nobody to ask: raises CallerError."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise CallerError("nothing was done: there is no terminal to ask on", advice=f"{question} Then give --yes")
+    typer.confirm(question, abort=True, err=True)
+
+
+async def chosen_logs(namespace: AsyncNamespace, names: Iterable[str] | None, pattern: str | None) -> list[str]:
+    """The logs that are named, or that the pattern matches, or all of them without either.
+
+    Raises CallerError for both, or for what is no pattern.
+    """
+    named = list(names or ())
+    if named and pattern is not None:
+        raise CallerError("logs were named and filtered", advice="Give names or --filter, not both")
+    if named:
+        return named
+    try:
+        matches = re.compile(pattern or "")
+    except re.error as error:
+        raise CallerError(f"{pattern!r} is no regular expression: {error}") from error
+    return [name for name in await namespace.logs(recursive=True) if matches.match(name)]
+
+
+async def some_logs(namespace: AsyncNamespace, names: Iterable[str] | None, pattern: str | None) -> list[str]:
+    """`chosen_logs` for commands that change them: not all of them by saying nothing."""
+    if not names and pattern is None:
+        raise CallerError("no log was named", advice="Name logs, or give --filter ('' means every log)")
+    return await chosen_logs(namespace, names, pattern)
+
+
+async def each(names: Sequence[str], concurrency: int, work: Callable[[str], Awaitable[None]]) -> list[str]:
+    """`work` on so many logs at a time; returns those for which it failed, after standard error was told why.
+
+    The failure of a single one is raised.
+    """
+    failed: list[str] = []
+
+    async def attempt(name: str) -> None:
+        try:
+            await work(name)
+        except DistributedLogError as error:
+            if len(names) == 1:
+                raise
+            failed.append(name)
+            typer.echo(f"dlspark: {name}: {error}", err=True)
+
+    await for_each(names, concurrency, attempt)
+    return sorted(failed)
+
+
+def exit_with(*, failed: Sequence[str] = (), attention: bool = False) -> None:
+    """End with the status that this comes to; to be called last."""
+    if failed:
+        raise typer.Exit(1)
+    if attention:
+        raise typer.Exit(ATTENTION)
+
+
+def table(*columns: str, rows: Iterable[Sequence[object]] = ()) -> Table:
+    """A table for people; None is an empty cell."""
+    made = Table(*columns)
+    for row in rows:
+        made.add_row(*("" if cell is None else str(cell) for cell in row))
+    return made
+
+
+def when(epoch_ms: int) -> str:
+    """A time for people and JSON, in UTC."""
+    return datetime.fromtimestamp(epoch_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def shown(data: bytes | memoryview, *, as_hex: bool = False) -> str:
+    """Bytes as text: UTF-8 with escapes for what is not, or hexadecimal."""
+    return bytes(data).hex() if as_hex else bytes(data).decode("utf-8", errors="backslashreplace")

@@ -1,85 +1,322 @@
-"""`dlspark log create|list|info|delete`."""
+"""`dlspark log ...`: whole logs: create, list, show, count, rename, delete, truncate, purge, seal."""
 
 from __future__ import annotations
 
-import json
-from datetime import datetime, timezone
+import re
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from dlspark.cli.common import UriOption, namespace_uri
-from dlspark.core.sync import Namespace
+from dlspark.cli.common import (
+    At,
+    ConcurrencyOption,
+    DryRunOption,
+    FilterOption,
+    Json,
+    NameArgument,
+    NamesArgument,
+    YesOption,
+    confirm,
+    each,
+    exit_with,
+    over_namespace,
+    shown,
+    some_logs,
+    table,
+    when,
+)
+from dlspark.core.dlsn import DLSN
+from dlspark.core.ledger_entries import copies_by_bookie
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.records import MAX_TXID
+from dlspark.core.retention import older_than
+from dlspark.core.status import segment_state
+from dlspark.core.truncation import truncation
+from dlspark.errors import CallerError, LogExistsError
+from metadata.errors import NoNodeError
 from metadata.logs import SegmentMetadata
 
-# Wide enough for every column; a narrower terminal wraps lines rather than losing digits.
-_TABLE_WIDTH = 130
+MAX_CREATED = 100_000
+"""Logs that one expression may stand for."""
+_CREATIONS = 20
+_RANGE = re.compile(r"(\d{1,18})-(\d{1,18})")
 
-NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-def create(name: NameArgument, uri: UriOption = None) -> None:
-    """Create an empty log."""
-    with Namespace.open(namespace_uri(uri)) as namespace:
-        namespace.create_log(name)
-    typer.echo(f"created {name}")
+HexOption = Annotated[bool, typer.Option("--hex", "-x", help="Bytes in hexadecimal.")]
 
 
-def list_logs(
-    prefix: Annotated[str, typer.Argument(help="Only logs under this parent.")] = "", uri: UriOption = None
+@over_namespace
+async def create(
+    at: At,
+    name: Annotated[str, typer.Argument(help="The log's name; with --expression what the names begin with.")],
+    expression: Annotated[
+        str | None,
+        typer.Option("--expression", "-e", help="What names end with: numbers from-to (0-15) or a list (a,b,c)."),
+    ] = None,
+    metadata: Annotated[str, typer.Option("--metadata", help="The application's own bytes, as text.")] = "",
+) -> None:
+    """Create an empty log, or many by an expression; those that exist are left as they are."""
+    names = [name] if expression is None else [name + suffix for suffix in suffixes(expression)]
+    async with at.open() as namespace:
+
+        async def make(one: str) -> None:
+            for _ in range(_CREATIONS):
+                try:
+                    await namespace.create_log(one, metadata.encode())
+                    return
+                except LogExistsError:
+                    # Somebody else made it, or one of ours the folder that both are in.
+                    if await namespace.log_exists(one):
+                        return
+            raise LogExistsError("other logs keep being created beside it; it was not", log=one)
+
+        failed = await each(names, 16, make)
+    created = [one for one in names if one not in failed]
+    at.result({"created": created, "failed": failed}, [f"created {one}" for one in created])
+    exit_with(failed=failed)
+
+
+def suffixes(expression: str) -> list[str]:
+    """What an expression stands for: `x-y`, or a list. Numbers are as wide as the first is written (00-15).
+
+    Raises CallerError.
+    """
+    ends = _RANGE.fullmatch(expression)
+    if ends is None:
+        found = expression.split(",")
+        if not all(found):
+            raise CallerError(f"{expression!r} has an empty part; no log was created", advice="Write 0-15, or a,b,c")
+        return found
+    first, last = int(ends[1]), int(ends[2])
+    if not first <= last < first + MAX_CREATED:
+        raise CallerError(
+            f"{expression!r} stands for no logs, or more than {MAX_CREATED}; no log was created",
+            advice="Write the lower number first",
+        )
+    width = len(ends[1]) if ends[1].startswith("0") else 0
+    return [f"{number:0{width}d}" for number in range(first, last + 1)]
+
+
+@over_namespace
+async def list_logs(
+    at: At,
+    prefix: Annotated[str, typer.Argument(help="Only logs below this name.")] = "",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Full names, at any depth.")] = False,
+    metadata: Annotated[bool, typer.Option("--metadata", "-m", help="With the application's bytes.")] = False,
+    as_hex: HexOption = False,
 ) -> None:
     """List the logs of the namespace, one a line."""
-    with Namespace.open(namespace_uri(uri)) as namespace:
-        for name in namespace.logs(prefix):
-            typer.echo(name)
+    async with at.open() as namespace:
+        names = await namespace.logs(prefix, recursive=recursive or metadata)
+        if not metadata:
+            at.result({"logs": names}, names)
+            return
+        found: dict[str, str] = {}
+
+        async def look(name: str) -> None:
+            async with await namespace.open_log(name) as log:
+                found[name] = shown((await log.metadata()).value, as_hex=as_hex)
+
+        failed = await each(names, 16, look)
+    logs: list[Json] = [{"log": name, "metadata": found[name]} for name in names if name in found]
+    at.result({"logs": logs}, [f"{name}\t{found[name]}" for name in names if name in found])
+    exit_with(failed=failed)
 
 
-def info(name: NameArgument, uri: UriOption = None, as_json: JsonOption = False) -> None:
-    """Show a log's segments: DLSNs, records, transaction ids, ledgers."""
-    with Namespace.open(namespace_uri(uri)) as namespace, namespace.open_log(name) as log:
-        segments = log.segments()
-        end = log.end()
-    if as_json:
-        typer.echo(json.dumps({"log": name, "end": str(end), "segments": [_as_dict(s) for s in segments]}, indent=2))
-        return
-    table = Table("segment", "state", "records", "first txid", "last txid", "last entry", "ledger", "completed")
-    for segment in segments:
-        table.add_row(*(str(value) for value in _as_dict(segment).values()))
-    console = Console()
-    console.width = max(console.width, _TABLE_WIDTH)
-    console.print(table)
-    console.print(f"next position to read: {end}")
-
-
-def delete(
+@over_namespace
+async def show(
+    at: At,
     name: NameArgument,
-    uri: UriOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    segments: Annotated[bool, typer.Option("--segments/--no-segments", help="List the segments.")] = True,
+    first: Annotated[int | None, typer.Option("--first", help="From the segment of this number on.")] = None,
+    last: Annotated[int | None, typer.Option("--last", help="To the segment of this number.")] = None,
+    placement: Annotated[bool, typer.Option("--placement", help="Entries by storage node, for each segment.")] = False,
 ) -> None:
-    """Delete a log with all its records."""
-    if not yes:
-        typer.confirm(f"Delete the log {name} and every record in it?", abort=True)
-    with Namespace.open(namespace_uri(uri)) as namespace:
-        namespace.delete_log(name)
-    typer.echo(f"deleted {name}")
+    """Show a log: where it begins and ends, who writes it, its segments with their ledgers."""
+    async with at.open() as namespace, await namespace.open_log(name) as log:
+        status = await log.status()
+        end = await log.end()
+        listed = [
+            one
+            for one in (status.segments if segments else ())
+            if (first is None or one.lssn >= first) and (last is None or one.lssn <= last)
+        ]
+        rows = [_as_dict(one) for one in listed]
+        for row, segment in zip(rows, listed, strict=True) if placement else ():
+            row["placement"] = await _placement(namespace, segment)
+    head = f"{name}: {len(status.segments)} segments, {status.records} records in completed ones"
+    owner = "sealed" if status.sealed else f"written by {status.owner}" if status.owner else "nobody writes it"
+    result: dict[str, Json] = {
+        "log": status.name,
+        "start": str(status.start),
+        "end": str(end),
+        "owner": status.owner,
+        "sealed": status.sealed,
+        "records": status.records,
+        "highest_segment": status.max_lssn,
+        "highest_transaction_id": status.max_txid,
+        "deleted_ledgers": list(status.deleted_ledgers),
+        "segments": rows,
+    }
+    if not at.as_json:
+        typer.echo(f"{head}; {owner}")
+    columns = ["segment", "state", "records", "first txid", "last txid", "last entry", "ledger", "completed"]
+    columns += ["entries by storage node"] if placement else []
+    if segments or at.as_json:
+        at.result(result, table(*columns, rows=[_cells(row) for row in rows]))
+    if not at.as_json:
+        typer.echo(f"begins at {status.start}; next position to read: {end}")
+        if status.deleted_ledgers:
+            typer.echo(f"ledgers to be deleted: {', '.join(map(str, status.deleted_ledgers))}")
 
 
-def _as_dict(segment: SegmentMetadata) -> dict[str, int | str | None]:
+def _cells(row: dict[str, Json]) -> list[Json]:
+    placed = row.get("placement")
+    if isinstance(placed, dict):
+        return [*list(row.values())[:-1], ", ".join(f"{bookie} {count}" for bookie, count in placed.items())]
+    return list(row.values())
+
+
+async def _placement(namespace: AsyncNamespace, segment: SegmentMetadata) -> Json:
+    try:
+        ledger = (await namespace.services.ledger_store.read(segment.ledger_id)).value
+    except NoNodeError:
+        return None
+    last = ledger.last_entry if ledger.is_closed else ledger.last_ensemble.first_entry - 1
+    return dict(copies_by_bookie(ledger, last))
+
+
+def _as_dict(segment: SegmentMetadata) -> dict[str, Json]:
     closed = not segment.in_progress
     return {
         "segment": segment.lssn,
-        "state": "completed" if closed else "in progress",
+        "state": segment_state(segment),
         "records": segment.record_count if closed else None,
         "first_txid": segment.first_txid,
         "last_txid": segment.last_txid if closed else None,
         "last_entry": segment.last_entry if closed else None,
         "ledger": segment.ledger_id,
-        "completed": _time(segment.completion_time_ms) if closed else None,
+        "completed": when(segment.completion_time_ms) if closed else None,
     }
 
 
-def _time(epoch_ms: int) -> str:
-    return datetime.fromtimestamp(epoch_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+@over_namespace
+async def count(
+    at: At,
+    name: NameArgument,
+    start: Annotated[str | None, typer.Argument(help="DLSN of the first one; the log's beginning if not said.")] = None,
+    end: Annotated[str | None, typer.Argument(help="DLSN before which to stop; the end if not said.")] = None,
+) -> None:
+    """Count the records between two DLSNs: from the first to before the second."""
+    first, after = (None if text is None else DLSN.parse(text) for text in (start, end))
+    async with at.open() as namespace, await namespace.open_log(name) as log:
+        records = await log.record_count(first, after)
+    at.result({"log": name, "start": start, "end": end, "records": records}, str(records))
+
+
+@over_namespace
+async def rename(
+    at: At,
+    old: Annotated[str, typer.Argument(help="The log's name.")],
+    new: Annotated[str, typer.Argument(help="Its name from now on.")],
+) -> None:
+    """Give a log that nobody writes another name, in one step."""
+    async with at.open() as namespace:
+        await namespace.rename_log(old, new)
+    at.result({"log": new, "was": old}, f"{old} is {new} now")
+
+
+@over_namespace
+async def delete(
+    at: At,
+    names: NamesArgument = None,
+    pattern: FilterOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    concurrency: ConcurrencyOption = 4,
+) -> None:
+    """Delete logs with all their records. One that somebody writes is refused; a second call finishes a first one."""
+    failed: list[str] = []
+    async with at.open() as namespace:
+        doomed = await some_logs(namespace, names, pattern)
+        if not dry_run:
+            what = f"the log {doomed[0]}" if len(doomed) == 1 else f"{len(doomed)} logs"
+            confirm(f"Delete {what} and every record?", yes=yes or not doomed)
+            failed = await each(doomed, concurrency, namespace.delete_log)
+    deleted = [one for one in doomed if one not in failed]
+    did = "would delete" if dry_run else "deleted"
+    result: dict[str, Json] = {"deleted": deleted, "failed": failed, "dry_run": dry_run}
+    at.result(result, [f"{did} {one}" for one in deleted])
+    exit_with(failed=failed)
+
+
+@over_namespace
+async def truncate(
+    at: At,
+    name: NameArgument,
+    dlsn: Annotated[str, typer.Argument(help="The first position to keep.")],
+    respect_subscribers: Annotated[
+        bool, typer.Option("--respect-subscribers", help="Keep what a subscriber has still to read.")
+    ] = False,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Hide the records below a DLSN from readers, for good. Nothing is deleted by it: see `purge`."""
+    wanted = DLSN.parse(dlsn)
+    async with at.open() as namespace, await namespace.open_log(name) as log:
+        if dry_run:
+            least = min([wanted, *((await log.subscribers()).values() if respect_subscribers else ())])
+            changes = [after for _, after in truncation((await log.status()).segments, least)]
+            rows: list[Json] = [{"segment": one.lssn, "state": segment_state(one)} for one in changes]
+            text = [f"segment {one.lssn} would be {segment_state(one)}" for one in changes]
+            at.result({"log": name, "changes": rows}, text or "nothing would change")
+            return
+        confirm(f"Hide every record of {name} below {wanted}?", yes=yes)
+        start = await log.truncate(wanted, respect_subscribers=respect_subscribers)
+    at.result({"log": name, "start": str(start)}, f"{name} begins at {start}")
+
+
+@over_namespace
+async def purge(
+    at: At,
+    names: NamesArgument = None,
+    pattern: FilterOption = None,
+    before: Annotated[
+        int, typer.Option("--before", min=0, help="Lowest transaction id to keep; all but the newest if not said.")
+    ] = MAX_TXID,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    concurrency: ConcurrencyOption = 4,
+) -> None:
+    """Delete the oldest completed segments of logs that nobody writes. The newest completed one always stays."""
+    purged: dict[str, int] = {}
+    async with at.open() as namespace:
+        chosen = await some_logs(namespace, names, pattern)
+        if not dry_run:
+            what = chosen[0] if len(chosen) == 1 else f"{len(chosen)} logs"
+            confirm(f"Delete the segments of {what} that end below transaction id {before}?", yes=yes or not chosen)
+
+        async def purge_one(name: str) -> None:
+            async with await namespace.open_log(name) as log:
+                if dry_run:
+                    purged[name] = len(older_than(await log.segments(), before))
+                else:
+                    purged[name] = await log.purge_older_than(before)
+
+        failed = await each(chosen, concurrency, purge_one)
+    done = sorted(purged.items())
+    rows: list[Json] = [{"log": name, "segments": segments} for name, segments in done]
+    did = "would be deleted" if dry_run else "deleted"
+    result: dict[str, Json] = {"purged": rows, "failed": failed, "dry_run": dry_run}
+    at.result(result, [f"{name}: {segments} segments {did}" for name, segments in done])
+    exit_with(failed=failed)
+
+
+@over_namespace
+async def seal(at: At, name: NameArgument, yes: YesOption = False) -> None:
+    """End a log's stream: readers stop there, and nothing can be written any more."""
+    confirm(f"Seal the log {name} for good?", yes=yes)
+    async with at.open() as namespace:
+        log = await namespace.open_log(name, {"createStreamIfNotExists": False})
+        async with log, await log.open_writer() as writer:
+            end = await writer.mark_end_of_stream()
+    at.result({"log": name, "end": str(end)}, f"{name} ends at {end}")

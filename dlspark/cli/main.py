@@ -1,4 +1,4 @@
-"""The `dlspark` command: sandbox, storage node, logs, reading and writing from a terminal.
+"""The `dlspark` command: sandbox, storage node, namespaces, logs and ledgers, reading and writing from a terminal.
 
 Errors of dlspark itself end with status 1 and one plain message on standard error (2 for wrong usage, as click does);
 anything else is a bug and shows its trace.
@@ -14,7 +14,17 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
-from dlspark.cli import autorecovery, bookies, logs, sandbox, streams
+from dlspark.cli import (
+    autorecovery,
+    bookies,
+    inspections,
+    ledgers,
+    log_contents,
+    logs,
+    namespaces,
+    sandbox,
+    streams,
+)
 from dlspark.errors import DistributedLogError
 from dlspark.version import __version__
 
@@ -97,12 +107,74 @@ recovery_app.command("disable")(plain_errors(autorecovery.disable))
 recovery_app.command("status")(plain_errors(autorecovery.status))
 app.add_typer(recovery_app, name="autorecovery")
 
-log_app = typer.Typer(help="Create, list, describe and delete logs.", no_args_is_help=True)
-log_app.command("create")(plain_errors(logs.create))
-log_app.command("list")(plain_errors(logs.list_logs))
-log_app.command("info")(plain_errors(logs.info))
-log_app.command("delete")(plain_errors(logs.delete))
+log_app = typer.Typer(help="Logs: create, list, show, truncate, delete, watch, inspect.", no_args_is_help=True)
+for name, command in (
+    ("create", logs.create),
+    ("list", logs.list_logs),
+    ("show", logs.show),
+    ("count", logs.count),
+    ("rename", logs.rename),
+    ("delete", logs.delete),
+    ("truncate", logs.truncate),
+    ("purge", logs.purge),
+    ("seal", logs.seal),
+    ("tail", log_contents.tail),
+    ("watch", log_contents.watch),
+    ("inspect", inspections.inspect),
+):
+    log_app.command(name)(plain_errors(command))
 app.add_typer(log_app, name="log")
+
+metadata_app = typer.Typer(help="Bytes that the application keeps with a log.", no_args_is_help=True)
+metadata_app.command("get")(plain_errors(log_contents.metadata_get))
+metadata_app.command("set")(plain_errors(log_contents.metadata_set))
+log_app.add_typer(metadata_app, name="metadata")
+
+subscribers_app = typer.Typer(help="Who reads a log, and how far they have come.", no_args_is_help=True)
+subscribers_app.command("list")(plain_errors(log_contents.subscribers_list))
+subscribers_app.command("delete")(plain_errors(log_contents.subscribers_delete))
+log_app.add_typer(subscribers_app, name="subscribers")
+
+dlsn_app = typer.Typer(help="The binary forms of DLSNs.", no_args_is_help=True)
+dlsn_app.command("encode")(plain_errors(log_contents.dlsn_encode))
+dlsn_app.command("decode")(plain_errors(log_contents.dlsn_decode))
+log_app.add_typer(dlsn_app, name="dlsn")
+
+ledger_app = typer.Typer(help="The ledgers below the logs: find, read, recover, audit.", no_args_is_help=True)
+for name, command in (
+    ("find", ledgers.find),
+    ("lac", ledgers.lac),
+    ("read-entries", ledgers.read_entries_of),
+    ("recover", ledgers.recover),
+    ("delete", ledgers.delete),
+    ("audit", ledgers.audit),
+    ("space", ledgers.space),
+):
+    ledger_app.command(name)(plain_errors(command))
+app.add_typer(ledger_app, name="ledger")
+
+namespace_app = typer.Typer(help="Namespaces: bind, check and repair, access control.", no_args_is_help=True)
+for name, command in (
+    ("bind", namespaces.bind),
+    ("unbind", namespaces.unbind),
+    ("show", namespaces.show),
+    ("check", inspections.check),
+    ("repair-lssn", inspections.repair_lssn),
+):
+    namespace_app.command(name)(plain_errors(command))
+app.add_typer(namespace_app, name="namespace")
+
+acl_app = typer.Typer(help="What may be done with logs.", no_args_is_help=True)
+acl_app.command("show")(plain_errors(namespaces.acl_show))
+acl_app.command("set-default")(plain_errors(namespaces.acl_set_default))
+acl_app.command("set")(plain_errors(namespaces.acl_set))
+acl_app.command("delete")(plain_errors(namespaces.acl_delete))
+namespace_app.add_typer(acl_app, name="acl")
+
+pool_app = typer.Typer(help="Pools of ledgers made in advance.", no_args_is_help=True)
+pool_app.command("list")(plain_errors(namespaces.pool_list))
+pool_app.command("delete")(plain_errors(namespaces.pool_delete))
+namespace_app.add_typer(pool_app, name="allocator-pool")
 
 app.command("write")(plain_errors(streams.write))
 app.command("read")(plain_errors(streams.read))

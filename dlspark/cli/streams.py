@@ -14,7 +14,8 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from dlspark.cli.common import UriOption, namespace_uri
+from dlspark.cli.common import ConfOption, NameArgument, SetOption, UriOption, namespace_uri, settings_of
+from dlspark.cli.records import record_as_json, record_as_text
 from dlspark.core.dlsn import DLSN
 from dlspark.core.log import EARLIEST, LATEST
 from dlspark.core.records import LogRecord
@@ -25,8 +26,6 @@ _READ_RECORDS = 1_000
 _MAX_PENDING = 10_000
 _MS_PER_S = 1000
 
-NameArgument = Annotated[str, typer.Argument(help="The log's name.")]
-
 
 class Output(str, Enum):
     """How `read` prints a record: for people, one JSON object a line, or the payload's bytes and a line feed."""
@@ -36,10 +35,10 @@ class Output(str, Enum):
     RAW = "raw"
 
 
-def write(name: NameArgument, uri: UriOption = None) -> None:
+def write(name: NameArgument, uri: UriOption = None, conf: ConfOption = None, values: SetOption = None) -> None:
     """Append the lines of standard input, one record each, with the time as transaction id; creates a missing log."""
     with (
-        Namespace.open(namespace_uri(uri)) as namespace,
+        Namespace.open(namespace_uri(uri), settings_of(conf, values)) as namespace,
         namespace.open_log(name) as log,
         log.open_writer() as writer,
     ):
@@ -54,18 +53,24 @@ def read(
     ] = EARLIEST,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end, until Ctrl-C.")] = False,
     output: Annotated[Output, typer.Option(help="How records are printed.")] = Output.TABLE,
-    limit: Annotated[int | None, typer.Option(help="Stop after so many records.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-l", help="Stop after so many records.", min=1)] = None,
+    as_hex: Annotated[bool, typer.Option("--hex", "-x", help="Payloads in hexadecimal.")] = False,
+    skip_payload: Annotated[bool, typer.Option("--skip-payload", help="Records without their payloads.")] = False,
     uri: UriOption = None,
+    conf: ConfOption = None,
+    values: SetOption = None,
 ) -> None:
     """Print a log's records, from any position."""
     position = parse_start(start)
+    if output is Output.RAW and (as_hex or skip_payload):
+        raise CallerError("--output raw prints payloads as they are", advice="Leave out --hex and --skip-payload")
     with (
-        Namespace.open(namespace_uri(uri)) as namespace,
+        Namespace.open(namespace_uri(uri), settings_of(conf, values)) as namespace,
         namespace.open_log(name) as log,
         log.open_reader(position) as reader,
     ):
         for number, record in enumerate(reader if follow else _until_caught_up(reader), start=1):
-            _print(record, output)
+            _print(record, output, as_hex=as_hex, payload=not skip_payload)
             if follow:
                 sys.stdout.flush()
             if number == limit:
@@ -120,18 +125,10 @@ def _until_caught_up(reader: LogReader) -> Iterator[LogRecord]:
             yield from records
 
 
-def _print(record: LogRecord, output: Output) -> None:
+def _print(record: LogRecord, output: Output, *, as_hex: bool, payload: bool) -> None:
     if output is Output.RAW:
         sys.stdout.buffer.write(bytes(record.payload) + b"\n")
-        return
-    text = bytes(record.payload).decode("utf-8", errors="backslashreplace")
-    if output is Output.JSON:
-        fields = {
-            "dlsn": str(record.dlsn),
-            "transaction_id": record.txid,
-            "sequence_id": record.sequence_id,
-            "value": text,
-        }
-        print(json.dumps(fields, ensure_ascii=False))
+    elif output is Output.JSON:
+        print(json.dumps(record_as_json(record, as_hex=as_hex, payload=payload), ensure_ascii=False))
     else:
-        print(f"{record.dlsn!s:<16} {record.txid:>15}  {text}")
+        print(record_as_text(record, as_hex=as_hex, payload=payload))

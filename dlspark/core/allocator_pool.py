@@ -20,6 +20,8 @@ from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from metadata.allocators import AllocatorStore, pool_path
 from metadata.errors import DistributedLogError, NoNodeError, NotAppliedError
+from metadata.paths import parent_of
+from metadata.retry import repeat
 from metadata.store import SessionState
 from metadata.tasks import end_tasks
 
@@ -181,3 +183,25 @@ async def delete_pool(services: Services, path: str) -> int:
         await store.remove(allocation)
     await store.remove_pool(path)
     return deleted
+
+
+async def list_pools(services: Services, folder: str | None = None) -> list[tuple[str, list[int | None]]]:
+    """The namespace's pools by name, with the ledger that each allocator has ready. `folder` as for `delete_pool`'s.
+
+    Raises CallerError for what can be no folder of pools.
+    """
+    namespace = services.logs.namespace_path
+    parent = parent_of(pool_path(namespace, folder or services.settings.allocator_pool_path, "any"))
+    store = AllocatorStore(services.store, services.counters)
+    try:
+        names = (await repeat(services.store, lambda: services.store.children(parent)))[0]
+    except NoNodeError:
+        return []
+    pools: list[tuple[str, list[int | None]]] = []
+    for name in names:
+        try:
+            members = [await store.read(member) for member in await store.members(f"{parent}/{name}")]
+        except NoNodeError:
+            continue  # it is being deleted
+        pools.append((name, [one.ledger_id for one in members]))
+    return pools

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,12 +58,6 @@ class TestPositions:
             namespace_uri(None)
 
 
-@pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with Sandbox(tmp_path_factory.mktemp("cli") / "sandbox", nodes=3) as running:
-        yield running
-
-
 @pytest.mark.processes
 class TestLogs:
     def test_lines_go_in_and_come_out_in_every_format(self, sandbox: Sandbox) -> None:
@@ -92,13 +85,6 @@ class TestLogs:
         assert run("write", "new", uri=sandbox.uri, stdin=b"a\n").returncode == 0
         assert run("read", "new", "--output", "raw", uri=sandbox.uri).stdout == b"a\n"
 
-    def test_info_lists_the_segments(self, sandbox: Sandbox) -> None:
-        run("log", "create", "described", uri=sandbox.uri)
-        run("write", "described", uri=sandbox.uri, stdin=b"a\nb\n")
-        described = json.loads(run("log", "info", "described", "--json", uri=sandbox.uri).stdout)
-        assert [(s["segment"], s["state"], s["records"]) for s in described["segments"]] == [(1, "completed", 2)]
-        assert b"completed" in run("log", "info", "described", uri=sandbox.uri).stdout
-
     def test_a_deleted_log_is_gone(self, sandbox: Sandbox) -> None:
         run("log", "create", "doomed", uri=sandbox.uri)
         assert b"doomed" in run("log", "list", uri=sandbox.uri).stdout.splitlines()
@@ -121,7 +107,7 @@ class TestLogs:
         ("arguments", "message"),
         [
             (("read", "absent"), b"absent"),
-            (("log", "info", "absent"), b"absent"),
+            (("log", "show", "absent"), b"absent"),
             (("log", "create", "bad//name"), b"bad//name"),
             (("read", "absent", "--from", "yesterday"), b"no position"),
         ],
@@ -212,6 +198,17 @@ def test_every_command_has_help() -> None:
     from dlspark.cli.main import app
 
     group = typer.main.get_command(app)
-    assert {"sandbox", "bookie", "autorecovery", "log", "write", "read", "demo", "version"} <= set(group.commands)  # type: ignore[attr-defined]
+    assert {
+        "sandbox",
+        "bookie",
+        "autorecovery",
+        "namespace",
+        "log",
+        "ledger",
+        "write",
+        "read",
+        "demo",
+        "version",
+    } <= set(group.commands)  # type: ignore[attr-defined]
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert command.help or command.get_short_help_str(), name

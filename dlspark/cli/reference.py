@@ -1,0 +1,182 @@
+"""docs/cli.md, from the commands themselves and the table of upstream's.
+
+python -m dlspark.cli.reference > docs/cli.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import typer
+
+INTRODUCTION: Final = """# The command line
+
+`dlspark` does what upstream's `dlog tool` and `dlog admin` do, and runs sandbox and storage nodes. `dlspark COMMAND
+--help` says the same as this page, which is generated from the commands: `python -m dlspark.cli.reference`.
+
+## What holds for all commands
+
+* The namespace is given by `--uri`, or by the environment variable `DLSPARK_URI`.
+* Settings are those of the library ([settings.md](settings.md)): the environment's; `--conf FILE` takes the place of
+  the file that `DLSPARK_CONF` names; `--set key=value` goes over all. `lockTimeoutSeconds` says how long a command
+  waits for a log that somebody writes: `--set lockTimeoutSeconds=0` does not wait.
+* These options (`-u` and `-c` for short) are not repeated below. Nor is `--output text|json`, which most commands have.
+* `--output json` prints one object, and commands without an end one object a line. Its fields stay; text may change.
+* What cannot be undone asks first. `--yes` answers; without a terminal and `--yes` it is refused.
+* A log that somebody writes is not truncated, purged, deleted, sealed or repaired, nor are its ledgers recovered: all
+  that takes the log's lock, and the error names who has it.
+* Of several logs, those that fail are told on standard error, and the others are done.
+
+| exit status | means |
+|---|---|
+| 0 | done |
+| 1 | not done, or not for all logs: standard error says what, and what to do next |
+| 2 | wrong usage |
+| 3 | done, and what was found needs a person: faults, orphans, ledgers that were left, a ledger that nothing has |
+| 130 | ended by Ctrl-C |
+"""
+
+AUDIT: Final = """## What an audit calls an orphan
+
+`dlspark ledger audit` looks at everything on the ZooKeeper ensembles of the namespace and of its ledgers, whatever
+namespace it belongs to. A ledger is in use where any segment, allocator, pool, sink or note of deletion names it. One
+that nothing names is
+
+| verdict | where |
+|---|---|
+| `young` | it was made less than `--min-age` hours ago (24 if not said): it may be about to be named |
+| `foreign` | it carries metadata of another application of the same BookKeeper cluster |
+| `undecided` | something could not be read that may name it, or it cannot be read itself |
+| `orphan` | else |
+
+Namespaces that have their ledgers in this cluster and their metadata on **another ZooKeeper ensemble** must be named
+with `--also`, and so must nothing else use the cluster without marking its ledgers: an audit cannot know of them.
+`dlspark ledger delete` decides anew for each ledger it is given, and deletes none that is in use, also with `--force`.
+"""
+
+UPSTREAM: Final = (
+    ("tool list", "log list", "`-m`, `-x` as `--metadata`, `--hex`"),
+    ("tool create", "log create", "`-r PREFIX -e 0-15` is `create PREFIX -e 0-15`"),
+    ("tool delete", "log delete", "several, or by `--filter`"),
+    ("tool show", "log show", "`-ns`, `-lp`, `-fl`, `-ll` as `--no-segments`, `--placement`, `--first`, `--last`"),
+    ("tool count", "log count", "up to before the second DLSN"),
+    ("tool dump", "read", "`-o`, `-n -e -t` as `--from`; `-l`, `-x`, `-sp` as `--limit`, `--hex`, `--skip-payload`"),
+    (
+        "tool inspect",
+        "log inspect",
+        "`-i`, `-cio` as `--only`, `-pso` as `--names`, `-t` as `--concurrency`; for `-d` see `ledger read-entries`; "
+        "no `-ot`: sort the JSON",
+    ),
+    ("tool inspectstream", "log inspect", "the same with a name"),
+    ("tool truncate", "log purge", "all but the newest completed segment; `-d` is `log delete --filter`"),
+    ("tool truncate_stream", "log truncate", ""),
+    ("tool watch", "log watch", ""),
+    ("tool delete_allocator_pool", "namespace allocator-pool delete", "by name; one at a time, so no `-t`"),
+    ("tool delete_ledgers", "ledger delete", "looks first whether anything names them"),
+    ("tool findledger", "ledger find", "allocators, sinks and notes of deletion, too"),
+    ("tool readlac", "ledger lac", ""),
+    (
+        "tool readentries",
+        "ledger read-entries",
+        "`-bks`, `-bad`, `-ver` as `--copies`, `--corrupt`, `--metadata-version`",
+    ),
+    ("tool recoverledger", "ledger recover", "under the log's lock"),
+    ("tool audit_ledgers", "ledger audit", "`-u` twice is `--also`; `-lf` is `--orphans`; `-ap`: it finds all pools"),
+    ("tool audit_dl_space", "ledger space", "`-groupByRegex` as `--group-by`"),
+    ("tool audit_bk_space", "ledger space", "with `--cluster`"),
+    ("tool serialize_dlsn", "log dlsn encode", ""),
+    ("tool deserialize_dlsn", "log dlsn decode", ""),
+    ("tool delete_subscriber", "log subscribers delete", ""),
+    ("tool -a (ZooKeeper ACL id)", "", "a setting: `--set zkAclId=...`"),
+    ("tool -f (no prompts)", "", "`--yes`; `--force` means more than not asking"),
+    ("admin bind", "namespace bind", "and `--acl-root`, which upstream cannot give; `-q` is `namespace show`"),
+    ("admin unbind", "namespace unbind", ""),
+    ("admin repairseqno", "namespace repair-lssn", "`-v`: it always says what it does"),
+    ("admin dlck", "namespace check", "`-v` likewise; `-cy` as `--concurrency`"),
+    ("admin set_default_acl", "namespace acl set-default", ""),
+    ("admin set_stream_acl", "namespace acl set", ""),
+    ("admin delete_stream_acl", "namespace acl delete", ""),
+    ("tool help, admin help", "", "`--help` with any command"),
+    ("local", "sandbox start", ""),
+    ("dlog-daemon bookie", "bookie", ""),
+    ("dlog-daemon bookie-rereplicator", "autorecovery", ""),
+    ("zkshell, bkshell", "", "they are programs of ZooKeeper and BookKeeper, and work with our clusters as they are"),
+    ("a Java class's name", "", "there is nothing like it here: `python -m`"),
+)
+"""Command of upstream's, ours, and what differs or why there is none."""
+_SHARED: Final = {"--uri", "--conf", "--set", "--output"}
+"""Options that the page names once."""
+_RECORDS: Final = "How records are printed."
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION, AUDIT, "\n".join(_upstream()), *_commands(typer.main.get_command(_app()), "dlspark")]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _app() -> typer.Typer:
+    from dlspark.cli.main import app
+
+    return app
+
+
+def _upstream() -> Iterator[str]:
+    yield "## Upstream's commands\n"
+    yield "| dlog | dlspark | note |"
+    yield "|---|---|---|"
+    for theirs, ours, note in UPSTREAM:
+        yield f"| `{theirs}` | {f'`{ours}`' if ours else 'none'} | {note} |"
+    yield ""
+
+
+def _commands(group: Any, path: str) -> Iterator[str]:
+    """A group's commands, then the groups in it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield f"## `{path} {name}`\n\n{_help(command)}\n"
+            if command.params:
+                yield "\n".join(_options(command))
+            yield from _commands(command, f"{path} {name}")
+        else:
+            yield f"### `{_usage(command, f'{path} {name}')}`\n\n{_help(command)}\n"
+            yield "\n".join(_options(command))
+
+
+def _usage(command: Any, path: str) -> str:
+    """The command with its arguments."""
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    words = [one.metavar or one.name.upper() for one in arguments]
+    shown = [
+        word if one.required or word.startswith("[") else f"[{word}]"
+        for one, word in zip(arguments, words, strict=True)
+    ]
+    return " ".join([path, *shown])
+
+
+def _help(command: Any) -> str:
+    text = (command.help or "").partition("\n\n")
+    return "\n\n".join(" ".join(part.split()) for part in (text[0], text[2]) if part)
+
+
+def _options(command: Any) -> Iterator[str]:
+    shared = _SHARED if any("--set" in one.opts for one in command.params) else {"--output"}
+    rows = [
+        f"| {_names(one)} | {' '.join(one.help.split())} |"
+        for one in command.params
+        if one.help is not None and not (set(one.opts) & shared and one.help != _RECORDS)
+    ]
+    if rows:
+        yield "\n".join(["| | |", "|---|---|", *rows, ""])
+
+
+def _names(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar or parameter.name.upper()}`"
+    names = ", ".join(f"`{name}`" for name in parameter.opts)
+    return names + "".join(f" / `{name}`" for name in parameter.secondary_opts)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
