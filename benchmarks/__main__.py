@@ -15,12 +15,13 @@ from typing import Protocol
 from benchmarks.cluster import Cluster
 from benchmarks.codec import CodecBenchmark
 from benchmarks.java_pairs import java_pairs
+from benchmarks.logs import LogBenchmark
 from benchmarks.machine import header
 from benchmarks.results import Row, as_json, table
 from benchmarks.storage import StorageBenchmark
 from dlspark.testing.java_process import OutOfReachError
 
-SECTIONS = ("codec", "storage", "spark", "java")
+SECTIONS = ("codec", "storage", "logs", "spark", "java")
 NEEDED_BYTES = 30 << 30
 """Three replicas of everything that is written, and the journals; nothing is collected meanwhile."""
 
@@ -60,10 +61,12 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     benchmarks: list[Benchmark] = []
     if "codec" in sections:
         benchmarks.append(CodecBenchmark())
-    if {"storage", "spark", "java"} & set(sections):
+    if {"storage", "logs", "spark", "java"} & set(sections):
         cluster = stack.enter_context(Cluster(directory / "cluster"))
     if "storage" in sections:
         benchmarks.append(StorageBenchmark(cluster, directory))
+    if "logs" in sections:
+        benchmarks.append(LogBenchmark(cluster))
     if "spark" in sections:
         from benchmarks.spark_jobs import spark_benchmark  # only here: Spark takes seconds to import
 

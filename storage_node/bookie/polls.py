@@ -37,6 +37,7 @@ def _wait(connection: Connection, request: m.ReadRequest, ledger: Ledger, previo
         connection.polls.pop(waiter, None)
         _finish(connection, request, previous_lac, advanced)
         connection.flow.done(REQUEST_BYTES)
+        connection.flow.check()  # no frame of this connection's own may follow that would have it looked at
 
     waiter = LacWaiter(ledger, previous_lac, timeout_s, finished)
     connection.polls[waiter] = None
@@ -44,15 +45,11 @@ def _wait(connection: Connection, request: m.ReadRequest, ledger: Ledger, previo
 
 
 def _finish(connection: Connection, request: m.ReadRequest, previous_lac: int, advanced: bool) -> None:
-    """The wait is over: answer from memory at once, else begin to read."""
-    cost = REQUEST_BYTES
-    if request.piggyback:
-        found = connection.storage.find(request.ledger_id, previous_lac + 1)
-        cost += 0 if isinstance(found, Status) else connection.storage.size_of(*found)
-    connection.spawn(_answer(connection, request, previous_lac, advanced), cost)
+    """The wait is over: answer from memory at once, else begin to read.
 
-
-async def _answer(connection: Connection, request: m.ReadRequest, previous_lac: int, advanced: bool) -> None:
+    At once means in the turn of the loop in which the LAC moved on, before the journal begins to sync what moved it: a
+    reader at the tail waits for this answer.
+    """
     if not request.piggyback:
         reads.plain_read(connection, request)
         return
@@ -60,16 +57,27 @@ async def _answer(connection: Connection, request: m.ReadRequest, previous_lac: 
         reads.refuse(connection, request, Status.EBADREQ)
         return
     storage = connection.storage
-    stamp_ms = connection.node.clock.now_ms() if advanced else None
     found = storage.find(request.ledger_id, -1)
     if isinstance(found, Status):
         reads.refuse(connection, request, found)
         return
+    stamp_ms = connection.node.clock.now_ms() if advanced else None
     lac = found[0].lac
     wanted = storage.find(request.ledger_id, previous_lac + 1) if lac > previous_lac >= -1 else Status.ENOENTRY
     if isinstance(wanted, Status):
         connection.link.send(dialect_of(request).no_entry(request, Status.EOK, lac))
         return
+    body = storage.read_now(*wanted)
+    if body is not None:
+        reads.send_entry(connection, request, wanted[1], body, lac, stamp_ms)
+        return
+    cost = REQUEST_BYTES + storage.size_of(*wanted)
+    connection.spawn(_answer_from_disk(connection, request, wanted, lac, stamp_ms), cost)
+
+
+async def _answer_from_disk(
+    connection: Connection, request: m.ReadRequest, wanted: tuple[Ledger, int], lac: int, stamp_ms: int | None
+) -> None:
     body = await reads.fetch(connection, *wanted, urgent=False)
     if body is None:
         reads.refuse(connection, request, reads.why_not(connection, request))
