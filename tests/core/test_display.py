@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import signal
+import subprocess
 import sys
 import threading
 import types
@@ -116,6 +118,8 @@ def test_what_is_no_range_is_refused(text):
 def test_records_are_a_list_with_a_table_of_its_two_ends():
     records = Records(record(b"%d" % number, number) for number in range(1000))
     assert records[:2] == [record(b"0", 0), record(b"1", 1)]
+    assert "2 records" in records[:2]._repr_html_()
+    assert records[-1].payload == b"999"
     html = records._repr_html_()
     assert html.count("<tr>") == 52  # head, 25, what is left out, 25
     assert "950 more" in html
@@ -350,7 +354,8 @@ def test_an_interrupt_ends_a_tail_without_an_error_and_closes_its_reader(orders,
         return opened[-1]
 
     def stop(self, records):
-        raise KeyboardInterrupt
+        """What Ctrl-C does: a signal to the main thread, which soon waits for records that do not come."""
+        threading.Thread(target=signal.pthread_kill, args=(threading.main_thread().ident, signal.SIGINT)).start()
 
     monkeypatch.setattr(tail.Tail, "open", classmethod(remembered))
     monkeypatch.setattr(tail.TerminalScreen, "add", stop)
@@ -444,8 +449,6 @@ def test_a_page_is_not_drawn_more_often_than_eyes_can_follow(monkeypatch):
 
 
 def test_ipython_is_not_imported_by_anything_here():
-    import subprocess
-
     code = (
         "import sys, dlspark; dlspark.Namespace, dlspark.AsyncNamespace\n"
         "from dlspark.core.display.tail import in_notebook\n"
