@@ -41,7 +41,7 @@ from metadata.segments import VERSION
 _HOUR_MS = 3_600_000
 
 LedgerArgument = Annotated[int, typer.Argument(min=0, help="Ledger id.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Though nothing tells that nobody needs it.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Though somebody may need it whom nothing names.")]
 AlsoOption = Annotated[
     list[str] | None, typer.Option("--also", help="URI of another namespace on this cluster; may be given again.")
 ]
@@ -227,7 +227,10 @@ async def audit(
         services = [(await stack.enter_async_context(at.open(uri))).services for uri in (None, *(also or ()))]
         found = await audit_ledgers(services, min_age_ms=int(min_age * _HOUR_MS))
     if orphans is not None:
-        orphans.write_text("".join(f"{ledger}\n" for ledger in found.orphans))
+        try:
+            orphans.write_text("".join(f"{ledger}\n" for ledger in found.orphans))
+        except OSError as error:
+            raise CallerError(f"{orphans} cannot be written: {error.strerror}", advice="Name another file") from error
     at.result(_audit(found), _audit_lines(found))
     exit_with(attention=not found.clean)
 

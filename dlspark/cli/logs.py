@@ -293,7 +293,8 @@ async def purge(
         chosen = await some_logs(namespace, names, pattern)
         if not dry_run:
             what = chosen[0] if len(chosen) == 1 else f"{len(chosen)} logs"
-            confirm(f"Delete the segments of {what} that end below transaction id {before}?", yes=yes or not chosen)
+            which = "but the newest completed" if before == MAX_TXID else f"below transaction id {before}"
+            confirm(f"Delete the segments of {what}, all {which}?", yes=yes or not chosen)
 
         async def purge_one(name: str) -> None:
             async with await namespace.open_log(name) as log:

@@ -50,9 +50,10 @@ that nothing names is
 | `undecided` | something could not be read that may name it, or it cannot be read itself |
 | `orphan` | else |
 
-Namespaces that have their ledgers in this cluster and their metadata on **another ZooKeeper ensemble** must be named
-with `--also`, and so must nothing else use the cluster without marking its ledgers: an audit cannot know of them.
-`dlspark ledger delete` decides anew for each ledger it is given, and deletes none that is in use, also with `--force`.
+Two things an audit cannot know of, so their ledgers look like orphans: namespaces whose metadata are on **another
+ZooKeeper ensemble**, unless they are named with `--also`, and other applications of the cluster that do not mark their
+ledgers. `dlspark ledger delete` decides anew for each ledger that it is given, and deletes none that is in use or
+undecided, also with `--force`.
 """
 
 UPSTREAM: Final = (

@@ -236,10 +236,10 @@ async def delete_ledgers(
     force: bool = False,
     dry_run: bool = False,
 ) -> list[LedgerDeletion]:
-    """Delete those of `ledgers` that are orphans; with `force` young, foreign and undecided ones, too.
+    """Delete those of `ledgers` that are orphans; with `force` young and foreign ones, too.
 
-    One that anything names is left alone, also with `force`: its log, pool or sink deletes it. With `dry_run` nothing
-    is deleted, `deleted` says what would be. May be called again after any error.
+    One that anything names, or may name, is left alone also with `force`: its log, pool or sink deletes it. With
+    `dry_run` nothing is deleted, `deleted` says what would be. May be called again after any error.
     """
     cluster = _one_cluster(namespaces)
     wanted = sorted(set(ledgers))
@@ -248,7 +248,7 @@ async def delete_ledgers(
     done = []
     for ledger_id in wanted:
         verdict = (await judge.unnamed(ledger_id)).verdict if ledger_id in left else Verdict.IN_USE
-        doomed = verdict is Verdict.ORPHAN or (force and verdict not in (Verdict.IN_USE, Verdict.GONE))
+        doomed = verdict is Verdict.ORPHAN or (force and verdict in (Verdict.YOUNG, Verdict.FOREIGN))
         if doomed and not dry_run:
             await cluster.delete(ledger_id)
         done.append(LedgerDeletion(ledger_id, verdict, doomed))

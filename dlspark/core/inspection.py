@@ -128,7 +128,7 @@ async def inspect_log(services: Services, name: str) -> LogInspection:
         state = None  # It moves on while it is written: what was read at two moments need not fit.
     findings += faults_of(segments, state)
     findings += [_in_progress(one, owner) for one in segments if one.in_progress]
-    findings += await _ledgers(services, segments)
+    findings += await _ledgers(services, name, segments)
     return LogInspection(name, tuple(segments), owner, tuple(findings))
 
 
@@ -210,17 +210,22 @@ def _shared(segments: Sequence[SegmentMetadata]) -> list[Finding]:
 # ---------------------------------------------------------------------- ledgers
 
 
-async def _ledgers(services: Services, segments: Sequence[SegmentMetadata]) -> list[Finding]:
+async def _ledgers(services: Services, name: str, segments: Sequence[SegmentMetadata]) -> list[Finding]:
     found: list[Finding | None] = []
     for start in range(0, len(segments), _LEDGERS_AT_ONCE):
-        found += await asyncio.gather(*(_ledger(services, one) for one in segments[start : start + _LEDGERS_AT_ONCE]))
+        chunk = segments[start : start + _LEDGERS_AT_ONCE]
+        found += await asyncio.gather(*(_ledger(services, name, one) for one in chunk))
     return [one for one in found if one is not None]
 
 
-async def _ledger(services: Services, segment: SegmentMetadata) -> Finding | None:
+async def _ledger(services: Services, name: str, segment: SegmentMetadata) -> Finding | None:
     try:
         ledger = (await services.ledger_store.read(segment.ledger_id)).value
     except NoNodeError:
+        path = services.logs.paths(name).segment(segment)
+        await repeat(services.store, lambda: services.store.sync(path))
+        if await repeat(services.store, lambda: services.store.exists(path)) is None:
+            return None  # It was purged, or removed by recovery, since it was listed.
         return Finding(Kind.NO_LEDGER, f"ledger {segment.ledger_id} of segment {segment.lssn} is not there", segment)
     except CorruptDataError as error:
         return Finding(Kind.UNREADABLE, f"the ledger of segment {segment.lssn}: {error}", segment)

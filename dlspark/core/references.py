@@ -37,6 +37,8 @@ WALKS: Final = 3
 """Walks after which a ledger that none of them found is named nowhere: it moves on at most twice."""
 MAX_REQUESTS: Final = 64
 """Requests of one walk that are under way at a time."""
+_CHILDREN_AT_ONCE: Final = 256
+"""Children of one znode that are gone into at a time: it bounds memory, MAX_REQUESTS the load."""
 _POOL_MEMBER: Final = re.compile(r"A\d{10}")
 _NOT_OURS: Final = ("/zookeeper",)
 
@@ -118,7 +120,8 @@ class _Walk:
         if "ledgers" in children and "maxtxid" in children:
             await self._partition(path, children)
             return
-        await asyncio.gather(*(self._child(path, name) for name in children))
+        for start in range(0, len(children), _CHILDREN_AT_ONCE):
+            await asyncio.gather(*(self._child(path, name) for name in children[start : start + _CHILDREN_AT_ONCE]))
 
     async def _child(self, parent: str, name: str) -> None:
         path = join(parent, name)
@@ -135,13 +138,10 @@ class _Walk:
             await self._allocator(join(path, "allocation"))
         segments = join(path, "ledgers")
         names = await self._children(segments)
-        await asyncio.gather(
-            *(
-                self._segment(join(segments, name))
-                for name in names
-                if name.startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))
-            )
-        )
+        listed = [name for name in names if name.startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))]
+        for start in range(0, len(listed), _CHILDREN_AT_ONCE):
+            chunk = listed[start : start + _CHILDREN_AT_ONCE]
+            await asyncio.gather(*(self._segment(join(segments, name)) for name in chunk))
         notes = join(path, NOTES)
         for name in await self._children(notes):
             if name.isdecimal():

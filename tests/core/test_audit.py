@@ -118,6 +118,8 @@ async def test_nothing_is_an_orphan_while_something_cannot_be_read(world, namesp
     assert [one.path for one in found.unreadable] == [path]
     assert [(one.ledger_id, one.verdict) for one in found.unnamed] == [(ledger, Verdict.UNDECIDED)]
     assert not found.clean
+    (left,) = await delete_ledgers([namespace.services], [ledger], min_age_ms=0, force=True)
+    assert (left.verdict, left.deleted) == (Verdict.UNDECIDED, False)
 
 
 async def test_a_ledger_that_moves_on_under_the_audit_is_found(world, namespace):

@@ -101,6 +101,20 @@ async def test_ledgers_that_are_gone_open_or_too_short_are_faults(world, namespa
     await unfinished.close()
 
 
+async def test_a_segment_that_is_purged_under_the_inspection_is_no_fault(world, namespace):
+    first = (await _written(namespace))[0]
+    original = namespace.services.ledger_store.read
+
+    async def read(ledger_id, watch=None):
+        if ledger_id == first.ledger_id:
+            await world.operator.delete(namespace.logs_store.paths("log").segment(first))
+            await namespace.ledgers.delete(first.ledger_id)
+        return await original(ledger_id, watch)
+
+    namespace.services.ledger_store.read = read
+    assert (await inspect_log(namespace.services, "log")).findings == ()
+
+
 async def test_what_cannot_be_read_is_a_fault_and_not_an_error(world, namespace):
     segments = await _written(namespace)
     await world.operator.put(namespace.logs_store.paths("log").segment(segments[1]), b"garbage", ANY_VERSION)
