@@ -273,7 +273,10 @@ class LogPositions:
         await self._services.reading.logs.open(self.name)
         if isinstance(start, DLSN):
             return start
-        return DLSN.INITIAL if start == EARLIEST else DLSN.parse(start)
+        if start != EARLIEST:
+            return DLSN.parse(start)
+        # Segments of version 1 have no number, and count as 0.
+        return DLSN(0, 0, 0) if self._settings.skip_minimum_version else DLSN.INITIAL
 
     async def _last_or_end(self) -> DLSN:
         try:

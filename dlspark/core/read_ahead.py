@@ -26,6 +26,7 @@ from dlspark.errors import (
     DistributedLogError,
     ReadError,
     SegmentNotFoundError,
+    UnsupportedMetadataVersionError,
 )
 from metadata.logs import SegmentMetadata
 from metadata.segment_listing import SegmentListing
@@ -192,6 +193,7 @@ class ReadAhead:
             listing = await self._list.load()
             earlier_open = any(listed.lssn < lssn for listed in listing.open)
             if listing.find(lssn) is not None and not earlier_open:
+                self._check_numbered(listing, lssn)
                 found = await self._list.segment(lssn)
                 if found is None:
                     continue  # The list has changed.
@@ -200,6 +202,17 @@ class ReadAhead:
             if listing.find(lssn) is None and len(listing) and listing[-1].lssn > lssn:
                 raise self._removed(DLSN(lssn, 0, 0))
             await self._wait_for_change()
+
+    def _check_numbered(self, listing: SegmentListing, lssn: int) -> None:
+        """Raise where the position does not tell which segment is meant, so that none is passed over."""
+        same = listing.index_of(lssn + 1) - listing.index_of(lssn)
+        if same > 1:
+            raise UnsupportedMetadataVersionError(
+                f"{same} segments have the number {lssn}: nothing of them was delivered",
+                log=self._name,
+                advice="Segments of version 1 have no numbers: of a log with several, copy each one's records "
+                "to another log with a library that can",
+            )
 
     async def _wait_for_change(self) -> None:
         self.reached_tail()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -23,6 +24,7 @@ from dlspark.errors import (
     RecordTooLongError,
     TransactionIdOutOfOrderError,
     TransmitError,
+    UnsupportedMetadataVersionError,
     WriteError,
     WriterDeposedError,
 )
@@ -520,11 +522,30 @@ async def test_a_log_of_version_1_is_read_recovered_and_written_on_where_that_is
     assert (await new).lssn == 1
     names, _ = await store.children(paths.ledgers)
     assert "logrecs_000000000000001000_000000000000001000" in names
-    records = await _all(other, "old", DLSN(0, 0, 0))
-    assert [(record.payload, record.dlsn) for record in records] == [(b"old", DLSN(0, 0, 0)), (b"new", DLSN(1, 0, 0))]
+    for start in (DLSN(0, 0, 0), "earliest"):
+        records = await _all(other, "old", start)
+        assert [record.payload for record in records] == [b"old", b"new"]
+        assert [record.dlsn for record in records] == [DLSN(0, 0, 0), DLSN(1, 0, 0)]
     strict = await world.namespace()
     with pytest.raises(DistributedLogError, match="version 1"):
         await (await strict.open_log("old")).segments()
+
+
+async def test_segments_that_share_the_number_0_are_refused_rather_than_passed_over(world):
+    namespace = await world.namespace(skip_minimum_version=True, metadata_version=2)
+    log = await namespace.open_log("old")
+    paths = namespace.logs_store.paths("old")
+    for txid in (1000, 2000):
+        async with await log.open_writer() as writer:
+            writer.write(txid, b"old")
+    for segment in await log.segments():
+        await namespace.store.delete(paths.segment(segment))
+        old = replace(segment, lssn=0, version=1, last_entry=-1, last_slot=-1).named(0)
+        await namespace.store.create(paths.segment(old), old.encode())
+    other = await world.namespace(skip_minimum_version=True)
+    assert [segment.lssn for segment in await (await other.open_log("old")).segments()] == [0, 0]
+    with pytest.raises(UnsupportedMetadataVersionError, match="2 segments have the number 0"):
+        await _all(other, "old", "earliest")
 
 
 async def test_segments_named_by_transaction_ids_are_written_and_read(world):

@@ -125,6 +125,23 @@ def without_sequence_ids(records: list[Facts]) -> list[Facts]:
     return [{key: value for key, value in record.items() if key != "sequence_id"} for record in records]
 
 
+def test_a_segment_of_version_1_by_java_is_read_by_both(java: JavaTool, uri: str, log_name: str) -> None:
+    """It has no number of its own, and counts as 0. A version 2 segment follows, written by us."""
+    old = {"ledgerMetadataSkipMinVersionCheck": "true"}
+    settings = {"ledgerMetadataLayoutVersion": 1, "logSegmentNameVersion": 0, **old, **UNCACHED}
+    javas = JavaSide(JavaLog(java, uri, log_name, **settings))
+    javas.log.call("create")
+    dlsns = javas.write(0, 20)
+    with our_log(uri, log_name, ledgerMetadataLayoutVersion=2, **old) as log:
+        ours = OurSide(log)
+        dlsns += ours.write(20, 10)
+        assert [segment["lssn"] for segment in ours.segments()] == [0, 1]
+        assert ours.segments() == javas.segments()
+        for side in (ours, javas):
+            assert without_sequence_ids(side.read(30)) == without_sequence_ids(expected(dlsns))
+        assert ours.read(30) == javas.read(30)
+
+
 def test_one_log_has_segments_of_different_metadata_versions(java: JavaTool, uri: str, log_name: str, way: str) -> None:
     dlsns: list[str] = []
     for metadata_version in (2, 3, 4, 5):

@@ -78,6 +78,32 @@ def same_rest(pair: Pair, records: list[dict[str, object]]) -> None:
         assert side.count(str(records[0]["dlsn"])) == len(records)
 
 
+def test_a_truncation_inside_an_entry_hides_its_first_records_from_us_and_nothing_of_it_from_java(
+    plain_pair: Pair,
+) -> None:
+    """The positions that readers skip to are entries in Java, records here."""
+    pair = plain_pair
+    writer = pair.writer.open_writer()
+    dlsns = writer.write_numbered(0, 30)
+    writer.close()
+    inside = next(index for index in range(15, 30) if not dlsns[index].endswith(":0"))
+    entry = dlsns[inside].rpartition(":")[0] + ":0"
+    pair.reader.truncate(dlsns[inside])
+    assert pair.reader.segments() == pair.writer.segments()
+    assert pair.ours.read(30 - inside) == expected(dlsns)[inside:]
+    assert pair.javas.read(30 - dlsns.index(entry)) == expected(dlsns)[dlsns.index(entry) :]
+
+
+def test_what_truncation_hides_is_there_for_whoever_ignores_it(
+    java: JavaTool, uri: str, log_name: str, way: str
+) -> None:
+    with pair_of(java, uri, log_name, way, ignoreTruncationStatus="true") as pair:
+        dlsns = pair.writer.write(0, 20) + pair.writer.write(20, 20)
+        pair.writer.truncate(dlsns[30])
+        for side in (pair.reader, pair.writer):
+            assert side.read(40, dlsn=dlsns[0]) == expected(dlsns)
+
+
 @pytest.mark.parametrize("only_truncated", [False, True], ids=["all that expired", "only what was truncated"])
 def test_what_one_retains_no_longer_is_gone_for_both(
     java: JavaTool, ours: Cluster, zk: str, uri: str, log_name: str, way: str, only_truncated: bool

@@ -1,0 +1,39 @@
+"""docs/interop.md names every test of interoperability, every state of the matrix, and nothing that does not exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "interop.md").read_text()
+TESTS = ROOT / "tests" / "interop"
+
+
+def functions(path: Path) -> list[str]:
+    nodes = ast.parse(path.read_text()).body
+    return [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_the_page_names_every_test_of_interoperability_and_no_other() -> None:
+    named = re.findall(r"`(test_\w+\.py::test_\w+)`", PAGE)
+    existing = [
+        f"{path.name}::{name}"
+        for path in sorted(TESTS.glob("test_*.py"))
+        for name in functions(path)
+        if name.startswith("test_")
+    ]
+    assert sorted(named) == sorted(existing)
+
+
+def test_the_page_has_a_row_for_every_state_of_a_log() -> None:
+    """A state is a function that leaves a log `Written`."""
+    nodes = ast.parse((TESTS / "test_log_matrix_across.py").read_text()).body
+    states = [
+        node.name.replace("_", " ")
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name) and node.returns.id == "Written"
+    ]
+    assert sorted(re.findall(r"^\| `([a-z ]+)` \|", PAGE, re.M)) == sorted(states)
+    assert len(states) == 11
