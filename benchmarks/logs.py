@@ -142,19 +142,19 @@ async def tail_latencies_us(log: AsyncLog, seconds: float) -> tuple[list[float],
     return delivered, whole
 
 
-async def fill_log(log: AsyncLog, records: Records) -> tuple[int, int]:
-    """A completed segment of about `READ_BYTES`; its ledger and the bytes stored in that."""
+async def fill_log(log: AsyncLog, records: Records, batches: int = BATCHES) -> tuple[int, int]:
+    """A completed segment, of about `READ_BYTES` unless said otherwise; its ledger and the bytes stored in that."""
     writer = await log.open_writer()
     written = None
     span = int(records.txids[-1] - records.txids[0]) + 1
-    for number in range(BATCHES):
+    for number in range(batches):
         await writer.wait_for_room()
         written = writer.write_batch(records.txids + number * span, records.payloads)
     if written is not None:
         await written
     await writer.close()
     (segment,) = await log.segments()
-    return segment.ledger_id, sum(map(len, records.entries())) * BATCHES
+    return segment.ledger_id, sum(map(len, records.entries())) * batches
 
 
 async def by_columns(log: AsyncLog, total: int) -> None:

@@ -233,12 +233,15 @@ class AsyncLogReader:
 
     def _deliver(self) -> LogRecord:
         record = self._records.popleft()
-        self._position = DLSN(record.dlsn.lssn, record.dlsn.entry_id, record.dlsn.slot_id + max(record.slots, 1))
+        self._position = _behind(record)
         return record
 
     def _deliver_up_to(self, count: int) -> list[LogRecord]:
         self._has(count)
-        return [self._deliver() for _ in range(min(max(count, 1), len(self._records)))]
+        records = [self._records.popleft() for _ in range(min(max(count, 1), len(self._records)))]
+        if records:
+            self._position = _behind(records[-1])
+        return records
 
     async def _wait_for_records(self, deadline: float | None) -> None:
         if self._has(1):
@@ -285,8 +288,10 @@ class AsyncLogReader:
             self._fail(error)
             return
         self._numbers.enter(segment.lssn)
+        start = self._start
+        may_be_below = DLSN(segment.lssn, fetched.entry_id, 0) < start
         for record in records:
-            if record.is_control or _is_below(record, self._start):
+            if record.is_control or (may_be_below and _is_below(record, start)):
                 continue
             if record.is_end_of_stream:
                 self._final = self._end_of_stream(record.dlsn)
@@ -450,6 +455,11 @@ class AsyncLogReader:
         while self._records and self._records[0].dlsn.lssn == lssn:
             records.append(self._deliver())
         return record_rows(self.name, records)
+
+
+def _behind(record: LogRecord) -> DLSN:
+    """The first position after a record, or after a record set that is delivered whole."""
+    return DLSN(record.dlsn.lssn, record.dlsn.entry_id, record.dlsn.slot_id + max(record.slots, 1))
 
 
 def _is_below(record: LogRecord, start: DLSN) -> bool:
