@@ -24,9 +24,9 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmSandbox]:
 
 def test_a_delivery_at_the_tail_comes_after_its_write_and_is_counted_once(sandbox: WarmSandbox) -> None:
     async def measure() -> tuple[list[float], list[float]]:
-        async with await AsyncNamespace.open(sandbox.uri, LOW_LATENCY) as namespace:
-            async with await namespace.open_log("tail") as log:
-                return await tail_latencies_us(log, 0.1)
+        opening = AsyncNamespace.open(sandbox.uri, LOW_LATENCY)
+        async with await opening as namespace, await namespace.open_log("tail") as log:
+            return await tail_latencies_us(log, 0.1)
 
     delivered, whole = run(measure())
     assert len(delivered) == len(whole) >= LEAST_SAMPLES
