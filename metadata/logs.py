@@ -231,6 +231,8 @@ class LogStore:
             except BadVersionError:
                 continue  # somebody else has created a log meanwhile, perhaps this one
             except NodeExistsError as error:
+                if error.path in ancestors(self.paths_in(place.folder, plain).root):
+                    continue  # a folder that another new log shares with this one is there by now
                 raise LogExistsError("somebody else has just created the log", log=name, path=error.path) from error
             except NoNodeError as error:
                 raise NotBoundError(

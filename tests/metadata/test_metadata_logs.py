@@ -168,6 +168,12 @@ async def test_logs_are_made_only_in_a_namespace(store: MetadataStore, root: str
         await LogStore(store, f"{root}/nowhere").create("flights")
 
 
+async def test_logs_that_share_a_new_folder_may_be_created_at_once(logs: LogStore) -> None:
+    names = [f"plant/hall/machine-{number}" for number in range(5)]
+    await asyncio.gather(*(logs.create(name) for name in names))
+    assert [await logs.exists(name) for name in names] == [True] * 5
+
+
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
 async def test_a_lost_creation_is_an_unknown_outcome_that_ensure_resolves(fault: Fault) -> None:
     tree = MemoryTree()
