@@ -19,7 +19,7 @@ from functools import partial
 from dlspark.testing.simulation import mutations
 from dlspark.testing.simulation.failover import run_failovers, table
 from dlspark.testing.simulation.points import FAULT_POINTS
-from dlspark.testing.simulation.runner import print_failure, print_summary, run_many
+from dlspark.testing.simulation.runner import print_failure, print_progress, print_summary, run_many
 from dlspark.testing.simulation.scenarios import run_seed
 
 ENOUGH_FOR_ALL_POINTS = 300
@@ -73,7 +73,8 @@ def _failovers(seeds: range) -> int:
 
 def _many(seeds: range, processes: int, logs: bool) -> int:
     began = time.monotonic()
-    summary = run_many(seeds, processes=processes, logs=logs, failed=partial(print_failure, logs=logs))
+    failed = partial(print_failure, logs=logs)
+    summary = run_many(seeds, processes=processes, logs=logs, failed=failed, progress=print_progress)
     print_summary(summary, began=began, verbose=True)
     if summary.failures:
         return 1

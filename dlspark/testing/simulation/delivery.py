@@ -115,4 +115,9 @@ class Deliveries:
                 self._fail(parts[2], f"the position of {parts[5]} went back from {one.stored} to {position}")
             if not any(isinstance(other, Check) and other.path.startswith(f"{op.path}/") for other in ops):
                 self._fail(parts[2], f"the position of {parts[5]} was stored by one whose lock was not checked")
+            given = max((span.next for span in one.spans), default=DLSN.INITIAL)
+            if position > given:
+                self._fail(
+                    parts[2], f"the position of {parts[5]} is {position}; its readers were given what is below {given}"
+                )
             one.stored = position

@@ -267,9 +267,7 @@ class LogWorkload(Roles):
         else:
             txids = np.array([record.txid for record in records], np.int64)
             payloads = pa.array([record.payload for record in records], pa.binary())
-            operation = self._begin(session, "batch")
-            batch = writer.write_batch(txids, payloads)
-            batch.add_done_callback(partial(self._batch_answered, records, operation))
+            self._follow_batch(records, writer.write_batch(txids, payloads))
 
     def _record(self, session: Session, rng: Random) -> Written:
         session.txid += rng.choice((0, 1, 1, 7))
@@ -282,6 +280,10 @@ class LogWorkload(Roles):
 
     def _follow(self, record: Written, future: asyncio.Future[DLSN]) -> None:
         future.add_done_callback(partial(self._answered, record, self._begin(record.session, "record")))
+
+    def _follow_batch(self, records: Sequence[Written], batch: asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+        operation = self._begin(records[0].session, "batch")
+        batch.add_done_callback(partial(self._batch_answered, records, operation))
 
     def _answered(self, record: Written, operation: Operation, future: asyncio.Future[DLSN]) -> None:
         error = future.exception()

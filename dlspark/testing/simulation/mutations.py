@@ -15,10 +15,13 @@ from itertools import takewhile
 from typing import Any
 from unittest import mock
 
-from dlspark.core import retention, succession, truncation
+from dlspark.core import read_ahead, retention, succession, truncation
 from dlspark.core.dlsn import DLSN
+from dlspark.core.locked_reader import AsyncLockedReader
 from dlspark.core.owned_segments import OwnedSegments
 from dlspark.core.read_ahead import ReadAhead
+from dlspark.core.reader import AsyncLogReader
+from dlspark.core.records import LogRecord
 from dlspark.core.segment_writer import SegmentWriter
 from dlspark.errors import WriteError
 from dlspark.testing.simulation.scenarios import Report, run_seed
@@ -27,6 +30,7 @@ from metadata.ledger_metadata import LedgerMetadata
 from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.segment_changes import Change, SegmentChanges
 from metadata.store import ANY_VERSION, Check, Delete, Op
+from metadata.subscribers import SubscriberStore
 from storage_node.bookie import bookie, cookies, gc, journal, reads
 from storage_node.bookie import storage as storage_module
 from storage_node.bookie.checkpointing import Checkpointer
@@ -331,6 +335,47 @@ def _call_the_unknown_failed(_error: Method) -> Method:
     return mutated
 
 
+def _go_on_behind_the_entry(deliver: Method) -> Method:
+    @wraps(deliver)
+    def mutated(self: AsyncLogReader) -> LogRecord:
+        record: LogRecord = deliver(self)
+        self._position = record.dlsn.next_entry
+        return record
+
+    return mutated
+
+
+def _commit_what_is_read_ahead(commit: Method) -> Method:
+    @wraps(commit)
+    async def mutated(self: AsyncLockedReader, dlsn: DLSN | None = None) -> DLSN:
+        ahead = self._records[-1].dlsn.next if self._records else None
+        told: DLSN = await commit(self, dlsn or ahead)
+        return told if ahead is None else self.position
+
+    return mutated
+
+
+def _commit_without_the_lock(put: Method) -> Method:
+    @wraps(put)
+    async def mutated(
+        self: SubscriberStore, log: str, subscriber: str, position: bytes, version: int, member: str | None = None
+    ) -> object:
+        return await put(self, log, subscriber, position, version)
+
+    return mutated
+
+
+def _deliver_what_is_hidden(_first: Method) -> Method:
+    return lambda segment: DLSN(segment.lssn, 0, 0)
+
+
+def _hide_the_whole_segment(_partial: Method) -> Method:
+    def mutated(segment: SegmentMetadata, dlsn: DLSN) -> list[Change]:
+        return [(segment, replace(segment, truncation=TruncationStatus.TRUNCATED))]
+
+    return mutated
+
+
 def _hide_again_from_lower_down(_partial: Method) -> Method:
     def mutated(segment: SegmentMetadata, dlsn: DLSN) -> list[Change]:
         lower = {"min_entry": dlsn.entry_id, "min_slot": dlsn.slot_id}
@@ -400,6 +445,17 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "reused-number": Mutation("empty segments may go (I4)", ReadAhead, "completed", _believe_the_ledger),
     "unknown-records": Mutation("what was sent is unknown", SegmentWriter, "_transmit_error", _call_the_unknown_failed),
+    "position-exact": Mutation(
+        "a reader goes on behind its last record", AsyncLogReader, "_deliver", _go_on_behind_the_entry
+    ),
+    "commit-delivered": Mutation(
+        "committed is what was delivered", AsyncLockedReader, "commit_position", _commit_what_is_read_ahead
+    ),
+    "commit-guard": Mutation("positions are stored under the lock", SubscriberStore, "put", _commit_without_the_lock),
+    "hidden-records": Mutation("what is hidden is not read (I8)", read_ahead, "first_active", _deliver_what_is_hidden),
+    "truncation-point": Mutation(
+        "at and above the point nothing is hidden (I8)", truncation, "_partial", _hide_the_whole_segment
+    ),
     "truncation-back": Mutation(
         "a truncation never goes back (I8)", truncation, "_partial", _hide_again_from_lower_down
     ),

@@ -19,7 +19,8 @@ from dlspark.testing.simulation.scenarios import Report, run_seed
 
 COLLECT_EVERY = 25
 """Runs between two garbage collections, which are off within a run."""
-PROGRESS_S = 15.0
+PROGRESS_EVERY = 250
+"""Runs between two lines that say how far it has come."""
 
 
 @dataclass(slots=True)
@@ -72,6 +73,7 @@ def run_many(
     processes: int = 1,
     logs: bool = False,
     failed: Callable[[Report], None] | None = None,
+    progress: Callable[[Summary], None] | None = None,
     stop_at: int = 10,
 ) -> Summary:
     """Run them all, or until `stop_at` of them have failed. With `logs` every workload is logs."""
@@ -83,6 +85,8 @@ def run_many(
                 failed(report)
             if len(summary.failures) >= stop_at:
                 break
+        if progress is not None and summary.runs % PROGRESS_EVERY == 0:
+            progress(summary)
     with unheard():
         gc.collect()  # what the runs left behind goes now, not in the middle of something else
     return summary
@@ -91,6 +95,11 @@ def run_many(
 def print_failure(report: Report, *, logs: bool = False) -> None:
     """A failing seed, and how to see it again."""
     print(f"seed {report.seed}: {report.failure}\n    {replay_command(report.seed, logs=logs)}", flush=True)
+
+
+def print_progress(summary: Summary) -> None:
+    """How far it has come."""
+    print(f"{summary.runs} runs so far, {len(summary.failures)} failed", flush=True)
 
 
 def print_summary(summary: Summary, *, began: float, verbose: bool) -> None:
