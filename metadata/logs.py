@@ -59,6 +59,7 @@ from metadata.segments import (
     UnsupportedMetadataVersionError,
     gap_in,
 )
+from metadata.shared_watches import SharedWatches
 from metadata.store import Check, Create, Delete, MetadataStore, Op, OpResult, SetData, Stat, Watcher
 
 __all__ = [
@@ -110,6 +111,7 @@ class LogStore:
         self._store = store
         self._namespace = namespace_path
         self._partition = partition
+        self._watches = SharedWatches()
         self._lister = SegmentLister(
             store,
             cache if cache is not None else SegmentCache(),
@@ -383,11 +385,20 @@ class LogStore:
             raise log_not_found(name, error.path) from error
 
     async def listing(self, name: str, watch: Watcher | None = None) -> SegmentListing:
-        """The segments by their names, to read single ones. Raises LogNotFoundError, SegmentListError."""
+        """The segments by their names, to read single ones. `watch` is heard once when one comes or goes, unless
+        `unwatch` takes it back.
+
+        Raises LogNotFoundError, SegmentListError.
+        """
+        shared = self._watches.watch(name, watch) if watch is not None else None
         try:
-            return await self._lister.listing(name, (await self.located(name)).ledgers, watch)
+            return await self._lister.listing(name, (await self.located(name)).ledgers, shared)
         except NoNodeError as error:
             raise log_not_found(name, error.path) from error
+
+    def unwatch(self, name: str, watch: Watcher) -> None:
+        """Tell `watch` of no change of the log's segments any more."""
+        self._watches.leave(name, watch)
 
     async def ask(self, name: str, question: Callable[[SegmentListing], Awaitable[T]]) -> T:
         """The answer that `question` finds in a listing, asked again where the list changed under it.

@@ -61,7 +61,8 @@ class _Kept:
 class SegmentCache:
     """Segment metadata that was read, of all logs of a namespace; the logs used longest ago go first.
 
-    `ttl_ms` bounds how long anything kept is believed, also where nothing seems to have changed.
+    `ttl_ms` bounds how long anything kept is believed, also where nothing seems to have changed. No more logs are known
+    than segments may be kept, for the names alone take memory too.
     """
 
     def __init__(self, *, enabled: bool = True, max_segments: int = MAX_SEGMENTS, ttl_ms: int = TTL_MS) -> None:
@@ -76,6 +77,8 @@ class SegmentCache:
 
     def refresh(self, log: str, names: frozenset[str], stat: Stat) -> dict[str, SegmentMetadata]:
         """What is kept and still right now that the log's parent znode has these names and this stat."""
+        if not self._max_segments:
+            return {}
         now = asyncio.get_running_loop().time()
         kept = self._logs.get(log)
         before = len(kept.data) if kept is not None else 0
@@ -93,6 +96,8 @@ class SegmentCache:
         self._count += len(kept.data) - before
         self._logs[log] = kept
         self._logs.move_to_end(log)
+        while len(self._logs) > self._max_segments:
+            self._drop_oldest()
         return kept.data
 
     def keep(self, log: str, data: dict[str, SegmentMetadata], segment: SegmentMetadata) -> None:
@@ -104,8 +109,11 @@ class SegmentCache:
         data[segment.znode_name] = segment
         self._logs.move_to_end(log)
         while self._count > self._max_segments and len(self._logs) > 1:
-            _, oldest = self._logs.popitem(last=False)
-            self._count -= len(oldest.data)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, oldest = self._logs.popitem(last=False)
+        self._count -= len(oldest.data)
 
 
 class SegmentListing:

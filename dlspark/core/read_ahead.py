@@ -109,6 +109,7 @@ class ReadAhead:
     async def close(self, error: DistributedLogError) -> None:
         """End; reads that wait, and later ones, get `error`."""
         await end_tasks([self._task])
+        self._list.close()
         self._queue.clear()
         self._queued_bytes = 0
         for forget in self._forget_gauges:

@@ -102,6 +102,10 @@ class SegmentList:
                 return False
         return True
 
+    def close(self) -> None:
+        """Leave no watch behind. What is asked afterwards may leave one again."""
+        self._services.logs.unwatch(self._name, self._on_event)
+
     def wake(self) -> None:
         """Let who waits for a change look for himself."""
         self._changed.set()

@@ -35,6 +35,7 @@ class SegmentWatch:
                     await self._list.changed()
         finally:
             self.closed = True
+            self._list.close()
 
     async def close(self) -> None:
         """Let who waits for a change see that there will be none. Idempotent."""

@@ -223,6 +223,18 @@ async def test_a_cancelled_read_loses_nothing(namespace):
         assert (await asyncio.wait_for(reader.read_next(), 5)).payload == b"b"
 
 
+async def test_readers_that_come_and_go_leave_no_watches_behind(world, namespace):
+    log = await _written(namespace, "idle", [[b"a"]])
+    for _ in range(5):
+        assert await _read(log) == [b"a"]
+        async for _ in (watching := log.watch_segments()):
+            break
+        await watching.aclose()
+    left = [watch for watches in world.tree._child_watches.values() for _, watch in watches]
+    assert len(left) <= 1
+    assert len(namespace.logs_store._watches) == 0
+
+
 async def test_closing_a_reader_ends_its_waiting_reads(namespace):
     log = await _written(namespace, "closing", [[]])
     reader = await log.open_reader()

@@ -199,3 +199,24 @@ async def test_nothing_is_believed_longer_than_its_time(counting, root):
     await asyncio.sleep(0.01)
     await logs.segments("long")
     assert counting.gets == 1
+
+
+@pytest.mark.parametrize("cache", [SegmentCache(max_segments=2), SegmentCache(enabled=False)])
+async def test_logs_of_which_only_names_were_listed_do_not_pile_up(counting, root, cache):
+    logs = LogStore(counting, f"{root}/ns", cache=cache)
+    for number in range(5):
+        await logs.create(f"log{number}")
+        assert len(await logs.listing(f"log{number}")) == 0
+    assert len(cache._logs) == min(2, cache._max_segments)
+
+
+async def test_one_watch_is_left_for_all_who_listen_to_a_log(logs):
+    heard: list[int] = []
+    watches = [lambda _, number=number: heard.append(number) for number in range(3)]
+    for watch in watches:
+        await logs.listing("long", watch)
+    logs.unwatch("long", watches[1])
+    await add(logs, segment(1))
+    await logs.store.sync("/")
+    assert heard == [0, 2]
+    assert len(logs._watches) == 0
