@@ -73,8 +73,7 @@ class AsyncLog(LogReaders):
         if self._settings.create_log_if_missing and self._services.create_missing:
             await self._services.logs.ensure(self.name)
         writer = await AsyncLogWriter.open(self._services, self.name, self._settings, client_id)
-        writer.use_settings(self._settings)  # They may have changed while it was being opened.
-        self._remember(writer)
+        await self._adopt(writer)
         return writer
 
     async def open_append_stream(self, client_id: str | None = None) -> AsyncAppendStream:
@@ -89,7 +88,16 @@ class AsyncLog(LogReaders):
             await writer.abort()
             raise
 
-    def _remember_reader(self, opened: AsyncLogReader | SegmentWatch) -> None:
+    async def _adopt(self, opened: AsyncLogWriter | AsyncLogReader) -> None:
+        """What took time to open: meanwhile settings may have changed, or this handle have been closed, in which case
+        nobody would close it (I16). Raises AlreadyClosedError.
+        """
+        if self._closed:
+            try:
+                await opened.close()
+            finally:
+                self._check_open()
+        opened.use_settings(self._settings)
         self._remember(opened)
 
     def _remember(self, opened: AsyncLogWriter | AsyncLogReader | SegmentWatch) -> None:

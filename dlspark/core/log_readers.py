@@ -27,7 +27,10 @@ class LogReaders(LogPositions):
     def __repr__(self) -> str:
         return f"AsyncLog({self.name!r})"
 
-    def _remember_reader(self, opened: AsyncLogReader | SegmentWatch) -> None:
+    def _remember(self, opened: SegmentWatch) -> None:
+        raise NotImplementedError
+
+    async def _adopt(self, opened: AsyncLogReader) -> None:
         raise NotImplementedError
 
     @overload
@@ -76,8 +79,7 @@ class LogReaders(LogPositions):
                 subscriber=subscriber,
                 client_id=client_id,
             )
-        reader.use_settings(self._settings)  # They may have changed while it was being opened.
-        self._remember_reader(reader)
+        await self._adopt(reader)
         return reader
 
     async def open_append_reader(self, position: int = 0) -> AsyncAppendReader:
@@ -155,5 +157,5 @@ class LogReaders(LogPositions):
         """
         self._check_open()
         watch = SegmentWatch(self._services.reading, self.name, self._settings)
-        self._remember_reader(watch)
+        self._remember(watch)
         return watch.changes()

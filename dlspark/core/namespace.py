@@ -303,7 +303,11 @@ class AsyncNamespace:
         self._check_open()
         name = self._services.logs.validate_name(name)
         own = self.settings.for_log(settings) if settings else self.settings
-        log = AsyncLog(self._services, name, await self._files.settings_of(name, own))
+        live = await self._files.settings_of(name, own)
+        if self._closed:
+            live.close()
+        self._check_open()  # It may have been closed meanwhile, and would not close the log any more.
+        log = AsyncLog(self._services, name, live)
         self._logs = [*(one for one in self._logs if not one.closed), log]
         return log
 

@@ -54,6 +54,36 @@ async def test_logs_are_created_listed_and_deleted(namespace):
         await namespace.delete_log("a")
 
 
+@pytest.mark.parametrize("what", ["writer", "reader"])
+async def test_what_is_still_being_opened_when_its_log_is_closed_does_not_stay_open(world, namespace, what):
+    async def opened(log):
+        return await (log.open_writer() if what == "writer" else log.open_reader(exclusive=True))
+
+    await namespace.create_log("a")
+    other = await world.namespace()
+    holding = await opened(await other.open_log("a"))
+    log = await namespace.open_log("a")
+    parent, queued = "/dl/a/<default>/" + ("lock" if what == "writer" else "readLock"), asyncio.Event()
+    assert len((await world.operator.children(parent, lambda _: queued.set()))[0]) == 1
+    waiting = asyncio.ensure_future(opened(log))
+    await queued.wait()
+    await log.close()
+    await holding.close()
+    with pytest.raises(AlreadyClosedError):
+        await waiting
+    assert (await world.operator.children(parent))[0] == []
+
+
+async def test_a_log_that_is_still_being_opened_when_its_namespace_is_closed_is_not_given(world, tmp_path):
+    namespace = await world.namespace(stream_config_directory=str(tmp_path))
+    waiting = asyncio.ensure_future(namespace.open_log("a"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await namespace.close()
+    with pytest.raises(AlreadyClosedError):
+        await waiting
+
+
 async def test_names_that_cannot_be_are_refused(namespace):
     for name in (".hidden", "<x>", "a b", "", "a//b", "x/../y"):
         with pytest.raises(InvalidLogNameError):
