@@ -112,6 +112,8 @@ class LedgerAllocator:
         Raises AllocatorLostError where somebody else uses the znode, NotEnoughBookiesError, and the metadata store's
         errors; but for the first, it may be called again. A cancellation takes effect when the ledger is made.
         """
+        if self.phase is Phase.ERROR:
+            raise self._lost_error()  # A ledger was to be made in advance, and nobody waited for that.
         if self.phase is Phase.ALLOCATED:
             if self._kind == kind and self._ledger is not None and self._ledger.error is None:
                 return
@@ -136,11 +138,7 @@ class LedgerAllocator:
                 self._step(Event.NOT_CREATED)
                 raise
             self._step(Event.LOST)
-            raise AllocatorLostError(
-                "the ledger allocator is used by somebody else, or was deleted; no ledger was taken from it",
-                path=self.allocation.path,
-                advice="A log has one writer, and each process a pool of its own: see ledgerAllocatorPoolName",
-            ) from error
+            raise self._lost_error() from error
         except BaseException:
             self._step(Event.NOT_CREATED)
             raise
@@ -150,6 +148,13 @@ class LedgerAllocator:
         self._named = None
         self._ledger, self._kind = ledger, kind
         self._step(Event.CREATED)
+
+    def _lost_error(self) -> AllocatorLostError:
+        return AllocatorLostError(
+            "the ledger allocator is used by somebody else, or was deleted; no ledger was taken from it",
+            path=self.allocation.path,
+            advice="A log has one writer, and each process a pool of its own: see ledgerAllocatorPoolName",
+        )
 
     async def _name(self, ledger_id: int) -> None:
         """Have the znode name a ledger that is about to be created: with it, or where that cannot be, before it."""

@@ -21,6 +21,7 @@ from dlspark.core.transitions import SegmentTransitions
 from dlspark.errors import CorruptDataError
 from metadata.errors import NoNodeError
 from metadata.logs import SegmentMetadata
+from metadata.retry import repeat
 from storage_node.client import LedgerReader
 from storage_node.errors import NoSuchLedgerError
 
@@ -49,9 +50,8 @@ async def _recover(
     services: Services, transitions: SegmentTransitions, segment: SegmentMetadata, settings: Settings
 ) -> None:
     measures = services.meter.of(transitions.name)
-    try:
-        ledger = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=True)
-    except (NoNodeError, NoSuchLedgerError):
+    ledger = await _opened(services, segment.ledger_id, settings)
+    if ledger is None:
         # A recovery before this one removed the ledger of an empty segment and died before it removed the znode.
         _log.warning(
             "log %s: segment %s has no ledger; it is removed",
@@ -86,6 +86,24 @@ async def _recover(
         last_entry=last.dlsn.entry_id,
         last_slot=last.dlsn.slot_id,
     )
+
+
+async def _opened(services: Services, ledger_id: int, settings: Settings) -> LedgerReader | None:
+    """The ledger, fenced and closed; None if it was deleted.
+
+    Only the ledgers' own store says that it was, once it has caught up: a server that lags behind may not know a new
+    ledger yet, and what is taken for deleted is lost with its records (I1).
+    """
+    try:
+        return await services.ledgers.open(ledger_id, password=settings.password, recover=True)
+    except (NoNodeError, NoSuchLedgerError):
+        ledgers = services.ledger_store
+        await repeat(ledgers.store, lambda: ledgers.store.sync(ledgers.path(ledger_id)))
+        try:
+            await ledgers.read(ledger_id)
+        except NoNodeError:
+            return None
+    return await services.ledgers.open(ledger_id, password=settings.password, recover=True)
 
 
 async def last_record(

@@ -189,9 +189,8 @@ class SegmentWriter:
         may_transmit: bool,
         expanded: int = 0,
     ) -> None:
-        if self._refuse(futures):
+        if not self._append(txid, payload, self.position + 1, flags, futures):
             return
-        self._append(txid, payload, self.position + 1, flags, futures)
         self.position += len(futures)
         self.last_txid = txid
         self._highest_txid = max(self._highest_txid, txid)
@@ -231,9 +230,8 @@ class SegmentWriter:
 
     def write_end_of_stream(self, future: asyncio.Future[DLSN]) -> None:
         """Append the record after which nothing may follow, and send it. It has no position of its own."""
-        if self._refuse([future]):
+        if not self._append(MAX_TXID, END_OF_STREAM_PAYLOAD, self.position, FLAG_END_OF_STREAM, [future]):
             return
-        self._append(MAX_TXID, END_OF_STREAM_PAYLOAD, self.position, FLAG_END_OF_STREAM, [future])
         self.last_txid = self._highest_txid = MAX_TXID
         self._transmit()
 
@@ -248,15 +246,19 @@ class SegmentWriter:
 
     def _append(
         self, txid: int, payload: bytes, position: int, flags: int, futures: Sequence[asyncio.Future[DLSN]]
-    ) -> None:
+    ) -> bool:
+        """Buffer one record; False where this segment takes no more, and `futures` have failed."""
         if not self._builder.has_room(len(payload)):
             self._transmit()
+        if self._refuse(futures):  # also where the ledger has just refused what was buffered
+            return False
         if not self._builder.count:
             self._begin_entry()
         slot = self._builder.add(txid, payload, position, flags)
         check(slot == len(self._futures), "a record's slot is not its place in the buffer")
         self._futures += futures
         self._buffered_user_data = True
+        return True
 
     def _begin_entry(self) -> None:
         """Remember when an entry's first record came."""

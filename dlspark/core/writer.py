@@ -302,9 +302,9 @@ class AsyncLogWriter:
 
     @property
     def unacknowledged(self) -> int:
-        """Records accepted and not yet acknowledged."""
+        """Records accepted and not yet acknowledged; those of a failed segment never will be, and do not count."""
         segment = self._succession.current
-        return self._queue.records + (segment.unacknowledged if segment is not None else 0)
+        return self._queue.records + (segment.unacknowledged if segment is not None and segment.error is None else 0)
 
     @property
     def over_limit(self) -> int:
@@ -490,6 +490,7 @@ class AsyncLogWriter:
 
     def _segment_failed(self, cause: BaseException) -> None:
         """An entry was not acknowledged: this writer fails, or (by setting) starts over with the next record."""
+        self._limits.count(self.unacknowledged)
         if self._settings.disable_rolling_on_error:
             self._fail(cause)
 
@@ -514,6 +515,7 @@ class AsyncLogWriter:
         self._queue.refuse(self._failed())
         if self._succession.current is not None:
             self._succession.current.cancel(cause)
+        self._limits.count(self.unacknowledged)
 
     def _raise_failure(self) -> None:
         if self._error is not None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from log_helpers import until
 
-from dlspark.core.allocator import TRANSITIONS, Event, LedgerAllocator, LedgerKind, Phase
+from dlspark.core.allocator import TRANSITIONS, AllocatorLostError, Event, LedgerAllocator, LedgerKind, Phase
 from dlspark.core.allocator_pool import NoAllocatorError, shared_pool
 from dlspark.core.dlsn import DLSN
 from dlspark.errors import (
@@ -185,6 +185,33 @@ async def test_a_leftover_is_left_alone_by_an_owner_that_was_deposed(world):
     await new.close()
     assert await kept == DLSN(1, 0, 0)
     await old.close()
+
+
+async def test_an_allocator_found_lost_ahead_of_the_first_record_deposes_its_writer(world, namespace):
+    writer = await (await namespace.open_log("ahead")).open_writer()
+    path = namespace.logs_store.paths("ahead").allocation
+    await world.operator.put(path, b"", -1)
+    await writer._succession._prepare()
+    assert namespace.counters["ledger-not-made-in-advance"] == 1
+    with pytest.raises(WriterDeposedError):
+        await writer.write(1, b"x")
+    with pytest.raises(WriterDeposedError):
+        await writer.close()
+
+
+async def test_an_allocator_of_a_pool_found_lost_while_it_is_lent_is_read_again(world):
+    namespace = await world.namespace(**{**POOL, "allocator_pool_size": 1})
+    pool = shared_pool(namespace.services)
+    allocator = await pool.lend()
+    with pytest.raises(NotEnoughBookiesError):
+        await allocator.allocate(LedgerKind(9, 9, 9, b""))
+    await world.operator.put(allocator.allocation.path, b"", -1)
+    pool.give_back(allocator)  # it makes its next ledger in the background, and finds that it is lost
+    with pytest.raises(AllocatorLostError):
+        await pool.lend()
+    await until(lambda: pool._free)
+    assert namespace.counters["allocator-rescued"] == 1
+    pool.give_back(await pool.lend())
 
 
 async def test_a_ledger_that_somebody_else_has_begun_to_delete_cannot_be_handed_over_any_more(world):

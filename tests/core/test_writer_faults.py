@@ -18,7 +18,9 @@ from dlspark.errors import (
     WriteError,
     WriterDeposedError,
 )
+from metadata.errors import NoNodeError
 from metadata.memory import Fault
+from storage_node.errors import NoSuchLedgerError
 from storage_node.protocol.messages import Status
 
 
@@ -137,6 +139,34 @@ async def test_a_segment_whose_ledger_was_removed_by_a_recovery_that_died_is_rem
     assert await future == DLSN(2, 0, 0)
     assert other.counters["segment-without-ledger"] == 1
     assert [record.payload for record in await _all(other, "half")] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("error", [NoNodeError, NoSuchLedgerError])
+async def test_a_ledger_that_a_server_lagging_behind_does_not_know_yet_is_kept(world, monkeypatch, error):
+    one = await world.namespace()
+    writer = await (await one.open_log("lag")).open_writer()
+    writer.write(1, b"acknowledged")
+    await writer.flush()
+    await world.crash(one)
+    other = await world.namespace()
+    recover, synced, sync = other.ledgers.open, [], other.store.sync
+
+    async def behind(ledger_id, **how):
+        if not synced:
+            raise error("never heard of it", ledger_id=ledger_id)
+        return await recover(ledger_id, **how)
+
+    async def catch_up(path):
+        synced.append(path)
+        await sync(path)
+
+    log = await other.open_log("lag")
+    monkeypatch.setattr(other.ledgers, "open", behind)
+    monkeypatch.setattr(other.store, "sync", catch_up)
+    await (await log.open_writer()).close()
+    monkeypatch.undo()
+    assert other.counters["segment-without-ledger"] == 0
+    assert [record.payload for record in await _all(other, "lag")] == [b"acknowledged"]
 
 
 async def test_a_ledger_allocated_and_never_used_is_deleted_by_the_next_owner(world):
@@ -414,6 +444,40 @@ async def test_after_a_failed_entry_the_writer_stays_failed_and_the_next_one_rec
     async with await log.open_writer() as writer:
         writer.write(2, b"two")
     assert [record.payload for record in await _all(namespace, "sticky")] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("limit", ["outstanding_write_limit", "global_outstanding_write_limit"])
+async def test_what_failed_takes_no_room_from_the_write_that_starts_over(world, limit):
+    namespace = await world.namespace(disable_rolling_on_error=False, write_limit_dark_mode=False, **{limit: 1})
+    writer = await (await namespace.open_log("room")).open_writer()
+    await asyncio.gather(writer.write(1, b"one"), writer.flush())
+    assert isinstance(await _fail_segment(world, writer), TransmitError)
+    assert (writer.unacknowledged, namespace.services.shared.outstanding) == (0, 0)
+    await asyncio.gather(writer.write(2, b"two"), writer.flush())
+    await writer.close()
+    assert [record.payload for record in await _all(namespace, "room")] == [b"one", b"two"]
+
+
+async def test_a_writer_that_failed_takes_no_room_from_others(world):
+    namespace = await world.namespace(write_limit_dark_mode=False, global_outstanding_write_limit=1)
+    failed = await (await namespace.open_log("failed")).open_writer()
+    await asyncio.gather(failed.write(1, b"one"), failed.flush())
+    assert isinstance(await _fail_segment(world, failed), TransmitError)
+    async with await (await namespace.open_log("other")).open_writer() as writer:
+        await asyncio.gather(writer.write(1, b"one"), writer.flush())
+    await failed.abort()
+
+
+async def test_a_record_that_comes_as_the_ledger_refuses_the_buffer_before_it_is_answered(world):
+    namespace = await world.namespace(output_buffer_bytes=1_000_000)
+    writer = await (await namespace.open_log("full")).open_writer()
+    await asyncio.gather(writer.write(1, b"one"), writer.flush())
+    buffered = writer.write(2, bytes(600_000))
+    await writer._succession.current.ledger.abandon()  # the ledger has failed, and nobody here has heard of it
+    behind = writer.write(3, bytes(600_000))  # there is no room for both in one entry
+    outcomes = [await _outcome(buffered), await _outcome(behind)]
+    assert [type(outcome) for outcome in outcomes] == [WriteError, WriteError]
+    await writer.abort()
 
 
 async def test_by_setting_the_next_write_recovers_and_starts_over(world):
