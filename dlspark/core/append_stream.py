@@ -135,20 +135,26 @@ class AsyncAppendReader:
         """Up to `size` bytes, all that are committed where it is negative; none at the end of what is committed.
 
         Raises AlreadyTruncatedError where bytes before the first one left are asked for, and CorruptDataError for a log
-        that is no stream of bytes.
+        that is no stream of bytes. Where it raises, or is cancelled, the next one begins where this one did.
         """
         parts: list[memoryview] = []
         left = size if size >= 0 else None
-        while left != 0:
-            if not len(self._rest):
-                self._rest = await self._more()
-            part = self._rest[:left]
-            if not len(part):
-                break
-            self._rest = self._rest[len(part) :]
-            self.position += len(part)
-            left = None if left is None else left - len(part)
-            parts.append(part)
+        try:
+            while left != 0:
+                if not len(self._rest):
+                    self._rest = await self._more()
+                part = self._rest[:left]
+                if not len(part):
+                    break
+                self._rest = self._rest[len(part) :]
+                self.position += len(part)
+                left = None if left is None else left - len(part)
+                parts.append(part)
+        except BaseException:
+            taken = b"".join(parts)
+            self._rest = memoryview(taken)  # Nothing is left behind them: more was being asked for.
+            self.position -= len(taken)
+            raise
         return b"".join(parts)
 
     async def _more(self) -> memoryview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -88,6 +89,38 @@ async def test_what_is_appended_later_is_read_later(namespace):
         await _stream(namespace, "later", b"two")
         assert await reader.read(2) == b"tw"
         assert await reader.read() == b"o"
+
+
+async def test_a_read_that_is_cancelled_passes_over_no_byte(world, monkeypatch):
+    namespace = await world.namespace(read_ahead_wait_ms=60_000)
+    log = await _stream(namespace, "cut", b"hello ", b"world")
+    async with await log.open_append_reader() as reader:
+        more, at_end = reader._more, asyncio.Event()
+
+        async def watched():
+            if reader.position == 11:
+                at_end.set()
+            return await more()
+
+        monkeypatch.setattr(reader, "_more", watched)
+        reading = asyncio.ensure_future(reader.read(100))
+        await at_end.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert reader.position == 0
+        assert await reader.read(8) == b"hello wo"
+        assert await reader.read(3) == b"rld"
+
+
+async def test_bytes_before_what_is_no_stream_are_not_lost_with_the_error(namespace):
+    log = await _stream(namespace, "mixed", b"hello")
+    async with await log.open_writer() as writer:
+        writer.write(100, b"a record")
+    async with await log.open_append_reader() as reader:
+        with pytest.raises(CorruptDataError):
+            await reader.read()
+        assert await reader.read(5) == b"hello"
 
 
 async def test_what_is_too_long_for_one_record_takes_several(world):
