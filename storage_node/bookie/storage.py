@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from metadata.tasks import end_tasks
 from storage_node.bookie import checkpoint as checkpoints
@@ -57,6 +57,8 @@ ROOM_FOR_KEY = 256
 
 REPLAY_TURN_BYTES = 8 * MIB
 """Replay lets the writers follow after so many bytes."""
+Journalled: TypeAlias = Sequence[tuple[JournalReader, Mark]]
+"""What a start replays: each journal from its mark on."""
 
 
 class Storage:
@@ -129,9 +131,10 @@ class Storage:
         lengths = {} if opened is None else await self._open_logs(found)
         self.checkpoints.adopt(found, lengths)
         self._logs.patient = opened is not None  # a new node has nothing to serve without space
-        for reader, mark in zip(readers, found.marks, strict=False):  # a new node has no marks yet
-            if not found.clean or reader.goes_beyond(mark):
-                await self._replay(reader, mark)
+        marked = zip(readers, found.marks, strict=False)  # a new node has no marks yet
+        replayed = [(reader, mark) for reader, mark in marked if not found.clean or reader.goes_beyond(mark)]
+        for reader, mark in replayed:
+            await self._replay(reader, mark, replayed)
         try:
             self._journal = await self._begin_journals(readers, found.marks)
         except NoSpaceError:
@@ -231,7 +234,7 @@ class Storage:
             logger.error("entries are lost here; what is not found of %d ledgers is unknown", len(self.contents.limbo))
         return result.lengths
 
-    async def _replay(self, reader: JournalReader, mark: Mark) -> None:
+    async def _replay(self, reader: JournalReader, mark: Mark, all_journals: Journalled) -> None:
         """Bring everything behind the mark into memory and a new entry log."""
         count = size = 0
         for record in reader.replay(mark):
@@ -240,16 +243,17 @@ class Storage:
             size += len(record.body)
             if size >= REPLAY_TURN_BYTES:
                 size = 0
-                await self._let_writers_follow(reader, mark)
+                await self._let_writers_follow(all_journals)
         if count:
             logger.info("replayed %d records of the journal", count)
 
-    async def _let_writers_follow(self, reader: JournalReader, mark: Mark) -> None:
+    async def _let_writers_follow(self, journals: Journalled) -> None:
         """Bound the memory that replay takes. Raises NoSpaceError where it is not enough for what cannot be written."""
         if await self._all_written() or not self._logs.beyond_limit:
             return
-        # All of the journal has to be readable before anything that it replaces may go.
-        needed = sum(HEADER_BYTES + len(record.body) for record in reader.again().replay(mark))
+        # Every journal has to be readable to its end before anything that they replace may go.
+        records = (record for reader, mark in journals for record in reader.again().replay(mark))
+        needed = sum(HEADER_BYTES + len(record.body) for record in records)
         await self.checkpoints.remove_strays()
         self._look_for_space()
         if not await self._all_written() and self._no_space_error is not None:

@@ -19,7 +19,7 @@ from storage_node.bookie import Bookie
 from storage_node.bookie.disk import SystemDisk
 from storage_node.bookie.slabs import BLOCK
 from storage_node.edge import Buffer, DiskFile
-from storage_node.errors import NoSpaceToStartError
+from storage_node.errors import JournalCorruptError, NoSpaceToStartError
 from storage_node.protocol.messages import Status
 
 SPARE = f"spare-{0:016x}.log"
@@ -79,6 +79,11 @@ def disk() -> SmallDisk:
 
 def ledgers(cluster: Cluster) -> Path:
     return cluster.tmp_path / "a" / "ledgers"
+
+
+def only_journal_file(directory: str) -> Path:
+    (path,) = Path(directory, "current").glob("journal-*.log")
+    return path
 
 
 async def started(cluster: Cluster, disk: SmallDisk, **options: object) -> tuple[Bookie, WireClient]:
@@ -176,6 +181,35 @@ async def test_more_than_memory_holds_needs_room_and_the_error_says_how_much(clu
     disk.limits.clear()
     _, client = await started(cluster, disk, skip_list_size_limit=32 * MIB)
     await all_there(client, size)
+
+
+async def test_with_several_journals_all_of_them_count_and_are_read_before_anything_goes(
+    cluster: Cluster, disk: SmallDisk
+) -> None:
+    size = 4 * MIB
+    journals = tuple(str(cluster.tmp_path / "a" / f"journal{number}") for number in range(3))
+    options: dict[str, object] = {"journal_directories": journals, "journal_max_size_mb": 64}
+    bookie, client = await started(cluster, disk, skip_list_size_limit=128 * MIB, **options)
+    for number in range(5):
+        for ledger_id in (3, 4):
+            assert await client.add(entry(ledger_id, number, bytes(size))) == Status.EOK
+    for number in range(3):
+        assert await client.add(entry(5, number)) == Status.EOK
+    await bookie.storage._logs.flush_target()
+    await cluster.kill(bookie)
+    strays = cluster.ledger_files(".log")
+    disk.limits[str(ledgers(cluster))] = 0
+    last = only_journal_file(journals[2])
+    flip(last, batches(last)[0][0] + 100)
+    with pytest.raises(JournalCorruptError):
+        await cluster.start(disk=disk, skip_list_size_limit=32 * MIB, **options)
+    assert cluster.ledger_files(".log") == strays
+    flip(last, batches(last)[0][0] + 100)
+    with pytest.raises(NoSpaceToStartError) as raised:
+        await cluster.start(disk=disk, skip_list_size_limit=32 * MIB, **options)
+    needed = re.search(r"(\d+) bytes have to be written", raised.value.message)
+    assert needed is not None
+    assert 10 * size < int(needed[1]) < 11 * size
 
 
 @pytest.mark.parametrize("place", ["journal", "ledgers"])
