@@ -348,7 +348,10 @@ class LogStore:
             return True
         if set(siblings) <= {self._partition}:
             doomed.append(paths.root)
-        doomed.sort(key=lambda path: -path.count("/"))  # stable: the oldest segments first, the log's own znodes last
+        # Stable: the oldest segments first, the log's own znodes last. The guard's goes after all others at its depth,
+        # and so with the last transaction: those behind its own would fail.
+        held = guard().path if guard is not None else None
+        doomed.sort(key=lambda path: (-path.count("/"), path == held))
         first = len(doomed) % MAX_DELETES
         try:
             for start in range(first - MAX_DELETES if first else 0, len(doomed), MAX_DELETES):

@@ -227,11 +227,13 @@ class LedgerAllocator:
 
         What fails here is left to whoever uses the allocator next: the znode names the ledger until it is gone.
         """
-        if self.phase is not Phase.ALLOCATED or self._services.store.state is not SessionState.CONNECTED:
+        if self.phase is not Phase.ALLOCATED:
             return
         ledger_id = self.ledger.ledger_id
         self._step(Event.DISCARD)
         await self._let_go()
+        if self._services.store.state is not SessionState.CONNECTED:
+            return
         try:
             await self._services.ledgers.delete(ledger_id)
             self.allocation = await self._store.clear(self.allocation)

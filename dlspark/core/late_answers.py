@@ -43,9 +43,12 @@ class LateAnswers:
         self._held: deque[tuple[Callable[[Answer], None], Answer]] = deque()
         self._looking: asyncio.Task[None] | None = None
 
-    def watch(self, added: Answer, answered: Callable[[Answer], None]) -> None:
-        """Have `answered` called with the outcome of an entry that is being sent: `added`, or an error instead."""
-        due = self._loop.time() + self._limit_s
+    def watch(self, added: Answer, sent_at: float, answered: Callable[[Answer], None]) -> None:
+        """Have `answered` called with the outcome of an entry that is being sent: `added`, or an error instead.
+
+        `sent_at`: a moment before it was sent, by the event loop's clock; the process may have stood still since.
+        """
+        due = sent_at + self._limit_s
 
         def told(done: Answer) -> None:
             if not self._held and (self._loop.time() <= due or not _is_acknowledged(done)):

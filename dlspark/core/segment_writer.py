@@ -197,8 +197,8 @@ class SegmentWriter:
         self.unacknowledged += len(futures)
         self._expanded_bytes += expanded
         self._outstanding_bytes += HEADER_BYTES + len(payload)
-        if may_transmit and self._outstanding_bytes > self._threshold:
-            self._transmit_soon()
+        if may_transmit:
+            self.send_due()
 
     def write_batch(
         self, txids: npt.NDArray[np.int64], payloads: pa.Array, future: asyncio.Future[tuple[WrittenEntry, ...]]
@@ -279,6 +279,11 @@ class SegmentWriter:
     def send(self) -> None:
         """Send what is buffered."""
         self._transmit()
+
+    def send_due(self) -> None:
+        """Send what is buffered where that is enough for an entry."""
+        if self._outstanding_bytes > self._threshold:
+            self._transmit_soon()
 
     async def flush(self) -> None:
         """Send what is buffered and wait until every entry is acknowledged. Raises TransmitError."""
@@ -361,7 +366,7 @@ class SegmentWriter:
             self._measures.sent(encoded.size, has_user_data=has_user_data)
         self._carried = carried
         self._in_flight += 1
-        self._answers.watch(added, lambda done: self._answered(sent, done))
+        self._answers.watch(added, self._last_transmit, lambda done: self._answered(sent, done))
 
     def _answered(self, sent: _Sent, added: asyncio.Future[int]) -> None:
         self._in_flight -= 1

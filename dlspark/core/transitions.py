@@ -49,6 +49,7 @@ from storage_node.client import LedgerWriter
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+_ADVICE_REOPEN = "Open the writer again; it will wait for the other owner or report it"
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 MAX_CONTESTED_STARTS = 3
@@ -152,9 +153,10 @@ class SegmentTransitions:
                 replace(expected, max_lssn=Versioned(lssn, expected.max_lssn.version + 1)),
                 shared=hand_over.path if shared else None,
             )
-        except _DeposedAfterwards as error:
+        except _DeposedAfterwards:
             allocator.committed()
-            raise self._deposed() from error  # The ledger was a segment: it is not ours to delete.
+            await ledger.abandon()  # It was a segment: it is not ours to delete.
+            raise
         except AllocatorLostError:
             allocator.lost()
             await self._give_back(ledger)
@@ -172,6 +174,7 @@ class SegmentTransitions:
         except BaseException:
             # The ledger may be a segment: its next owner, or who reads the allocator again, sees that.
             allocator.lost()
+            await ledger.abandon()
             raise
         allocator.committed()
         self.segments.append(segment)
@@ -355,7 +358,11 @@ class SegmentTransitions:
                 found = await self._look(doubt)
                 if applied(found):
                     if _versions(found.state) != _versions(after):
-                        raise _DeposedAfterwards("applied, and overtaken by another owner", log=self.name) from failure
+                        raise _DeposedAfterwards(
+                            "this transaction was applied, but another owner has gone on from it meanwhile",
+                            log=self.name,
+                            advice=_ADVICE_REOPEN,
+                        ) from failure
                     self._services.counters["lost-answer-applied"] += 1
                     return after
                 if _versions(found.state) != _versions(before):
@@ -412,7 +419,7 @@ class SegmentTransitions:
         return WriterDeposedError(
             "the log was changed by another owner; nothing of this transaction was applied",
             log=self.name,
-            advice="Open the writer again; it will wait for the other owner or report it",
+            advice=_ADVICE_REOPEN,
         )
 
 

@@ -163,9 +163,18 @@ class AsyncLogWriter:
                 write.fail(WriteCancelledError("A record before it was refused; this one was not written"))
             else:
                 refused = not self._accept(write)
+        if refused:
+            self._end_bulk(writes)
         if futures:
             self._measure_bulk(futures[-1])
         return self._promised(futures)
+
+    def _end_bulk(self, writes: Sequence[RecordWrite]) -> None:
+        """What was accepted before a refusal is sent as if it had been all: nothing would send it otherwise."""
+        for write in writes:
+            write.may_transmit = True  # of those that wait for a segment
+        if self._succession.current is not None:
+            self._succession.current.send_due()
 
     def write_record_set(
         self, txid: int, payloads: Sequence[bytes | bytearray | memoryview], compression: str = "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from log_helpers import payloads, until
@@ -45,6 +46,25 @@ async def test_a_late_answer_is_given_in_its_order_while_nobody_else_has_the_log
     assert await writer.write(4, b"after") > dlsns[-1]
     await writer.close()
     assert namespace.counters["late-answers-held"] == 1, "what comes in time is not held back"
+
+
+async def test_standing_still_right_after_sending_makes_an_answer_late(world, monkeypatch):
+    namespace = await world.namespace(zk_session_timeout_s=SESSION_S)
+    log = await namespace.open_log("still", {"writerOutputBufferSize": 0})
+    writer = await log.open_writer()
+    await writer.write(0, b"in time")
+    ledger = writer._succession.current.ledger
+    add = ledger.add
+
+    def and_stand_still(*payload):
+        added = add(*payload)
+        time.sleep(STANDSTILL_S)
+        return added
+
+    monkeypatch.setattr(ledger, "add", and_stand_still)
+    await writer.write(1, b"late")
+    assert namespace.counters["late-answers-held"] == 1
+    await writer.close()
 
 
 async def test_an_answer_that_comes_after_another_owners_first_acknowledgement_is_not_given(world):

@@ -13,6 +13,7 @@ from dlspark.errors import (
     OutcomeUnknownError,
     OverCapacityError,
     StreamNotReadyError,
+    TransactionIdOutOfOrderError,
     TransmitError,
     WriteCancelledError,
     WriteError,
@@ -372,6 +373,7 @@ async def test_a_start_whose_answer_stays_unknown_leaves_the_ledger_alone(world)
     world.tree.inject = inject
     outcome = await asyncio.wait_for(_outcome(writer.write(1, b"x")), 60)
     assert isinstance(outcome, WriteError), "the record itself was definitely not sent"
+    assert not namespace.ledgers._writers, "the ledger's writer is given up"
     world.tree.inject = None
     (segment,) = await log.segments()
     assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id]
@@ -478,6 +480,19 @@ async def test_a_record_that_comes_as_the_ledger_refuses_the_buffer_before_it_is
     outcomes = [await _outcome(buffered), await _outcome(behind)]
     assert [type(outcome) for outcome in outcomes] == [WriteError, WriteError]
     await writer.abort()
+
+
+@pytest.mark.parametrize("started", [True, False])
+async def test_records_of_a_bulk_before_a_refused_one_are_sent(world, started):
+    namespace = await world.namespace(output_buffer_bytes=0)
+    writer = await (await namespace.open_log("bulk")).open_writer()
+    if started:
+        await writer.write(1, b"one")
+    first, refused, behind = writer.write_bulk([(2, b"two"), (1, b"out of order"), (3, b"three")])
+    assert isinstance(await _outcome(first), DLSN)
+    assert isinstance(await _outcome(refused), TransactionIdOutOfOrderError)
+    assert isinstance(await _outcome(behind), WriteCancelledError)
+    await writer.close()
 
 
 async def test_by_setting_the_next_write_recovers_and_starts_over(world):

@@ -32,7 +32,7 @@ from metadata.logs import (
 )
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import NotBoundError
-from metadata.store import Check, Create, Delete, EventKind, MetadataStore
+from metadata.store import ANY_VERSION, Check, Create, Delete, EventKind, MetadataStore
 
 
 @pytest.fixture
@@ -492,6 +492,21 @@ async def test_logs_nested_below_a_deleted_one_stay(logs: LogStore) -> None:
     assert [await logs.exists("a"), await logs.exists("a/b")] == [False, True]
     await logs.create("a")
     assert await logs.exists("a")
+
+
+async def test_the_lock_of_a_log_with_very_many_other_znodes_goes_with_the_last_transaction() -> None:
+    store = MemoryStore(MemoryTree())
+    await store.create("/ns")
+    logs = LogStore(store, "/ns")
+    await logs.create("flights")
+    paths = logs.paths("flights")
+    member = f"{paths.lock}/member"
+    await store.create(member)
+    for parent in (f"{paths.partition}/a", f"{paths.partition}/z"):
+        await store.create(parent)
+        await store.multi([Create(f"{parent}/{number}") for number in range(MAX_DELETES)])
+    await logs.delete_tree("flights", lambda: Check(member, ANY_VERSION))
+    assert await logs.list() == []
 
 
 async def test_a_very_long_log_is_deleted_in_several_transactions() -> None:
