@@ -181,9 +181,9 @@ class FederatedPlaces(LogPlaces):
     async def _choose(self, first: str) -> Place:
         version = await self._index_version()  # first of all: what is created from here on changes it
         folder = await self._ask(first)
-        if folder is not None:
-            return Place(folder)
-        folder = await self._with_room()
+        if folder is None:
+            folder = await self._with_room()
+        # Also where it is there: it may go before the transaction, and be created elsewhere.
         return Place(folder, (SetData(self._index, folder.encode(), version),))
 
     async def _index_version(self) -> int:

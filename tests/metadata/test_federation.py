@@ -272,3 +272,18 @@ async def test_a_lost_answer_leaves_one_log_in_one_place(fault: Fault, operation
     await logs.ensure("b")
     assert met
     assert await federated(store, "/ns").list() == ["a", "b"]
+
+
+async def test_a_log_that_went_and_came_back_elsewhere_is_not_created_where_it_was(
+    logs: LogStore, others: LogStore
+) -> None:
+    for name in "abc":
+        await logs.create(name)
+    place = await logs.places.choose("a")
+    await others.delete_tree("a")
+    await others.create("a")
+    assert await placed(others, "a") == "/.subnamespaces/NS_0000000000/a"
+    with pytest.raises(BadVersionError):
+        await logs._create_at(place, "a", b"")
+    await logs.create("a")
+    assert await placed(logs, "a") == "/.subnamespaces/NS_0000000000/a"
