@@ -42,7 +42,7 @@ from metadata.errors import (
     check,
 )
 from metadata.ledgers import Versioned
-from metadata.logs import LogState, SegmentMetadata
+from metadata.logs import LogNotFoundError, LogState, SegmentMetadata
 from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID
 from storage_node.client import LedgerWriter
 
@@ -373,7 +373,7 @@ class SegmentTransitions:
             await self._pause(pauses, failure)
 
     async def _look(self, doubt: OutcomeUnknownError) -> _Found:
-        """State and segments as they are now; raises `doubt` if they stay out of reach."""
+        """State and segments as they are now; raises `doubt` if they cannot be read."""
         logs, path = self._services.logs, self._services.logs.paths(self.name).ledgers
 
         async def read() -> _Found:
@@ -382,8 +382,10 @@ class SegmentTransitions:
 
         try:
             return await self.retried(read)
-        except (OutcomeUnknownError, MetadataUnavailableError):
-            raise doubt from None
+        except LogNotFoundError:
+            raise  # Without a log it is in no list.
+        except DistributedLogError as error:
+            raise doubt from error
 
     async def retried(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat an idempotent call while the store cannot be reached."""

@@ -20,6 +20,7 @@ from dlspark.errors import (
     WriterDeposedError,
 )
 from metadata.errors import NoNodeError
+from metadata.logs import SegmentListError
 from metadata.memory import Fault
 from storage_node.errors import NoSuchLedgerError
 from storage_node.protocol.messages import Status
@@ -383,6 +384,25 @@ async def test_a_start_whose_answer_stays_unknown_leaves_the_ledger_alone(world)
     async with await log.open_writer() as writer:
         future = writer.write(1, b"x")
     assert await future == DLSN(1, 0, 0)
+
+
+async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_the_list_cannot_be_read(world, monkeypatch):
+    namespace = await world.namespace()
+    log = await namespace.open_log("unread")
+    writer = await log.open_writer()
+    struck = _once(world, namespace, Fault.LOSE_REPLY, "multi", "allocation")
+
+    async def damaged(name):
+        raise SegmentListError("one in the middle is missing", log=name)
+
+    monkeypatch.setattr(namespace.logs_store, "segments", damaged)
+    assert isinstance(await _outcome(writer.write(1, b"x")), WriteError)
+    monkeypatch.undo()
+    assert struck
+    with pytest.raises(WriteError):
+        await writer.close()
+    (segment,) = await log.segments()
+    assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id]
 
 
 # ---------------------------------------------------------------------- storage nodes
