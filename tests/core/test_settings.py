@@ -135,6 +135,13 @@ def test_a_file_with_a_key_twice_is_refused_rather_than_one_of_them_believed(tmp
         Settings.from_properties(file)
 
 
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_a_missing_one(tmp_path):
+    itself = tmp_path / "dl.conf"
+    itself.symlink_to(itself)
+    with pytest.raises(SettingsError, match="cannot be read"):
+        Settings.from_properties(itself)
+
+
 def test_what_is_no_properties_file_is_refused_without_being_read_for_ever(tmp_path):
     with pytest.raises(SettingsError, match="is not a file"):
         Settings.from_properties(tmp_path)

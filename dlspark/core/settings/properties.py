@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -41,9 +42,11 @@ def local_path(location: str | os.PathLike[str]) -> Path:
 
 def read_if_exists(path: Path) -> bytes | None:
     """The bytes of a file, None if there is none. Raises OSError, also for what is no file, or too long to be one."""
-    if not path.exists():
+    try:
+        mode = path.stat().st_mode  # `exists` of Python 3.14 hides why it cannot tell.
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    if not path.is_file():  # A pipe would be waited for.
+    if not stat.S_ISREG(mode):  # A pipe would be waited for.
         raise OSError(f"{path} is not a file")
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
