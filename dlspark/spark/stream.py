@@ -54,8 +54,12 @@ ASKED_AGAIN_S = 0.05
 
 _T = TypeVar("_T")
 
-_ENDING = threading.Event()
-"""Set when this process was told to end by SIGTERM, which only the process of a query's source waits for."""
+_ending = False
+"""Whether this process was told to end by SIGTERM, which only the process of a query's source waits for.
+
+A plain name: a signal handler that takes a lock, as `threading.Event` does, waits for ever if the next signal meets it
+holding that lock.
+"""
 
 
 def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
@@ -148,7 +152,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 runtime.run(driver.close())
         finally:
             runtime.close()
-            if _ENDING.is_set():
+            if _ending:
                 # Spark has closed its side: going on would only print the trace of a broken pipe.
                 sys.stderr.flush()
                 os._exit(0)
@@ -177,5 +181,8 @@ def _exit_on_sigterm() -> None:
 
 
 def _exit(signum: int, frame: FrameType | None) -> None:
-    _ENDING.set()
+    global _ending
+    if _ending:
+        return  # Asked twice: the end has begun, and cutting it off would leave the session to expire.
+    _ending = True
     sys.exit(0)

@@ -158,8 +158,19 @@ class SmallDisk:
 
     def fill(self) -> None:
         """Leave no room for more than there is now."""
+        used = -1
+        while used != self._used_bytes():
+            used = self._used_bytes()
+            try:
+                self._resize(used)
+            except NamespaceError:
+                if used == self._used_bytes():
+                    raise
+                # The host wrote meanwhile, and a file system cannot be smaller than what is in it.
+
+    def _used_bytes(self) -> int:
         stats = os.statvfs(self.outside)
-        self._resize((stats.f_blocks - stats.f_bfree) * stats.f_frsize)
+        return (stats.f_blocks - stats.f_bfree) * stats.f_frsize
 
     def make_room(self) -> None:
         self._resize(self._size_bytes)

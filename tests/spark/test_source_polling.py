@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -144,3 +147,24 @@ def test_stop_closes_once_and_a_reader_that_never_opened_has_nothing_to_close(
 def test_the_newest_position_is_reported(reader: StreamReader, told: ToldDriver) -> None:
     reader.latestOffset(at(0).stored(), ReadMaxRows(7))
     assert json.dumps(reader.reportLatestOffset()) == '{"v": 1, "logs": {"flights": "1:10:0"}}'
+
+
+def test_a_second_sigterm_neither_waits_for_the_first_ones_handler_nor_cuts_the_end_off() -> None:
+    program = textwrap.dedent("""
+        import os, signal, sys
+        from dlspark.spark import stream
+
+        def again(frame, event, argument):
+            if event == "call" and frame.f_code.co_name == "notify_all":  # the handler holds a lock
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        stream._exit_on_sigterm()
+        sys.setprofile(again)
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            print("closed")
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
