@@ -157,6 +157,12 @@ class SegmentTransitions:
             allocator.committed()
             await ledger.abandon()  # It was a segment: it is not ours to delete.
             raise
+        except _DeposedInDoubt:
+            # A list that the successor changes all the time may lack the segment (I1): the allocator's znode tells
+            # whether the ledger became one, and where it still names it, its next user deletes it.
+            allocator.lost()
+            await ledger.abandon()
+            raise
         except AllocatorLostError:
             allocator.lost()
             await self._give_back(ledger)
@@ -366,7 +372,11 @@ class SegmentTransitions:
                     self._services.counters["lost-answer-applied"] += 1
                     return after
                 if _versions(found.state) != _versions(before):
-                    raise self._deposed() from failure
+                    raise _DeposedInDoubt(
+                        "the log was changed by another owner; whether this was applied before is not known",
+                        log=self.name,
+                        advice=_ADVICE_REOPEN,
+                    ) from failure
                 self._services.counters["lost-answer-not-applied"] += 1
                 if refusal is not None:
                     raise self._refused(refusal, shared) from refusal
@@ -423,6 +433,10 @@ class SegmentTransitions:
             log=self.name,
             advice=_ADVICE_REOPEN,
         )
+
+
+class _DeposedInDoubt(WriterDeposedError):
+    """Another owner has gone on, and this owner's last transaction, whose answer was lost, is not to be seen."""
 
 
 class _DeposedAfterwards(WriterDeposedError):

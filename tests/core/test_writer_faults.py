@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -384,6 +385,31 @@ async def test_a_start_whose_answer_stays_unknown_leaves_the_ledger_alone(world)
     async with await log.open_writer() as writer:
         future = writer.write(1, b"x")
     assert await future == DLSN(1, 0, 0)
+
+
+async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_a_successor_has_changed_the_log(world, monkeypatch):
+    namespace = await world.namespace()
+    log = await namespace.open_log("overtaken")
+    writer = await log.open_writer()
+    struck = _once(world, namespace, Fault.LOSE_REPLY, "multi", "allocation")
+    state = await namespace.logs_store.open("overtaken")
+    changed = replace(state, max_lssn=replace(state.max_lssn, version=state.max_lssn.version + 7))
+
+    async def without_the_segment(name):
+        return []
+
+    async def of_the_successor(name):
+        return changed
+
+    monkeypatch.setattr(namespace.logs_store, "segments", without_the_segment)
+    monkeypatch.setattr(namespace.logs_store, "open", of_the_successor)
+    assert isinstance(await _outcome(writer.write(1, b"x")), WriterDeposedError)
+    monkeypatch.undo()
+    assert struck
+    with pytest.raises(WriteError):
+        await writer.close()
+    (segment,) = await log.segments()
+    assert [ledger async for ledger in namespace.ledgers._ledgers.ids()] == [segment.ledger_id]
 
 
 async def test_a_start_of_unknown_outcome_keeps_its_ledger_where_the_list_cannot_be_read(world, monkeypatch):
