@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from benchmarks.payloads import any_lengths
-from dlspark.core.entries import decode_entries
+from dlspark.core.codec.entries import decode_entries
 from dlspark.spark.columns import record_batches
 from dlspark.spark.datasource import DistributedLogDataSource
 from dlspark.spark.options import Scope

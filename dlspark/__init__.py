@@ -13,22 +13,22 @@ from dlspark.version import __version__
 if TYPE_CHECKING:
     from dlspark import errors
     from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
-    from dlspark.core.dlsn import DLSN
-    from dlspark.core.dlsn_range import DLSNRange
-    from dlspark.core.features import SettableFeatures
-    from dlspark.core.locked_reader import AsyncLockedReader
+    from dlspark.core.codec.dlsn import DLSN
+    from dlspark.core.codec.dlsn_range import DLSNRange
+    from dlspark.core.codec.records import LogRecord
+    from dlspark.core.configuration.features import SettableFeatures
     from dlspark.core.log import AsyncLog
     from dlspark.core.metrics import NO_STATISTICS, Statistics, serve_metrics
     from dlspark.core.namespace import AsyncNamespace
-    from dlspark.core.reader import AsyncLogReader
-    from dlspark.core.records import LogRecord
+    from dlspark.core.reading.locked_reader import AsyncLockedReader
+    from dlspark.core.reading.reader import AsyncLogReader
     from dlspark.core.runtime import Runtime
     from dlspark.core.settings import Settings
     from dlspark.core.sync import Namespace
     from dlspark.core.sync_log import Log
     from dlspark.core.sync_readers import AppendReader, AppendStream, LockedReader, LogReader
     from dlspark.core.sync_writer import LogWriter, PendingWrite
-    from dlspark.core.writer import AsyncLogWriter
+    from dlspark.core.writing.writer import AsyncLogWriter
     from metadata.permissions import Permissions
 
 _PLACES = {
@@ -36,24 +36,24 @@ _PLACES = {
     "AppendStream": "dlspark.core.sync_readers",
     "AsyncAppendReader": "dlspark.core.append_stream",
     "AsyncAppendStream": "dlspark.core.append_stream",
-    "AsyncLockedReader": "dlspark.core.locked_reader",
+    "AsyncLockedReader": "dlspark.core.reading.locked_reader",
     "AsyncLog": "dlspark.core.log",
-    "AsyncLogReader": "dlspark.core.reader",
-    "AsyncLogWriter": "dlspark.core.writer",
+    "AsyncLogReader": "dlspark.core.reading.reader",
+    "AsyncLogWriter": "dlspark.core.writing.writer",
     "AsyncNamespace": "dlspark.core.namespace",
-    "DLSN": "dlspark.core.dlsn",
-    "DLSNRange": "dlspark.core.dlsn_range",
+    "DLSN": "dlspark.core.codec.dlsn",
+    "DLSNRange": "dlspark.core.codec.dlsn_range",
     "LockedReader": "dlspark.core.sync_readers",
     "Log": "dlspark.core.sync_log",
     "LogReader": "dlspark.core.sync_readers",
-    "LogRecord": "dlspark.core.records",
+    "LogRecord": "dlspark.core.codec.records",
     "LogWriter": "dlspark.core.sync_writer",
     "NO_STATISTICS": "dlspark.core.metrics",
     "Namespace": "dlspark.core.sync",
     "PendingWrite": "dlspark.core.sync_writer",
     "Permissions": "metadata.permissions",
     "Runtime": "dlspark.core.runtime",
-    "SettableFeatures": "dlspark.core.features",
+    "SettableFeatures": "dlspark.core.configuration.features",
     "Settings": "dlspark.core.settings",
     "Statistics": "dlspark.core.metrics",
     "errors": "dlspark.errors",

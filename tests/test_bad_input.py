@@ -18,7 +18,7 @@ import pytest
 from bad_input_rig import CANARY, VICTIM, Rig
 from wire_bytes import block, frame, number, request, send
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.sync import Namespace
 from dlspark.errors import (
     CallerError,

@@ -23,9 +23,9 @@ from dlspark.cli.common import (
     exit_with,
     over_namespace,
 )
-from dlspark.core.inspection import Finding, Kind, LogInspection, inspect_log
+from dlspark.core.administration.inspection import Finding, Kind, LogInspection, inspect_log
+from dlspark.core.administration.repair import LogCheck, Repair, check_log, raise_number
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.repair import LogCheck, Repair, check_log, raise_number
 
 
 @over_namespace

@@ -23,7 +23,7 @@ from dlspark.cli.common import (
     when,
 )
 from dlspark.cli.logs import HexOption
-from dlspark.core.audit import (
+from dlspark.core.administration.audit import (
     MIN_AGE_MS,
     LedgerAudit,
     Space,
@@ -34,7 +34,7 @@ from dlspark.core.audit import (
     delete_ledgers,
     log_space,
 )
-from dlspark.core.ledger_entries import ReadEntry, find_ledger, read_entries, read_lac, recover_ledger
+from dlspark.core.administration.ledger_entries import ReadEntry, find_ledger, read_entries, read_lac, recover_ledger
 from dlspark.errors import CallerError
 from metadata.segments import VERSION
 

@@ -28,7 +28,7 @@ from dlspark.cli.common import (
 )
 from dlspark.cli.logs import HexOption
 from dlspark.cli.records import record_as_json, record_as_text
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError, LogEmptyError
 from metadata.store import ANY_VERSION
 

@@ -25,13 +25,13 @@ from dlspark.cli.common import (
     table,
     when,
 )
-from dlspark.core.dlsn import DLSN
-from dlspark.core.ledger_entries import copies_by_bookie
+from dlspark.core.administration.ledger_entries import copies_by_bookie
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import MAX_TXID
+from dlspark.core.lifecycle.retention import older_than
+from dlspark.core.lifecycle.status import segment_state
+from dlspark.core.lifecycle.truncation import truncation
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.records import MAX_TXID
-from dlspark.core.retention import older_than
-from dlspark.core.status import segment_state
-from dlspark.core.truncation import truncation
 from dlspark.errors import CallerError, LogExistsError
 from metadata.errors import NoNodeError
 from metadata.logs import SegmentMetadata

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from dlspark.cli.common import At, Json, NameArgument, YesOption, confirm, over_namespace
-from dlspark.core.allocator_pool import list_pools
 from dlspark.core.binding import bind as bind_namespace
 from dlspark.core.binding import find_binding
 from dlspark.core.binding import unbind as unbind_namespace
+from dlspark.core.writing.allocator_pool import list_pools
 from dlspark.errors import NotBoundError
 from metadata.bindings import Binding
 from metadata.namespaces import NamespaceUri

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlspark.cli.common import Json, shown
-from dlspark.core.records import LogRecord
+from dlspark.core.codec.records import LogRecord
 
 
 def record_as_json(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> dict[str, Json]:

@@ -16,9 +16,9 @@ import typer
 
 from dlspark.cli.common import ConfOption, NameArgument, SetOption, UriOption, namespace_uri, settings_of
 from dlspark.cli.records import record_as_json, record_as_text
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.log import EARLIEST, LATEST
-from dlspark.core.records import LogRecord
 from dlspark.core.sync import LogReader, LogWriter, Namespace, PendingWrite
 from dlspark.errors import CallerError, DistributedLogError, EndOfStreamError
 

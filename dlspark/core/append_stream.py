@@ -11,11 +11,11 @@ import asyncio
 from collections import deque
 from types import TracebackType
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.positions import LogPositions
-from dlspark.core.reader import AsyncLogReader
-from dlspark.core.records import MAX_PAYLOAD_BYTES, MAX_TXID, LogRecord
-from dlspark.core.writer import AsyncLogWriter
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, MAX_TXID, LogRecord
+from dlspark.core.reading.positions import LogPositions
+from dlspark.core.reading.reader import AsyncLogReader
+from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import (
     AlreadyTruncatedError,
     CallerError,

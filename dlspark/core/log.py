@@ -7,19 +7,19 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 
 from dlspark.core.append_stream import AsyncAppendStream
-from dlspark.core.dlsn import DLSN
-from dlspark.core.log_readers import LogReaders
-from dlspark.core.owned_segments import OwnedSegments, taken
-from dlspark.core.positions import EARLIEST, LATEST
-from dlspark.core.reader import AsyncLogReader
-from dlspark.core.retention import older_than
-from dlspark.core.segment_watch import SegmentWatch
-from dlspark.core.segments import Probes
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
+from dlspark.core.lifecycle.retention import older_than
+from dlspark.core.lifecycle.status import LogStatus, log_status
+from dlspark.core.reading.log_readers import LogReaders
+from dlspark.core.reading.positions import EARLIEST, LATEST
+from dlspark.core.reading.reader import AsyncLogReader
+from dlspark.core.reading.segment_watch import SegmentWatch
+from dlspark.core.reading.segments import Probes
 from dlspark.core.services import Services
 from dlspark.core.settings import LiveSettings, Settings
-from dlspark.core.status import LogStatus, log_status
-from dlspark.core.write_lock import default_client_id
-from dlspark.core.writer import AsyncLogWriter
+from dlspark.core.writing.write_lock import default_client_id
+from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError, CallerError
 from metadata.ledgers import Versioned
 from metadata.log_admin import LogAdmin

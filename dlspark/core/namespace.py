@@ -10,19 +10,19 @@ from dataclasses import replace
 from types import TracebackType
 
 from dlspark.core import binding as bindings
-from dlspark.core.allocator_pool import delete_pool
 from dlspark.core.binding import settings_from
-from dlspark.core.deletion import delete_log
+from dlspark.core.configuration.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
+from dlspark.core.configuration.operator_files import OperatorFiles
 from dlspark.core.display.inquiries import OVERVIEW_S, overview
 from dlspark.core.display.objects import Overview
-from dlspark.core.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
+from dlspark.core.lifecycle.deletion import delete_log
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics import Meter, Statistics
-from dlspark.core.operator_files import OperatorFiles
 from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, Shared, check_region_id
 from dlspark.core.sessions import connect_all
 from dlspark.core.settings import Settings, Value
-from dlspark.core.write_lock import default_client_id
+from dlspark.core.writing.allocator_pool import delete_pool
+from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import AlreadyClosedError, CallerError
 from metadata.allocators import pool_path
 from metadata.bookies import BookieRegistry

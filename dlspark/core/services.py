@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlspark.core.features import NO_FEATURES, FeatureProvider
+from dlspark.core.configuration.features import NO_FEATURES, FeatureProvider
 from dlspark.core.metrics import Meter
 from dlspark.core.settings import Settings
 from metadata.errors import CallerError
@@ -20,7 +20,7 @@ from storage_node.client import LedgerClient
 from storage_node.edge import Clock
 
 if TYPE_CHECKING:
-    from dlspark.core.allocator_pool import LedgerAllocatorPool
+    from dlspark.core.writing.allocator_pool import LedgerAllocatorPool
 
 LOCAL_REGION_ID = 0
 MAX_REGION_ID = 15

@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal, overload
 
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.dlsn_range import DLSNRange
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.display.inquiries import shown
 from dlspark.core.display.objects import LogPicture
 from dlspark.core.display.picture import Unit
 from dlspark.core.display.tail import INTERRUPTED, Tail, open_screen
-from dlspark.core.dlsn import DLSN
-from dlspark.core.dlsn_range import DLSNRange
+from dlspark.core.lifecycle.status import LogStatus
 from dlspark.core.log import AsyncLog
-from dlspark.core.reader import Start
-from dlspark.core.records import LogRecord
+from dlspark.core.reading.reader import Start
+from dlspark.core.reading.segments import Probes
 from dlspark.core.runtime import Runtime
-from dlspark.core.segments import Probes
 from dlspark.core.settings import Settings
-from dlspark.core.status import LogStatus
 from dlspark.core.sync_readers import AppendReader, AppendStream, LockedReader, LogReader
 from dlspark.core.sync_writer import LogWriter
 from metadata.ledgers import Versioned

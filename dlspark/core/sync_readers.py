@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
-from dlspark.core.dlsn import DLSN
-from dlspark.core.locked_reader import AsyncLockedReader
-from dlspark.core.numbering import Gap
-from dlspark.core.reader import BATCH_BYTES, AsyncLogReader, Start
-from dlspark.core.record_list import Records
-from dlspark.core.records import LogRecord
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.record_list import Records
+from dlspark.core.codec.records import LogRecord
+from dlspark.core.reading.locked_reader import AsyncLockedReader
+from dlspark.core.reading.numbering import Gap
+from dlspark.core.reading.reader import BATCH_BYTES, AsyncLogReader, Start
 from dlspark.core.runtime import Runtime
 from dlspark.errors import EndOfStreamError
 

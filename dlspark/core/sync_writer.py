@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
-from dlspark.core.segment_writer import WrittenEntry
-from dlspark.core.writer import AsyncLogWriter
+from dlspark.core.writing.segment_writer import WrittenEntry
+from dlspark.core.writing.writer import AsyncLogWriter
 
 _T = TypeVar("_T")
 

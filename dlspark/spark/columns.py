@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from dlspark.core.entries import DecodedBatch
-from dlspark.core.rows import ROW_SCHEMA, timestamps
+from dlspark.core.codec.entries import DecodedBatch
+from dlspark.core.codec.rows import ROW_SCHEMA, timestamps
 
 TARGET_BATCH_BYTES = 4 << 20
 """Size of one record batch. Spark's transport is flat from 2 to 10 MB and slower beyond."""

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError
 from dlspark.spark.filters import Bounds

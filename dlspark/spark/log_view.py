@@ -13,12 +13,12 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.entries import EntrySummary
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import EntrySummary
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.segments import SegmentReader
-from dlspark.core.transitions import lssn_without_segments
+from dlspark.core.reading.segments import SegmentReader
+from dlspark.core.writing.transitions import lssn_without_segments
 from dlspark.spark.errors import OptionError
 from dlspark.spark.planning import Span
 from metadata.errors import check

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError
 
 VERSION = 1

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from dlspark.core.entries import DecodedBatch, decode_entries
+from dlspark.core.codec.entries import DecodedBatch, decode_entries
 from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
 from dlspark.spark.columns import record_batches, select

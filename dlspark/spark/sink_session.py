@@ -12,12 +12,12 @@ import socket
 
 import numpy as np
 
-from dlspark.core.entries import Compression, decode_entries
+from dlspark.core.codec.entries import Compression, decode_entries
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.recovery import recover_segments
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings import Settings
-from dlspark.core.transitions import SegmentTransitions
+from dlspark.core.writing.recovery import recover_segments
+from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.options import Options
 from dlspark.spark.sink_commit import MAX_TXID, Publisher, sealed, swept
 from dlspark.spark.sink_logs import LogRules, NamespaceLogs, missing

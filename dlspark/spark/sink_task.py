@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dlspark.core.entries import Compression, EncodedEntry, encode_entries
+from dlspark.core.codec.entries import Compression, EncodedEntry, encode_entries
 from dlspark.spark.sink_errors import BatchRefusedError
 from dlspark.spark.sink_messages import StagedSegment
 from dlspark.spark.sink_schema import LogRows, SinkColumns, check_order, rows_by_log

@@ -15,7 +15,7 @@ import typer
 
 from dlspark.cli.common import namespace_uri
 from dlspark.cli.streams import parse_start
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError
 from dlspark.sandbox import Sandbox
 from metadata.replication import ReplicationStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import AlreadyTruncatedError
 from metadata.logs import TruncationStatus
 

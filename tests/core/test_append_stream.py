@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.records import MAX_PAYLOAD_BYTES
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.errors import AlreadyTruncatedError, CallerError, CorruptDataError, EndOfStreamError
 
 

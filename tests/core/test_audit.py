@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from log_helpers import written
 
-from dlspark.core.audit import Verdict, audit_ledgers, cluster_space, delete_ledgers, log_space
-from dlspark.core.references import Use
+from dlspark.core.administration.audit import Verdict, audit_ledgers, cluster_space, delete_ledgers, log_space
+from dlspark.core.administration.references import Use
 from dlspark.errors import CallerError
 from metadata.namespaces import Binding, NamespaceStore
 from metadata.sinks import SinkStore, StagedLedger

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.entries import (
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import (
     Compression,
     DecodedBatch,
     EncodedEntry,
@@ -24,8 +24,8 @@ from dlspark.core.entries import (
     encode_record_set,
     entry_summary,
 )
-from dlspark.core.envelopes import ENVELOPE
-from dlspark.core.records import (
+from dlspark.core.codec.envelopes import ENVELOPE
+from dlspark.core.codec.records import (
     FLAG_CONTROL,
     FLAG_END_OF_STREAM,
     FLAG_RECORD_SET,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.entries import (
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import (
     Compression,
     EntryBuilder,
     decode_entries,
@@ -14,7 +14,7 @@ from dlspark.core.entries import (
     encode_record_set,
     entry_summary,
 )
-from dlspark.core.records import (
+from dlspark.core.codec.records import (
     CONTROL_PAYLOAD,
     END_OF_STREAM_PAYLOAD,
     FLAG_CONTROL,

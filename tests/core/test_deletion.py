@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from log_helpers import payloads, until, written
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import DistributedLogError, LockingError, LogNotFoundError, OwnershipAcquireFailedError
 from metadata.memory import Fault
 from metadata.store import ANY_VERSION

@@ -20,14 +20,14 @@ from nbclient import NotebookClient
 
 import dlspark
 from dlspark import DLSN, DLSNRange, Namespace, Runtime
+from dlspark.core.codec.record_list import Records
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.display import inquiries, tail
 from dlspark.core.display.objects import LogPicture, Overview, records_html
 from dlspark.core.display.picture import MAX_DRAWN, bars, svg
 from dlspark.core.display.text import preview
-from dlspark.core.record_list import Records
-from dlspark.core.records import LogRecord
+from dlspark.core.lifecycle.status import LogStatus
 from dlspark.core.settings import Settings
-from dlspark.core.status import LogStatus
 from dlspark.errors import CallerError, LogNotFoundError
 from dlspark.testing.cluster import InProcessCluster
 from metadata.logs import SegmentMetadata, TruncationStatus

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.operator_files import OperatorFiles
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.configuration.operator_files import OperatorFiles
+from dlspark.core.configuration.watched_file import REJECTED
 from dlspark.core.settings import Settings, describe_settings
 from dlspark.core.settings.registry import dynamic_values
-from dlspark.core.watched_file import REJECTED
 from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
 from dlspark.testing.simulation.loop import SimulatedLoop
 from metadata.allocators import AllocatorStore

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dlspark.core.features import KNOWN_FEATURES, NO_FEATURES, FeatureProvider, SettableFeatures
-from dlspark.core.operator_files import OperatorFiles
+from dlspark.core.configuration.features import KNOWN_FEATURES, NO_FEATURES, FeatureProvider, SettableFeatures
+from dlspark.core.configuration.operator_files import OperatorFiles
+from dlspark.core.configuration.watched_file import REJECTED
 from dlspark.core.settings import Settings
-from dlspark.core.watched_file import REJECTED
 from dlspark.errors import OverCapacityError, SettingsError
 
 CONF = Path(__file__).parents[2] / "conf"

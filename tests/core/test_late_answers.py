@@ -8,7 +8,7 @@ import time
 import pytest
 from log_helpers import payloads, until
 
-from dlspark.core.late_answers import SESSION_SHARE
+from dlspark.core.writing.late_answers import SESSION_SHARE
 from dlspark.errors import TransmitError, WriterDeposedError
 
 SESSION_S = 1

@@ -7,9 +7,15 @@ from dataclasses import replace
 import pytest
 from log_helpers import written
 
-from dlspark.core.allocator_pool import list_pools
-from dlspark.core.ledger_entries import copies_by_bookie, find_ledger, read_entries, read_lac, recover_ledger
-from dlspark.core.references import Use
+from dlspark.core.administration.ledger_entries import (
+    copies_by_bookie,
+    find_ledger,
+    read_entries,
+    read_lac,
+    recover_ledger,
+)
+from dlspark.core.administration.references import Use
+from dlspark.core.writing.allocator_pool import list_pools
 from dlspark.errors import CallerError, OwnershipAcquireFailedError
 from metadata.errors import NoNodeError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata

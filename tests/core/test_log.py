@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.segments import SegmentReader
+from dlspark.core.reading.segments import SegmentReader
 from dlspark.errors import (
     AlreadyClosedError,
     CallerError,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.plain_entries import EntryBuilder
-from dlspark.core.records import FLAG_CONTROL
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.plain_entries import EntryBuilder
+from dlspark.core.codec.records import FLAG_CONTROL
 from dlspark.errors import AlreadyTruncatedError, LogEmptyError, LogNotFoundError, SegmentNotFoundError
 from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete

@@ -465,12 +465,12 @@ async def test_changes_of_segments_are_told_where_that_is_wanted(world, caplog):
         writer.write(1, b"one")
         await writer.commit()
         async with await log.open_reader() as reader:
-            with caplog.at_level(logging.INFO, "dlspark.core.segment_list"):
+            with caplog.at_level(logging.INFO, "dlspark.core.reading.segment_list"):
                 assert (await reader.read_next()).payload == b"one"
                 await writer.close()
                 assert await drained(reader) == []
                 await until(lambda: any("completed" in record.message for record in caplog.records))
-    said = [record.message for record in caplog.records if record.name == "dlspark.core.segment_list"]
+    said = [record.message for record in caplog.records if record.name == "dlspark.core.reading.segment_list"]
     assert said[-1] == "log log: segment 1 is completed"
 
 
@@ -522,14 +522,14 @@ def test_spans_take_an_extra_and_nothing_of_it_is_imported_unless_they_are_wante
 
 
 def test_log_records_are_lines_of_json_with_what_they_are_about():
-    logger = logging.getLogger("dlspark.core.writer")
+    logger = logging.getLogger("dlspark.core.writing.writer")
     told = about(log="flights", segment=3, ledger=None)
     record = logger.makeRecord(logger.name, logging.WARNING, "f", 1, "the writer of %s", ("flights",), None, extra=told)
     record.created = 0.5
     assert json.loads(JsonFormatter().format(record)) == {
         "time": "1970-01-01T00:00:00.500+00:00",
         "level": "WARNING",
-        "logger": "dlspark.core.writer",
+        "logger": "dlspark.core.writing.writer",
         "message": "the writer of flights",
         "log": "flights",
         "segment": 3,
@@ -550,7 +550,7 @@ async def test_a_failed_writers_log_record_names_the_log(world, caplog):
     with pytest.raises(DistributedLogError):
         await future
     await writer.abort()
-    (told,) = [record for record in caplog.records if record.name == "dlspark.core.writer"]
+    (told,) = [record for record in caplog.records if record.name == "dlspark.core.writing.writer"]
     assert told.log == "log"
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import pytest_asyncio
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.settings import Settings
 from dlspark.testing.cluster import InProcessCluster
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.rows import ROW_SCHEMA
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.rows import ROW_SCHEMA
 from dlspark.errors import (
     AlreadyTruncatedError,
     CallerError,
@@ -400,7 +400,7 @@ async def test_what_goes_away_before_it_was_read_is_an_error_not_a_gap(world, ho
 
 
 async def test_a_ledger_deleted_behind_the_logs_back_is_an_error_of_the_segment(world, monkeypatch):
-    monkeypatch.setattr("dlspark.core.read_ahead.LEDGER_GONE_S", 0.1)
+    monkeypatch.setattr("dlspark.core.reading.read_ahead.LEDGER_GONE_S", 0.1)
     namespace = await world.namespace()
     log = await _written(namespace, "vanished", SEGMENTS)
     await namespace.ledgers.delete((await log.segments())[1].ledger_id)

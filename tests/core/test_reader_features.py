@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.entries import EntryBuilder, encode_record_set
-from dlspark.core.numbering import Gap
-from dlspark.core.records import FLAG_RECORD_SET
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import EntryBuilder, encode_record_set
+from dlspark.core.codec.records import FLAG_RECORD_SET
+from dlspark.core.reading.numbering import Gap
 from dlspark.core.settings import Settings
 from dlspark.errors import (
     CallerError,
@@ -376,7 +376,7 @@ async def test_a_reader_of_a_long_log_reads_the_segments_it_comes_to(world):
 
 
 async def test_what_is_read_ahead_is_bounded_in_bytes_too(world, monkeypatch):
-    monkeypatch.setattr("dlspark.core.read_ahead.MAX_QUEUED_BYTES", 10_000)
+    monkeypatch.setattr("dlspark.core.reading.read_ahead.MAX_QUEUED_BYTES", 10_000)
     namespace = await world.namespace(read_ahead_entries=1000, prefetch_entries=1, max_prefetch_entries=2)
     log = await _written(namespace, "bytes", [[b"x" * 1000] * 100])
     async with await log.open_reader() as reader:

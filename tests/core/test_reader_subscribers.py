@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError, LockingError, LogNotFoundError, OwnershipAcquireFailedError
 from metadata.memory import MemoryStore
 

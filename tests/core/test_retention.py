@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from log_helpers import drained, payloads, states, until, written
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.retention import HOUR_MS, expired, older_than
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.retention import HOUR_MS, expired, older_than
 from dlspark.core.settings import Settings
 from dlspark.errors import (
     AlreadyTruncatedError,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_helpers import drained, payloads, states, written
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.truncation import completed_head, truncation, truncation_point, with_changes
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.truncation import completed_head, truncation, truncation_point, with_changes
 from dlspark.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,

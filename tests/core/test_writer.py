@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import (
     AlreadyClosedError,
     EndOfStreamError,
@@ -346,7 +346,7 @@ async def test_without_a_permit_the_old_segment_goes_on(world):
 
 
 async def test_a_segment_whose_positions_are_used_up_is_rolled_before_the_record(world, monkeypatch):
-    monkeypatch.setattr("dlspark.core.succession.MAX_POSITION", 3)
+    monkeypatch.setattr("dlspark.core.writing.succession.MAX_POSITION", 3)
     namespace = await world.namespace()
     log = await namespace.open_log("positions")
     async with await log.open_writer() as writer:

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from log_helpers import until
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.features import SettableFeatures
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.configuration.features import SettableFeatures
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.recovery import backward_scan
 from dlspark.core.settings import Settings
-from dlspark.core.transitions import SegmentTransitions
+from dlspark.core.writing.recovery import backward_scan
+from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.errors import (
     CallerError,
     DistributedLogError,

@@ -23,7 +23,7 @@ from typing import Any
 
 from record_writer import payload_of, say
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from metadata.errors import DistributedLogError, OutcomeUnknownError
 

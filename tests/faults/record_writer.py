@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.sync import Log, Namespace, PendingWrite
 from metadata.errors import DistributedLogError, OutcomeUnknownError
 

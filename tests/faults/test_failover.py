@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from verdict import Outcomes, check_round
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.records import LogRecord
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.sync import Namespace
 from dlspark.testing.fork_server import Child, ForkServer
 from dlspark.testing.warm_sandbox import WarmSandbox

@@ -21,7 +21,7 @@ import pytest
 from record_writer import SETTINGS
 from verdict import Outcomes, check_round
 
-from dlspark.core.records import LogRecord
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.sync import Log, Namespace
 from dlspark.testing.fork_server import Child, ChildError, ForkServer
 from dlspark.testing.warm_sandbox import WarmSandbox

@@ -8,8 +8,8 @@ import pytest
 from record_writer import payload_of
 from verdict import Outcomes, check_round
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.records import LogRecord
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
 
 
 def record(number: int, place: int | None = None) -> LogRecord:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from record_writer import payload_of
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.records import LogRecord
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
 
 
 @dataclass

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 from java_tool import JavaError, JavaTool, described, make_payload
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.records import LogRecord
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.sync import Log, LogReader, LogWriter, Namespace
 from dlspark.errors import DistributedLogError, status_code
 from metadata.logs import SegmentMetadata, TruncationStatus

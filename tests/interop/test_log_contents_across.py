@@ -29,7 +29,7 @@ from log_sides import (
     pair_of,
 )
 
-from dlspark.core.records import MAX_LOGRECORD_SIZE
+from dlspark.core.codec.records import MAX_LOGRECORD_SIZE
 from dlspark.core.sync import Namespace
 from metadata.namespaces import Binding, NamespaceStore
 from metadata.zookeeper import ZooKeeperStore

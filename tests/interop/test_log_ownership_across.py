@@ -31,7 +31,7 @@ from log_sides import (
     pair_of,
 )
 
-from dlspark.core.write_lock import default_client_id
+from dlspark.core.writing.write_lock import default_client_id
 from metadata.zookeeper import ZooKeeperStore
 
 SHORT_SESSION = {"zkSessionTimeoutSeconds": 2}

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from dlspark.core.late_answers import LateAnswers
+from dlspark.core.writing.late_answers import LateAnswers
 from dlspark.testing.simulation import mutations
 from dlspark.testing.simulation.failover import SESSION_TIMEOUTS_S, run_failover, run_failovers, table
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
-from dlspark.core.writer import AsyncLogWriter
+from dlspark.core.writing.writer import AsyncLogWriter
 from metadata.segments import SegmentMetadata
 
 

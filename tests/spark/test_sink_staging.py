@@ -8,7 +8,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from dlspark.core.entries import Compression, decode_entries
+from dlspark.core.codec.entries import Compression, decode_entries
 from dlspark.spark import sink_task
 from dlspark.spark.sink_errors import BatchRefusedError, TransactionOrderError
 from dlspark.spark.sink_messages import StagedSegment

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
-from dlspark.core.entries import Compression, DecodedBatch, decode_entries, encode_entries
-from dlspark.core.rows import MAX_TIMESTAMP_MS, timestamps
+from dlspark.core.codec.entries import Compression, DecodedBatch, decode_entries, encode_entries
+from dlspark.core.codec.rows import MAX_TIMESTAMP_MS, timestamps
 from dlspark.spark.columns import TARGET_BATCH_BYTES, TYPES, record_batches, select
 from dlspark.spark.errors import SchemaError
 from dlspark.spark.schema import SCHEMA, column_names

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings import Settings
-from dlspark.core.writer import AsyncLogWriter
+from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.spark.driver import SourceDriver
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError
 from dlspark.spark.filters import Bounds

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.offsets import Bound, Offsets, parse_places
 from dlspark.spark.options import Options, Scope

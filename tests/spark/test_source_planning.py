@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from dlspark.core.rows import MAX_TIMESTAMP_MS
+from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
 from dlspark.spark.filters import Bounds, push
 from dlspark.spark.planning import Span, partitions, shares, split
 from metadata.ledger_metadata import Ensemble, LedgerMetadata

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
 from dlspark.spark import stream
 from dlspark.spark.driver import Resolved

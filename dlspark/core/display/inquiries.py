@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Final
 
+from dlspark.core.codec.dlsn_range import DLSNRange
 from dlspark.core.display.objects import LogPicture, Overview
 from dlspark.core.display.picture import MAX_DRAWN, Unit
 from dlspark.core.display.text import failure
-from dlspark.core.dlsn_range import DLSNRange
+from dlspark.core.lifecycle.status import LogStatus, log_status
 from dlspark.core.runtime import Runtime
 from dlspark.core.services import Services
-from dlspark.core.status import LogStatus, log_status
 from dlspark.errors import CallerError, DistributedLogError, LogNotFoundError, NotAppliedError
 from metadata.errors import NoNodeError
 from metadata.logs import SegmentMetadata

@@ -10,10 +10,10 @@ from dlspark.core.display.picture import Unit, svg
 from dlspark.core.display.text import code, escaped, heading, preview, table
 
 if TYPE_CHECKING:
-    from dlspark.core.dlsn import DLSN
-    from dlspark.core.dlsn_range import DLSNRange
-    from dlspark.core.records import LogRecord
-    from dlspark.core.status import LogStatus
+    from dlspark.core.codec.dlsn import DLSN
+    from dlspark.core.codec.dlsn_range import DLSNRange
+    from dlspark.core.codec.records import LogRecord
+    from dlspark.core.lifecycle.status import LogStatus
 
 MAX_RECORDS: Final = 50
 """Records that a table shows; of more, the first and the last ones."""

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.display.text import escaped
-from dlspark.core.dlsn import DLSN
 from metadata.logs import SegmentMetadata, TruncationStatus
 
 Unit: TypeAlias = Literal["records", "bytes"]

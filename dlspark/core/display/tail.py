@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.display.objects import record_cells, records_table
 from dlspark.core.display.text import heading, printable
-from dlspark.core.dlsn import DLSN
-from dlspark.core.reader import AsyncLogReader
-from dlspark.core.records import LogRecord
+from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.errors import CallerError, EndOfStreamError, LogEmptyError
 
 if TYPE_CHECKING:
-    from dlspark.core.log_readers import LogReaders
+    from dlspark.core.reading.log_readers import LogReaders
 
 MAX_LAST: Final = 1_000
 """Records from before the end that `tail` shows at most."""

@@ -81,8 +81,8 @@ Attributes begin with `dlspark.`: log, segment, ledger, entry, records, entries,
 
 ## Logs
 
-Loggers are those of the modules (`dlspark.core.writer`). Records say what they are about in attributes beside the
-message: {", ".join(f"`{name}`" for name in FIELDS)}. One line of JSON for each:
+Loggers are those of the modules (`dlspark.core.writing.writer`). Records say what they are about in attributes beside
+the message: {", ".join(f"`{name}`" for name in FIELDS)}. One line of JSON for each:
 
     import logging
     from dlspark.core.metrics.logs import JsonFormatter

@@ -22,7 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dlspark.core.features import provider_kind
+from dlspark.core.configuration.features import provider_kind
+from dlspark.core.configuration.stream_converters import stream_converter
 from dlspark.core.settings.allocator_keys import AllocatorKeys
 from dlspark.core.settings.configuration_keys import ConfigurationKeys
 from dlspark.core.settings.federation_keys import FederationKeys
@@ -37,7 +38,6 @@ from dlspark.core.settings.retention_keys import RetentionKeys
 from dlspark.core.settings.segment_keys import SegmentKeys
 from dlspark.core.settings.writer_keys import WriterKeys
 from dlspark.core.settings.zookeeper_keys import ZooKeeperKeys
-from dlspark.core.stream_converters import stream_converter
 from dlspark.errors import SettingsError
 from metadata.allocators import pool_path
 from metadata.errors import CallerError

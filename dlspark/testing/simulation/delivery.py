@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from metadata.store import Check, Create, Op, SetData
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from random import Random
 from statistics import median
 from typing import TypeAlias
 
-from dlspark.core.dlsn import DLSN
-from dlspark.core.segment_writer import WrittenEntry
-from dlspark.core.writer import AsyncLogWriter
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.writing.segment_writer import WrittenEntry
+from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.testing.simulation.cluster import Client, World
 from dlspark.testing.simulation.history import Outcome
 from dlspark.testing.simulation.log_checkers import Session, Written

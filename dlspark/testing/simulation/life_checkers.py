@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.truncation import truncation_point
 from dlspark.core.settings import Settings
-from dlspark.core.truncation import truncation_point
 from dlspark.testing.simulation.log_checkers import LogCheckers, LogTruth, Seen, Span
 from metadata.logs import DEFAULT_PARTITION, SegmentMetadata, TruncationStatus
 from metadata.segment_changes import NOTES

@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from dlspark.core.deletion import delete_log
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.deletion import delete_log
 from dlspark.core.log import EARLIEST, AsyncLog
-from dlspark.core.reader import AsyncLogReader
-from dlspark.core.writer import AsyncLogWriter
+from dlspark.core.reading.reader import AsyncLogReader
+from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, LogNotFoundError
 from dlspark.testing.simulation.cluster import Client, World
 from dlspark.testing.simulation.life_checkers import LifeCheckers

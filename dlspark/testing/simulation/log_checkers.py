@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.testing.simulation.delivery import Deliveries
 from dlspark.testing.simulation.history import Outcome, outcome_of
 from metadata.logs import DEFAULT_PARTITION, SegmentMetadata

@@ -18,14 +18,14 @@ from typing import ParamSpec
 import numpy as np
 import pyarrow as pa
 
-from dlspark.core.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
 from dlspark.core.log import EARLIEST, AsyncLog
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.reader import AsyncLogReader
-from dlspark.core.records import LogRecord
-from dlspark.core.segment_writer import WrittenEntry
+from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.settings import Settings
-from dlspark.core.writer import AsyncLogWriter
+from dlspark.core.writing.segment_writer import WrittenEntry
+from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, PositionGapError, SegmentStateError
 from dlspark.testing.simulation.cluster import Client, World
 from dlspark.testing.simulation.history import Operation

@@ -15,14 +15,16 @@ from itertools import takewhile
 from typing import Any
 from unittest import mock
 
-from dlspark.core import read_ahead, retention, succession, truncation
-from dlspark.core.dlsn import DLSN
-from dlspark.core.locked_reader import AsyncLockedReader
-from dlspark.core.owned_segments import OwnedSegments
-from dlspark.core.read_ahead import ReadAhead
-from dlspark.core.reader import AsyncLogReader
-from dlspark.core.records import LogRecord
-from dlspark.core.segment_writer import SegmentWriter
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import LogRecord
+from dlspark.core.lifecycle import retention, truncation
+from dlspark.core.lifecycle.owned_segments import OwnedSegments
+from dlspark.core.reading import read_ahead
+from dlspark.core.reading.locked_reader import AsyncLockedReader
+from dlspark.core.reading.read_ahead import ReadAhead
+from dlspark.core.reading.reader import AsyncLogReader
+from dlspark.core.writing import succession
+from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.errors import WriteError
 from dlspark.testing.simulation.scenarios import Report, run_seed
 from metadata.bookies import BookieRegistry, Cookie

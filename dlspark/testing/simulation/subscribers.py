@@ -11,8 +11,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from dlspark.core.locked_reader import AsyncLockedReader
 from dlspark.core.log import EARLIEST, AsyncLog
+from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.errors import AlreadyTruncatedError, LockingError
 from dlspark.testing.simulation.log_checkers import Span
 

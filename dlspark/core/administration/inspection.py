@@ -1,0 +1,301 @@
+"""Inspection: what is wrong with a log's metadata, and with the ends of its segments. It only reads.
+
+| finding | what is seen | what repairs it |
+|---|---|---|
+| `in-progress` | a segment without an end: `owner` writes it, or died | the next writer, unless it is being written |
+| `unreadable` | a segment's or the log's metadata cannot be decoded | by hand |
+| `duplicate` | two segments have one number | `raise_number`, where one is in progress |
+| `low-number` | one in progress is numbered below a completed one | `raise_number` |
+| `gap` | a number in the middle is missing | by hand: a segment was deleted |
+| `number` | the highest number assigned does not fit the newest segment | by hand |
+| `txid` | transaction ids go back from a segment to the next, or are above the log's highest | by hand |
+| `truncation` | a truncated segment behind one that is not | truncating again |
+| `no-ledger` | a segment's ledger is not there | the next writer, of one in progress; else its data are lost |
+| `shared-ledger` | two segments have one ledger | by hand |
+| `open-ledger` | the ledger of a completed segment is not closed | `repair_end` |
+| `short` | a completed segment's metadata end before its last record does | `repair_end` |
+| `lost` | its records end before its metadata do | its data are lost |
+
+`inspect_log` finds all but the last two, from metadata alone; `check_ends` reads the ends of the segments, and finds
+those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import pairwise
+from typing import Final
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import MAX_TXID, LogRecord
+from dlspark.core.lifecycle.status import lock_owner
+from dlspark.core.reading.segments import SegmentReader, is_truncated
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.core.writing.recovery import last_record
+from metadata.errors import CorruptDataError, NoNodeError
+from metadata.logs import LogState
+from metadata.retry import repeat
+from metadata.segment_listing import SegmentCache, SegmentLister
+from metadata.segments import UNASSIGNED_LSSN, SegmentMetadata
+
+_LEDGERS_AT_ONCE: Final = 16
+
+
+class Kind(str, Enum):
+    """What was found; the table on top says what it means."""
+
+    IN_PROGRESS = "in-progress"
+    UNREADABLE = "unreadable"
+    DUPLICATE = "duplicate"
+    LOW_NUMBER = "low-number"
+    GAP = "gap"
+    NUMBER = "number"
+    TXID = "txid"
+    TRUNCATION = "truncation"
+    NO_LEDGER = "no-ledger"
+    SHARED_LEDGER = "shared-ledger"
+    OPEN_LEDGER = "open-ledger"
+    SHORT = "short"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found in a log."""
+
+    kind: Kind
+    what: str
+    segment: SegmentMetadata | None = None
+    corrected: SegmentMetadata | None = None
+    """Of `short` and `open-ledger`: the metadata as they would have to be."""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether something is wrong: a segment that is in progress need not be."""
+        return self.kind is not Kind.IN_PROGRESS
+
+
+@dataclass(frozen=True, slots=True)
+class LogInspection:
+    """What was found in one log."""
+
+    name: str
+    segments: tuple[SegmentMetadata, ...]
+    owner: str | None
+    """Client id of who holds the log's lock."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def faults(self) -> list[Finding]:
+        return [one for one in self.findings if one.is_fault]
+
+
+async def listed_segments(services: Services, name: str) -> list[SegmentMetadata]:
+    """A log's segments in order as its znodes have them, gaps and duplicates included, none of them kept from before.
+
+    Raises CorruptDataError, NoNodeError.
+    """
+    path = (await services.logs.located(name)).ledgers
+    await repeat(services.store, lambda: services.store.sync(path))
+    lister = SegmentLister(
+        services.store,
+        SegmentCache(enabled=False),
+        skip_minimum_version=services.settings.skip_minimum_version,
+        validate_sequence=False,
+    )
+    return await lister.segments(name, path)
+
+
+async def inspect_log(services: Services, name: str) -> LogInspection:
+    """Look for what is wrong in a log's metadata. Raises LogNotFoundError, and the metadata store's errors."""
+    state: LogState | None = None
+    findings: list[Finding] = []
+    try:
+        state = await services.logs.open(name)
+    except CorruptDataError as error:
+        findings.append(Finding(Kind.UNREADABLE, str(error)))
+    owner = await lock_owner(services, (await services.logs.located(name)).lock)
+    try:
+        segments = await listed_segments(services, name)
+    except CorruptDataError as error:
+        findings.append(Finding(Kind.UNREADABLE, str(error)))
+        return LogInspection(name, (), owner, tuple(findings))
+    if state is not None and owner is not None:
+        state = None  # It moves on while it is written: what was read at two moments need not fit.
+    findings += faults_of(segments, state)
+    findings += [_in_progress(one, owner) for one in segments if one.in_progress]
+    findings += await _ledgers(services, name, segments)
+    return LogInspection(name, tuple(segments), owner, tuple(findings))
+
+
+def _in_progress(segment: SegmentMetadata, owner: str | None) -> Finding:
+    by = f"{owner} has the log's lock" if owner is not None else "nobody has the log's lock: the next writer ends it"
+    return Finding(Kind.IN_PROGRESS, f"segment {segment.lssn} is in progress; {by}", segment)
+
+
+# ---------------------------------------------------------------------- the list
+
+
+def faults_of(segments: Sequence[SegmentMetadata], state: LogState | None) -> list[Finding]:
+    """What is wrong with a list of segments, in order, and with what the log says of them (None: not looked at)."""
+    findings = [*_numbers(segments), *_transaction_ids(segments, state), *_truncations(segments), *_shared(segments)]
+    numbered = [one for one in segments if one.lssn != UNASSIGNED_LSSN]
+    if state is not None and numbered:
+        stored, last = state.max_lssn.value, max(one.lssn for one in numbered)
+        if stored not in (last, last + 1):
+            what = f"the highest number assigned is {stored}, the newest segment is {last}"
+            findings.append(Finding(Kind.NUMBER, what))
+    return findings
+
+
+def misnumbered(segments: Iterable[SegmentMetadata]) -> list[SegmentMetadata]:
+    """Segments in progress whose number is not above all completed ones'."""
+    listed = list(segments)
+    highest = max((one.lssn for one in listed if not one.in_progress), default=UNASSIGNED_LSSN)
+    return [one for one in listed if one.in_progress and UNASSIGNED_LSSN < one.lssn <= highest]
+
+
+def _numbers(segments: Sequence[SegmentMetadata]) -> list[Finding]:
+    low = misnumbered(segments)
+    findings = [
+        Finding(Kind.LOW_NUMBER, f"segment {one.lssn} is in progress, and there are completed ones from there on", one)
+        for one in low
+    ]
+    numbered = [one for one in segments if one.lssn != UNASSIGNED_LSSN and one not in low]
+    for before, after in pairwise(numbered):
+        if before.lssn == after.lssn:
+            findings.append(Finding(Kind.DUPLICATE, f"two segments are number {after.lssn}", after))
+        elif after.lssn != before.lssn + 1:
+            findings.append(Finding(Kind.GAP, f"segment {after.lssn} follows segment {before.lssn}", after))
+    return findings
+
+
+def _transaction_ids(segments: Sequence[SegmentMetadata], state: LogState | None) -> list[Finding]:
+    findings = []
+    completed = [one for one in segments if not one.in_progress]
+    for before, after in pairwise(completed):
+        if after.first_txid < before.last_txid and before.last_txid != MAX_TXID:
+            what = f"segment {after.lssn} begins at transaction id {after.first_txid}, below {before.last_txid}"
+            findings.append(Finding(Kind.TXID, f"{what} at which segment {before.lssn} ends", after))
+    highest = max((one.last_txid for one in completed), default=0)
+    if state is not None and highest > state.max_txid.value:
+        what = f"the log's highest transaction id is {state.max_txid.value}, that of its segments {highest}"
+        findings.append(Finding(Kind.TXID, what))
+    return findings
+
+
+def _truncations(segments: Sequence[SegmentMetadata]) -> list[Finding]:
+    return [
+        Finding(Kind.TRUNCATION, f"segment {after.lssn} is truncated, segment {before.lssn} is not", after)
+        for before, after in pairwise(segments)
+        if is_truncated(after) and not is_truncated(before)
+    ]
+
+
+def _shared(segments: Sequence[SegmentMetadata]) -> list[Finding]:
+    seen: dict[int, SegmentMetadata] = {}
+    findings = []
+    for one in segments:
+        other = seen.setdefault(one.ledger_id, one)
+        if other is not one:
+            what = f"segments {other.lssn} and {one.lssn} have one ledger, {one.ledger_id}"
+            findings.append(Finding(Kind.SHARED_LEDGER, what, one))
+    return findings
+
+
+# ---------------------------------------------------------------------- ledgers
+
+
+async def _ledgers(services: Services, name: str, segments: Sequence[SegmentMetadata]) -> list[Finding]:
+    found: list[Finding | None] = []
+    for start in range(0, len(segments), _LEDGERS_AT_ONCE):
+        chunk = segments[start : start + _LEDGERS_AT_ONCE]
+        found += await asyncio.gather(*(_ledger(services, name, one) for one in chunk))
+    return [one for one in found if one is not None]
+
+
+async def _ledger(services: Services, name: str, segment: SegmentMetadata) -> Finding | None:
+    try:
+        ledger = (await services.ledger_store.read(segment.ledger_id)).value
+    except NoNodeError:
+        path = services.logs.paths(name).segment(segment)
+        await repeat(services.store, lambda: services.store.sync(path))
+        if await repeat(services.store, lambda: services.store.exists(path)) is None:
+            return None  # It was purged, or removed by recovery, since it was listed.
+        return Finding(Kind.NO_LEDGER, f"ledger {segment.ledger_id} of segment {segment.lssn} is not there", segment)
+    except CorruptDataError as error:
+        return Finding(Kind.UNREADABLE, f"the ledger of segment {segment.lssn}: {error}", segment)
+    if segment.in_progress or is_truncated(segment):
+        return None
+    if not ledger.is_closed:
+        what = f"segment {segment.lssn} is completed, its ledger {segment.ledger_id} is not closed"
+        return Finding(Kind.OPEN_LEDGER, what, segment)
+    if ledger.last_entry < segment.last_entry:
+        what = f"segment {segment.lssn} ends at entry {segment.last_entry}, its ledger at {ledger.last_entry}"
+        return Finding(Kind.LOST, what, segment)
+    return None
+
+
+# ---------------------------------------------------------------------- the ends of segments
+
+
+async def check_ends(services: Services, segments: Sequence[SegmentMetadata], settings: Settings) -> list[Finding]:
+    """Compare the completed segments with the last records in their ledgers, fencing nobody.
+
+    Segments whose ledgers are gone are passed over. Raises what reading raises.
+    """
+    found = []
+    for segment in segments:
+        if not segment.in_progress and not is_truncated(segment):
+            found.append(await check_end(services, segment, settings))
+    return [one for one in found if one is not None]
+
+
+async def check_end(
+    services: Services, segment: SegmentMetadata, settings: Settings, *, recover: bool = False
+) -> Finding | None:
+    """`check_ends` of one. With `recover` an open ledger is closed first: only under the log's lock."""
+    try:
+        ledger = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=recover)
+    except NoNodeError:
+        return None
+    try:
+        if not ledger.closed:
+            return None  # What it ends with is not decided: `inspect_log` tells of it.
+        any_last = await last_record(ledger, segment, settings)
+        last = await SegmentReader(segment, ledger, settings=settings).last_user_record(with_end_of_stream=True)
+    finally:
+        await ledger.close()
+    claimed = DLSN(segment.lssn, segment.last_entry, segment.last_slot)
+    if any_last is None or any_last.dlsn < claimed:
+        there = "has no records" if any_last is None else f"ends at {any_last.dlsn}"
+        return Finding(
+            Kind.LOST, f"segment {segment.lssn} ends at {claimed} by its metadata, its ledger {there}", segment
+        )
+    if last is None:
+        return None
+    return _beyond(segment, last, claimed)
+
+
+def _beyond(segment: SegmentMetadata, last: LogRecord, claimed: DLSN) -> Finding | None:
+    """Records that the metadata do not count. Control records behind the last one may be counted or not."""
+    last_txid = max(last.txid, segment.last_txid)
+    if last.dlsn <= claimed and last_txid == segment.last_txid and last.last_position <= segment.record_count:
+        return None
+    end = max(last.dlsn, claimed)
+    corrected = replace(
+        segment,
+        last_entry=end.entry_id,
+        last_slot=end.slot_id,
+        last_txid=last_txid,
+        record_count=max(last.last_position, segment.record_count),
+    )
+    what = (
+        f"segment {segment.lssn} ends at {claimed} with {segment.record_count} records and transaction id "
+        f"{segment.last_txid} by its metadata; its last record is {last.dlsn}, number {last.last_position}, {last.txid}"
+    )
+    return Finding(Kind.SHORT, what, segment, corrected)

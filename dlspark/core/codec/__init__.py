@@ -1,0 +1,1 @@
+"""Bytes and columns of records: positions, records, record sets, entries."""

@@ -1,0 +1,1 @@
+"""What operators change while logs are open: settings by stream, and features."""

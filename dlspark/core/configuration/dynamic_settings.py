@@ -1,0 +1,157 @@
+"""`DynamicSettings`: what operators change of a log's settings while it is open, in files that are looked at regularly.
+
+    <streamConfigDirectory>/<stream>.conf     for the logs of one stream (`stream_converters` tells which those are)
+    <streamConfigDefaultPath>                 for all logs, as far as their stream's file does not say otherwise
+
+A log's settings are the namespace's; over them what was given on opening the log; over them the default file; over it
+the stream's file. A key that disappears from a file, or a file that does, gives the word back to what is below.
+
+Only keys that are marked as dynamic may be in these files. A file that holds another one, or a bad value, or values
+that contradict the rest, is refused whole: with an error when it is read first (opening the namespace or the log), with
+a warning and a count later, and then what was in force stays in force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from dlspark.core.configuration.stream_converters import StreamConverter, stream_converter
+from dlspark.core.configuration.watched_file import REJECTED, ReadFile, WatchedFile, read_in_thread
+from dlspark.core.metrics.logs import about
+from dlspark.core.settings import LiveSettings, Settings, Value
+from dlspark.core.settings.properties import local_path
+from dlspark.core.settings.registry import dynamic_values
+from dlspark.errors import SettingsError
+
+_log = logging.getLogger(__name__)
+
+CHANGED: Final = "dynamic-settings-changed"
+"""Counts the changes of open logs."""
+_Values: TypeAlias = dict[str, Value]
+
+
+@dataclass(eq=False, slots=True)
+class _OpenLog:
+    """One open log: what its files are put over, and where the result goes."""
+
+    name: str
+    base: Settings
+    files: tuple[WatchedFile[_Values], ...]
+    """A later one goes over an earlier one."""
+    live: LiveSettings
+
+    def settings(self) -> Settings:
+        """What should hold now. Raises SettingsError where the files contradict each other or the rest."""
+        values: _Values = {}
+        for file in self.files:
+            values.update(file.meaning or {})
+        return self.base.with_values(values)
+
+
+class DynamicSettings:
+    """The dynamic settings files of a namespace. All calls come from one event loop."""
+
+    def __init__(self, settings: Settings, counters: Counter[str], read: ReadFile = read_in_thread) -> None:
+        directory, default = settings.stream_config_directory, settings.stream_config_default
+        self._directory = local_path(directory) if directory else None
+        self._default = WatchedFile(local_path(default), dynamic_values, counters, read) if default else None
+        self._converter: StreamConverter = stream_converter(settings.stream_config_router, "streamConfigRouterClass")
+        self._counters = counters
+        self._read = read
+        self._directory_lost = False
+        self._streams: dict[Path, WatchedFile[_Values]] = {}
+        self._logs: list[_OpenLog] = []
+
+    @property
+    def configured(self) -> bool:
+        """Whether there can be any files."""
+        return self._directory is not None or self._default is not None
+
+    async def load(self) -> None:
+        """Read the default file. Raises SettingsError, also where it or the directory is not there."""
+        if self._directory is not None and not await asyncio.to_thread(self._directory.is_dir):
+            raise SettingsError(
+                f"streamConfigDirectory={self._directory} is not a directory", advice="Create it, or correct the path"
+            )
+        if self._default is not None:
+            await self._default.load()
+            if self._default.meaning is None:
+                raise SettingsError(
+                    f"streamConfigDefaultPath={self._default.path} does not exist",
+                    advice="Create it, or correct the path",
+                )
+
+    async def open(self, log: str, base: Settings) -> LiveSettings:
+        """The settings of a log that is being opened, which follow the files until they are closed.
+
+        Raises SettingsError for a stream's file that is read for the first time and cannot be used.
+        """
+        stream = await self._stream_file(log)
+        files = tuple(file for file in (self._default, stream) if file is not None)
+        live = LiveSettings(base, lambda: self._forget(opened))
+        opened = _OpenLog(log, base, files, live)
+        live.change(opened.settings())
+        self._logs.append(opened)
+        return live
+
+    async def reload(self) -> None:
+        """Look at every file again, and let logs that are open have what has changed."""
+        files = [self._default] if self._default is not None else []
+        if await self._directory_is_there():
+            files += self._streams.values()
+        refreshed = await asyncio.gather(*(file.refresh() for file in files))
+        changed = {id(file) for file, is_new in zip(files, refreshed, strict=True) if is_new}
+        for opened in list(self._logs):
+            if any(id(file) in changed for file in opened.files):
+                self._apply(opened)
+
+    async def _directory_is_there(self) -> bool:
+        """False, and a warning once, where the whole directory is gone: a lost mount takes back no settings."""
+        if self._directory is None:
+            return False
+        there = await asyncio.to_thread(self._directory.is_dir)
+        if not there and not self._directory_lost:
+            self._counters[REJECTED] += 1
+            told = about(path=str(self._directory))
+            _log.warning("the directory %s is gone, what was read in it stays in force", self._directory, extra=told)
+        self._directory_lost = not there
+        return there
+
+    def _apply(self, opened: _OpenLog) -> None:
+        try:
+            settings = opened.settings()
+        except SettingsError as error:
+            self._counters[REJECTED] += 1
+            paths = " and ".join(str(file.path) for file in opened.files)
+            _log.warning(
+                "log %s: %s cannot be used, its settings stay: %s",
+                opened.name,
+                paths,
+                error,
+                extra=about(log=opened.name),
+            )
+            return
+        if opened.live.change(settings):
+            self._counters[CHANGED] += 1
+            _log.info("log %s: its dynamic settings have changed", opened.name, extra=about(log=opened.name))
+
+    async def _stream_file(self, log: str) -> WatchedFile[_Values] | None:
+        if self._directory is None:
+            return None
+        # A log's name has no relative components, so that this stays within the directory.
+        path = self._directory / f"{self._converter(log).stream}.conf"
+        if path not in self._streams:
+            file = WatchedFile(path, dynamic_values, self._counters, self._read)
+            await file.load()
+            self._streams.setdefault(path, file)
+        return self._streams[path]
+
+    def _forget(self, opened: _OpenLog) -> None:
+        self._logs.remove(opened)
+        used = {id(file) for one in self._logs for file in one.files}
+        self._streams = {path: file for path, file in self._streams.items() if id(file) in used}

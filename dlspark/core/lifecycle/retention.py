@@ -1,0 +1,104 @@
+"""Retention: which segments have been kept for long enough, and the runs in which a writer takes them off the list.
+
+Candidates are the completed segments at the head of the list, without the last of them: the next segment's sequence ids
+continue from its (format, section 5.11). From the oldest on they go while
+
+    by time      their completion is longer ago than `logSegmentRetentionHours`; with `explicitTruncationByApp` they
+                 must have been truncated as well
+    by txid      their last transaction id is below the given one
+
+The first one that stays ends the walk, so the list never has a hole.
+
+A run follows each start of a segment, beside the writing: one at a time, a moment that finds one under way is passed
+over. It reads settings and clock when it begins. Its failures are told to the log and concern nobody else: the next run
+does what this one left. What a crash leaves:
+
+| the process dies | that leaves | cleaned by |
+|---|---|---|
+| before the transaction | the segments, whole | the next run |
+| after it, ledgers not yet deleted | ledgers without readers, noted | the next run of any owner, or of a deletion |
+| some ledgers deleted | notes of ledgers that are gone | the same: deleting a missing ledger is a success |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TypeAlias
+
+from dlspark.core.lifecycle.owned_segments import OwnedSegments
+from dlspark.core.lifecycle.truncation import completed_head
+from dlspark.core.metrics.logs import about
+from dlspark.core.reading.segments import is_truncated
+from dlspark.core.settings import Settings
+from dlspark.errors import DistributedLogError
+from metadata.logs import SegmentMetadata
+from metadata.tasks import end_tasks
+from storage_node.edge import Clock
+
+_log = logging.getLogger(__name__)
+
+HOUR_MS = 3_600_000
+Rule: TypeAlias = Callable[[Sequence[SegmentMetadata]], list[SegmentMetadata]]
+"""Which segments of a list may go."""
+
+
+def _oldest(segments: Sequence[SegmentMetadata], may_go: Callable[[SegmentMetadata], bool]) -> list[SegmentMetadata]:
+    return list(takewhile(may_go, completed_head(segments)[:-1]))
+
+
+def expired(segments: Sequence[SegmentMetadata], *, before_ms: int, only_truncated: bool) -> list[SegmentMetadata]:
+    """Those completed before `before_ms` (milliseconds since the epoch)."""
+
+    def may_go(segment: SegmentMetadata) -> bool:
+        return segment.completion_time_ms < before_ms and (is_truncated(segment) or not only_truncated)
+
+    return _oldest(segments, may_go)
+
+
+def older_than(segments: Sequence[SegmentMetadata], txid: int) -> list[SegmentMetadata]:
+    """Those whose transaction ids are all below `txid`."""
+    return _oldest(segments, lambda segment: segment.last_txid < txid)
+
+
+def expired_now(settings: Settings, clock: Clock) -> Rule | None:
+    """The rule by time as it is at this moment; None where segments are kept for ever."""
+    if settings.retention_hours <= 0:
+        return None
+    before_ms = clock.now_ms() - settings.retention_hours * HOUR_MS
+    return lambda segments: expired(segments, before_ms=before_ms, only_truncated=settings.explicit_truncation)
+
+
+class Retention:
+    """The runs of one writer. `begin` starts one, `close` ends it wherever it is: every step is safe to leave."""
+
+    def __init__(self, owned: OwnedSegments, settings: Callable[[], Settings], clock: Clock) -> None:
+        self._owned = owned
+        self._settings = settings
+        self._clock = clock
+        self._run: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def begin(self) -> None:
+        """Start a run, unless one is under way."""
+        if not self._closed and (self._run is None or self._run.done()):
+            self._run = asyncio.get_running_loop().create_task(self._purge())
+
+    async def _purge(self) -> None:
+        try:
+            rule = expired_now(self._settings(), self._clock)
+            if rule is not None:
+                await self._owned.purge(rule)
+            else:
+                await self._owned.sweep()
+        except DistributedLogError as error:
+            name = self._owned.name
+            _log.warning("log %s: expired segments stay until the next roll: %s", name, error, extra=about(log=name))
+
+    async def close(self) -> None:
+        """End the run that is under way; there will be no other."""
+        self._closed = True
+        if self._run is not None:
+            await end_tasks([self._run])

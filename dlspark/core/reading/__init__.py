@@ -1,0 +1,1 @@
+"""Readers: positions in a log, what is read ahead, and readers that keep their place."""

@@ -1,0 +1,128 @@
+"""`AsyncLockedReader`: a reader that reads alone, for a log or for one of its subscribers.
+
+The lock is upstream's, so readers of both libraries exclude each other. It is lost with the metadata session. Then the
+reader fails at once, and delivers nothing more of what it had read ahead, because another one may have begun; unlike a
+writer it does not take the lock again. A subscriber's position is stored only while the lock is held: the store checks
+it in the same transaction. What was delivered and not committed when the lock was lost is delivered again to the next
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.reading.reader import AsyncLogReader, Start
+from dlspark.core.reading.subscriptions import Subscriptions
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.core.writing.write_lock import default_client_id
+from dlspark.errors import CallerError, DistributedLogError, LockingError
+from metadata.locks import DistributedLock, OwnershipAcquireFailedError
+from metadata.store import SessionState
+from metadata.subscribers import SubscriberStore
+
+
+class AsyncLockedReader(AsyncLogReader):
+    """Reads one log while it holds a lock. Open it with `AsyncLog.open_reader` and a subscriber, or `exclusive`."""
+
+    def __init__(
+        self,
+        services: Services,
+        name: str,
+        settings: Settings,
+        start: DLSN,
+        locate: Callable[[Start], Awaitable[DLSN]],
+        lock: DistributedLock,
+        subscriber: str | None,
+    ) -> None:
+        """Used by `open`."""
+        super().__init__(services, name, settings, start, locate)
+        self.subscriber = subscriber
+        """For whom it reads; None for the log's own lock, which has no position."""
+        self._lock = lock
+        self._releasing: asyncio.Task[None] | None = None
+        self._subscriptions = Subscriptions(services.logs, name)
+        self._unsubscribe = services.store.on_session(self._session_changed)
+        if not lock.held:
+            self._lose(self._lock_lost())
+
+    @classmethod
+    async def open(
+        cls,
+        services: Services,
+        name: str,
+        settings: Settings,
+        locate: Callable[[Start], Awaitable[DLSN]],
+        *,
+        start: Start | None,
+        subscriber: str | None,
+        client_id: str | None,
+    ) -> AsyncLockedReader:
+        """Take the lock, then find the start: the stored position unless one is given.
+
+        Raises OwnershipAcquireFailedError with the other reader's name after `lockTimeoutSeconds`, LogNotFoundError,
+        and what finding the position raises; the lock is not held then.
+        """
+        await services.logs.open(name)  # A missing log is an error of its own, not of its lock.
+        path = await SubscriberStore(services.logs).read_lock(name, subscriber)
+        lock = DistributedLock(services.store, path, client_id or default_client_id())
+        measures = services.meter.of(name)
+        try:
+            with services.meter.step(measures.read_lock_acquire, "read lock acquire", log=name):
+                await lock.acquire(settings.lock_timeout_s * 1000)
+            if start is None and subscriber is not None:
+                start = await Subscriptions(services.logs, name).position(subscriber)
+            position = await locate(start) if start is not None else DLSN.INITIAL
+            return cls(services, name, settings, position, locate, lock, subscriber)
+        except BaseException as error:
+            measures.read_lock_try_timeouts.inc(isinstance(error, OwnershipAcquireFailedError))
+            await lock.release()
+            raise
+
+    async def commit_position(self, dlsn: DLSN | None = None) -> DLSN:
+        """Store where the subscriber's next reader begins: `dlsn`, or behind the last record delivered.
+
+        Returns what is stored now, which is further on where more was committed before. Raises LockingError where the
+        lock was lost, an OutcomeUnknownError, after which it may be called again, and CallerError without a subscriber.
+        """
+        if self.subscriber is None:
+            raise CallerError(
+                "a reader without a subscriber has no stored position",
+                log=self.name,
+                advice="Open it with subscriber='name'",
+            )
+        return await self._subscriptions.commit(self.subscriber, dlsn or self.position, member=self._lock.member_path)
+
+    def _lock_lost(self) -> LockingError:
+        return LockingError(
+            "the reader's lock was lost with its metadata session",
+            log=self.name,
+            dlsn=self.position,
+            advice="Open the reader again; what was delivered since the last commit will be delivered again",
+        )
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state in (SessionState.EXPIRED, SessionState.CLOSED) and not self.closed and self._releasing is None:
+            self._lose(self._lock_lost())
+            self._releasing = asyncio.get_running_loop().create_task(self._release())
+
+    async def _release(self) -> None:
+        self._unsubscribe()
+        try:
+            with self._measures.read_lock_unlock.measured():
+                await self._lock.release()
+        except DistributedLogError:
+            pass  # It goes with its session.
+
+    async def close(self) -> None:
+        """End the read-ahead and give the lock up. The position is stored by `commit_position` only. Idempotent."""
+        if self.closed:
+            return
+        try:
+            await super().close()
+        finally:
+            if self._releasing is None:
+                self._releasing = asyncio.get_running_loop().create_task(self._release())
+            await asyncio.wait([self._releasing])

@@ -1,0 +1,161 @@
+"""`LogReaders`: the readers of a log: of records, alone or beside others, of bytes, and of its segments' changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Literal, overload
+
+from dlspark.core.append_stream import AsyncAppendReader
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.dlsn_range import DLSNRange
+from dlspark.core.display.inquiries import log_picture
+from dlspark.core.display.objects import LogPicture
+from dlspark.core.display.picture import Unit
+from dlspark.core.display.tail import INTERRUPTED, Tail, open_screen
+from dlspark.core.reading.locked_reader import AsyncLockedReader
+from dlspark.core.reading.positions import LogPositions
+from dlspark.core.reading.reader import AsyncLogReader, Start
+from dlspark.core.reading.segment_watch import SegmentWatch
+from dlspark.core.reading.subscriptions import Subscriptions
+from dlspark.errors import CallerError
+from metadata.logs import SegmentMetadata
+
+
+class LogReaders(LogPositions):
+    """Base of `AsyncLog`."""
+
+    def __repr__(self) -> str:
+        return f"AsyncLog({self.name!r})"
+
+    def _remember(self, opened: SegmentWatch) -> None:
+        raise NotImplementedError
+
+    async def _adopt(self, opened: AsyncLogReader) -> None:
+        raise NotImplementedError
+
+    @overload
+    async def open_reader(self, start: Start | None = None) -> AsyncLogReader: ...
+
+    @overload
+    async def open_reader(
+        self, start: Start | None = None, *, subscriber: str, client_id: str | None = None
+    ) -> AsyncLockedReader: ...
+
+    @overload
+    async def open_reader(
+        self, start: Start | None = None, *, exclusive: Literal[True], client_id: str | None = None
+    ) -> AsyncLockedReader: ...
+
+    async def open_reader(
+        self,
+        start: Start | None = None,
+        *,
+        subscriber: str | None = None,
+        exclusive: bool = False,
+        client_id: str | None = None,
+    ) -> AsyncLogReader:
+        """A reader from `start`: a DLSN (or its text), a transaction id, "earliest" (which is meant without one),
+        "last" (the last record there is), or "latest" (what comes next).
+
+        With `subscriber` it is the only reader of that name: it goes on at the position that was committed last, if no
+        start is given. With `exclusive` it is the only exclusive reader of the log. `client_id` names it to others who
+        want the lock. Raises LogNotFoundError, and for a lock OwnershipAcquireFailedError with the other's name after
+        `lockTimeoutSeconds`. That a position was truncated shows at the first read.
+        """
+        self._check_open()
+        reader: AsyncLogReader
+        if subscriber is None and not exclusive:
+            if client_id is not None:
+                raise CallerError("a reader without a lock has no name", advice="Give a subscriber, or exclusive=True")
+            position = await self.position("earliest" if start is None else start)
+            reader = AsyncLogReader(self._services.reading, self.name, self._settings, position, self.position)
+        else:
+            reader = await AsyncLockedReader.open(
+                self._services.reading,
+                self.name,
+                self._settings,
+                self.position,
+                start=start,
+                subscriber=subscriber,
+                client_id=client_id,
+            )
+        await self._adopt(reader)
+        return reader
+
+    async def open_append_reader(self, position: int = 0) -> AsyncAppendReader:
+        """The log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
+        reader = await self.open_reader(position)
+        return AsyncAppendReader(reader, position)
+
+    # ------------------------------------------------------------------ for people
+
+    async def tail(self, last: int = 10, *, seconds: float | None = None, records: int | None = None) -> None:
+        """Show the last records, and with `seconds` or `records` what comes, until either is over.
+
+        In a notebook that is a table that changes in place, elsewhere a line a record. Raises CallerError,
+        LogNotFoundError, and what its reader fails with.
+        """
+        tail = await Tail.open(self, last, seconds, records)
+        try:
+            screen = open_screen(self.name, last)
+            try:
+                while (more := await tail.more()) is not None:
+                    screen.add(more)
+            except BaseException as error:
+                screen.end(type(error).__name__ if isinstance(error, Exception) else INTERRUPTED)
+                raise
+            screen.end(tail.ending)
+        finally:
+            await tail.close()
+
+    async def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
+        """The log's segments as a picture for notebooks, in proportion to their records or bytes.
+
+        `mark` is pointed out in it. Costs what `status` does; bytes one request more for each segment that is drawn,
+        60 at most. Raises LogNotFoundError.
+        """
+        self._check_open()
+        return await log_picture(self._services, self.name, by, mark)
+
+    # ------------------------------------------------------------------ subscribers
+
+    @property
+    def _subscriptions(self) -> Subscriptions:
+        self._check_open()
+        return Subscriptions(self._services.reading.logs, self.name)
+
+    async def subscribers(self) -> dict[str, DLSN]:
+        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for one that committed none yet.
+
+        What lies below the lowest of them has been read by all.
+        """
+        return await self._subscriptions.positions()
+
+    async def commit_position(self, subscriber: str, dlsn: DLSN, *, back: bool = False) -> DLSN:
+        """Store where a subscriber goes on, for readers that need no lock; returns what is stored now.
+
+        A position behind the stored one is not taken unless `back` is given. Raises LogNotFoundError, and an
+        OutcomeUnknownError, after which it may be called again.
+        """
+        return await self._subscriptions.commit(subscriber, dlsn, back=back)
+
+    async def delete_subscriber(self, subscriber: str) -> None:
+        """Forget a subscriber and its position; a missing one is a success.
+
+        Raises OwnershipAcquireFailedError, with the reader's name, while somebody reads for it.
+        """
+        await self._subscriptions.delete(subscriber)
+
+    # ------------------------------------------------------------------ changes
+
+    def watch_segments(self) -> AsyncGenerator[list[SegmentMetadata], None]:
+        """The log's segments, now and after each change: one begins, is completed, truncated or deleted.
+
+        Changes that come close together are seen as one. It asks nothing of the metadata store while nothing changes,
+        and waits trouble with the connection out. It ends when this handle is closed. Raises LogNotFoundError, as well
+        when the log is deleted.
+        """
+        self._check_open()
+        watch = SegmentWatch(self._services.reading, self.name, self._settings)
+        self._remember(watch)
+        return watch.changes()

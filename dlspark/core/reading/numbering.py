@@ -1,0 +1,101 @@
+"""`Numbering`: whether records follow each other without a gap, by the numbers that their writer gave them (I4).
+
+The records of a segment are numbered from 1. A reader that begins in the middle of one takes the first number that it
+sees. Entries that are damaged everywhere and passed over are no gap but a known loss: it is told how many are missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.metrics.logs import about
+
+MOST_GAPS = 1_000
+"""So many known losses are remembered, the newest ones."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Entries that were passed over, because they are damaged on all their storage nodes."""
+
+    start: DLSN
+    entries: int
+    records: int | None
+    """How many records are missing, by the numbers of those before and behind; None where these do not tell."""
+
+
+class Numbering:
+    """Of what one reader reads."""
+
+    def __init__(self, log: str, counters: Counter[str]) -> None:
+        self.last = 0
+        """Number of the last record; 0 where it is not known, or there was none in this segment."""
+        self.gaps: deque[Gap] = deque(maxlen=MOST_GAPS)
+        self._name = log
+        self._counters = counters
+        self._segment = -1
+        self._passed: tuple[DLSN, int, int] | None = None  # where, how many entries, the last number before them
+
+    def forget(self) -> None:
+        """The next record has any number."""
+        self._tell(None)
+        self._segment, self.last = -1, 0
+
+    def enter(self, lssn: int) -> None:
+        """The next record is of this segment."""
+        if lssn != self._segment:
+            self._tell(None)
+            self._segment, self.last = lssn, 0
+
+    def pass_over(self, start: DLSN) -> None:
+        """An entry is passed over: the record behind it will tell how many are missing."""
+        self.enter(start.lssn)
+        first, entries, last = self._passed or (start, 0, self.last)
+        self._passed = (first, entries + 1, last)
+        self.last = 0
+
+    def missing_before(self, number: int) -> bool:
+        """Whether records are missing between the last one and this one. It is counted; `last` is not changed."""
+        if self._passed is not None:
+            start, _, last = self._passed
+            self._tell(number - last - 1 if last or not start.entry_id else None)
+        if number == 1 or self.last == 0 or number == self.last + 1:
+            return False
+        self._counters["position-gap"] += 1
+        return True
+
+    def first_gap(self, numbers: npt.NDArray[np.int64]) -> int | None:
+        """Index of the first record before which others are missing."""
+        if not len(numbers):
+            return None
+        if self.missing_before(int(numbers[0])):
+            return 0
+        before, after = numbers[:-1], numbers[1:]
+        gaps = np.flatnonzero((after != before + 1) & (before != 0) & (after != 1))
+        self._counters["position-gap"] += len(gaps)
+        return int(gaps[0]) + 1 if len(gaps) else None
+
+    def _tell(self, records: int | None) -> None:
+        if self._passed is None:
+            return
+        start, entries, _ = self._passed
+        self._passed = None
+        self.gaps.append(Gap(start, entries, records))
+        missing = "an unknown number of" if records is None else records
+        _log.error(
+            "log %s: %s records missing in %d damaged entries from %s on",
+            self._name,
+            missing,
+            entries,
+            start,
+            extra=about(log=self._name, segment=start.lssn, entry=start.entry_id),
+        )
+        self._counters["records-skipped"] += records or 0

@@ -1,0 +1,329 @@
+"""`ReadAhead`: fetches a log's entries in order, ahead of their reader, and follows the log as it grows.
+
+One task walks the segments. In a closed ledger it streams entries; in an open one it streams up to the last
+confirmed entry and then long-polls for the next, so it waits without polling. That a ledger has ended is known from
+the ledger itself (its metadata says CLOSED, with the last entry, for ever): it may be before or after the log's
+metadata says so, and neither loses nor repeats an entry. The next segment is taken from the log's list, which a watch
+keeps fresh, and only when every segment before it is completed: from then on its first sequence id is known.
+
+Fetched entries wait in a queue bounded in entries and in bytes. Errors of storage nodes are waited out, for a while;
+all others end the read-ahead, and its reader, for good. It ends by `close`, which leaves no task behind (I16).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.reading.segment_follower import FetchedEntry, SegmentFollower
+from dlspark.core.reading.segment_list import SegmentList
+from dlspark.core.reading.segments import first_active, first_left, is_truncated, start_sequence_id
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.errors import (
+    AlreadyTruncatedError,
+    DistributedLogError,
+    ReadError,
+    SegmentNotFoundError,
+    UnsupportedMetadataVersionError,
+)
+from metadata.logs import SegmentMetadata
+from metadata.segment_listing import SegmentListing
+from metadata.tasks import end_tasks
+
+MAX_QUEUED_BYTES = 32 << 20
+"""Bytes of entries that wait for the reader, besides the bound in entries."""
+LEDGER_GONE_S = 10.0
+"""How long a segment may be listed without its ledger: recovery removes an empty one's ledger first."""
+
+
+class ReadAhead:
+    """Entries of one log from `start` on, which may lie in the future; up to DLSN.INITIAL it means the earliest."""
+
+    def __init__(self, services: Services, name: str, settings: Settings, start: DLSN) -> None:
+        self.caught_up = False
+        """Everything that was confirmed when the read-ahead last looked has been fetched."""
+        self.first = start
+        """Records below this are not to be delivered; moves up once, where a truncated start is skipped."""
+        self._services = services
+        self._name = name
+        self._settings = settings
+        self._list = SegmentList(services, name, settings)
+        self._queue: deque[FetchedEntry] = deque()
+        self._queued_bytes = 0
+        self._error: DistributedLogError | None = None
+        self._activity = asyncio.Event()
+        self._room = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.measures = services.meter.of(name)
+        self._forget_gauges = (
+            self.measures.read_ahead_queued_entries.follow(self, lambda ahead: len(ahead._queue)),
+            self.measures.read_ahead_queued_bytes.follow(self, lambda ahead: ahead._queued_bytes),
+        )
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    # ------------------------------------------------------------------ for the reader
+
+    def use_settings(self, settings: Settings) -> None:
+        """From the next step on: whoever waits for room or for something to happen looks again."""
+        self._settings = settings
+        self._list.use_settings(settings)
+        self._room.set()
+        self._activity.set()
+
+    def take(self) -> FetchedEntry | None:
+        """The next entry, None if none is there yet. Raises the final error once all entries before it are taken."""
+        if self._queue:
+            fetched = self._queue.popleft()
+            self._queued_bytes -= len(fetched.payload)
+            self._room.set()
+            if fetched.fetched_at is not None:
+                self.measures.read_ahead_delivery.record(self._loop.time() - fetched.fetched_at)
+            return fetched
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def peek(self) -> FetchedEntry | None:
+        return self._queue[0] if self._queue else None
+
+    def has_queued(self, position: DLSN) -> bool:
+        """Whether the entry of `position` is among those fetched and not yet taken, or comes before the first of them
+        in the same segment."""
+        if not self._queue:
+            return False
+        last = self._queue[-1]
+        return DLSN(self._queue[0].segment.lssn, 0, 0) <= position < DLSN(last.segment.lssn, last.entry_id + 1, 0)
+
+    def wake(self) -> None:
+        """Let who waits for activity look again."""
+        self._activity.set()
+
+    async def activity(self) -> None:
+        """Wait until something happens: an entry, an error, or the tail was reached."""
+        if not self._queue and self._error is None:
+            self._activity.clear()
+            await self._activity.wait()
+
+    async def close(self, error: DistributedLogError) -> None:
+        """End; reads that wait, and later ones, get `error`."""
+        await end_tasks([self._task])
+        self._list.close()
+        self._queue.clear()
+        self._queued_bytes = 0
+        for forget in self._forget_gauges:
+            forget()
+        self._end(error)
+
+    # ------------------------------------------------------------------ the task
+
+    async def _run(self) -> None:
+        try:
+            await self._follow()
+        except DistributedLogError as error:
+            if error.log is None:
+                error.log = self._name
+            self._end(error)
+        except Exception as error:
+            failure = ReadError(f"the read-ahead failed: {error!r}", log=self._name)
+            failure.__cause__ = error
+            self._end(failure)
+
+    def _end(self, error: DistributedLogError) -> None:
+        self._error = error
+        self._activity.set()
+
+    async def _follow(self) -> None:
+        position = await self._first_position()
+        while True:
+            segment = await self._segment(position)
+            position = await self._read_segment(segment, position)
+
+    async def _first_position(self) -> DLSN:
+        """Where to start: the asked position, or the first one that is left if that is allowed (section 6.2)."""
+        while not len(await self._list.load()):
+            await self._wait_for_change()
+        earliest = await self._list.ask(self._earliest)
+        if earliest is None or self.first >= earliest:
+            return self.first
+        if self.first > DLSN.INITIAL and self._settings.fail_on_truncated and await self._lost(earliest):
+            self._services.counters["truncated-position"] += 1
+            raise AlreadyTruncatedError(
+                f"position {self.first} was truncated; the log begins at {earliest}",
+                log=self._name,
+                dlsn=self.first,
+                advice=f"Start at {earliest}, or set alertPositionOnTruncated=false to go on there",
+            )
+        self.first = earliest
+        return earliest
+
+    async def _earliest(self, listing: SegmentListing) -> DLSN | None:
+        """The first position that is left, as far as that matters for the start; None if the start is not below it."""
+        listed = listing.find(self.first.lssn)
+        if self.first > DLSN.INITIAL and (listed is not None or not len(listing) or self.first.lssn > listing[0].lssn):
+            segment = await listing.read(listed) if listed is not None else None
+            # What is truncated is a head of the log: nothing is missing from an active segment on.
+            if segment is None or self._settings.ignore_truncation or not is_truncated(segment):
+                return first_active(segment) if segment is not None and not self._settings.ignore_truncation else None
+        if self._settings.ignore_truncation:
+            return DLSN(listing[0].lssn, 0, 0)
+        left = await first_left(listing)
+        return first_active(left[1]) if left is not None else DLSN(listing[-1].lssn + 1, 0, 0)
+
+    async def _lost(self, earliest: DLSN) -> bool:
+        """Whether there was a record at or after the start and before `earliest`; assumed where nothing tells."""
+        start = self.first
+
+        async def question(listing: SegmentListing) -> bool:
+            if start.lssn < listing[0].lssn or earliest > DLSN(earliest.lssn, 0, 0):
+                return True
+            for listed in listing:
+                if start.lssn <= listed.lssn < earliest.lssn:
+                    segment = await listing.read(listed)
+                    if DLSN(segment.lssn, segment.last_entry, segment.last_slot) >= start:
+                        return True
+            return False
+
+        return await self._list.ask(question)
+
+    async def _segment(self, position: DLSN) -> SegmentMetadata:
+        """The segment of `position`, as soon as it exists and those before it are completed."""
+        lssn = position.lssn
+        while True:
+            listing = await self._list.load()
+            earlier_open = any(listed.lssn < lssn for listed in listing.open)
+            if listing.find(lssn) is not None and not earlier_open:
+                self._check_numbered(listing, lssn)
+                found = await self._list.segment(lssn)
+                if found is None:
+                    continue  # The list has changed.
+                self._check_truncation(found, max(position.entry_id, 0))
+                return found
+            if listing.find(lssn) is None and len(listing) and listing[-1].lssn > lssn:
+                raise self._removed(DLSN(lssn, 0, 0))
+            await self._wait_for_change()
+
+    def _check_numbered(self, listing: SegmentListing, lssn: int) -> None:
+        """Raise where the position does not tell which segment is meant, so that none is passed over."""
+        same = listing.index_of(lssn + 1) - listing.index_of(lssn)
+        if same > 1:
+            raise UnsupportedMetadataVersionError(
+                f"{same} segments have the number {lssn}: nothing of them was delivered",
+                log=self._name,
+                advice="Segments of version 1 have no numbers: of a log with several, copy each one's records "
+                "to another log with a library that can",
+            )
+
+    async def _wait_for_change(self) -> None:
+        self.reached_tail()
+        await self._list.changed()
+
+    def _check_truncation(self, segment: SegmentMetadata, next_entry: int) -> None:
+        """Raise if truncation has hidden entries that would be delivered next (I8)."""
+        if self._settings.ignore_truncation:
+            return
+        after = segment.last_entry + 1 if is_truncated(segment) else first_active(segment).entry_id
+        if after > next_entry:
+            raise AlreadyTruncatedError(
+                f"segment {segment.lssn} was truncated before it was read",
+                log=self._name,
+                dlsn=DLSN(segment.lssn, next_entry, 0),
+                advice="Start again at the log's first record; what was between is not kept",
+            )
+
+    def _removed(self, position: DLSN) -> AlreadyTruncatedError:
+        return AlreadyTruncatedError(
+            f"segment {position.lssn} was removed before it was read",
+            log=self._name,
+            dlsn=position,
+            advice="Start again at the log's first record; what was between is not kept",
+        )
+
+    # ------------------------------------------------------------------ one segment
+
+    async def _read_segment(self, segment: SegmentMetadata, position: DLSN) -> DLSN:
+        """Fetch a segment from `position` to its end; returns where to go on.
+
+        That is the same place again if the segment was empty and removed by recovery: its number is given once more.
+        """
+        first = await self._list.ask(lambda listing: start_sequence_id(listing, segment))
+        follower = SegmentFollower(self, segment, first, max(position.entry_id, 0))
+        try:
+            if await follower.run():
+                return position.next_segment
+            return DLSN(position.lssn, follower.next_entry, position.slot_id)
+        finally:
+            await follower.close()
+
+    async def still_there(self, segment: SegmentMetadata, next_entry: int) -> bool:
+        """Look at the list if it changed: False if `segment` was empty and is gone. Raises if it was truncated."""
+        if not self._list.stale:
+            return True
+        listed = await self._list.find(segment)
+        if listed is not None:
+            self._check_truncation(listed, next_entry)
+            return True
+        if segment.in_progress and next_entry == 0:
+            return False
+        raise self._removed(DLSN(segment.lssn, next_entry, 0))
+
+    async def completed(self, segment: SegmentMetadata) -> bool:
+        """Wait until an ended segment is completed; False if it is gone, as recovery removes an empty one.
+
+        The number of a removed segment is given to another one, which a reader that went on here would miss.
+        """
+        while segment.in_progress:
+            listed = await self._list.find(segment)
+            if listed is None:
+                return False
+            segment = listed
+            if segment.in_progress:
+                await self._wait_for_change()
+        return True
+
+    async def ledger_gone(self, segment: SegmentMetadata, next_entry: int, cause: DistributedLogError) -> None:
+        """The list has a segment without a ledger: wait until it is gone from the list as well, or fail."""
+        deadline = asyncio.get_running_loop().time() + LEDGER_GONE_S
+        while await self.still_there(segment, next_entry):
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0 or not await self._list.changed(left):
+                raise SegmentNotFoundError(
+                    f"ledger {segment.ledger_id} of segment {segment.lssn} does not exist",
+                    log=self._name,
+                    dlsn=DLSN(segment.lssn, next_entry, 0),
+                    advice="The segment's data was deleted outside of the log; start after it",
+                ) from cause
+
+    async def put(self, fetched: FetchedEntry) -> None:
+        """Queue an entry, when there is room."""
+        while self._full():
+            self._room.clear()
+            await self._room.wait()
+        self.caught_up = False
+        self._queue.append(fetched)
+        self._queued_bytes += len(fetched.payload)
+        self._activity.set()
+
+    def _full(self) -> bool:
+        if not self._queue:
+            return False
+        return len(self._queue) >= self._settings.read_ahead_entries or self._queued_bytes >= MAX_QUEUED_BYTES
+
+    def reached_tail(self) -> None:
+        """Nothing more is confirmed at present."""
+        self.caught_up = True
+        self._activity.set()
+
+    @property
+    def name(self) -> str:
+        """The log's."""
+        return self._name
+
+    @property
+    def services(self) -> Services:
+        return self._services
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings

@@ -1,0 +1,482 @@
+"""`AsyncLogReader`: a log's records in order, each once, from a position on, across segments and at the growing tail.
+
+Two ways of reading share one position: record by record, and by columns (`next_batch`, `batches`), which decodes many
+entries at a time. Control records are hidden. At the end-of-stream record reading ends with EndOfStreamError (or, in
+loops, just ends). Errors are final for a reader: everything before the error has been delivered, `position` says where
+to start the next one.
+
+Records of a segment are numbered by their writer; a missing number between two records is a gap, and a gap fails the
+reader (I4). Entries that were passed over because they are damaged everywhere (`readAheadSkipBrokenEntries`) fail
+nothing: they are told in `gaps`. Cancelling a read loses nothing: records are taken off the queue only when they are
+handed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import DecodedBatch, decode_entries, decode_entry
+from dlspark.core.codec.records import LogRecord
+from dlspark.core.codec.rows import record_rows, rows
+from dlspark.core.reading.idleness import Idleness
+from dlspark.core.reading.numbering import Gap, Numbering
+from dlspark.core.reading.read_ahead import ReadAhead
+from dlspark.core.reading.segment_follower import FetchedEntry
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.errors import (
+    CallerError,
+    DistributedLogError,
+    EndOfStreamError,
+    PositionGapError,
+    ReadCancelledError,
+)
+
+BATCH_BYTES = 8 << 20
+"""A batch takes entries up to about this size, of those that are there."""
+Start: TypeAlias = "DLSN | int | str"
+"""A position, or what stands for one: its text, a transaction id, "earliest", "last" or "latest"."""
+
+_log = logging.getLogger(__name__)
+
+
+class AsyncLogReader:
+    """Reads one log. Open it with `AsyncLog.open_reader`; all calls come from one event loop."""
+
+    def __init__(
+        self,
+        services: Services,
+        name: str,
+        settings: Settings,
+        start: DLSN,
+        locate: Callable[[Start], Awaitable[DLSN]] | None = None,
+    ) -> None:
+        """`start`: the first position to deliver; DLSN.INITIAL or below means the first record there is.
+
+        `locate` finds positions for `skip_to`, which takes a DLSN only without it.
+        """
+        self.name = name
+        self._services = services
+        self._settings = settings
+        self._locate = locate
+        self._ahead = ReadAhead(services, name, settings, start)
+        self._measures = services.meter.of(name)
+        self._idleness = Idleness(name, services.counters)
+        self._numbers = Numbering(name, services.counters)
+        self._records: deque[LogRecord] = deque()
+        self._position = start
+        self._final: DistributedLogError | None = None
+        self._explained: DistributedLogError | None = None
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    def use_settings(self, settings: Settings) -> None:
+        """Called when the log's dynamic settings change."""
+        self._settings = settings
+        self._ahead.use_settings(settings)
+
+    # ------------------------------------------------------------------ for users
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def position(self) -> DLSN:
+        """Where the next reader would have to start to go on after the last record delivered."""
+        return self._position
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """What was passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
+        return list(self._numbers.gaps)
+
+    @property
+    def caught_up(self) -> bool:
+        """Everything that was confirmed a moment ago has been delivered."""
+        return self._ahead.caught_up and not self._records and self._ahead.peek() is None
+
+    async def read_next(self) -> LogRecord:
+        """The next record; waits at the tail. Raises EndOfStreamError and the reader's other final errors."""
+        async with self._turn:
+            await self._wait_for_records(None)
+            return self._deliver()
+
+    async def read_bulk(self, count: int, wait_ms: int | None = None) -> list[LogRecord]:
+        """Up to `count` records: as soon as there is one; or, given `wait_ms`, once there are `count` or it is over.
+
+        There is always at least one: with none, it waits on.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if wait_ms is None else loop.time() + wait_ms / 1000
+        async with self._turn:
+            await self._wait_for_records(None)
+            if deadline is not None:
+                while not self._has(count) and self._final is None and loop.time() < deadline:
+                    await self._activity(deadline)
+            return self._deliver_up_to(count)
+
+    async def read_available(self, count: int, *, wait: bool) -> list[LogRecord]:
+        """Up to `count` records of those at hand; an empty list, with `wait`, means that the log has no more now.
+
+        With `wait`, records that are confirmed are fetched first; at the tail it waits `readAheadWaitTime` once more.
+        Raises EndOfStreamError and other final errors only when no record is left before them.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            deadline: float | None = None
+            while wait and not self._has(count) and self._final is None:
+                at_tail = self._ahead.caught_up and self._ahead.peek() is None
+                if at_tail:
+                    if self._records:
+                        break
+                    deadline = deadline or loop.time() + self._settings.read_ahead_wait_ms / 1000
+                    if loop.time() >= deadline:
+                        break
+                # A deadline that has passed does not hurry the read-ahead on to the tail: without it, this would spin.
+                await self._activity(deadline if at_tail else None)
+            if not self._has(count) and not self._records and self._final is None:
+                self._check_idleness()
+            if not self._records and self._final is not None:
+                raise self._told(self._final)
+            return self._deliver_up_to(count)
+
+    async def skip_to(self, start: Start) -> DLSN:
+        """Go on at another position, forwards or back; returns it. What was read ahead and still fits is kept.
+
+        Raises what finding the position raises; a reader that has failed stays failed.
+        """
+        position = await self._locate(start) if self._locate is not None else start
+        if not isinstance(position, DLSN):
+            raise CallerError(f"{start!r} is not a position", advice="Give a DLSN")
+        async with self._turn:
+            if self._final is not None and not isinstance(self._final, EndOfStreamError):
+                raise self._told(self._final)
+            if position == self._position:
+                return position
+            within = self._position < position and self._ahead.has_queued(position)
+            self._records = deque(record for record in self._records if within and not _is_below(record, position))
+            self._position = position
+            if not within:
+                await self._restart(position)
+            elif not self._records:
+                self._numbers.forget()  # What is passed over now is not decoded far enough to be numbered.
+            return position
+
+    async def _restart(self, position: DLSN) -> None:
+        """Read from `position` on, as a new reader would."""
+        before, self._ahead = self._ahead, ReadAhead(self._services, self.name, self._settings, position)
+        self._final = None
+        self._numbers.forget()
+        self._idleness.arrived()
+        # Last, for whoever cancels this may go on reading.
+        await before.close(ReadCancelledError("the reader went elsewhere", log=self.name))
+
+    async def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
+        """The next records as columns (`rows.ROW_SCHEMA`), of one segment, at least one; waits at the tail."""
+        async with self._turn:
+            while True:
+                if not self._settings.expand_record_sets:
+                    await self._wait_for_records(None)
+                if self._records:
+                    return self._leftover()
+                fetched = await self._wait_for_entries(max_bytes)
+                batch = self._decode_columns(fetched)
+                if len(batch):
+                    return rows(self.name, batch)
+
+    async def batches(self, max_bytes: int = BATCH_BYTES) -> AsyncIterator[pa.RecordBatch]:
+        """Batches for ever, or until the end of the stream."""
+        while True:
+            try:
+                batch = await self.next_batch(max_bytes)
+            except EndOfStreamError:
+                return
+            yield batch
+
+    def __aiter__(self) -> AsyncLogReader:
+        return self
+
+    async def __anext__(self) -> LogRecord:
+        try:
+            return await self.read_next()
+        except EndOfStreamError:
+            raise StopAsyncIteration from None
+
+    async def close(self) -> None:
+        """End the read-ahead; reads that wait get ReadCancelledError. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._records.clear()
+        error = ReadCancelledError("the reader was closed", log=self.name, dlsn=self._position)
+        self._final = error
+        await self._ahead.close(error)
+
+    async def __aenter__(self) -> AsyncLogReader:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------ record by record
+
+    def _deliver(self) -> LogRecord:
+        record = self._records.popleft()
+        self._position = _behind(record)
+        return record
+
+    def _deliver_up_to(self, count: int) -> list[LogRecord]:
+        self._has(count)
+        records = [self._records.popleft() for _ in range(min(max(count, 1), len(self._records)))]
+        if records:
+            self._position = _behind(records[-1])
+        return records
+
+    async def _wait_for_records(self, deadline: float | None) -> None:
+        if self._has(1):
+            return
+        with self._measures.async_reader_delay.measured():
+            while not self._has(1):
+                if self._final is not None:
+                    raise self._told(self._final)
+                await self._activity(deadline)
+
+    def _has(self, count: int) -> bool:
+        """Decode what was fetched until `count` records are at hand; whether they are."""
+        while len(self._records) < count and self._final is None:
+            fetched = self._take()
+            if fetched is None:
+                return False
+            self._decode(fetched)
+        return len(self._records) >= count
+
+    def _take(self) -> FetchedEntry | None:
+        """The next entry that is not broken."""
+        try:
+            while (fetched := self._ahead.take()) is not None:
+                self._idleness.arrived()
+                if not fetched.broken:
+                    return fetched
+                self._numbers.pass_over(DLSN(fetched.segment.lssn, fetched.entry_id, 0))
+        except DistributedLogError as error:
+            self._final = error
+        return None
+
+    def _decode(self, fetched: FetchedEntry) -> None:
+        segment = fetched.segment
+        try:
+            records = decode_entry(
+                fetched.payload,
+                lssn=segment.lssn,
+                entry_id=fetched.entry_id,
+                start_sequence_id=fetched.start_sequence_id,
+                enveloped=segment.enveloped,
+                expand_record_sets=self._settings.expand_record_sets,
+            )
+        except DistributedLogError as error:
+            self._fail(error)
+            return
+        self._numbers.enter(segment.lssn)
+        start = self._start
+        may_be_below = DLSN(segment.lssn, fetched.entry_id, 0) < start
+        for record in records:
+            if record.is_control or (may_be_below and _is_below(record, start)):
+                continue
+            if record.is_end_of_stream:
+                self._final = self._end_of_stream(record.dlsn)
+                return
+            if self._numbers.missing_before(record.position) and self._settings.gap_detection:
+                self._fail(self._gap_error(record.dlsn, record.position))
+                return
+            self._numbers.last = record.last_position
+            self._records.append(record)
+
+    @property
+    def _start(self) -> DLSN:
+        return max(self._ahead.first, self._position)
+
+    def _gap_error(self, dlsn: DLSN, position: int) -> PositionGapError:
+        self._measures.alerts.inc()
+        return PositionGapError(
+            f"record {position} of segment {dlsn.lssn} follows record {self._numbers.last}: records are missing",
+            log=self.name,
+            dlsn=dlsn,
+            advice="Read the segment's entries with a tool; positionGapDetectionEnabled=false reads on regardless",
+        )
+
+    def _end_of_stream(self, dlsn: DLSN) -> EndOfStreamError:
+        return EndOfStreamError("the log is sealed and all of it was read", log=self.name, dlsn=dlsn)
+
+    def _fail(self, error: DistributedLogError) -> None:
+        if error.log is None:
+            error.log = self.name
+        self._final = error
+
+    def _told(self, error: DistributedLogError) -> DistributedLogError:
+        """The final error, with the position at which another reader goes on."""
+        if isinstance(error, EndOfStreamError | ReadCancelledError) or error is self._explained:
+            return error
+        self._explained = error
+        if error.dlsn is None:
+            error.dlsn = self._position
+        note = f"Everything before {self._position} was delivered: another reader goes on there"
+        error.advice = f"{error.advice}. {note}" if error.advice else note
+        return error
+
+    def _lose(self, error: DistributedLogError) -> None:
+        """Fail from outside, at once: what was read ahead is not delivered any more."""
+        if self._final is None or not isinstance(self._final, ReadCancelledError):
+            self._records.clear()
+            self._final = error
+            self._ahead.wake()
+
+    async def _activity(self, deadline: float | None) -> None:
+        """Wait for the read-ahead, until `deadline`; the reader fails where nothing happens for too long."""
+        loop = asyncio.get_running_loop()
+        limits = [moment for moment in (deadline, self._idleness.next_moment(self._settings)) if moment is not None]
+        # No `wait_for`: before Python 3.12 it may lose a cancellation, and the read that was given up would wait on.
+        timer = loop.call_at(min(limits), self._ahead.wake) if limits else None
+        try:
+            await self._ahead.activity()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if self._final is None and self._ahead.peek() is None:
+            self._check_idleness()
+
+    def _check_idleness(self) -> None:
+        self._final = self._idleness.check(self._settings, self._position)
+        if self._final is not None:
+            self._measures.async_reader_idle_reader_error.inc()
+
+    # ------------------------------------------------------------------ by columns
+
+    async def _wait_for_entries(self, max_bytes: int) -> list[FetchedEntry]:
+        """At least one entry, and those of the same segment that are there already."""
+        while True:
+            if self._final is not None:
+                raise self._told(self._final)
+            fetched = self._take()
+            if fetched is not None:
+                break
+            if self._final is None:
+                with self._measures.async_reader_delay.measured():
+                    await self._activity(None)
+        entries, size = [fetched], len(fetched.payload)
+        while size < max_bytes:
+            following = self._ahead.peek()
+            if following is None or following.broken or following.segment.ledger_id != fetched.segment.ledger_id:
+                break
+            entries.append(following)
+            size += len(following.payload)
+            self._take()
+        return entries
+
+    def _decode_columns(self, fetched: list[FetchedEntry]) -> DecodedBatch:
+        """The user records of `fetched` that are due. What stands before an error is returned; the error comes next."""
+        segment = fetched[0].segment
+        try:
+            batch = decode_entries(
+                [(f.entry_id, f.payload) for f in fetched],
+                lssn=segment.lssn,
+                start_sequence_id=fetched[0].start_sequence_id,
+                enveloped=segment.enveloped,
+            )
+        except DistributedLogError as error:
+            if len(fetched) == 1:
+                self._fail(error)
+                raise self._told(error) from None
+            return self._decode_before_error(fetched)
+        self._numbers.enter(segment.lssn)
+        if batch.end_of_stream is not None:
+            self._final = self._end_of_stream(batch.end_of_stream)
+        batch = self._due(batch)
+        gap = self._numbers.first_gap(batch.position)
+        if gap is not None and self._settings.gap_detection:
+            if gap:
+                self._numbers.last = int(batch.position[gap - 1])
+            dlsn = DLSN(segment.lssn, int(batch.entry_id[gap]), int(batch.slot_id[gap]))
+            self._fail(self._gap_error(dlsn, int(batch.position[gap])))
+            batch = _sliced(batch, 0, gap)
+        if len(batch):
+            self._numbers.last = int(batch.position[-1])
+            self._position = DLSN(segment.lssn, int(batch.entry_id[-1]), int(batch.slot_id[-1]) + 1)
+        return batch
+
+    def _decode_before_error(self, fetched: list[FetchedEntry]) -> DecodedBatch:
+        """One entry of several is damaged: deliver those before it, then fail."""
+        intact: list[FetchedEntry] = []
+        for one in fetched:
+            try:
+                decode_entries(
+                    [(one.entry_id, one.payload)],
+                    lssn=one.segment.lssn,
+                    start_sequence_id=one.start_sequence_id,
+                    enveloped=one.segment.enveloped,
+                )
+            except DistributedLogError as error:
+                self._fail(error)
+                break
+            intact.append(one)
+        if not intact and self._final is not None:
+            raise self._told(self._final)
+        final, self._final = self._final, None
+        batch = self._decode_columns(intact)
+        self._final = self._final or final
+        return batch
+
+    def _due(self, batch: DecodedBatch) -> DecodedBatch:
+        """Without records below the start, which only the first entry can hold."""
+        start = self._start
+        if not len(batch) or DLSN(batch.lssn, int(batch.entry_id[0]), int(batch.slot_id[0])) >= start:
+            return batch
+        if batch.lssn < start.lssn:
+            return _sliced(batch, len(batch), len(batch))
+        below = (batch.entry_id < start.entry_id) | (
+            (batch.entry_id == start.entry_id) & (batch.slot_id < start.slot_id)
+        )
+        return _sliced(batch, int(below.sum()), len(batch))
+
+    def _leftover(self) -> pa.RecordBatch:
+        """Records that were decoded one by one and not yet delivered, as columns."""
+        lssn = self._records[0].dlsn.lssn
+        records: list[LogRecord] = []
+        while self._records and self._records[0].dlsn.lssn == lssn:
+            records.append(self._deliver())
+        return record_rows(self.name, records)
+
+
+def _behind(record: LogRecord) -> DLSN:
+    """The first position after a record, or after a record set that is delivered whole."""
+    return DLSN(record.dlsn.lssn, record.dlsn.entry_id, record.dlsn.slot_id + max(record.slots, 1))
+
+
+def _is_below(record: LogRecord, start: DLSN) -> bool:
+    """Whether all of a record lies below `start`; a record set that is delivered whole may lie on both sides."""
+    last = record.dlsn.slot_id + max(record.slots, 1) - 1
+    return DLSN(record.dlsn.lssn, record.dlsn.entry_id, last) < start
+
+
+def _sliced(batch: DecodedBatch, first: int, after: int) -> DecodedBatch:
+    return DecodedBatch(
+        lssn=batch.lssn,
+        entry_id=batch.entry_id[first:after],
+        slot_id=batch.slot_id[first:after],
+        txid=batch.txid[first:after],
+        position=batch.position[first:after],
+        sequence_id=batch.sequence_id[first:after],
+        flags=batch.flags[first:after],
+        payload=batch.payload.slice(first, after - first),
+        end_of_stream=batch.end_of_stream,
+    )

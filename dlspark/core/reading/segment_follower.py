@@ -1,0 +1,250 @@
+"""`SegmentFollower`: one segment's entries from a place on, until its ledger is closed and all of them were fetched.
+
+It streams what is confirmed and long-polls for what is not: no request is made while nothing happens but the one that
+waits. The window of entries requested in advance begins small (`numPrefetchEntriesPerLogSegment`), so that a short look
+costs little, and doubles as long as all of it is used (up to `maxPrefetchEntriesPerLogSegment`).
+
+Storage nodes that fail are waited out. An entry whose checksum is wrong is damaged for good only if every storage node
+was asked and none has a good copy; as long as one cannot be asked, the entry is waited for like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.metrics.fetches import FetchMeasures
+from dlspark.core.metrics.logs import about
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.errors import (
+    CallerError,
+    CorruptDataError,
+    DigestError,
+    DistributedLogError,
+    InvariantViolation,
+    ReadError,
+)
+from metadata.errors import NoNodeError
+from metadata.logs import SegmentMetadata
+from storage_node.client import LedgerReader
+from storage_node.errors import NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError
+from storage_node.protocol.digests import Entry
+from storage_node.protocol.striping import write_set
+
+if TYPE_CHECKING:
+    from dlspark.core.reading.read_ahead import ReadAhead
+
+_log = logging.getLogger(__name__)
+
+GIVE_UP_S = 120.0
+"""How long storage nodes may fail a read before the reader fails."""
+
+_FINAL = (CallerError, CorruptDataError, InvariantViolation, UnauthorizedAccessError)
+_LACKING = (NoSuchEntryError, NoSuchLedgerError)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedEntry:
+    """An entry with what it takes to decode it."""
+
+    segment: SegmentMetadata
+    start_sequence_id: int
+    entry_id: int
+    payload: memoryview
+    broken: bool = False
+    """It was passed over, for it is damaged wherever it is stored; the payload is empty."""
+    fetched_at: float | None = None
+    """When it came, by the event loop's clock, where that is measured."""
+
+
+class SegmentFollower:
+    """Fetches one segment from entry `next_entry` on."""
+
+    def __init__(self, owner: ReadAhead, segment: SegmentMetadata, start_sequence_id: int, next_entry: int) -> None:
+        self.next_entry = next_entry
+        self._owner = owner
+        self._segment = segment
+        self._start_sequence_id = start_sequence_id
+        self._ledger: LedgerReader | None = None
+        self._asked_for_lac = True  # Opening has asked.
+        self._window = self._settings.prefetch_entries
+        self._failures = 0
+        self._failing_since = 0.0
+
+    @property
+    def _settings(self) -> Settings:
+        return self._owner.settings
+
+    @property
+    def _services(self) -> Services:
+        return self._owner.services
+
+    async def run(self) -> bool:
+        """True at the segment's end; False if it was empty and is gone."""
+        while True:
+            try:
+                if not await self._owner.still_there(self._segment, self.next_entry):
+                    return False
+                if await self._step():
+                    return self.next_entry > 0 or await self._owner.completed(self._segment)
+            except NoNodeError as error:
+                await self._owner.ledger_gone(self._segment, self.next_entry, error)
+                return False
+            except DigestError as error:
+                await self._damaged(error)
+            except _FINAL:
+                raise
+            except ReadError:
+                raise
+            except DistributedLogError as error:
+                await self._wait_out(error)
+
+    async def _step(self) -> bool:
+        """Fetch what is confirmed, or wait for one more entry; True at the segment's end."""
+        ledger = await self._open()
+        if self.next_entry <= ledger.last_add_confirmed:
+            await self._fetch(ledger)
+            return False
+        if ledger.closed:
+            return True
+        if not self._asked_for_lac:
+            # The tail has moved on while entries were streamed; only the storage nodes know how far.
+            await ledger.read_last_confirmed()
+            self._asked_for_lac = True
+            return False
+        self._owner.reached_tail()
+        entry = await ledger.poll(self.next_entry, self._settings.long_poll_ms)
+        self._failures = 0
+        if entry is not None:
+            await self._put(entry)
+        return False
+
+    async def _open(self) -> LedgerReader:
+        if self._ledger is None:
+            self._ledger = await self._services.ledgers.open(
+                self._segment.ledger_id, password=self._settings.password, recover=False
+            )
+        return self._ledger
+
+    async def _fetch(self, ledger: LedgerReader) -> None:
+        """Stream what is confirmed, with a window that grows once it was used twice."""
+        end = ledger.last_add_confirmed
+        while self.next_entry <= end:
+            most = max(self._settings.prefetch_entries, self._settings.max_prefetch_entries)
+            window = min(self._window, most)
+            last = end if window == most else min(end, self.next_entry + 2 * window - 1)
+            if not await self._stream(ledger, last, window):
+                return
+            self._window = min(2 * window, most)
+        self._asked_for_lac = False
+
+    async def _stream(self, ledger: LedgerReader, last: int, window: int) -> bool:
+        """Fetch up to entry `last`; False if the segment is gone."""
+        entries = ledger.entries(self.next_entry, last, window_entries=window)
+        fetch = FetchMeasures(self._services.meter, self._owner.measures, self._owner.name, self._segment)
+        try:
+            fetch.asked()
+            async for entry in entries:
+                fetch.arrived(entry.entry_id, len(entry.payload), self._settings.data_latency_warn_ms)
+                await self._put(entry)
+                self._failures = 0
+                if not await self._owner.still_there(self._segment, self.next_entry):
+                    return False
+                fetch.asked()
+        except DistributedLogError as error:
+            fetch.failed(error)
+            raise
+        finally:
+            await entries.aclose()
+            fetch.ended()
+        return True
+
+    async def _put(self, entry: Entry) -> None:
+        moment = asyncio.get_running_loop().time() if self._settings.trace_delivery_latency else None
+        await self._owner.put(
+            FetchedEntry(self._segment, self._start_sequence_id, entry.entry_id, entry.payload, fetched_at=moment)
+        )
+        self.next_entry = entry.entry_id + 1
+
+    # ------------------------------------------------------------------ what goes wrong
+
+    async def _damaged(self, error: DigestError) -> None:
+        """Wait for a good copy where there may be one; else pass the entry over, if that is wanted, or fail."""
+        if not await self._is_broken_everywhere(self.next_entry):
+            await self._wait_out(error)
+            return
+        if not self._settings.skip_broken_entries:
+            raise error
+        place = DLSN(self._segment.lssn, self.next_entry, 0)
+        _log.error(
+            "log %s: entry %s is damaged on all its storage nodes and is skipped",
+            self._owner.name,
+            place,
+            extra=self._about(),
+        )
+        self._owner.measures.skipped_broken_entries.inc()
+        self._owner.measures.alerts.inc()
+        self._services.counters["broken-entry-skipped"] += 1
+        await self._owner.put(
+            FetchedEntry(self._segment, self._start_sequence_id, self.next_entry, memoryview(b""), broken=True)
+        )
+        self.next_entry += 1
+
+    async def _is_broken_everywhere(self, entry_id: int) -> bool:
+        """Every storage node of the entry was asked: one or more have it damaged, the others do not have it."""
+        ledger = await self._open()
+        metadata = ledger.metadata
+        bookies = metadata.ensemble_for(entry_id).bookies
+        copies = self._services.ledgers.copies(ledger.ledger_id, metadata)
+        damaged = 0
+        for index in write_set(entry_id, len(bookies), metadata.write_quorum):
+            try:
+                await copies.read(bookies[index], entry_id)
+            except DigestError:
+                damaged += 1
+            except _LACKING:
+                continue
+            except DistributedLogError:
+                return False
+            else:
+                return False
+        return damaged > 0
+
+    async def _wait_out(self, error: DistributedLogError) -> None:
+        """Pause after a failure of storage nodes; raise ReadError when it has lasted too long."""
+        loop = asyncio.get_running_loop()
+        if not self._failures:
+            self._failing_since = loop.time()
+        self._failures += 1
+        if loop.time() - self._failing_since > GIVE_UP_S:
+            raise ReadError(
+                f"segment {self._segment.lssn} could not be read for {GIVE_UP_S:.0f} s: {error}",
+                dlsn=DLSN(self._segment.lssn, self.next_entry, 0),
+                advice="Open another reader at this position when the storage nodes are back",
+            ) from error
+        _log.warning(
+            "segment %s, entry %s cannot be read yet: %s",
+            self._segment.lssn,
+            self.next_entry,
+            error,
+            extra=self._about(),
+        )
+        self._services.counters["read-retried"] += 1
+        await asyncio.sleep(min(self._failures, 4) * self._settings.read_ahead_wait_ms / 1000)
+
+    def _about(self) -> dict[str, object]:
+        """What its log records are about."""
+        return about(
+            log=self._owner.name,
+            segment=self._segment.lssn,
+            ledger=self._segment.ledger_id,
+            entry=self.next_entry,
+        )
+
+    async def close(self) -> None:
+        if self._ledger is not None:
+            await self._ledger.close()

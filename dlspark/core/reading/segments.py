@@ -1,0 +1,232 @@
+"""`SegmentReader`: one segment's entries, and the searches in it.
+
+A search looks at whole entries, because an entry is what a storage node returns: a search over the entries by the last
+transaction id (or position) in each, some at a time (`readAheadBatchSize`), then a walk over the records of one. It
+finds "the first record with transaction id >= t" wherever ids do not decrease, which writers check unless told not to;
+where they do, the result is one such place, as upstream.
+
+`Probes` counts what searches cost: a logarithm of a segment's entries, whatever the length of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import EntrySummary, decode_entry, entry_summary
+from dlspark.core.codec.records import LogRecord
+from dlspark.core.reading.scans import backward_scan
+from dlspark.core.settings import Settings
+from metadata.logs import SegmentMetadata, TruncationStatus
+from metadata.segment_listing import SegmentListing
+from storage_node.client import LedgerLocation, LedgerReader
+from storage_node.protocol.digests import Entry
+
+_MOST_AT_ONCE = 64
+"""Truncated segments that are passed over at a time."""
+
+
+@dataclass(slots=True)
+class Probes:
+    """What searches have read since the counters were last set to 0."""
+
+    segments: int = 0
+    """Segments whose entries were looked at."""
+    entries: int = 0
+    metadata: int = 0
+    """Segments whose metadata was read, besides what was known already."""
+
+
+class SegmentReader:
+    """A segment and its open ledger. Close it after use."""
+
+    def __init__(
+        self,
+        metadata: SegmentMetadata,
+        ledger: LedgerReader,
+        probes: Probes | None = None,
+        *,
+        start_sequence_id: int | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """`start_sequence_id`: of one in progress, whose metadata lacks it; `settings`: how searches and scans read."""
+        self.metadata = metadata
+        self._ledger = ledger
+        self._probes = probes if probes is not None else Probes()
+        self._settings = settings if settings is not None else Settings()
+        self.start_sequence_id = (
+            metadata.effective_start_sequence_id if start_sequence_id is None else start_sequence_id
+        )
+
+    @property
+    def lac(self) -> int:
+        """Last entry that may be read, -1 for none; grows while the segment is in progress."""
+        return self._ledger.last_add_confirmed
+
+    @property
+    def closed(self) -> bool:
+        """Whether the ledger's end is fixed. It may be before the log's metadata says so."""
+        return self._ledger.closed
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing can come behind `lac`, so that the log goes on in the next segment.
+
+        An empty segment that has ended may still be removed, and its number be used again.
+        """
+        return not self.metadata.in_progress or (self.closed and self.lac >= 0)
+
+    async def location(self) -> LedgerLocation:
+        """Where the entries are, for a task that reads them without a metadata store."""
+        return await self._ledger.location()
+
+    async def refresh(self) -> int:
+        """Ask the storage nodes how far the segment has grown; returns the new `lac`."""
+        if not self._ledger.closed:
+            await self._ledger.read_last_confirmed()
+        return self.lac
+
+    async def poll(self, timeout_ms: int) -> bool:
+        """Wait, at most `timeout_ms`, until the segment has grown past `lac` or has ended; returns whether it grew."""
+        before = self.lac
+        if not self._ledger.closed:
+            await self._ledger.poll(before + 1, timeout_ms)
+        return self.lac > before
+
+    def entries(self, first: int, last: int) -> AsyncIterator[Entry]:
+        """Entries first..last in order, read ahead; `last` may not be past `lac`."""
+        return self._ledger.entries(first, last)
+
+    async def records(self, entry_id: int) -> list[LogRecord]:
+        """All records of one entry, control records included."""
+        return self._decoded(await self._read(entry_id))
+
+    def _decoded(self, entry: Entry) -> list[LogRecord]:
+        return decode_entry(
+            entry.payload,
+            lssn=self.metadata.lssn,
+            entry_id=entry.entry_id,
+            start_sequence_id=self.start_sequence_id,
+            enveloped=self.metadata.enveloped,
+        )
+
+    async def summary(self, entry_id: int) -> EntrySummary:
+        """Counts, ids and positions of one entry."""
+        entry = await self._read(entry_id)
+        return entry_summary(entry.payload, self.metadata.enveloped, DLSN(self.metadata.lssn, entry_id, 0))
+
+    async def locate_txid(self, txid: int) -> tuple[int, int] | None:
+        """(entry, slot) of the first record with a transaction id of `txid` or above; None if there is none.
+
+        It may be a control record, or the end of stream (whose id is above all): the reader skips those.
+        """
+        return await self._locate(lambda record: record.txid >= txid)
+
+    async def locate_position(self, position: int) -> tuple[int, int] | None:
+        """(entry, slot) of the segment's `position`-th user record, counted from 1; None if there is none."""
+        return await self._locate(lambda record: record.last_position >= position)
+
+    async def _locate(self, reached: Callable[[LogRecord], bool]) -> tuple[int, int] | None:
+        """First record for which `reached` holds; it must hold for all records after that one, too."""
+        first, after = 0, self.lac + 1
+        best: list[LogRecord] = []
+        while first < after:
+            probed = _spread(first, after, max(self._settings.search_ways, 2))
+            found = await asyncio.gather(*map(self.records, probed), return_exceptions=True)
+            for entry_id, records in zip(probed, found, strict=True):
+                if isinstance(records, BaseException):
+                    raise records
+                if records and reached(records[-1]):
+                    best, after = records, entry_id
+                    break
+                first = entry_id + 1
+        for record in best:
+            if reached(record):
+                return record.dlsn.entry_id, record.dlsn.slot_id
+        return None
+
+    async def records_before(self, dlsn: DLSN | None) -> int:
+        """User records before `dlsn`, or up to `lac` without one: every record tells the position that it follows."""
+        last = self.lac if dlsn is None else min(dlsn.entry_id, self.lac)
+        for entry_id in range(last, -1, -1):
+            records = await self.records(entry_id)
+            within = dlsn is not None and entry_id == dlsn.entry_id
+            below = [r for r in records if not within or r.dlsn < dlsn]  # type: ignore[operator]
+            if below:
+                return below[-1].last_position
+            if records:
+                return records[0].position - records[0].is_user
+        return 0
+
+    async def first_user_record(self, start: DLSN) -> LogRecord | None:
+        """The first record from `start` on that is neither control nor end of stream."""
+        for entry_id in range(start.entry_id, self.lac + 1):
+            for record in await self.records(entry_id):
+                if record.is_user and record.dlsn >= start:
+                    return record
+        return None
+
+    async def last_user_record(self, *, with_end_of_stream: bool = False) -> LogRecord | None:
+        """The last user record, or the end-of-stream record where that is wanted and there."""
+        for first, last in backward_scan(self.lac, self._settings):
+            entries = await self._ledger.read(first, last)
+            self._probes.entries += len(entries)
+            for entry in reversed(entries):
+                for record in reversed(self._decoded(entry)):
+                    if record.is_user or (with_end_of_stream and record.is_end_of_stream):
+                        return record
+        return None
+
+    async def _read(self, entry_id: int) -> Entry:
+        self._probes.entries += 1
+        return (await self._ledger.read(entry_id, entry_id))[0]
+
+    async def close(self) -> None:
+        await self._ledger.close()
+
+
+def is_truncated(segment: SegmentMetadata) -> bool:
+    """Whether all of the segment is hidden from readers."""
+    return segment.truncation == TruncationStatus.TRUNCATED
+
+
+def first_active(segment: SegmentMetadata) -> DLSN:
+    """The first position of the segment that truncation has not hidden. Only of a segment that is not truncated."""
+    if segment.truncation == TruncationStatus.PARTIALLY_TRUNCATED:
+        return DLSN(segment.lssn, segment.min_entry, segment.min_slot)
+    return DLSN(segment.lssn, 0, 0)
+
+
+async def first_left(listing: SegmentListing, index: int = 0) -> tuple[int, SegmentMetadata] | None:
+    """The first segment from this index on that is not truncated, and its index."""
+    step = 1
+    while index < len(listing):
+        for offset, segment in enumerate(await listing.read_all(index, index + step)):
+            if not is_truncated(segment):
+                return index + offset, segment
+        index += step
+        step = min(2 * step, _MOST_AT_ONCE)
+    return None
+
+
+async def start_sequence_id(listing: SegmentListing, segment: SegmentMetadata) -> int:
+    """First sequence id of a segment: stored once it is completed, else where the one before it ended (spec 3.6)."""
+    if not segment.in_progress or segment.version < 5:
+        return segment.effective_start_sequence_id
+    listed = listing.find(segment.lssn - 1)
+    if listed is None:
+        return 0
+    before = await listing.read(listed)
+    if before.in_progress or before.version < 5:
+        return segment.effective_start_sequence_id
+    return before.effective_start_sequence_id + before.record_count
+
+
+def _spread(first: int, after: int, ways: int) -> list[int]:
+    """Up to `ways` numbers that cut first..after-1 into parts of equal length."""
+    count = after - first
+    if count <= ways:
+        return list(range(first, after))
+    return [first + count * part // (ways + 1) for part in range(1, ways + 1)]

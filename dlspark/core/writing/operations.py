@@ -1,0 +1,271 @@
+"""What a writer queues: a record, a record set, a batch, the end of stream. Each checks, issues, or fails itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import Compression, encode_entries, encode_record_set
+from dlspark.core.codec.records import MAX_TXID, check_payload_length, check_user_txid
+from dlspark.core.writing.segment_writer import SegmentWriter, WrittenEntry
+from dlspark.errors import CallerError, DistributedLogError, InvalidRecordError, TransactionIdOutOfOrderError
+
+_COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
+
+
+class Operation(Protocol):
+    """One write on its way into a segment."""
+
+    @property
+    def first_txid(self) -> int: ...
+
+    @property
+    def last_txid(self) -> int: ...
+
+    @property
+    def records(self) -> int:
+        """Positions it takes in its segment."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Payload bytes it holds while it is queued."""
+        ...
+
+    def check(self) -> None:
+        """Raise CallerError unless it may be written; order against earlier writes is the writer's business."""
+        ...
+
+    def check_order(self) -> None:
+        """Raise TransactionIdOutOfOrderError where its own ids decrease."""
+        ...
+
+    def issue(self, segment: SegmentWriter) -> None: ...
+
+    def fail(self, error: DistributedLogError) -> None: ...
+
+
+def _check_payload(payload: object) -> None:
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidRecordError(
+            f"a payload is bytes, not {type(payload).__name__}; nothing was written",
+            advice="Encode text, for example with .encode()",
+        )
+
+
+def _check_txid(txid: object) -> None:
+    if isinstance(txid, bool) or not isinstance(txid, int | np.integer):
+        raise InvalidRecordError(f"a transaction id is an integer, not {type(txid).__name__}")
+    check_user_txid(int(txid))
+
+
+class RecordWrite:
+    """One user record."""
+
+    __slots__ = ("future", "may_transmit", "payload", "txid")
+
+    def __init__(
+        self,
+        txid: int,
+        payload: bytes | bytearray | memoryview,
+        future: asyncio.Future[DLSN],
+        *,
+        may_transmit: bool = True,
+    ) -> None:
+        self.txid = txid
+        self.payload = payload
+        self.future = future
+        self.may_transmit = may_transmit
+
+    @property
+    def first_txid(self) -> int:
+        return self.txid
+
+    @property
+    def last_txid(self) -> int:
+        return self.txid
+
+    @property
+    def records(self) -> int:
+        return 1
+
+    @property
+    def size(self) -> int:
+        return len(self.payload)
+
+    def check(self) -> None:
+        if type(self.payload) is not bytes:
+            _check_payload(self.payload)
+            self.payload = bytes(self.payload)  # The caller may change its buffer before the record is sent.
+        _check_txid(self.txid)
+        check_payload_length(len(self.payload))
+
+    def check_order(self) -> None:
+        """One id is in order with itself."""
+
+    def issue(self, segment: SegmentWriter) -> None:
+        segment.write(self.txid, bytes(self.payload), self.future, may_transmit=self.may_transmit)
+
+    def fail(self, error: DistributedLogError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class RecordSetWrite:
+    """Several payloads in one record, of one transaction id; each has a future of its own."""
+
+    __slots__ = ("_encoded", "compression", "futures", "payloads", "txid")
+
+    def __init__(
+        self,
+        txid: int,
+        payloads: Sequence[bytes | bytearray | memoryview],
+        futures: Sequence[asyncio.Future[DLSN]],
+        compression: str,
+    ) -> None:
+        self.txid = txid
+        self.payloads = payloads
+        self.futures = futures
+        self.compression = compression
+        self._encoded = b""
+
+    @property
+    def first_txid(self) -> int:
+        return self.txid
+
+    @property
+    def last_txid(self) -> int:
+        return self.txid
+
+    @property
+    def records(self) -> int:
+        return len(self.futures)
+
+    @property
+    def size(self) -> int:
+        return len(self._encoded)
+
+    def check(self) -> None:
+        """Raise unless it may be written, and encode it: the finished set has a bound of its own."""
+        _check_txid(self.txid)
+        for payload in self.payloads:
+            _check_payload(payload)
+        compression = _COMPRESSIONS.get(self.compression)
+        if compression is None:
+            raise InvalidRecordError(
+                f"{self.compression!r} is no compression of a record set; nothing was written",
+                advice=f"Known are {', '.join(_COMPRESSIONS)}",
+            )
+        self._encoded = encode_record_set(self.payloads, compression)
+
+    def check_order(self) -> None:
+        """One id is in order with itself."""
+
+    def issue(self, segment: SegmentWriter) -> None:
+        segment.write_set(self.txid, self._encoded, self.futures)
+
+    def fail(self, error: DistributedLogError) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
+
+
+class BatchWrite:
+    """Columns of user records."""
+
+    __slots__ = ("future", "payloads", "txids")
+
+    def __init__(
+        self,
+        txids: npt.NDArray[np.int64] | Sequence[int],
+        payloads: pa.Array,
+        future: asyncio.Future[tuple[WrittenEntry, ...]],
+    ) -> None:
+        self.txids = np.asarray(txids)
+        self.payloads = payloads
+        self.future = future
+
+    @property
+    def first_txid(self) -> int:
+        return int(self.txids[0])
+
+    @property
+    def last_txid(self) -> int:
+        return int(self.txids.max())
+
+    @property
+    def records(self) -> int:
+        return len(self.txids)
+
+    @property
+    def size(self) -> int:
+        return int(self.payloads.nbytes)
+
+    def check(self) -> None:
+        # The checks of columns are the encoder's; they come from the call itself, before any encoding.
+        encode_entries(self.txids, self.payloads, first_position=1)
+
+    def check_order(self) -> None:
+        """Raise TransactionIdOutOfOrderError where an id is below the one before it."""
+        below = np.flatnonzero(self.txids[1:] < self.txids[:-1])
+        if len(below):
+            at = int(below[0]) + 1
+            raise TransactionIdOutOfOrderError(
+                f"transaction id {int(self.txids[at])} of record {at} is below {int(self.txids[at - 1])} before it; "
+                "nothing of the batch was written",
+                advice="Sort the batch by transaction id, or set maxIdSanityCheck=false",
+            )
+
+    def issue(self, segment: SegmentWriter) -> None:
+        try:
+            segment.write_batch(self.txids, self.payloads, self.future)
+        except CallerError as error:
+            self.fail(error)
+
+    def fail(self, error: DistributedLogError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class EndOfStreamWrite:
+    """The record after which nothing may follow."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[DLSN]) -> None:
+        self.future = future
+
+    @property
+    def first_txid(self) -> int:
+        return MAX_TXID
+
+    @property
+    def last_txid(self) -> int:
+        return MAX_TXID
+
+    @property
+    def records(self) -> int:
+        return 0
+
+    @property
+    def size(self) -> int:
+        return 0
+
+    def check(self) -> None:
+        """Always legal; whether the log is sealed already is the writer's business."""
+
+    def check_order(self) -> None:
+        """Its id is above all others."""
+
+    def issue(self, segment: SegmentWriter) -> None:
+        segment.write_end_of_stream(self.future)
+
+    def fail(self, error: DistributedLogError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)

@@ -1,0 +1,136 @@
+"""Recovery of segments that a dead owner left in progress: before anything new is written, each gets its end.
+
+For each such segment, oldest first: its ledger is opened with recovery, which fences the old owner (it gets no further
+acknowledgement, I5) and fixes the ledger's end (I2); the last record gives what the completed metadata must say. A
+segment without any record is removed: ledger first, then znode. Doing it again, or half of it again, leads to the same
+end (I10). The caller holds the log's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from dlspark.core.codec.entries import decode_entry
+from dlspark.core.codec.records import INVALID_TXID, LogRecord
+from dlspark.core.metrics.cells import Histogram
+from dlspark.core.metrics.logs import about
+from dlspark.core.reading.scans import backward_scan
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.core.writing.transitions import SegmentTransitions
+from dlspark.errors import CorruptDataError
+from metadata.errors import NoNodeError
+from metadata.logs import SegmentMetadata
+from metadata.retry import repeat
+from storage_node.client import LedgerReader
+from storage_node.errors import NoSuchLedgerError
+
+_log = logging.getLogger(__name__)
+
+
+async def recover_segments(services: Services, transitions: SegmentTransitions, settings: Settings) -> None:
+    """Give every in-progress segment that `transitions` knows its end.
+
+    Raises what opening with recovery raises (LedgerRecoveryError and others): nothing was lost then, try again.
+    """
+    for segment in [s for s in transitions.segments if s.in_progress]:
+        await recover_segment(services, transitions, segment, settings)
+
+
+async def recover_segment(
+    services: Services, transitions: SegmentTransitions, segment: SegmentMetadata, settings: Settings
+) -> None:
+    """Complete one in-progress segment, or remove it if no record was ever written to it."""
+    meter, name = services.meter, transitions.name
+    with meter.step(meter.of(name).segments_recover, "segment recover", log=name, segment=segment.lssn):
+        await _recover(services, transitions, segment, settings)
+
+
+async def _recover(
+    services: Services, transitions: SegmentTransitions, segment: SegmentMetadata, settings: Settings
+) -> None:
+    measures = services.meter.of(transitions.name)
+    ledger = await _opened(services, segment.ledger_id, settings)
+    if ledger is None:
+        # A recovery before this one removed the ledger of an empty segment and died before it removed the znode.
+        _log.warning(
+            "log %s: segment %s has no ledger; it is removed",
+            transitions.name,
+            segment.lssn,
+            extra=about(log=transitions.name, segment=segment.lssn, ledger=segment.ledger_id),
+        )
+        services.counters["segment-without-ledger"] += 1
+        await transitions.delete(segment)
+        return
+    try:
+        with measures.logsegments_recover_last_entry.measured():
+            last = await last_record(ledger, segment, settings, measures.logsegments_recover_scanned_entries)
+    finally:
+        await ledger.close()
+    if last is None:
+        services.counters["empty-segment-removed"] += 1
+        await transitions.delete(segment)
+        return
+    if last.txid == INVALID_TXID:
+        raise CorruptDataError(
+            f"the last record of segment {segment.lssn} has the reserved transaction id {INVALID_TXID}",
+            log=transitions.name,
+            dlsn=last.dlsn,
+            advice="The segment cannot be completed automatically; read it with a tool and repair its metadata",
+        )
+    services.counters["segment-recovered"] += 1
+    await transitions.complete(
+        segment,
+        last_txid=last.txid,
+        record_count=last.last_position,
+        last_entry=last.dlsn.entry_id,
+        last_slot=last.dlsn.slot_id,
+    )
+
+
+async def _opened(services: Services, ledger_id: int, settings: Settings) -> LedgerReader | None:
+    """The ledger, fenced and closed; None if it was deleted.
+
+    Only the ledgers' own store says that it was, once it has caught up: a server that lags behind may not know a new
+    ledger yet, and what is taken for deleted is lost with its records (I1).
+    """
+    try:
+        return await services.ledgers.open(ledger_id, password=settings.password, recover=True)
+    except (NoNodeError, NoSuchLedgerError):
+        ledgers = services.ledger_store
+        await repeat(ledgers.store, lambda: ledgers.store.sync(ledgers.path(ledger_id)))
+        try:
+            await ledgers.read(ledger_id)
+        except NoNodeError:
+            return None
+    return await services.ledgers.open(ledger_id, password=settings.password, recover=True)
+
+
+async def last_record(
+    ledger: LedgerReader, segment: SegmentMetadata, settings: Settings, scanned: Histogram | None = None
+) -> LogRecord | None:
+    """The last record of any kind, control and end of stream included; None for a ledger without records.
+
+    `scanned` counts how many entries were read for it.
+
+    Entries are read backwards in growing batches: nearly always the very last one has a record.
+    """
+    read = 0
+    try:
+        for first, last in backward_scan(ledger.last_add_confirmed, settings):
+            entries = await ledger.read(first, last)
+            read += len(entries)
+            for entry in reversed(entries):
+                records = decode_entry(
+                    entry.payload,
+                    lssn=segment.lssn,
+                    entry_id=entry.entry_id,
+                    start_sequence_id=0,
+                    enveloped=segment.enveloped,
+                )
+                if records:
+                    return records[-1]
+        return None
+    finally:
+        if scanned is not None:
+            scanned.observe(read)

@@ -1,0 +1,563 @@
+"""`SegmentWriter`: fills one segment's ledger: buffers records, sends entries, makes what is acknowledged visible.
+
+It knows nothing of locks, metadata or other segments. Its states are three: *open*; *failed*, from the first entry
+that was not acknowledged (nothing is sent any more, everything buffered is cancelled); *closed*.
+
+What a reader may see follows the ledger's last-add-confirmed, which an entry carries for those before it. So the last
+acknowledged entry stays invisible until another one follows: a *control record*, alone in its entry, is written for
+that by `commit`, by the periodic flush and by the immediate flush. `_publish_needed` says that one is due: the last
+acknowledged user entry is above the last-add-confirmed that the newest sent entry carries.
+
+Outcomes: a record whose entry was sent and failed is unknown (TransmitError), because the next owner's recovery may
+find it on a storage node; one that was only buffered was definitely not written (WriteCancelledError).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import Compression, EncodedEntry, EntryBuilder, encode_entries
+from dlspark.core.codec.record_sets import MAX_EXPANDED_BYTES, expanded_bytes
+from dlspark.core.codec.records import (
+    CONTROL_PAYLOAD,
+    END_OF_STREAM_PAYLOAD,
+    FLAG_CONTROL,
+    FLAG_END_OF_STREAM,
+    FLAG_RECORD_SET,
+    HEADER_BYTES,
+    KEEPALIVE_PAYLOAD,
+    MAX_LOGRECORDSET_SIZE,
+    MAX_POSITION,
+    MAX_TXID,
+)
+from dlspark.core.metrics import Meter
+from dlspark.core.metrics.entries import EntryMeasures, Moments
+from dlspark.core.settings import Settings
+from dlspark.core.writing.late_answers import LateAnswers
+from dlspark.errors import TransmitError, WriteCancelledError, WriteError
+from metadata.errors import DistributedLogError, check
+from metadata.logs import SegmentMetadata
+from storage_node.client import LedgerWriter
+
+_COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenEntry:
+    """One acknowledged entry of a batch: its first record's DLSN (the k-th record has slot + k) and how many follow."""
+
+    dlsn: DLSN
+    record_count: int
+    first_txid: int
+    last_txid: int
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch of which some entries wait for acknowledgement."""
+
+    future: asyncio.Future[tuple[WrittenEntry, ...]]
+    waiting: int = 0
+    written: list[WrittenEntry] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """One entry under way. `futures` are its records' in slot order."""
+
+    entry_id: int
+    encoded: EncodedEntry
+    futures: list[asyncio.Future[DLSN]]
+    batch: _Batch | None
+    has_user_data: bool
+    highest_txid: int
+    """Of all user records up to this entry's."""
+    moments: Moments
+
+
+def _timing(settings: Settings) -> tuple[int, int, bool, bool]:
+    """What decides which timers run, and how often."""
+    at_once = settings.output_buffer_bytes == 0
+    return settings.periodic_flush_ms, settings.keep_alive_ms, settings.immediate_flush, at_once
+
+
+def _brief(error: BaseException | None) -> str:
+    return error.message if isinstance(error, DistributedLogError) else repr(error)
+
+
+class SegmentWriter:
+    """Writes the records of one in-progress segment. All calls come from one event loop."""
+
+    def __init__(
+        self,
+        ledger: LedgerWriter,
+        answers: LateAnswers,
+        metadata: SegmentMetadata,
+        settings: Settings,
+        on_failure: Callable[[BaseException], None],
+        on_acknowledged: Callable[[int], None],
+        meter: Meter | None = None,
+        log: str = "",
+    ) -> None:
+        """`on_failure` is told of the first failure, `on_acknowledged` of the highest id that is acknowledged.
+
+        `meter` counts what becomes of entries, as those of `log`.
+        """
+        self.metadata = metadata
+        self.ledger = ledger
+        self._answers = answers
+        self.error: BaseException | None = None
+        self.position = 0
+        """Number of user records written, sent or not."""
+        self.last_txid = metadata.first_txid
+        self.last_entry = -1
+        self.last_slot = -1
+        self.unacknowledged = 0
+        """User records buffered or sent, not yet acknowledged."""
+        self._settings = settings
+        self._on_failure = on_failure
+        self._on_acknowledged = on_acknowledged
+        self._loop = asyncio.get_running_loop()
+        self._compression = _COMPRESSIONS[settings.compression]
+        self._builder = EntryBuilder(self._compression, enveloped=metadata.enveloped)
+        self._futures: list[asyncio.Future[DLSN]] = []
+        self._buffered_user_data = False
+        self._buffered_at = self._accepted_at = 0.0
+        self.waiting_since: float | None = None
+        """Since when the records that come now have waited for this segment, None for not at all."""
+        self._outstanding_bytes = 0
+        self._highest_txid = -1
+        self._expanded_bytes = 0
+        """What the record sets in the buffer expand to."""
+        self._carried = -1
+        """Last-add-confirmed that the newest sent entry carries to readers."""
+        self._in_flight = 0
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._last_transmit = self._loop.time()
+        self._closed = False
+        self._ledger_closed = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers_ended = False
+        self._measures = EntryMeasures(meter or Meter(), log, metadata.lssn, metadata.ledger_id)
+        counts = self._measures.counts
+        self._forget_gauges = (
+            counts.seg_writer_pending.follow(self, lambda segment: segment.unacknowledged),
+            counts.transmit_outstanding_requests.follow(self, lambda segment: segment._in_flight),
+        )
+        self._start_timers()
+
+    def use_settings(self, settings: Settings) -> None:
+        """From the next record or timer on. The timers begin anew where their times have changed."""
+        before, self._settings = self._settings, settings
+        if self._timers_ended or _timing(before) == _timing(settings):
+            return
+        self._cancel_timer("flush")
+        self._cancel_timer("keep-alive")
+        self._start_timers()
+
+    @property
+    def _threshold(self) -> int:
+        """Buffered bytes above which an entry is sent."""
+        return min(self._settings.output_buffer_bytes, MAX_LOGRECORDSET_SIZE)
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, txid: int, payload: bytes, future: asyncio.Future[DLSN], *, may_transmit: bool = True) -> None:
+        """Append one user record; `future` gets its DLSN. The caller has checked id, size and room for a position."""
+        self._write(txid, payload, 0, [future], may_transmit)
+
+    def write_set(self, txid: int, payload: bytes, futures: Sequence[asyncio.Future[DLSN]]) -> None:
+        """Append a record set of `len(futures)` payloads; each future gets the DLSN of its own member."""
+        expanded = expanded_bytes(payload)
+        if self._expanded_bytes + expanded > MAX_EXPANDED_BYTES:
+            self._transmit()  # Readers bound what the sets of one entry expand to.
+        self._write(txid, payload, FLAG_RECORD_SET, futures, True, expanded)
+
+    def _write(
+        self,
+        txid: int,
+        payload: bytes,
+        flags: int,
+        futures: Sequence[asyncio.Future[DLSN]],
+        may_transmit: bool,
+        expanded: int = 0,
+    ) -> None:
+        if not self._append(txid, payload, self.position + 1, flags, futures):
+            return
+        self.position += len(futures)
+        self.last_txid = txid
+        self._highest_txid = max(self._highest_txid, txid)
+        self.unacknowledged += len(futures)
+        self._expanded_bytes += expanded
+        self._outstanding_bytes += HEADER_BYTES + len(payload)
+        if may_transmit:
+            self.send_due()
+
+    def write_batch(
+        self, txids: npt.NDArray[np.int64], payloads: pa.Array, future: asyncio.Future[tuple[WrittenEntry, ...]]
+    ) -> None:
+        """Append user records as entries of their own, sent at once; `future` gets the entries once all are stored."""
+        if self._refuse([future]):
+            return
+        check(self.position + len(txids) <= MAX_POSITION, "a batch would pass the last position of its segment")
+        self._transmit()
+        self._begin_entry()
+        batch = _Batch(future)
+        for encoded in encode_entries(
+            txids,
+            payloads,
+            first_position=self.position + 1,
+            compression=self._compression,
+            enveloped=self.metadata.enveloped,
+        ):
+            self.position += encoded.record_count
+            self.last_txid = encoded.last_txid
+            self._highest_txid = max(self._highest_txid, encoded.first_txid, encoded.last_txid)
+            self.unacknowledged += encoded.record_count
+            batch.waiting += 1
+            self._send(encoded, [], batch, has_user_data=True)
+            if self.error is not None:
+                return
+        if not batch.waiting:
+            future.set_result(())
+
+    def write_end_of_stream(self, future: asyncio.Future[DLSN]) -> None:
+        """Append the record after which nothing may follow, and send it. It has no position of its own."""
+        if not self._append(MAX_TXID, END_OF_STREAM_PAYLOAD, self.position, FLAG_END_OF_STREAM, [future]):
+            return
+        self.last_txid = self._highest_txid = MAX_TXID
+        self._transmit()
+
+    def write_control(self, payload: bytes = CONTROL_PAYLOAD) -> None:
+        """Send what is buffered, then a control record in an entry of its own."""
+        self._transmit()
+        if self.error is not None:
+            return
+        self._begin_entry()
+        self._builder.add(self.last_txid, payload, self.position, FLAG_CONTROL)
+        self._send(self._builder.finish(), [], None, has_user_data=False)
+
+    def _append(
+        self, txid: int, payload: bytes, position: int, flags: int, futures: Sequence[asyncio.Future[DLSN]]
+    ) -> bool:
+        """Buffer one record; False where this segment takes no more, and `futures` have failed."""
+        if not self._builder.has_room(len(payload)):
+            self._transmit()
+        if self._refuse(futures):  # also where the ledger has just refused what was buffered
+            return False
+        if not self._builder.count:
+            self._begin_entry()
+        slot = self._builder.add(txid, payload, position, flags)
+        check(slot == len(self._futures), "a record's slot is not its place in the buffer")
+        self._futures += futures
+        self._buffered_user_data = True
+        return True
+
+    def _begin_entry(self) -> None:
+        """Remember when an entry's first record came."""
+        self._buffered_at = self._loop.time()
+        self._accepted_at = self._buffered_at if self.waiting_since is None else self.waiting_since
+
+    def _refuse(self, futures: Sequence[asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]]) -> bool:
+        """Fail `futures` where this segment takes no more records."""
+        if self.error is None and not self._closed:
+            return False
+        for future in futures:
+            if not future.done():
+                future.set_exception(self._write_error("The segment failed earlier; the record was not sent"))
+        return True
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self) -> None:
+        """Send what is buffered."""
+        self._transmit()
+
+    def send_due(self) -> None:
+        """Send what is buffered where that is enough for an entry."""
+        if self._outstanding_bytes > self._threshold:
+            self._transmit_soon()
+
+    async def flush(self) -> None:
+        """Send what is buffered and wait until every entry is acknowledged. Raises TransmitError."""
+        self._transmit()
+        await self._settled()
+
+    async def commit(self) -> None:
+        """Flush, and make everything acknowledged visible to readers."""
+        await self.flush()
+        if self._publish_needed:
+            self.write_control()
+            await self._settled()
+
+    async def _settled(self) -> None:
+        """Wait until everything sent up to now is answered."""
+        if self._in_flight and self.error is None:
+            waiter = self._loop.create_future()
+            self._waiters.append((self.ledger.last_add_pushed, waiter))
+            await waiter
+        if self.error is not None:
+            raise self._transmit_error("Entries were not acknowledged") from self.error
+
+    @property
+    def _publish_needed(self) -> bool:
+        return self.last_entry > self._carried
+
+    def _wake(self, entry_id: int | None) -> None:
+        """Wake those who wait for entries up to `entry_id` (None: everybody)."""
+        while self._waiters and (entry_id is None or self._waiters[0][0] <= entry_id):
+            _, waiter = self._waiters.pop(0)
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _transmit_soon(self) -> None:
+        """Send now; or, with a minimum delay between sends set, when it has passed."""
+        delay = self._minimum_delay_s()
+        wait = self._last_transmit + delay - self._loop.time()
+        if wait <= 0:
+            self._transmit()
+        elif "transmit" not in self._timers:
+            self._timers["transmit"] = self._loop.call_later(wait, self._transmit)
+
+    def _minimum_delay_s(self) -> float:
+        if self._settings.immediate_flush and self._threshold == 0:
+            return max(self._settings.immediate_flush_delay_ms, 0) / 1000
+        return 0.0
+
+    def _transmit(self) -> None:
+        self._cancel_timer("transmit")
+        if self.error is not None or not self._builder.count:
+            self._measures.counts.data_miss.inc()
+            return
+        futures, self._futures = self._futures, []
+        has_user_data, self._buffered_user_data = self._buffered_user_data, False
+        self._outstanding_bytes = self._expanded_bytes = 0
+        self._send(self._builder.finish(), futures, None, has_user_data=has_user_data)
+
+    def _send(
+        self, encoded: EncodedEntry, futures: list[asyncio.Future[DLSN]], batch: _Batch | None, *, has_user_data: bool
+    ) -> None:
+        self._last_transmit = self._loop.time()
+        carried = self.ledger.last_add_confirmed
+        try:
+            added = self.ledger.add(*encoded.buffers)
+        except Exception as error:
+            # Refused before anything was sent: these records were definitely not written.
+            self._fail(error)
+            self._fail_records(futures, batch, self._write_error("The entry was refused; the record was not sent"))
+            return
+        sent = _Sent(
+            self.ledger.last_add_pushed,
+            encoded,
+            futures,
+            batch,
+            has_user_data,
+            self._highest_txid,
+            Moments(self._accepted_at, self._buffered_at, self._last_transmit),
+        )
+        if self._measures.wanted:
+            self._measures.sent(encoded.size, has_user_data=has_user_data)
+        self._carried = carried
+        self._in_flight += 1
+        self._answers.watch(added, self._last_transmit, lambda done: self._answered(sent, done))
+
+    def _answered(self, sent: _Sent, added: asyncio.Future[int]) -> None:
+        self._in_flight -= 1
+        answered_at = self._loop.time()
+        cause = WriteError("the ledger was given up") if added.cancelled() else added.exception()
+        records = len(sent.futures) if sent.batch is None else sent.encoded.record_count
+        self._measures.answered(
+            sent.entry_id, records, sent.moments, answered_at, cause, self._settings.data_latency_warn_ms
+        )
+        if cause is None:
+            self._acknowledged(sent)
+        else:
+            self._fail(cause)
+            error = self._transmit_error("The entry was sent, but not acknowledged", sent.entry_id)
+            self._fail_records(sent.futures, sent.batch, error)
+        self._measures.told(self._loop.time() - answered_at, cause)
+
+    def _acknowledged(self, sent: _Sent) -> None:
+        lssn, entry_id = self.metadata.lssn, sent.entry_id
+        for slot, future in enumerate(sent.futures):
+            if not future.done():
+                future.set_result(DLSN(lssn, entry_id, slot))
+        if sent.has_user_data:
+            self.last_entry, self.last_slot = entry_id, sent.encoded.record_count - 1
+            users = sent.encoded.record_count - int(sent.encoded.last_txid == MAX_TXID)
+            self.unacknowledged -= users
+            self._on_acknowledged(sent.highest_txid)
+        if sent.batch is not None:
+            self._batch_acknowledged(sent, sent.batch)
+        self._wake(entry_id)
+        # While others are under way, the last of them decides whether one more entry has to follow.
+        if self._settings.immediate_flush and not self._in_flight:
+            self._publish_soon()
+
+    def _batch_acknowledged(self, sent: _Sent, batch: _Batch) -> None:
+        encoded = sent.encoded
+        dlsn = DLSN(self.metadata.lssn, sent.entry_id, 0)
+        batch.written.append(WrittenEntry(dlsn, encoded.record_count, encoded.first_txid, encoded.last_txid))
+        batch.waiting -= 1
+        if not batch.waiting and not batch.future.done():
+            batch.future.set_result(tuple(batch.written))
+
+    # ------------------------------------------------------------------ making visible
+
+    def _publish_soon(self) -> None:
+        if not self._publish_needed:
+            return
+        wait = self._last_transmit + self._minimum_delay_s() - self._loop.time()
+        if wait <= 0:
+            self._publish()
+        elif "publish" not in self._timers:
+            self._timers["publish"] = self._loop.call_later(wait, self._publish)
+
+    def _publish(self) -> None:
+        """Have an entry follow the acknowledged ones: what is buffered, else a control record."""
+        self._cancel_timer("publish")
+        if self.error is not None or self._closed or not self._publish_needed:
+            return
+        if self._builder.count:
+            self._transmit()
+        else:
+            self.write_control()
+
+    def _flush_period_s(self) -> float:
+        settings = self._settings
+        if settings.immediate_flush and self._threshold == 0:
+            return 0.0
+        return settings.periodic_flush_ms / 2000
+
+    def _start_timers(self) -> None:
+        """Start those that the settings ask for by now, and that do not run."""
+        if self._settings.periodic_flush_ms > 0 and "flush" not in self._timers:
+            self._every("flush", self._flush_period_s, self._flush_tick)
+        if self._settings.keep_alive_ms > 0 and "keep-alive" not in self._timers:
+            self._every("keep-alive", lambda: self._settings.keep_alive_ms / 1000, self._keep_alive_tick)
+
+    def _every(self, name: str, period_s: Callable[[], float], tick: Callable[[], None]) -> None:
+        """Run `tick` again and again, for as long as `period_s` is above 0."""
+
+        def run() -> None:
+            del self._timers[name]
+            self._every(name, period_s, tick)
+            tick()
+
+        seconds = period_s()
+        if seconds > 0:
+            self._timers[name] = self._loop.call_later(seconds, run)
+
+    def _flush_tick(self) -> None:
+        due = self._builder.count or self._publish_needed
+        counts = self._measures.counts
+        (counts.flush_periodic_success if due else counts.flush_periodic_miss).inc()
+        if self._builder.count:
+            self._transmit()
+        else:
+            self._publish()
+
+    def _keep_alive_tick(self) -> None:
+        if self._loop.time() - self._last_transmit >= self._settings.keep_alive_ms / 1000:
+            self.write_control(KEEPALIVE_PAYLOAD)
+
+    def _cancel_timer(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def stop_timers(self) -> None:
+        """No entry is sent any more without being asked for."""
+        self._timers_ended = True
+        for name in list(self._timers):
+            self._cancel_timer(name)
+
+    def _end_gauges(self) -> None:
+        """Nothing is under way any more."""
+        for forget in self._forget_gauges:
+            forget()
+
+    # ------------------------------------------------------------------ ending
+
+    async def finish(self) -> None:
+        """Send what is buffered, wait for it, and take no more.
+
+        Raises TransmitError where entries were not acknowledged; the segment stays in progress then, and the next
+        owner's recovery decides.
+        """
+        self.stop_timers()
+        await self.commit()
+        self._closed = True
+
+    async def close_ledger(self) -> None:
+        """Close the ledger of a finished segment: its end is then fixed for ever (I2).
+
+        Raises the ledger's error; where the metadata store could not be reached, it may be called again.
+        """
+        await self.ledger.close()
+        self._ledger_closed = True
+        self._end_gauges()
+
+    def cancel(self, cause: BaseException) -> None:
+        """Drop what is buffered and take no more: the segment is given up."""
+        self._fail(cause)
+
+    async def abandon(self) -> None:
+        """Let go of the ledger as it is; entries under way end as unknown, recovery closes it."""
+        self.stop_timers()
+        if not self._ledger_closed:
+            self._closed = self._ledger_closed = True
+            await self._answers.close()
+            await self.ledger.abandon()
+            self._end_gauges()
+
+    def _fail(self, cause: BaseException) -> None:
+        """The first failure decides; everything buffered behind it is cancelled."""
+        if self.error is not None:
+            return
+        self.error = cause
+        self.stop_timers()
+        futures, self._futures = self._futures, []
+        if self._builder.count:
+            self._builder.finish()
+        error = WriteCancelledError(
+            f"The record was not sent, because an earlier one failed: {_brief(cause)}",
+            advice="Open the writer again, and write again from the first record that was not acknowledged",
+        )
+        error.__cause__ = cause
+        self._fail_records(futures, None, error)
+        self._wake(None)
+        self._on_failure(cause)
+
+    def _fail_records(self, futures: Sequence[asyncio.Future[DLSN]], batch: _Batch | None, error: Exception) -> None:
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+        if batch is not None and not batch.future.done():
+            batch.future.set_exception(error)
+
+    def _transmit_error(self, what: str, entry_id: int | None = None) -> TransmitError:
+        error = TransmitError(
+            f"{what}: {_brief(self.error)}; whether the log keeps it is decided when it is opened for writing again",
+            advice="Open the writer again and read the log's end before writing these records again",
+            ledger_id=self.ledger.ledger_id,
+            entry_id=entry_id,
+        )
+        error.__cause__ = self.error
+        return error
+
+    def _write_error(self, what: str) -> WriteError:
+        error = WriteError(
+            f"{what}: {_brief(self.error)}" if self.error is not None else what,
+            advice="Open the writer again, and write again from the first record that was not acknowledged",
+            ledger_id=self.ledger.ledger_id,
+        )
+        error.__cause__ = self.error
+        return error

@@ -1,0 +1,229 @@
+"""`Succession`: a writer's segments, one after the other: started, rolled, given up and recovered, completed.
+
+What a new owner finds in progress is given its end before a segment of its own begins: the order that keeps a log whole
+(I7). Each step costs round trips to storage nodes or metadata, so what can go side by side does: while the old
+segment's ledger is fenced and its end looked for, the next ledger is made. The next *segment* begins only afterwards,
+because before the old one's end is known nobody knows
+
+    its last transaction id      below which no record may be taken, and from which the next segment is found
+    whether it ends the stream   then nothing may follow
+    whether it has records       an empty one is removed, and its number is given again: a segment behind it would
+                                 leave a gap that stops every reader (I7)
+
+A crash between any two steps leaves what the next owner's recovery begins with: a segment in progress, or none, and at
+most one ledger that the allocator's znode names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from dlspark.core.codec.records import MAX_POSITION, MAX_TXID
+from dlspark.core.configuration.features import DISABLE_LOGSEGMENT_ROLLING, DL_SCOPE
+from dlspark.core.metrics.logs import about
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.core.writing.late_answers import LateAnswers
+from dlspark.core.writing.recovery import recover_segments
+from dlspark.core.writing.segment_writer import SegmentWriter
+from dlspark.core.writing.transitions import SegmentTransitions
+from dlspark.core.writing.write_lock import WriteLock
+from dlspark.errors import DistributedLogError, NotAppliedError, TransmitError, WriterDeposedError
+from metadata.locks import LockingError, OwnershipAcquireFailedError
+from metadata.store import SessionState
+from metadata.tasks import end_tasks
+
+_log = logging.getLogger(__name__)
+
+
+class Succession:
+    """The segments of one owner. Its steps do not overlap; each leaves `current` as the segment to write to."""
+
+    def __init__(
+        self,
+        services: Services,
+        settings: Settings,
+        lock: WriteLock,
+        transitions: SegmentTransitions,
+        on_failure: Callable[[BaseException], None],
+        on_acknowledged: Callable[[int], None],
+    ) -> None:
+        """`on_failure` and `on_acknowledged` are told what happens in the current segment; see SegmentWriter."""
+        self.current: SegmentWriter | None = None
+        self.last_roll = asyncio.get_running_loop().time()
+        """When the current segment began, by the event loop's clock."""
+        self._services = services
+        self._settings = settings
+        self._lock = lock
+        self._transitions = transitions
+        self._on_failure = on_failure
+        self._on_acknowledged = on_acknowledged
+        self._needs_recovery = False
+        self._rolling_off = services.features.scope(DL_SCOPE).feature(DISABLE_LOGSEGMENT_ROLLING)
+
+    def use_settings(self, settings: Settings) -> None:
+        """From the next step on."""
+        self._settings = settings
+        self._transitions.use_settings(settings)
+        if self.current is not None:
+            self.current.use_settings(settings)
+
+    # ------------------------------------------------------------------ which step is due
+
+    def takes(self, records: int) -> bool:
+        """Whether the current segment has positions left for so many records."""
+        # Positions are 31 bits wide; upstream would wrap to negative ones.
+        return self.current is not None and self.current.position + records <= MAX_POSITION
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a current segment, and it has not failed."""
+        return self.current is not None and self.current.error is None
+
+    def roll_is_due(self) -> bool:
+        """Whether the current segment has come of age and may be rolled now; takes a permit if so.
+
+        Rolling is put off while the metadata store is out of reach, while too many segments roll at once, and while
+        the feature `dl.disable_logsegment_rolling` is on.
+        """
+        segment, settings = self.current, self._settings
+        if segment is None or segment.error is not None or segment.position == 0 or segment.last_txid == MAX_TXID:
+            return False
+        if settings.rolling_minutes > 0:
+            due = asyncio.get_running_loop().time() - self.last_roll > 60 * settings.rolling_minutes
+        else:
+            due = 0 < settings.max_segment_bytes < segment.ledger.length
+        return (
+            due
+            and not self._rolling_off.is_available()
+            and self._services.store.state is SessionState.CONNECTED
+            and self._services.permits.take()
+        )
+
+    # ------------------------------------------------------------------ recovering
+
+    async def recover(self) -> int:
+        """Learn the log's state and give segments in progress their end; returns the log's highest transaction id.
+
+        That is MAX_TXID for a sealed log, -1 for an empty one.
+        """
+        await self._lock.ensure_held()
+        await self._transitions.load()
+        if any(segment.in_progress for segment in self._transitions.segments):
+            preparing = asyncio.get_running_loop().create_task(self._prepare())
+            try:
+                await recover_segments(self._services, self._transitions, self._settings)
+                await asyncio.wait([preparing])
+            finally:
+                await end_tasks([preparing], drop_errors=True)
+        self._needs_recovery = False
+        known = [segment.last_txid for segment in self._transitions.segments]
+        return max([self._transitions.state.max_txid.value, -1, *known])
+
+    async def _prepare(self) -> None:
+        """Make the next segment's ledger. Where that fails, the start will say so, if there ever is one."""
+        try:
+            await self._transitions.prepare()
+        except DistributedLogError as error:
+            self._services.counters["ledger-not-made-in-advance"] += 1
+            name = self._transitions.name
+            _log.info("log %s: no ledger could be made beside recovery: %s", name, error, extra=about(log=name))
+
+    async def give_up_failed(self) -> int | None:
+        """Leave a failed segment and recover it; returns what `recover` does, None if there was nothing to do."""
+        failed, self.current = self.current, None
+        if failed is not None:
+            self._needs_recovery = True
+            await failed.abandon()
+        return await self.recover() if self._needs_recovery else None
+
+    # ------------------------------------------------------------------ starting, rolling
+
+    async def start(self, first_txid: int) -> None:
+        """Start a segment: the log's next."""
+        await self._lock.ensure_held()
+        meter, name = self._services.meter, self._transitions.name
+        with meter.step(meter.of(name).segments_open, "segment start", log=name):
+            metadata, ledger = await self._transitions.start(first_txid)
+        answers = LateAnswers(
+            self._services.ledger_store,
+            ledger.ledger_id,
+            self._settings.zk_session_timeout_s,
+            self._services.counters,
+        )
+        self.current = SegmentWriter(
+            ledger, answers, metadata, self._settings, self._on_failure, self._on_acknowledged, meter, name
+        )
+        self.last_roll = asyncio.get_running_loop().time()
+
+    async def roll(self, must: Callable[[], bool], idle: Callable[[], bool]) -> bool:
+        """Start the next segment, then complete the current one (section 5.8): readers may see both for a moment.
+
+        `must` tells whether the current segment cannot take what waits: if not, a start that fails harmlessly is put
+        off. `idle` tells whether nothing waits. Returns whether there is a new segment.
+        """
+        old = self.current
+        if old is None:
+            return False
+        try:
+            await old.flush()
+        except TransmitError:
+            if self._settings.disable_rolling_on_error:
+                raise
+            return False  # The next record starts over.
+        try:
+            await self.start(old.last_txid)
+        except (WriterDeposedError, OwnershipAcquireFailedError, LockingError):
+            raise
+        except NotAppliedError as error:
+            if must():
+                raise
+            # Nothing was started, the old segment is as good as before: go on with it and try again later.
+            self._services.counters["roll-postponed"] += 1
+            self.last_roll = asyncio.get_running_loop().time()
+            name, lssn = self._transitions.name, old.metadata.lssn
+            told = about(log=name, segment=lssn)
+            _log.warning("log %s: no segment after %s yet: %s", name, lssn, error, extra=told)
+            return False
+        try:
+            await self._complete(old)
+        except BaseException:
+            await old.abandon()
+            raise
+        if idle() and self.current is not None:
+            # The ledger has to exist on storage nodes, or tailing readers would ask in vain.
+            self.current.write_control()
+        return True
+
+    # ------------------------------------------------------------------ ending
+
+    async def _complete(self, segment: SegmentWriter) -> None:
+        """Close the segment's ledger and record its end. After an error it stays in progress, for recovery."""
+        meter, name = self._services.meter, self._transitions.name
+        with meter.step(meter.of(name).segments_close, "segment complete", log=name, segment=segment.metadata.lssn):
+            await self._finish(segment)
+
+    async def _finish(self, segment: SegmentWriter) -> None:
+        await segment.finish()
+        await self._transitions.retried(segment.close_ledger)
+        await self._lock.ensure_held()
+        await self._transitions.complete(
+            segment.metadata,
+            last_txid=segment.last_txid,
+            record_count=segment.position,
+            last_entry=segment.last_entry,
+            last_slot=segment.last_slot,
+        )
+
+    async def complete_current(self) -> None:
+        if self.current is not None:
+            await self._complete(self.current)
+            self.current = None
+
+    async def close(self) -> None:
+        """Let go of the current segment as it is, and of a ledger that was made and not used. Idempotent."""
+        if self.current is not None:
+            await self.current.abandon()
+        await self._transitions.close()

@@ -1,0 +1,456 @@
+"""`SegmentTransitions`: the three metadata transactions of a log's owner: start, complete and delete a segment.
+
+Each is one conditional multi on the versions that this owner read after it took the lock, so a deposed owner changes
+nothing. Three things can go wrong and each has one answer:
+
+| outcome | answer |
+|---|---|
+| a version does not match | somebody else owns the log: WriterDeposedError, never a second try with fresh versions |
+| the answer was lost | read back: our ledger's id in the list, and versions exactly one above ours, mean applied |
+| the store cannot be reached | try again for as long as the session may live, then say so |
+
+The ledger of a new segment comes from the log's own allocator or from a pool (`allocator`, `allocator_pool`); the start
+transaction hands it over. One that was not handed over is named in a znode: whoever comes next, this library or
+upstream's, finds and deletes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from dlspark.core.metrics.logs import about
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.core.writing.allocator import AllocatorLostError, LedgerAllocator, LedgerKind, Phase
+from dlspark.core.writing.allocator_pool import LedgerAllocatorPool, shared_pool
+from dlspark.errors import SegmentStateError, WriterDeposedError
+from metadata.allocators import Allocation
+from metadata.errors import (
+    BadVersionError,
+    ConnectionLossError,
+    DistributedLogError,
+    MetadataUnavailableError,
+    NodeExistsError,
+    NoNodeError,
+    NotAppliedError,
+    OutcomeUnknownError,
+    SessionExpiredError,
+    check,
+)
+from metadata.ledgers import Versioned
+from metadata.logs import LogNotFoundError, LogState, SegmentMetadata
+from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID
+from storage_node.client import LedgerWriter
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_ADVICE_REOPEN = "Open the writer again; it will wait for the other owner or report it"
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+MAX_CONTESTED_STARTS = 3
+"""Allocators of a pool that a start tries, where somebody else is using the same pool."""
+
+
+def lssn_without_segments(stored: int, first: int) -> int:
+    """The number that the next segment of a log without any gets; `stored`: the highest assigned so far, 0 for none.
+
+    A number is given again: an empty segment that recovery removed left nothing that could be confused.
+    """
+    return max(first, stored) if stored else first
+
+
+class SegmentTransitions:
+    """One owner's view of a log: the state it may update conditionally, and the segments it knows."""
+
+    def __init__(self, services: Services, name: str, settings: Settings, state: LogState) -> None:
+        self.name = name
+        self.state = state
+        self.segments: list[SegmentMetadata] = []
+        """In ascending order of sequence number; kept up to date by this owner's own transactions."""
+        self._services = services
+        self._settings = settings
+        self._allocator: LedgerAllocator | None = None
+
+    def use_settings(self, settings: Settings) -> None:
+        """From the next transaction on."""
+        self._settings = settings
+
+    async def load(self) -> None:
+        """Read the segments, and the state that belongs to them; the lock is held as far as this owner knows.
+
+        Raises WriterDeposedError if the log was changed since `state` was read: a process that stood still between the
+        two reads finds the next owner's segment beside versions that are older.
+        """
+        segments = list(await self._services.logs.segments(self.name))
+        state = await self._services.logs.open(self.name)
+        if _versions(state) != _versions(self.state):
+            raise self._deposed()
+        self.state, self.segments = state, segments
+        allocator = self._allocator
+        if allocator is not None and allocator.phase is Phase.ERROR:
+            self._allocator = None  # What it could not know is in `state` now.
+
+    # ------------------------------------------------------------------ start
+
+    async def prepare(self) -> None:
+        """Have the next segment's ledger made, so that `start` need not wait for it. Raises as `start`."""
+        if self._pool() is None:
+            await self._own_allocator().allocate(self._kind())
+
+    async def start(self, first_txid: int) -> tuple[SegmentMetadata, LedgerWriter]:
+        """Make the ledger that is ready, or a new one, the log's next segment, in progress.
+
+        Raises WriterDeposedError, NotEnoughBookiesError and others; after any error no ledger of ours is in the log,
+        unless it is an OutcomeUnknownError.
+        """
+        lssn = self._next_lssn()
+        pool = self._pool()
+        if pool is None:
+            allocator = self._own_allocator()
+            try:
+                await allocator.allocate(self._kind())
+            except AllocatorLostError as error:
+                raise self._deposed() from error
+            return await self._start_with(allocator, lssn, first_txid, shared=False)
+        for _ in range(MAX_CONTESTED_STARTS - 1):
+            try:
+                return await self._start_from(pool, lssn, first_txid)
+            except AllocatorLostError:
+                # Somebody else uses the pool: the log is as it was, and another allocator does as well.
+                self._services.counters["allocator-contested"] += 1
+        return await self._start_from(pool, lssn, first_txid)
+
+    async def _start_from(
+        self, pool: LedgerAllocatorPool, lssn: int, first_txid: int
+    ) -> tuple[SegmentMetadata, LedgerWriter]:
+        allocator = await pool.lend()
+        try:
+            return await self._start_with(allocator, lssn, first_txid, shared=True)
+        finally:
+            pool.give_back(allocator)
+
+    async def _start_with(
+        self, allocator: LedgerAllocator, lssn: int, first_txid: int, *, shared: bool
+    ) -> tuple[SegmentMetadata, LedgerWriter]:
+        """The transaction. Afterwards `allocator` is ready for another, or in ERROR."""
+        ledger = allocator.ledger
+        segment = self._new_segment(ledger.ledger_id, lssn, first_txid)
+        expected = self.state
+        hand_over = allocator.obtain()
+
+        def applied(found: _Found) -> bool:
+            return any(other.ledger_id == segment.ledger_id for other in found.segments)
+
+        try:
+            self.state = await self._transact(
+                lambda: self._services.logs.start_segment(self.name, expected, segment, hand_over=hand_over),
+                applied,
+                replace(expected, max_lssn=Versioned(lssn, expected.max_lssn.version + 1)),
+                shared=hand_over.path if shared else None,
+            )
+        except _DeposedAfterwards:
+            allocator.committed()
+            await ledger.abandon()  # It was a segment: it is not ours to delete.
+            raise
+        except _DeposedInDoubt:
+            # A list that the successor changes all the time may lack the segment (I1): the allocator's znode tells
+            # whether the ledger became one, and where it still names it, its next user deletes it.
+            allocator.lost()
+            await ledger.abandon()
+            raise
+        except AllocatorLostError:
+            allocator.lost()
+            await self._give_back(ledger)
+            raise
+        except WriterDeposedError:
+            if shared:
+                allocator.aborted()  # It serves another log.
+            else:
+                allocator.lost()
+                await self._give_back(ledger)
+            raise
+        except NotAppliedError:
+            allocator.aborted()
+            raise
+        except BaseException:
+            # The ledger may be a segment: its next owner, or who reads the allocator again, sees that.
+            allocator.lost()
+            await ledger.abandon()
+            raise
+        allocator.committed()
+        self.segments.append(segment)
+        return segment, ledger
+
+    def _new_segment(self, ledger_id: int, lssn: int, first_txid: int) -> SegmentMetadata:
+        settings = self._settings
+        region = self._services.region_id if settings.encode_region_id or self._services.binding.encode_region_id else 0
+        segment = SegmentMetadata(
+            ledger_id=ledger_id,
+            lssn=lssn,
+            first_txid=first_txid,
+            in_progress=True,
+            region=region,
+            version=settings.metadata_version,
+        ).named(settings.segment_name_version)
+        self._check_name(segment)
+        return segment
+
+    def _check_name(self, segment: SegmentMetadata) -> None:
+        """Names of version 0 are made of transaction ids, which may be the same in two segments."""
+        if any(o.znode_name == segment.znode_name for o in self.segments if o.ledger_id != segment.ledger_id):
+            raise SegmentStateError(
+                f"segment {segment.lssn} would be called {segment.znode_name}, as another one is; nothing was changed",
+                log=self.name,
+                advice="Set logSegmentNameVersion=1, which names segments by their numbers",
+            )
+
+    # ------------------------------------------------------------------ allocation
+
+    def _kind(self) -> LedgerKind:
+        return LedgerKind(*self._settings.quorums, self._settings.password)
+
+    def _own_allocator(self) -> LedgerAllocator:
+        """The log's own allocator; its znode is set with the version that this owner read."""
+        if self._allocator is None:
+            path, found = self._services.logs.paths(self.name).allocation, self.state.allocation
+            self._allocator = LedgerAllocator(self._services, Allocation(path, found.value, found.version))
+        return self._allocator
+
+    def _pool(self) -> LedgerAllocatorPool | None:
+        """The namespace's pool, if it is on and its ledgers are as this log's have to be."""
+        if not self._settings.allocator_pool:
+            return None
+        pool = shared_pool(self._services)
+        return pool if pool.kind == self._kind() else None
+
+    async def close(self) -> None:
+        """Delete a ledger that was made for this owner and not used; one of a pool serves others."""
+        if self._allocator is not None:
+            await self._allocator.close()
+
+    async def _give_back(self, ledger: LedgerWriter) -> None:
+        """The ledger did not become a segment: delete it. Where its znode still names it, that is a leftover."""
+        try:
+            await ledger.abandon()
+            await self._services.ledgers.delete(ledger.ledger_id)
+        except DistributedLogError as error:
+            told = about(log=self.name, ledger=ledger.ledger_id)
+            _log.warning("ledger %s could not be deleted after a failed start: %s", ledger.ledger_id, error, extra=told)
+
+    def _next_lssn(self) -> int:
+        """The rules of the format, section 5.4; anything else means metadata that this writer must not build upon."""
+        stored = self.state.max_lssn.value
+        if not self.segments or self.segments[-1].lssn == UNASSIGNED_LSSN:
+            return lssn_without_segments(stored, self._services.binding.first_lssn or self._settings.first_lssn)
+        lssn = self.segments[-1].lssn + 1
+        if lssn not in (stored, stored + 1):
+            raise SegmentStateError(
+                f"the newest segment is {lssn - 1}, but the log's highest assigned number is {stored}",
+                log=self.name,
+                advice="The log's metadata was changed by hand or damaged; compare P/ledgers with its children",
+            )
+        return lssn
+
+    # ------------------------------------------------------------------ complete, delete
+
+    async def complete(self, segment: SegmentMetadata, **values: int) -> SegmentMetadata:
+        """Replace an in-progress segment by its completed form; `values` are its last txid, counts and last slot."""
+        completed = segment.completed(
+            completion_time_ms=self._services.clock.now_ms(),
+            start_sequence_id=self._start_sequence_id(segment),
+            **values,
+        ).named(self._settings.segment_name_version)
+        self._check_name(completed)
+        expected = self.state
+        stored = expected.max_lssn.value
+        if stored not in (segment.lssn, segment.lssn + 1):
+            raise SegmentStateError(
+                f"segment {segment.lssn} cannot be completed: the log's highest assigned number is {stored}",
+                log=self.name,
+            )
+
+        def applied(found: _Found) -> bool:
+            return any(not s.in_progress and s.ledger_id == segment.ledger_id for s in found.segments)
+
+        self.state = await self._transact(
+            lambda: self._services.logs.complete_segment(self.name, expected, completed, segment),
+            applied,
+            replace(
+                expected,
+                max_lssn=Versioned(max(segment.lssn, stored), expected.max_lssn.version + 1),
+                max_txid=Versioned(max(completed.last_txid, expected.max_txid.value), expected.max_txid.version + 1),
+            ),
+        )
+        self.segments = [completed if s.ledger_id == segment.ledger_id else s for s in self.segments]
+        return completed
+
+    def _start_sequence_id(self, segment: SegmentMetadata) -> int:
+        """First sequence id of `segment`: where the one before it ended (section 3.6)."""
+        if self._settings.metadata_version < 5:
+            return UNASSIGNED_SEQUENCE_ID
+        before = [s for s in self.segments if s.lssn == segment.lssn - 1]
+        if not before:
+            return 0
+        if before[0].in_progress:
+            raise SegmentStateError(
+                f"segment {segment.lssn} cannot be completed before segment {segment.lssn - 1}", log=self.name
+            )
+        if before[0].version < 5:
+            return 0
+        return before[0].effective_start_sequence_id + before[0].record_count
+
+    async def delete(self, segment: SegmentMetadata) -> None:
+        """Remove an empty in-progress segment: its ledger first, so that a crash between the two repeats both (I10).
+
+        Raises WriterDeposedError where somebody else owns the log: its next segment may bear the number, and so the
+        znode's name, of the one that was empty.
+        """
+        check(segment.in_progress, "only an in-progress segment is removed by recovery", log=self.name)
+        with self._services.meter.of(self.name).segments_delete.measured():
+            await self._delete(segment)
+
+    async def _delete(self, segment: SegmentMetadata) -> None:
+        await self._services.ledgers.delete(segment.ledger_id)
+        expected = self.state
+
+        async def attempt() -> LogState:
+            await self._services.logs.remove_segment(self.name, expected, segment)
+            return expected
+
+        def applied(found: _Found) -> bool:
+            return all(other.ledger_id != segment.ledger_id for other in found.segments)
+
+        self.state = await self._transact(attempt, applied, expected)
+        self.segments = [s for s in self.segments if s.ledger_id != segment.ledger_id]
+
+    # ------------------------------------------------------------------ outcomes
+
+    async def _transact(
+        self,
+        attempt: Callable[[], Awaitable[LogState]],
+        applied: Callable[[_Found], bool],
+        after: LogState,
+        *,
+        shared: str | None = None,
+    ) -> LogState:
+        """Run a conditional transaction until its outcome is known. `after` is the state it leads to.
+
+        `shared` is the allocator of a pool that is part of it: one that somebody else has set raises
+        AllocatorLostError, and says nothing about the log.
+        """
+        before = self.state
+        pauses = self._pauses()
+        doubt: OutcomeUnknownError | None = None
+        while True:
+            failure: DistributedLogError
+            refusal: DistributedLogError | None = None
+            try:
+                return await attempt()
+            except OutcomeUnknownError as error:
+                failure = doubt = error
+            except MetadataUnavailableError as error:
+                failure = doubt or error
+            except (BadVersionError, NodeExistsError, NoNodeError) as error:
+                # After a lost answer it may be our own first try that was in the way.
+                if doubt is None:
+                    raise self._refused(error, shared) from error
+                failure, refusal = doubt, error
+            if doubt is not None:
+                found = await self._look(doubt)
+                if applied(found):
+                    if _versions(found.state) != _versions(after):
+                        raise _DeposedAfterwards(
+                            "this transaction was applied, but another owner has gone on from it meanwhile",
+                            log=self.name,
+                            advice=_ADVICE_REOPEN,
+                        ) from failure
+                    self._services.counters["lost-answer-applied"] += 1
+                    return after
+                if _versions(found.state) != _versions(before):
+                    raise _DeposedInDoubt(
+                        "the log was changed by another owner; whether this was applied before is not known",
+                        log=self.name,
+                        advice=_ADVICE_REOPEN,
+                    ) from failure
+                self._services.counters["lost-answer-not-applied"] += 1
+                if refusal is not None:
+                    raise self._refused(refusal, shared) from refusal
+            await self._pause(pauses, failure)
+
+    async def _look(self, doubt: OutcomeUnknownError) -> _Found:
+        """State and segments as they are now; raises `doubt` if they cannot be read."""
+        logs, path = self._services.logs, self._services.logs.paths(self.name).ledgers
+
+        async def read() -> _Found:
+            await self._services.store.sync(path)
+            return _Found(await logs.open(self.name), tuple(await logs.segments(self.name)))
+
+        try:
+            return await self.retried(read)
+        except LogNotFoundError:
+            raise  # Without a log it is in no list.
+        except DistributedLogError as error:
+            raise doubt from error
+
+    async def retried(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Repeat an idempotent call while the store cannot be reached."""
+        pauses = self._pauses()
+        while True:
+            try:
+                return await call()
+            except (ConnectionLossError, SessionExpiredError, MetadataUnavailableError) as error:
+                await self._pause(pauses, error)
+
+    def _pauses(self) -> list[float]:
+        """Pauses between tries, that add up to the session timeout: after it the lock is lost anyhow."""
+        pauses: list[float] = []
+        left, pause = float(self._settings.zk_session_timeout_s), FIRST_PAUSE_S
+        while left > 0:
+            pauses.append(min(pause, left))
+            left -= pause
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        return pauses[::-1]
+
+    async def _pause(self, pauses: list[float], failure: DistributedLogError) -> None:
+        if not pauses:
+            raise failure
+        await asyncio.sleep(pauses.pop())
+
+    def _refused(self, error: DistributedLogError, shared: str | None) -> NotAppliedError:
+        """What a transaction that a version stopped means."""
+        if shared is not None and error.path == shared:
+            return AllocatorLostError("the allocator is used by somebody else; nothing was started", path=shared)
+        return self._deposed()
+
+    def _deposed(self) -> WriterDeposedError:
+        return WriterDeposedError(
+            "the log was changed by another owner; nothing of this transaction was applied",
+            log=self.name,
+            advice=_ADVICE_REOPEN,
+        )
+
+
+class _DeposedInDoubt(WriterDeposedError):
+    """Another owner has gone on, and this owner's last transaction, whose answer was lost, is not to be seen."""
+
+
+class _DeposedAfterwards(WriterDeposedError):
+    """Our transaction was applied, but another owner has already gone on from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a read-back saw."""
+
+    state: LogState
+    segments: tuple[SegmentMetadata, ...]
+
+
+def _versions(state: LogState) -> tuple[int, int]:
+    """Of what every owner's transactions set. The allocator knows its own."""
+    return state.max_lssn.version, state.max_txid.version

@@ -1,0 +1,575 @@
+"""`AsyncLogWriter`: the one writer of a log: ownership, segments one after the other, records into the current one.
+
+Opening takes the log's lock, then reads the versions that every later transaction is conditional on, then recovers
+what a dead owner left in progress. The first write starts a segment. While a segment is being started or rolled
+(a *transition*, one task at a time), records queue; when it ends they are issued in order.
+
+    ready      records go straight into the segment's buffer
+    transition records queue: starting (first write), rolling, starting over after a failed segment
+    failed     nothing is taken any more; every queued record was refused with WriteError, definitely not written
+    sealed     an end-of-stream record was written; nothing may follow
+    closed     by `close` (the segment completed) or `abort` (the segment left for the next owner)
+
+Fault model: storage nodes, metadata store and this process may fail at any await. Safety never rests on the lock: a
+deposed writer is stopped by fencing (its adds fail, I5) and by versions (its transactions fail); the lock only keeps
+owners from deposing each other all the time.
+
+Each future ends in one of three ways: a DLSN (stored by an ack quorum), a NotAppliedError or CallerError (not
+written), an OutcomeUnknownError (the next owner's recovery decides).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.records import MAX_TXID
+from dlspark.core.lifecycle.owned_segments import OwnedSegments
+from dlspark.core.lifecycle.retention import Retention
+from dlspark.core.metrics.logs import about
+from dlspark.core.services import Services
+from dlspark.core.settings import Settings
+from dlspark.core.writing.operations import BatchWrite, EndOfStreamWrite, Operation, RecordSetWrite, RecordWrite
+from dlspark.core.writing.ownership import OwnershipWatch
+from dlspark.core.writing.segment_writer import SegmentWriter, WrittenEntry
+from dlspark.core.writing.succession import Succession
+from dlspark.core.writing.transitions import SegmentTransitions
+from dlspark.core.writing.unawaited import Unawaited
+from dlspark.core.writing.write_limits import WriteLimits, WriteQueue
+from dlspark.core.writing.write_lock import WriteLock, release, take_lock
+from dlspark.errors import (
+    AlreadyClosedError,
+    DistributedLogError,
+    EndOfStreamError,
+    InvariantViolation,
+    StreamNotReadyError,
+    TransactionIdOutOfOrderError,
+    WriteCancelledError,
+    WriteError,
+    WriterDeposedError,
+)
+from metadata.errors import BadVersionError
+from metadata.locks import LockingError, OwnershipAcquireFailedError
+from metadata.permissions import Action
+
+_log = logging.getLogger(__name__)
+
+_ADVICE_REOPEN = "Open the writer again, and write again from the first record that was not acknowledged"
+
+
+class AsyncLogWriter:
+    """Writes one log. Open it with `AsyncLog.open_writer`; all calls come from one event loop."""
+
+    def __init__(
+        self, services: Services, name: str, settings: Settings, lock: WriteLock, transitions: SegmentTransitions
+    ) -> None:
+        """Used by `open`, which makes a writer ready for records."""
+        self.name = name
+        self.last_txid = -1
+        """Highest transaction id accepted so far, or of the log when it was opened; -1 for an empty log."""
+        self._services = services
+        self._settings = settings
+        self._lock = lock
+        self.owned = OwnedSegments(services, name, lock)
+        """The log's segments, as long as this writer has the lock."""
+        self._retention = Retention(self.owned, lambda: self._settings, services.clock)
+        self._loop = asyncio.get_running_loop()
+        self._queue = WriteQueue()
+        self._limits = WriteLimits(services, name)
+        self._unawaited = Unawaited(name)
+        self._succession = Succession(
+            services, settings, lock, transitions, self._segment_failed, self._segment_acknowledged
+        )
+        self._acknowledged_txid = -1
+        self._transition: asyncio.Task[None] | None = None
+        self._shutdown: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._sealed = False
+        self._ownership = OwnershipWatch(services, lock, self._fail)
+        self._measures = services.meter.of(name)
+        self._measured = services.meter.wanted
+        self._forget_gauge = self._measures.stream_write_limiter_permits.follow(
+            self, lambda writer: writer.unacknowledged
+        )
+
+    @classmethod
+    async def open(
+        cls, services: Services, name: str, settings: Settings, client_id: str | None = None
+    ) -> AsyncLogWriter:
+        """Become the log's owner and recover what the last one left.
+
+        Raises OwnershipAcquireFailedError naming the owner, LogNotFoundError, and what recovery raises; the lock is
+        not held then.
+        """
+        await services.logs.open(name)  # A missing log is an error of its own, not of its lock.
+        lock = await take_lock(services, name, settings, client_id)
+        try:
+            # Versions are read only now that the lock is held: read earlier, they could be the last owner's.
+            transitions = SegmentTransitions(services, name, settings, await services.logs.open(name))
+            writer = cls(services, name, settings, lock, transitions)
+            try:
+                writer._adopt(await writer._succession.recover())
+            except BaseException:
+                await writer._ownership.close()
+                await writer._succession.close()
+                raise
+            return writer
+        except BaseException:
+            await release(lock)
+            raise
+
+    def use_settings(self, settings: Settings) -> None:
+        """Called when the log's dynamic settings change."""
+        self._settings = settings
+        self._succession.use_settings(settings)
+
+    # ------------------------------------------------------------------ for users
+
+    def write(self, txid: int, payload: bytes | bytearray | memoryview) -> asyncio.Future[DLSN]:
+        """Append one record; the future gets its DLSN once an ack quorum has it on disk.
+
+        A record is sent when the buffer fills (`writerOutputBufferSize`), by the periodic flush, or by `flush`.
+        Never raises: a refusal is the future's error. Await `wait_for_room` between writes to bound memory.
+
+        With `isDurableWriteEnabled` off the future has DLSN.INVALID as soon as the record is taken. Where it then is
+        not stored, the next call that writes, flushes or closes says so.
+        """
+        future: asyncio.Future[DLSN] = self._loop.create_future()
+        self._accept(RecordWrite(txid, payload, future))
+        return self._promised([future])[0]
+
+    def write_bulk(self, records: Iterable[tuple[int, bytes]]) -> list[asyncio.Future[DLSN]]:
+        """Append records of (transaction id, payload), together where they fit.
+
+        If one is refused, those after it are cancelled with WriteCancelledError without being tried.
+        """
+        futures: list[asyncio.Future[DLSN]] = []
+        writes: list[RecordWrite] = []
+        for txid, payload in records:
+            futures.append(self._loop.create_future())
+            writes.append(RecordWrite(txid, payload, futures[-1], may_transmit=False))
+        if writes:
+            writes[-1].may_transmit = True
+        refused = False
+        for write in writes:
+            if refused:
+                write.fail(WriteCancelledError("A record before it was refused; this one was not written"))
+            else:
+                refused = not self._accept(write)
+        if refused:
+            self._end_bulk(writes)
+        if futures:
+            self._measure_bulk(futures[-1])
+        return self._promised(futures)
+
+    def _end_bulk(self, writes: Sequence[RecordWrite]) -> None:
+        """What was accepted before a refusal is sent as if it had been all: nothing would send it otherwise."""
+        for write in writes:
+            write.may_transmit = True  # of those that wait for a segment
+        if self._succession.current is not None:
+            self._succession.current.send_due()
+
+    def write_record_set(
+        self, txid: int, payloads: Sequence[bytes | bytearray | memoryview], compression: str = "none"
+    ) -> list[asyncio.Future[DLSN]]:
+        """Append payloads as one record set: one transaction id, one record in the entry, all stored or none.
+
+        Each payload gets a future, and a DLSN, of its own; readers see records like any others. `compression` is that
+        of the set: "none" or "lz4". Refused, by RecordTooLongError, are a payload above 1,040,384 bytes and a finished
+        set above 1,040,364. Never raises.
+        """
+        futures: list[asyncio.Future[DLSN]] = [self._loop.create_future() for _ in payloads]
+        if futures:
+            self._accept(RecordSetWrite(txid, payloads, futures, compression))
+            self._measure_bulk(futures[-1])
+        return self._promised(futures)
+
+    def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> asyncio.Future[tuple[WrittenEntry, ...]]:
+        """Append records by columns, encoded at once into entries of their own and sent.
+
+        The future gets the entries once all of them are stored, or one for all with DLSN.INVALID at once where
+        `isDurableWriteEnabled` is off. All records go into one segment. Never raises.
+        """
+        future: asyncio.Future[tuple[WrittenEntry, ...]] = self._loop.create_future()
+        if not (len(txids) or len(payloads)):
+            future.set_result(())
+            return future
+        batch = BatchWrite(txids, payloads, future)
+        self._measure_bulk(future)
+        if not self._accept(batch) or self._settings.durable_writes:
+            return future
+        at_once = WrittenEntry(DLSN.INVALID, batch.records, batch.first_txid, batch.last_txid)
+        return self._unawaited.instead_of(future, (at_once,))
+
+    def _measure_bulk(self, last: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+        """Time a bulk that is accepted now, and has ended with `last`."""
+        if not self._measured:
+            return
+        began = self._loop.time()
+
+        def ended(future: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+            if not future.cancelled():
+                # Not by `exception()`: that would tell asyncio that somebody has seen the failure.
+                self._measures.log_writer_bulk_write.record(self._loop.time() - began, future._exception is None)
+
+        last.add_done_callback(ended)
+
+    def _promised(self, futures: list[asyncio.Future[DLSN]]) -> list[asyncio.Future[DLSN]]:
+        """What the caller is to wait for: that records are stored, or only that they were taken."""
+        if self._settings.durable_writes:
+            return futures
+        return [self._unawaited.instead_of(future, DLSN.INVALID) for future in futures]
+
+    async def wait_for_room(self) -> None:
+        """Return when more may be written without piling up: back-pressure from storage nodes and transitions."""
+        while self._transition is not None and self._queue.crowded:
+            await asyncio.wait([self._transition])
+        segment = self._succession.current
+        if segment is not None and segment.error is None and self._error is None:
+            await segment.ledger.wait_for_room()
+
+    async def send(self) -> None:
+        """Send everything accepted without waiting for acknowledgement, only for a segment being started."""
+        while self._transition is not None:
+            await asyncio.wait([self._transition])
+        if self._succession.current is not None:
+            self._succession.current.send()
+
+    async def flush(self) -> int:
+        """Send everything accepted and wait until it is acknowledged.
+
+        Returns the highest transaction id that is acknowledged, -1 for none; MAX_TXID in a sealed log. Raises what the
+        failed records were given.
+        """
+        return await self._when_settled(lambda segment: segment.flush())
+
+    async def commit(self) -> int:
+        """`flush`, and make every acknowledged record visible to readers."""
+        return await self._when_settled(lambda segment: segment.commit())
+
+    async def mark_end_of_stream(self) -> DLSN:
+        """Seal the log: nothing can ever follow. Completes the segment; the writer can then only be closed.
+
+        Raises EndOfStreamError if it is sealed already. After an OutcomeUnknownError, open the writer again: sealed
+        or not, that tells.
+        """
+        with self._measures.log_writer_mark_end_of_stream.measured():
+            return await self._mark_end_of_stream()
+
+    async def _mark_end_of_stream(self) -> DLSN:
+        future: asyncio.Future[DLSN] = self._loop.create_future()
+        if not self._accept(EndOfStreamWrite(future)):
+            return await future
+        self._sealed = True
+        try:
+            await self.flush()
+        except BaseException:
+            if future.done() and not future.cancelled():
+                future.exception()  # Seen: flush has raised the same failure.
+            raise
+        dlsn = await future
+        await self._run_transition(self._succession.complete_current)
+        return dlsn
+
+    async def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
+        """Hide every record below `dlsn`; see `AsyncLog.truncate`."""
+        if self._shutdown is not None:
+            raise AlreadyClosedError("the writer is closed; nothing was truncated", log=self.name)
+        await self._services.permit(self.name, Action.TRUNCATE)
+        return await self.owned.truncate(dlsn, respect_subscribers=respect_subscribers)
+
+    async def close(self) -> None:
+        """Flush, complete the segment, release the lock. Raises the writer's failure after the lock is released."""
+        await self._shut_down(self._close)
+
+    async def abort(self) -> None:
+        """Drop what is buffered and release the lock; the segment stays in progress for the next owner to recover."""
+        await self._shut_down(self._abort)
+
+    async def __aenter__(self) -> AsyncLogWriter:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            await self.abort()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` or `abort` was called and has ended."""
+        return self._shutdown is not None and self._shutdown.done()
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records accepted and not yet acknowledged; those of a failed segment never will be, and do not count."""
+        segment = self._succession.current
+        return self._queue.records + (segment.unacknowledged if segment is not None and segment.error is None else 0)
+
+    @property
+    def over_limit(self) -> int:
+        """Records over an outstanding-write limit: refused, or only counted in dark mode."""
+        return self._limits.over_limit
+
+    @property
+    def segment(self) -> int | None:
+        """Sequence number of the segment being written, None between segments."""
+        segment = self._succession.current
+        return segment.metadata.lssn if segment is not None else None
+
+    # ------------------------------------------------------------------ accepting
+
+    def _accept(self, operation: Operation) -> bool:
+        """Issue or queue `operation`, or fail it; False if it was refused."""
+        try:
+            self._check_writable()
+            operation.check()
+            self._check_order(operation)
+            self._limits.check(self._settings, operation, self.unacknowledged, self._queue)
+        except DistributedLogError as error:
+            operation.fail(error)
+            return False
+        if not self._lock.held:
+            # The write goes on: fencing and versions give safety. Only a confirmed loss stops the writer.
+            self._ownership.look()
+        self.last_txid = max(self.last_txid, operation.last_txid)
+        step = self._obstacle(operation)
+        if self._transition is None and not self._queue and step is None:
+            self._issue(operation)
+        else:
+            self._queue.add(operation)
+            if self._transition is None and step is not None:
+                self._begin(step)
+        self._limits.count(self.unacknowledged)
+        return True
+
+    def _check_writable(self) -> None:
+        if self._shutdown is not None:
+            raise AlreadyClosedError("the writer is closed; the record was not written", log=self.name)
+        if self._error is not None:
+            raise self._failed()
+        self._unawaited.raise_failure("; this record was not written")
+        if self._sealed:
+            raise EndOfStreamError("the log is sealed; the record was not written", log=self.name)
+        if self._settings.fail_fast and (self._transition is not None):
+            raise StreamNotReadyError(
+                "a segment is being started; the record was not taken", log=self.name, advice="Try again"
+            )
+
+    def _check_order(self, operation: Operation) -> None:
+        if not self._settings.max_id_sanity_check:
+            return
+        operation.check_order()
+        if operation.first_txid < self.last_txid:
+            raise TransactionIdOutOfOrderError(
+                f"transaction id {operation.first_txid} is below the log's highest, {self.last_txid}; "
+                "the record was not written",
+                log=self.name,
+                advice="Write with ids that do not decrease, or set maxIdSanityCheck=false",
+            )
+
+    def _obstacle(self, operation: Operation) -> Callable[[], Awaitable[None]] | None:
+        """The transition without which `operation` cannot go into the current segment; None if it can."""
+        if not self._succession.usable:
+            return self._start
+        return None if self._succession.takes(operation.records) else self._roll
+
+    def _issue(self, operation: Operation) -> None:
+        """Hand `operation` to the current segment; roll if it was the segment's last."""
+        segment = self._succession.current
+        if segment is None:
+            raise InvariantViolation("a record was issued without a segment", log=self.name)
+        operation.issue(segment)
+        if self._succession.roll_is_due():
+            self._begin(self._roll)
+
+    def _issue_queued(self) -> None:
+        while self._queue and self._transition is None and self._error is None:
+            step = self._obstacle(self._queue.first)
+            if step is not None:
+                self._begin(step)
+                return
+            self._issue_late(self._queue.take())
+
+    def _issue_late(self, operation: Operation) -> None:
+        """Hand over what had to wait, so that its time counts from then."""
+        segment = self._succession.current
+        self._measures.log_writer_pending_request_dispatch.inc()
+        if segment is not None:
+            segment.waiting_since = self._queue.since
+        try:
+            self._issue(operation)
+        finally:
+            if segment is not None:
+                segment.waiting_since = None
+
+    # ------------------------------------------------------------------ transitions
+
+    def _begin(self, step: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        self._transition = self._loop.create_task(self._transit(step))
+        return self._transition
+
+    async def _transit(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Run one transition to its end; afterwards the queue is issued, or refused if the writer has failed."""
+        try:
+            await step()
+            self._measure_waiting(True)
+        except DistributedLogError as error:
+            self._measure_waiting(False)
+            self._fail(error)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._transition = None
+            self._issue_queued()
+
+    def _measure_waiting(self, success: bool) -> None:
+        if self._queue:
+            self._measures.log_writer_get_writer.record(self._loop.time() - self._queue.since, success)
+
+    async def _run_transition(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Run `step` as the writer's transition, after any other, and wait for it."""
+        while self._transition is not None:
+            await asyncio.wait([self._transition])
+        if self._error is None:
+            await asyncio.wait([self._begin(step)])
+        self._raise_failure()
+
+    async def _start(self) -> None:
+        """Start a segment for the first queued record: for the first time, or after a segment that failed."""
+        highest = await self._succession.give_up_failed()
+        if highest is not None:
+            self._adopt(highest)
+        if self._queue:
+            await self._succession.start(self._queue.first.first_txid)
+            self._retention.begin()
+
+    def _adopt(self, highest: int) -> None:
+        """Go on from the log's highest transaction id, as recovery found it."""
+        # Records of a failed segment do not count any more: recovery has told which of them the log keeps.
+        self.last_txid = highest
+        if highest == MAX_TXID:
+            self._sealed = True
+            self._queue.refuse(EndOfStreamError("the log is sealed; the record was not written", log=self.name))
+        self.last_txid = max(self.last_txid, self._queue.last_txid)
+
+    async def _roll(self) -> None:
+        def must() -> bool:
+            return bool(self._queue) and self._obstacle(self._queue.first) is not None
+
+        if await self._succession.roll(must, idle=lambda: not self._queue):
+            self._retention.begin()
+
+    async def _when_settled(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> int:
+        """Run `action` on the segment that has everything accepted up to now."""
+        if self._shutdown is not None:
+            raise AlreadyClosedError("the writer is closed", log=self.name)
+        await self._settle(action)
+        return self._acknowledged_txid
+
+    async def _settle(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> None:
+        while self._transition is not None:
+            await asyncio.wait([self._transition])
+        self._raise_failure()
+        segment = self._succession.current
+        if segment is not None:
+            try:
+                await action(segment)
+            except DistributedLogError:
+                await asyncio.sleep(0)  # The futures of the records that failed with it are settled by then.
+                self._unawaited.forget()
+                raise
+        self._unawaited.raise_failure()
+
+    # ------------------------------------------------------------------ failing
+
+    def _segment_acknowledged(self, highest_txid: int) -> None:
+        self._acknowledged_txid = max(self._acknowledged_txid, highest_txid)
+        self._limits.count(self.unacknowledged)
+
+    def _segment_failed(self, cause: BaseException) -> None:
+        """An entry was not acknowledged: this writer fails, or (by setting) starts over with the next record."""
+        self._limits.count(self.unacknowledged)
+        if self._settings.disable_rolling_on_error:
+            self._fail(cause)
+
+    def _fail(self, cause: BaseException) -> None:
+        """The first failure is final: later writes are refused, and so is what waits in the queue."""
+        if isinstance(cause, BadVersionError | OwnershipAcquireFailedError | LockingError):
+            error = WriterDeposedError(
+                f"another owner has the log: {cause.message}",
+                log=self.name,
+                advice="Open the writer again; it waits for the other owner or reports it",
+            )
+            error.__cause__ = cause
+            cause = error
+        if self._error is None:
+            self._error = cause
+            self._ownership.end()
+            _log.warning(
+                "log %s: the writer failed: %s", self.name, cause, extra=about(log=self.name, segment=self.segment)
+            )
+            if isinstance(cause, InvariantViolation):
+                self._measures.alerts.inc()
+        self._queue.refuse(self._failed())
+        if self._succession.current is not None:
+            self._succession.current.cancel(cause)
+        self._limits.count(self.unacknowledged)
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            raise self._failed()
+
+    def _failed(self) -> WriteError:
+        kind = WriterDeposedError if isinstance(self._error, WriterDeposedError) else WriteError
+        cause = self._error.message if isinstance(self._error, DistributedLogError) else repr(self._error)
+        error = kind(
+            f"The record was not written, the writer has failed: {cause}", log=self.name, advice=_ADVICE_REOPEN
+        )
+        error.__cause__ = self._error
+        return error
+
+    # ------------------------------------------------------------------ closing
+
+    async def _shut_down(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Run `step` and release everything, once, whoever asks and even if the caller is cancelled."""
+        if self._shutdown is None:
+            self._shutdown = self._loop.create_task(self._release_after(step))
+        await asyncio.shield(self._shutdown)
+
+    async def _release_after(self, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        finally:
+            await self._ownership.close()
+            await self._retention.close()
+            await self._succession.close()
+            self._limits.end()
+            await release(self._lock, self._measures.lock_unlock)
+            self._forget_gauge()
+
+    async def _close(self) -> None:
+        await self._settle(lambda segment: segment.flush())
+        await self._run_transition(self._succession.complete_current)
+
+    async def _abort(self) -> None:
+        cause = WriteCancelledError("the writer was aborted; the record was not sent", log=self.name)
+        transition = self._transition
+        if self._error is None:
+            self._error = cause
+        self._queue.refuse(cause)
+        if self._succession.current is not None:
+            self._succession.current.cancel(cause)
+        if transition is not None:
+            # A transaction under way is not cut off: half of it could not be told from none.
+            await asyncio.wait([transition])
