@@ -1,4 +1,5 @@
-"""`ZooKeeperStore`: the metadata store on a real ZooKeeper, through kazoo. No kazoo type leaves this module.
+"""`ZooKeeperStore`: the metadata store on a real ZooKeeper, through kazoo. No kazoo type leaves this module and
+`metadata.zookeeper_edge`, which has what it does to kazoo itself: threads, sockets, limits of time.
 
 kazoo runs one thread, its connection. That thread never runs our code beyond `loop.call_soon_threadsafe`: answers,
 watch events and changes of state reach the event loop as one queue, in the order in which the server sent them. The
@@ -13,20 +14,15 @@ kazoo does not set watches again after a reconnection, so every watch is void th
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import select
-import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, ParamSpec
+from typing import Any, Final
 
 from kazoo import exceptions as kz
 from kazoo.client import KazooClient
-from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
@@ -66,8 +62,7 @@ from metadata.store import (
     Watcher,
     WatchEvent,
 )
-
-P = ParamSpec("P")
+from metadata.zookeeper_edge import BoundedConnection, LoopHandler
 
 _LOG: Final = logging.getLogger(__name__)
 _KAZOO_LOG: Final = logging.getLogger(f"{__name__}.kazoo")
@@ -77,7 +72,6 @@ MAX_IN_FLIGHT: Final = 128
 block the loop; further requests wait their turn."""
 CLOSE_GRACE_MS: Final = 3_000
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.4, "max_delay": 1.0}
-_DIAL_SLICE_S: Final = 0.1
 _SESSION_ID_BYTES: Final = 8
 _PASSWORD_BYTES: Final = 16
 
@@ -130,7 +124,7 @@ class ZooKeeperStore(MetadataStore):
         self._servers = _check_servers(servers)
         self._timeouts_ms = session_timeout_ms, connect_timeout_ms
         self._loop = asyncio.get_running_loop()
-        self._handler = _LoopHandler(self._loop, connect_timeout_ms / 1000)
+        self._handler = LoopHandler(self._loop)
         self._hub = SessionHub(SessionState.SUSPENDED)
         self._observers = RequestObservers()
         self._room = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -148,6 +142,7 @@ class ZooKeeperStore(MetadataStore):
             auth_data=[("digest", f"{acl_id}:{acl_id}")] if acl_id else None,
             default_acl=[*CREATOR_ALL_ACL, *READ_ACL_UNSAFE] if acl_id and restrict else None,
         )
+        BoundedConnection.install(self._client, self._handler, connect_timeout_ms / 1000)
         self._client.add_listener(self._on_kazoo_state)
 
     @classmethod
@@ -451,87 +446,3 @@ class _Watch:
         self.hub.void(self.path, self.watcher)
         if self.hub.state is not SessionState.SUSPENDED:
             self.hub.tell_void()
-
-
-class _LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's edge to threads and sockets: callbacks go to the event loop instead of kazoo's two worker threads.
-
-    It also makes kazoo's blocking calls end: `abort` breaks the connection, or the attempt at one, at once.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, connect_timeout_s: float) -> None:
-        super().__init__()
-        self._loop = loop
-        self._connect_timeout_s = connect_timeout_s
-        self._socket: socket.socket | None = None
-        self._aborted = False
-        self._running = True
-        self.completion_queue = _LoopQueue(self)
-
-    def start(self) -> None:
-        """Nothing to start: there are no worker threads."""
-
-    def stop(self) -> None:
-        """Nothing to stop; answers that are still to come go to the loop."""
-
-    def post(self, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Any thread: run `callback` on the loop. A loop that is closed has nobody left who waits."""
-        try:
-            self._loop.call_soon_threadsafe(partial(callback, *args, **kwargs))
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
-
-    def dispatch_callback(self, callback: Any) -> None:
-        self.post(callback.func, *callback.args)
-
-    def create_connection(
-        self, address: tuple[str, int], timeout: float | None = None, **_tls: object
-    ) -> socket.socket:
-        """Connect in slices, so that `abort` ends it. kazoo's TLS options are not offered by this store."""
-        limit = self._connect_timeout_s if timeout is None else min(timeout, self._connect_timeout_s)
-        family, kind, protocol, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._await_connected(connection, connection.connect_ex(place), time.monotonic() + limit)
-        except BaseException:
-            connection.close()
-            raise
-        self._socket = connection
-        return connection
-
-    def _await_connected(self, connection: socket.socket, code: int, deadline: float) -> None:
-        while code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY):
-            if self._aborted:
-                raise ConnectionAbortedError(errno.ECONNABORTED, "closing")
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(errno.ETIMEDOUT, "no answer to the connection attempt")
-            poll = select.poll()
-            poll.register(connection, select.POLLOUT)
-            if poll.poll(min(left, _DIAL_SLICE_S) * 1000):
-                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, f"cannot connect: {errno.errorcode.get(code, code)}")
-
-    def abort(self) -> None:
-        """Break the connection: kazoo's thread wakes up and finds that it was told to stop."""
-        self._aborted = True
-        connection = self._socket
-        if connection is not None:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # closed by the other side or by kazoo already
-
-
-class _LoopQueue:
-    """Takes the place of kazoo's queue of completion callbacks."""
-
-    def __init__(self, handler: _LoopHandler) -> None:
-        self._handler = handler
-
-    def put(self, callback: Callable[[], None]) -> None:
-        self._handler.post(callback)
