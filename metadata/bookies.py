@@ -94,6 +94,18 @@ class BookieAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class Registration:
+    """A bookie that says that it runs. `address` is None where the registration holds none; `error` says why."""
+
+    bookie_id: str
+    readonly: bool
+    since_ms: int
+    """When it registered, by the store's clock."""
+    address: BookieAddress | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Cookie:
     """Who a bookie is: it refuses to start where znode and directories disagree on this."""
 
@@ -377,6 +389,28 @@ class BookieRegistry:
             return None
         return BookieAddress.decode(bookie_id, data, path)
 
+    async def registrations(self) -> list[Registration]:
+        """Every bookie that is registered, by id; those that cannot be resolved too."""
+        found: dict[str, Registration] = {}
+        for folder, readonly in ((self._readonly, True), (self._available, False)):
+            names, _ = await repeat(self._store, lambda folder=folder: self._ids(folder, None))  # type: ignore[misc]
+            for one in await asyncio.gather(*(self._described(folder, name, readonly) for name in names)):
+                if one is not None:
+                    found[one.bookie_id] = one  # Of one that has just changed its mode, the list read last counts.
+        return [found[name] for name in sorted(found)]
+
+    async def _described(self, folder: str, bookie_id: str, readonly: bool) -> Registration | None:
+        path = join(folder, bookie_id)
+        try:
+            data, stat = await repeat(self._store, lambda: self._store.get(path))
+        except NoNodeError:
+            return None
+        try:
+            address = BookieAddress.decode(bookie_id, data, path)
+        except (CorruptDataError, UnknownBookieError) as error:
+            return Registration(bookie_id, readonly, stat.ctime_ms, None, error.message)
+        return Registration(bookie_id, readonly, stat.ctime_ms, address)
+
     async def resolve(self, bookie_id: str) -> BookieAddress:
         """Where a bookie listens: by its registration, else by its id as host:port.
 
@@ -410,6 +444,14 @@ class BookieRegistry:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise CorruptDataError(f"the instance id is not text: {error}", path=self._instance_path) from error
+
+    async def cookies(self) -> list[str]:
+        """Ids of the bookies that have a cookie: all that ever joined the cluster and were not removed."""
+        try:
+            names, _ = await repeat(self._store, lambda: self._store.children(self._cookies))
+        except NoNodeError:
+            return []
+        return sorted(names)
 
     async def read_cookie(self, bookie_id: str) -> Versioned[Cookie] | None:
         """The bookie's cookie, None where it has none. Raises CorruptDataError."""

@@ -19,6 +19,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from dlspark.spark.connection import CONF_KEY, resolve_uri
+from dlspark.spark.metadata_tables import OPTION as METADATA
+from dlspark.spark.metadata_tables import refuse_stream, requested, table_named
 from dlspark.spark.options import Options, Scope
 from dlspark.spark.schema import SCHEMA
 
@@ -40,17 +42,24 @@ class DistributedLogDataSource(DataSource):
         return "distributedlog"
 
     def schema(self) -> StructType:
-        Options(dict(self.options), Scope.ANY)
-        return SCHEMA
+        options = Options(dict(self.options), Scope.ANY)
+        return table_named(options.text(METADATA) or "").schema if options.given(METADATA) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from dlspark.spark import source
 
-        return source.batch_reader(self._settled(Scope.SOURCE_BATCH), schema, filters=_PUSHDOWN_MODULE in sys.modules)
+        options, filters = self._settled(Scope.SOURCE_BATCH), _PUSHDOWN_MODULE in sys.modules
+        table = requested(options)
+        if table is not None:
+            from dlspark.spark.metadata_tables_reader import table_reader
+
+            return table_reader(table, options, schema, filters=filters)
+        return source.batch_reader(options, schema, filters=filters)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from dlspark.spark import stream
 
+        refuse_stream(Options(dict(self.options), Scope.ANY))
         return stream.stream_reader(self._settled(Scope.SOURCE_STREAM), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -21,10 +21,11 @@ from dlspark.spark.errors import DataLossError, OffsetError, OptionError
 from dlspark.spark.filters import Bounds
 from dlspark.spark.log_view import LogView
 from dlspark.spark.offsets import Bound, Offsets
+from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.planning import Partition, Span, partitions, shares
 from dlspark.spark.selection import AtTxid, Everywhere, SourceQuery, Where
 from dlspark.spark.serving import check_served
-from metadata.errors import MetadataUnavailableError, NoNodeError
+from metadata.errors import NoNodeError
 from metadata.logs import LogNotFoundError
 from metadata.tasks import end_tasks
 from storage_node.client import ClientSettings
@@ -44,9 +45,7 @@ class Resolved:
 class SourceDriver:
     """Opened once for a query (or a plan), asked many times, closed; one call at a time."""
 
-    def __init__(
-        self, query: SourceQuery, connect: Callable[[str], Awaitable[AsyncNamespace]] = AsyncNamespace.open
-    ) -> None:
+    def __init__(self, query: SourceQuery, connect: Connect = AsyncNamespace.open) -> None:
         self.query = query
         self._connect = connect
         self._namespace: AsyncNamespace | None = None
@@ -58,14 +57,8 @@ class SourceDriver:
 
     async def open(self) -> None:
         """Connect. Raises MetadataUnavailableError, or CallerError for a namespace that does not exist."""
-        try:
-            self._namespace = await self._connect(self.query.uri)
-            self._namespace.ledgers.bookies.keep_lists()  # each plan asks for them
-        except MetadataUnavailableError as error:
-            raise MetadataUnavailableError(
-                f"ZooKeeper of {self.query.uri} cannot be reached: {error.message}; nothing was read",
-                advice="Start it (`dlspark sandbox status` tells of a sandbox), or correct the option uri",
-            ) from error
+        self._namespace = await open_namespace(self.query.uri, self._connect)
+        self._namespace.ledgers.bookies.keep_lists()  # each plan asks for them
 
     async def close(self) -> None:
         views, self._views = self._views, {}

@@ -74,6 +74,7 @@ class LogView:
         self._tail: _Tail | None = None
         self._before: dict[tuple[int, int, int], int] = {}
         self._summaries: dict[tuple[int, int], EntrySummary] = {}
+        self._sizes: dict[int, tuple[int, int]] = {}
         self._changed = asyncio.Event()
         self._changed.set()
 
@@ -189,6 +190,32 @@ class LogView:
             if left == 0:
                 return end if segment.lssn == end.lssn else _end_position(segment)
         return end
+
+    # ------------------------------------------------------------------ what a lag is measured by (dlspark.spark.lag)
+
+    def between(self, start: DLSN, end: DLSN) -> list[SegmentMetadata]:
+        """The segments that hold what lies from `start` to `end`, as last listed."""
+        return list(self._between(start, end))
+
+    async def entry(self, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
+        """Counts and transaction ids of one committed entry."""
+        return await self._summary(segment, entry_id)
+
+    async def stored(self, segment: SegmentMetadata) -> tuple[int, int]:
+        """Bytes and entries of a segment's ledger; of the one in progress up to its present LAC."""
+        if segment.in_progress:
+            reader = await self._reader(segment)
+            last = reader.lac
+            return (await reader.stored_bytes(last) if last >= 0 else 0), last + 1
+        found = self._sizes.get(segment.ledger_id)
+        if found is None:
+            ledger = (await self._namespace.services.ledger_store.read(segment.ledger_id)).value
+            found = ledger.length, ledger.last_entry + 1
+            if ledger.is_closed:
+                if len(self._sizes) >= _MAX_SUMMARIES:
+                    self._sizes.clear()
+                self._sizes[segment.ledger_id] = found
+        return found
 
     # ------------------------------------------------------------------ what to read
 

@@ -163,6 +163,14 @@ OPTIONS: tuple[Option, ...] = (
         default="true",
     ),
     Option(
+        "metadata",
+        Kind.TEXT,
+        Scope.SOURCE_BATCH,
+        "Read what the namespace says of itself: `logs`, `segments`, `cursors`, `bookies`, `ledgers`, `sinks` "
+        "(docs/spark-metadata.md). Takes `uri` and which logs, no other options.",
+        default_words="read the logs",
+    ),
+    Option(
         "createStreamIfNotExists",
         Kind.FLAG,
         Scope.SINK,
@@ -267,6 +275,10 @@ class Options:
     def given(self, name: str) -> bool:
         """Whether the user set the option (a default does not count)."""
         return _registered(name).name in self._given
+
+    def given_names(self) -> frozenset[str]:
+        """The names of all options that the user set."""
+        return frozenset(self._given)
 
     def text(self, name: str) -> str | None:
         """The option's text, or its default, or None."""

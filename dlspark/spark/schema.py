@@ -20,9 +20,9 @@ SCHEMA = StructType(
 )
 
 
-def column_names(schema: StructType) -> tuple[str, ...]:
-    """The columns that Spark asks for: ours, or some of them, with our types."""
-    ours = {field.name: field.dataType for field in SCHEMA.fields}
+def column_names(schema: StructType, full: StructType = SCHEMA) -> tuple[str, ...]:
+    """The columns that Spark asks for: those of `full`, or some of them, with our types."""
+    ours = {field.name: field.dataType for field in full.fields}
     for field in schema.fields:
         if ours.get(field.name) != field.dataType:
             raise SchemaError(

@@ -76,7 +76,7 @@ class SourceQuery:
         """Read the options; OptionError where they contradict each other."""
         query = cls(
             uri=options.uri,
-            selection=_selection(options),
+            selection=selection_of(options),
             start=_where(options, _STARTS),
             end=_where(options, _ENDS),
             fail_on_data_loss=options.flag("failOnDataLoss"),
@@ -91,7 +91,8 @@ class SourceQuery:
         return query
 
 
-def _selection(options: Options) -> Selection:
+def selection_of(options: Options) -> Selection:
+    """Which logs the options name. Raises OptionError unless they do, in exactly one way."""
     one = options.one_log()
     listed, pattern = options.text("subscribe"), options.text("subscribePattern")
     given = [

@@ -13,6 +13,7 @@ from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore, Versioned
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.copies import LedgerCopies
+from storage_node.client.disk_space import DiskSpace, ask_disk_space
 from storage_node.client.pipeline import ClientContext
 from storage_node.client.placement import Placement, RackResolver
 from storage_node.client.placement.arranging import Adherence
@@ -211,6 +212,10 @@ class LedgerClient:
     async def judge_placement(self, bookies: Sequence[str], write_quorum: int) -> Adherence:
         """How well an ensemble keeps this client's placement policy. Raises the metadata store's errors."""
         return await self._use().placement.judge(bookies, write_quorum)
+
+    async def disk_space(self, bookie: str) -> DiskSpace:
+        """What a bookie says of its disks. Raises what kept it from answering, within `getBookieInfoTimeoutSecs`."""
+        return await ask_disk_space(self._use().pool, bookie)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a ledger's metadata; one that does not exist is fine. Bookies collect its entries later."""

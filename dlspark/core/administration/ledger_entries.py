@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from dlspark.core.administration.references import Reference, Use, find_references
+from dlspark.core.administration.references import Reference, Unreadable, Use, find_references
 from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.lifecycle.owned_segments import taken
@@ -46,8 +46,24 @@ async def find_ledger(services: Services, ledger_id: int) -> list[FoundLedger]:
             path=one.path,
             advice="Look at what dlspark log inspect says",
         )
-    folders = sorted(await services.logs.places.folders(), key=len, reverse=True)
+    folders = await _folders(services)
     return [FoundLedger(one, _log_of(one.path, folders)) for one in found.by_ledger.get(ledger_id, ())]
+
+
+async def ledgers_named(services: Services) -> tuple[dict[int, list[FoundLedger]], tuple[Unreadable, ...]]:
+    """What names which ledger in this namespace, by one walk; and what could not be read, which may name any."""
+    found = await find_references(services.store, services.logs.namespace_path)
+    folders = await _folders(services)
+    named = {
+        ledger_id: [FoundLedger(one, _log_of(one.path, folders)) for one in references]
+        for ledger_id, references in found.by_ledger.items()
+    }
+    return named, tuple(found.unreadable)
+
+
+async def _folders(services: Services) -> list[str]:
+    """Where the namespace has logs, the innermost first."""
+    return sorted(await services.logs.places.folders(), key=len, reverse=True)
 
 
 def _log_of(path: str, folders: list[str]) -> str | None:

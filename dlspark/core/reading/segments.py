@@ -117,6 +117,10 @@ class SegmentReader:
         entry = await self._read(entry_id)
         return entry_summary(entry.payload, self.metadata.enveloped, DLSN(self.metadata.lssn, entry_id, 0))
 
+    async def stored_bytes(self, entry_id: int) -> int:
+        """Bytes of the ledger up to this entry, itself included, as it says (one replica; it was checked)."""
+        return (await self._read(entry_id)).length
+
     async def locate_txid(self, txid: int) -> tuple[int, int] | None:
         """(entry, slot) of the first record with a transaction id of `txid` or above; None if there is none.
 

@@ -43,11 +43,7 @@ class Cluster:
 
     async def cookies(self) -> list[str]:
         """The bookies that have a cookie."""
-        try:
-            names, _ = await self._store.children(f"{self._root}/cookies")
-        except NoNodeError:
-            return []
-        return names
+        return await self.registry.cookies()
 
     async def ledgers_of(self, bookie_id: str) -> list[int]:
         """Ledgers of which some ensemble names the bookie. One that is deleted meanwhile is left out."""

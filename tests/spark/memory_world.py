@@ -1,0 +1,123 @@
+"""Storage nodes in this process and metadata in memory, with what tests of the source's driver write into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.settings import Settings
+from dlspark.core.writing.writer import AsyncLogWriter
+from dlspark.spark.driver import SourceDriver
+from dlspark.spark.log_view import LogView
+from dlspark.spark.options import Options, Scope
+from dlspark.spark.selection import SourceQuery
+from metadata.ledgers import LedgerStore
+from metadata.memory import MemoryStore, MemoryTree
+from metadata.namespaces import Binding, NamespaceStore
+from metadata.segments import TruncationStatus
+from storage_node.bookie.bookie import Bookie
+from storage_node.bookie.settings import MIB, BookieSettings
+from storage_node.client import ClientSettings
+
+URI = "distributedlog://memory:2181/dl"
+
+
+class World:
+    """Three storage nodes in this process, and namespaces on them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.tree = MemoryTree()
+        self._bookies: list[tuple[Bookie, MemoryStore]] = []
+        self._drivers: list[SourceDriver] = []
+        self._writers: dict[str, AsyncLogWriter] = {}
+        self.namespace: AsyncNamespace
+
+    async def start(self) -> None:
+        operator = MemoryStore(self.tree)
+        await LedgerStore(operator).format()
+        await NamespaceStore(operator, "/dl").bind(Binding.for_cluster("memory:2181"))
+        await operator.close()
+        for index in range(3):
+            place = self._directory / f"node-{index}"
+            settings = BookieSettings(
+                journal_directories=(str(place / "journal"),),
+                ledger_directories=(str(place / "ledgers"),),
+                bookie_port=0,
+                listening_address="127.0.0.1",
+                bookie_id=f"node-{index}",
+                journal_max_size_mb=16,
+                journal_pre_alloc_size_mb=1,
+                skip_list_size_limit=32 * MIB,
+            )
+            store = MemoryStore(self.tree)
+            bookie = Bookie(settings, store)
+            await bookie.start()
+            self._bookies.append((bookie, store))
+        self.namespace = await self.connect(URI)
+
+    async def stop(self) -> None:
+        for driver in self._drivers:
+            await driver.close()
+        await self.namespace.close()
+        for bookie, store in self._bookies:
+            await bookie.stop()
+            await store.close()
+
+    async def stop_node(self, index: int) -> None:
+        bookie, store = self._bookies.pop(index)
+        await bookie.stop()
+        await store.close()
+
+    async def connect(self, uri: str) -> AsyncNamespace:
+        store = MemoryStore(self.tree)
+        client = ClientSettings(read_entry_timeout_ms=3_000, speculative_read_ms=500, long_poll_ms=1_000)
+        return await AsyncNamespace.over(store, uri, Settings(lock_timeout_s=5), client_settings=client, own=(store,))
+
+    async def driver(self, scope: Scope = Scope.SOURCE_STREAM, **raw: object) -> SourceDriver:
+        options = Options({"uri": URI, **{name: str(value) for name, value in raw.items()}}, scope)
+        driver = SourceDriver(SourceQuery.of(options), self.connect)
+        await driver.open()
+        self._drivers.append(driver)
+        return driver
+
+    async def view(self, name: str) -> LogView:
+        return (await (await self.driver(log=name)).views())[name]
+
+    async def create(self, name: str = "flights") -> str:
+        await self.namespace.create_log(name)
+        return name
+
+    async def write(self, name: str, ids: Sequence[int], *, entry: int = 10, keep_open: bool = False) -> None:
+        """One record an id, `entry` of them an entry, a control record behind; one segment."""
+        if name not in self._writers:
+            self._writers[name] = await (await self.namespace.open_log(name)).open_writer()
+        writer = self._writers[name]
+        for first in range(0, len(ids), entry):
+            part = np.array(ids[first : first + entry], dtype=np.int64)
+            await writer.write_batch(part, pa.array([str(n).encode() for n in part], type=pa.binary()))
+        await writer.commit()
+        if not keep_open:
+            await self._writers.pop(name).close()
+
+    async def commit(self, name: str) -> None:
+        await self._writers[name].commit()
+
+    async def seal(self, name: str) -> None:
+        writer = self._writers.pop(name)
+        await writer.mark_end_of_stream()
+        await writer.close()
+
+    async def truncate(self, name: str, index: int, status: TruncationStatus, entry: int = 0) -> None:
+        """Mark a segment as upstream's truncation does: the znode is replaced."""
+        logs = self.namespace.logs_store
+        old = (await logs.segments(name))[index]
+        new = replace(old, truncation=status, min_entry=entry)
+        path = logs.paths(name).segment(old)
+        await self.namespace.store.delete(path)
+        await self.namespace.store.create(path, new.encode())
