@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -28,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from metadata.children import ending_with_parent
 from metadata.embedded import TICK_MS, EmbeddedZooKeeper
 from metadata.errors import CallerError, NotAppliedError
 
@@ -38,7 +38,6 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 _STATE_FILE = "sandbox.json"
 _LOG_TAIL_BYTES = 2_000
-_PR_SET_PDEATHSIG = 1
 # Below the range from which systems hand out ports for outgoing connections: a node that is down for a while must
 # find its port free again, and a client that dials it meanwhile must not end up connected to itself.
 _PORTS = range(20_000, 32_000)
@@ -290,12 +289,11 @@ class Sandbox:
     def _start_process(self, index: int, conf: Path) -> subprocess.Popen[bytes]:
         with self._log_file(index).open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "storage_node.bookie", "--conf", str(conf)],
+                ending_with_parent([sys.executable, "-m", "storage_node.bookie", "--conf", str(conf)], signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
                 env=_child_environment(),
             )
 
@@ -375,11 +373,6 @@ def _first_line(stream: IO[bytes], timeout_s: float) -> bytes:
             return b""
         line += chunk
     return line
-
-
-def _end_with_parent() -> None:
-    """Runs in the child between fork and exec: ask the kernel for SIGTERM when the parent dies."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _free_ports(count: int, avoid: set[int]) -> list[int]:

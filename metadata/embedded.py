@@ -17,13 +17,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
+from metadata.children import ending_with_parent
 from metadata.errors import CallerError, MetadataUnavailableError
 
 MINIMUM_JAVA: Final = 17
@@ -61,17 +61,6 @@ admin.enableServer=false
 4lw.commands.whitelist=srvr,ruok,mntr,stat,cons
 autopurge.snapRetainCount=3
 autopurge.purgeInterval=1
-"""
-
-# Runs in the child before Java takes its place: die with the parent, also where that died before the request was made.
-_LAUNCHER: Final = """\
-import ctypes, os, sys
-parent, command = int(sys.argv[1]), sys.argv[2:]
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
-if os.getppid() != parent:
-    os._exit(1)
-os.execv(command[0], command)
 """
 
 
@@ -180,7 +169,7 @@ class EmbeddedZooKeeper:
             try:
                 with self.log_path.open("ab") as log:
                     self._process = subprocess.Popen(
-                        _launch(command),
+                        ending_with_parent(command),
                         cwd=self._directory,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
@@ -279,10 +268,6 @@ class EmbeddedZooKeeper:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-
-
-def _launch(command: list[str]) -> list[str]:
-    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
 
 
 def _command(java: str, patterns: tuple[str, ...], heap_mb: int) -> list[str]:

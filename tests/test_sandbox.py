@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,3 +98,21 @@ input()
     state = SandboxState.load(tmp_path)
     assert state is not None
     assert not state.running()
+
+
+def test_starting_nodes_does_not_touch_what_other_threads_of_the_process_keep(tmp_path: Path) -> None:
+    """As py4j keeps its connection to Spark's JVM: in a thread's own variables, shut down when it is finalised."""
+    here, there = socket.socketpair()
+
+    class Connection:
+        def __del__(self) -> None:
+            here.shutdown(socket.SHUT_RDWR)
+
+    kept = threading.local()
+    kept.connection = Connection()
+    with Sandbox(tmp_path / "sandbox", nodes=1):
+        here.send(b"still connected")
+    assert there.recv(100) == b"still connected"
+    del kept
+    here.close()
+    there.close()
