@@ -5,7 +5,8 @@ Under a namespace `NS` (names that begin with `.` are reserved, so listings of l
 | znode | data |
 |---|---|
 | `NS/.sinks` | empty; parent of sinks, created by the first one |
-| `NS/.sinks/<sink id>` | the mark: highest batch published (-1: none), by whom: `{"v":1,"batch":7,"attempt":"a"}` |
+| `NS/.sinks/<sink id>` | the mark: highest batch published (-1: none), by whom, rows of the newest batches: |
+| | `{"v":1,"batch":7,"attempt":"a","rows":[[7,1000],[6,998]]}` |
 | `NS/.sinks/<sink id>/attempts` | empty; parent of staged ledgers |
 | `.../attempts/b<batch, 19 digits>-<attempt>-<ledger id>` | empty, or `swept`; one ledger written by one task |
 
@@ -16,7 +17,8 @@ Fault model: any process may die, and any request may be applied with its answer
   very multi that refers to the ledger from a log and moves the mark; sweeping first sets the node's data, which makes
   it version 1. So a ledger is published or swept and never both, however stale the reads of either side were.
 
-The mark only rises: a batch at or below it has been published whole (I9, D15), whoever did it.
+The mark only rises: a batch at or below it has been published whole (I9, D15), whoever did it. The numbers of rows tell
+a replay from another batch of the same number: one that a checkpoint rolled back, or copied, has cut anew.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from metadata.errors import (
@@ -44,6 +46,8 @@ NO_BATCH = -1
 LISTED_VERSION = 0
 SWEPT = b"swept"
 MAX_SINK_ID_CHARS = 250
+MAX_HISTORY = 64
+"""Batches whose numbers of rows a mark keeps: some 1 KB, written with each publication."""
 
 APPLICATION_PREFIX = "app-"
 JOB_PREFIX = "job-"
@@ -78,17 +82,36 @@ def _sink_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a sink has published: every batch up to `batch` (`NO_BATCH`: none), the last one by `attempt`."""
+    """What a sink has published: every batch up to `batch` (`NO_BATCH`: none), the last one by `attempt`.
+
+    `rows` has (batch, rows) of the newest batches, newest first; two marks are told apart by batch and attempt alone.
+    """
 
     batch: int = NO_BATCH
     attempt: str = ""
+    rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
     def covers(self, batch: int) -> bool:
         """Whether `batch` has been published: compared by order, never by equality (D15)."""
         return batch <= self.batch
 
+    def rows_of(self, batch: int) -> int | None:
+        """How many rows `batch` was published with; None if that is not known (any more)."""
+        return dict(self.rows).get(batch)
+
+    def forgot(self, batch: int) -> bool:
+        """Whether `batch` is older than every batch whose number of rows is kept, and some were dropped."""
+        return len(self.rows) == MAX_HISTORY and batch < self.rows[-1][0]
+
+    def moved(self, batch: int, attempt: str, rows: int | None) -> Mark:
+        """The mark after the publication of `batch` with so many rows (None: nobody counted them)."""
+        newest = () if rows is None else ((batch, rows),)
+        return Mark(batch, attempt, (*newest, *self.rows)[:MAX_HISTORY])
+
     def encode(self) -> bytes:
-        fields = {"v": MARK_VERSION, "batch": self.batch, "attempt": self.attempt}
+        fields: dict[str, object] = {"v": MARK_VERSION, "batch": self.batch, "attempt": self.attempt}
+        if self.rows:
+            fields["rows"] = self.rows
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -100,10 +123,17 @@ class Mark:
             raise _bad_mark(path, f"{data[:60]!r} is not JSON") from None
         if not isinstance(fields, dict) or fields.get("v") != MARK_VERSION:
             raise _bad_mark(path, f"{data[:60]!r} is no mark of version {MARK_VERSION}")
-        batch, attempt = fields.get("batch"), fields.get("attempt")
-        if type(batch) is not int or batch < NO_BATCH or not isinstance(attempt, str):
+        batch, attempt, rows = fields.get("batch"), fields.get("attempt"), fields.get("rows", [])
+        if type(batch) is not int or batch < NO_BATCH or not isinstance(attempt, str) or not isinstance(rows, list):
             raise _bad_mark(path, f"{data[:60]!r} lacks a batch number or an attempt")
-        return cls(batch, attempt)
+        return cls(batch, attempt, tuple(_counted(pair, path) for pair in rows))
+
+
+def _counted(pair: object, path: str) -> tuple[int, int]:
+    match pair:
+        case [int(batch), int(rows)]:
+            return batch, rows
+    raise _bad_mark(path, f"{pair!r} is no number of rows of a batch")
 
 
 def _bad_mark(path: str, what: str) -> CorruptDataError:

@@ -82,7 +82,7 @@ OPTIONS: tuple[Option, ...] = (
         Kind.TEXT,
         Scope.ANY,
         'The one log to read or write; the same as `load("name")` and `save("name")`. A sink without it needs a column '
-        "`log`.",
+        "`log`. With `numLogs` a template of names: `flights-{}`.",
     ),
     Option("subscribe", Kind.TEXT, Scope.SOURCE, "Logs to read, separated by commas."),
     Option(
@@ -157,9 +157,11 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "failOnDataLoss",
         Kind.FLAG,
-        Scope.SOURCE,
-        "What to do when records the query still needs are gone (truncated, or the log deleted): true fails with an "
-        "error; false goes on at the first record still there and logs a warning.",
+        Scope.ANY,
+        "Source: what to do when records the query still needs are gone (truncated, or the log deleted): true fails "
+        "with an error; false goes on at the first record still there and logs a warning. Sink: what to do when a "
+        "batch that was published before comes again with another number of rows (a checkpoint rolled back or "
+        "copied): true fails, false skips it whole and logs a warning; it is never written twice.",
         default="true",
     ),
     Option(
@@ -176,6 +178,22 @@ OPTIONS: tuple[Option, ...] = (
         Scope.SINK,
         "Create a log that does not exist yet; false: the batch fails.",
         default="true",
+    ),
+    Option(
+        "numLogs",
+        Kind.COUNT,
+        Scope.SINK,
+        "Spread rows by hash over so many logs (at most 1000), whose names are option `log` with the numbers from 0 on "
+        "for `{}`. A row's number is `crc32(concat_ws('\\u001f', key columns)) % numLogs`, as Spark SQL would say it.",
+        default_words="one log, or column `log`",
+    ),
+    Option(
+        "partitionBy",
+        Kind.TEXT,
+        Scope.SINK,
+        "With `numLogs`: the key columns, separated by commas; string, binary, boolean or integer. They are hashed, "
+        "not stored. All rows of a key are in one log.",
+        default_words="`value`",
     ),
     Option(
         "txnAppId",

@@ -28,7 +28,8 @@ from pyspark.sql.datasource import (
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options import Options
 from dlspark.spark.sink_messages import JobId, SinkMessage
-from dlspark.spark.sink_schema import columns_of
+from dlspark.spark.sink_routing import routing_of
+from dlspark.spark.sink_schema import SinkColumns, columns_of
 from metadata.errors import InvariantViolation, check
 from metadata.sinks import application_sink, job_sink, query_sink
 from storage_node.edge import SystemClock
@@ -76,10 +77,10 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType, sink_id: str, batch: int, attempt: str) -> None:
         self._options = options
-        self._columns = columns_of(schema, options.one_log())
+        self._columns = columns_of(schema, options.one_log(), routing_of(options))
         self._job = JobId(sink_id, batch, attempt)
         self._stamp_ms = SystemClock().now_ms()
-        _check_ready(options)
+        _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from dlspark.spark.sink_run import run_task
@@ -103,10 +104,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: Options, schema: StructType, attempt: str) -> None:
         self._options = options
-        self._columns = columns_of(schema, options.one_log())
+        self._columns = columns_of(schema, options.one_log(), routing_of(options))
         self._attempt = attempt
         self._stamp_ms = SystemClock().now_ms()
-        _check_ready(options)
+        _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         from dlspark.spark.sink_run import run_task
@@ -133,12 +134,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         abort_jobs(self._options, {message.job for message in _sink_messages(messages)})
 
 
-def _check_ready(options: Options) -> None:
+def _check_ready(options: Options, columns: SinkColumns) -> None:
     """On the planner: raise what would keep every task from writing. The commit has no use for it."""
     from dlspark.spark.sink_run import check_ready, on_planner
 
     if on_planner():
-        check_ready(options)
+        check_ready(options, columns.known_logs)
 
 
 def _task_context() -> TaskContext:

@@ -35,6 +35,7 @@ from dlspark.spark.sink_errors import (
     LogBusyError,
     PublishContendedError,
     PublishUnknownError,
+    ReplayDiffersError,
     TransactionOrderError,
 )
 from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
@@ -49,7 +50,7 @@ from metadata.errors import (
 from metadata.ledgers import Versioned
 from metadata.locks import DistributedLock, LockingError
 from metadata.logs import LogState, SegmentMetadata
-from metadata.sinks import Mark, SinkStore, StagedLedger
+from metadata.sinks import APPLICATION_PREFIX, Mark, SinkStore, StagedLedger
 from metadata.store import Create, MetadataStore, Op, SetData
 from metadata.tasks import end_tasks
 from storage_node.edge import Clock, SystemClock
@@ -136,8 +137,16 @@ class Publisher:
         """Make the batch visible, whole and once (I9).
 
         Raises BatchRefusedError (and its leaves), LogBusyError, BatchSweptError or PublishContendedError with nothing
-        visible, or PublishUnknownError if the metadata store stayed out of reach.
+        visible, or PublishUnknownError if the metadata store stayed out of reach. ReplayDiffersError: the mark covers
+        the number, and what was published under it had another number of rows.
         """
+        outcome = await self._repeated(publication)
+        if outcome is Outcome.COVERED:
+            check_replay(publication, (await self._read_mark(publication)).value)
+        return outcome
+
+    async def _repeated(self, publication: Publication) -> Outcome:
+        """Try until the batch's fate is known."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._deadline_s
         conflicts = 0
@@ -219,7 +228,7 @@ class Publisher:
                 await end_tasks(reading, drop_errors=True)
             publication = await self._restamp(publication, tails)
             winners = [publication.job.staged(segment.ledger_id) for segment in publication.segments]
-            moved = Mark(publication.job.batch, publication.job.attempt)
+            moved = mark.value.moved(publication.job.batch, publication.job.attempt, publication.rows)
             ops = self._sinks.publish_ops(publication.job.sink_id, moved, mark.version, winners)
             # Any version: the node's existence is the lock. Nothing is done under it after this.
             ops += unlock
@@ -306,6 +315,28 @@ def _outcome(publication: Publication, mark: Versioned[Mark]) -> Outcome | None:
     if not mark.value.covers(job.batch):
         return None
     return Outcome.PUBLISHED if mark.value == Mark(job.batch, job.attempt) else Outcome.COVERED
+
+
+def check_replay(publication: Publication, mark: Mark) -> None:
+    """Raise ReplayDiffersError if what was published under the batch's number is known to be another batch.
+
+    Spark repeats a batch with the rows it had: their place is in the checkpoint. A checkpoint that was rolled back (or
+    copied, and run twice) has lost that, and may cut the same rows into other batches under the same numbers.
+    """
+    job = publication.job
+    published = mark.rows_of(job.batch)
+    # An application's numbers may have gaps; Spark's have none, so one below those that are kept was published.
+    forgotten = mark.forgot(job.batch) and not job.sink_id.startswith(APPLICATION_PREFIX)
+    if publication.rows is None or (not forgotten and published in (None, publication.rows)):
+        return
+    raise ReplayDiffersError(
+        f"{job} was published with {'a number of' if forgotten else published} rows"
+        f"{' that is not kept any more' if forgotten else ''}, and now has {publication.rows}: it is another batch, or "
+        "may be (the checkpoint was rolled back or copied, or the query gives other rows when it is repeated); "
+        "nothing of it is visible",
+        advice="Go on from the newest checkpoint; or start with an empty one, from starting offsets chosen after "
+        "looking at the log's end. failOnDataLoss=false skips such batches, and with them the rows that are new",
+    )
 
 
 def order_segments(log: str, segments: Sequence[StagedSegment]) -> list[StagedSegment]:

@@ -2,7 +2,8 @@
 
 CallerError
 └── BatchRefusedError          rows or logs that cannot be published; nothing of the batch is visible
-    └── TransactionOrderError  transaction ids decrease, overlap, or fall below the log's highest
+    ├── TransactionOrderError  transaction ids decrease, overlap, or fall below the log's highest
+    └── ReplayDiffersError     another batch was published under this number; skipping this one would lose rows
 NotAppliedError
 ├── LogBusyError               another writer holds a log of the batch; nothing of the batch is visible
 ├── BatchSweptError            what the tasks had staged was swept meanwhile; nothing of the batch is visible
@@ -22,6 +23,10 @@ class BatchRefusedError(CallerError):
 
 class TransactionOrderError(BatchRefusedError):
     """Transaction ids decrease in a task, overlap between tasks, or fall below the log's highest."""
+
+
+class ReplayDiffersError(BatchRefusedError):
+    """Another batch was published under this number: skipping this one would lose rows, writing it would copy some."""
 
 
 class LogBusyError(NotAppliedError):

@@ -6,7 +6,7 @@ carried to every task of it, so that a commit can tell its own publication from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -53,19 +53,29 @@ class StagedSegment:
 
 @dataclass(frozen=True)
 class SinkMessage(WriterCommitMessage):
-    """One task's result. `covered`: the batch had been published before, and the task wrote nothing that counts."""
+    """One task's result. `covered`: the batch had been published before, and the task wrote nothing that counts.
+
+    `rows` is what a covered task was given; None if it did not come to the end of them.
+    """
 
     job: JobId
     covered: bool = False
     segments: tuple[StagedSegment, ...] = ()
+    rows: int | None = None
+
+    @property
+    def row_count(self) -> int | None:
+        """The task's rows, as far as they are known."""
+        return self.rows if self.covered else sum(segment.record_count for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A whole batch, as the driver is to publish it."""
+    """A whole batch, as the driver is to publish it. `rows`: None if a task did not count them all."""
 
     job: JobId
     segments: tuple[StagedSegment, ...]
+    rows: int | None = None
 
     @property
     def logs(self) -> list[str]:
@@ -78,7 +88,14 @@ class Publication:
 
 def gather(messages: Iterable[SinkMessage]) -> list[Publication]:
     """The publications that `messages` speak of: one, unless tasks of different attempts were mixed up."""
-    found: dict[JobId, list[StagedSegment]] = {}
+    found: dict[JobId, list[SinkMessage]] = {}
     for message in messages:
-        found.setdefault(message.job, []).extend(message.segments)
-    return [Publication(job, tuple(segments)) for job, segments in found.items()]
+        found.setdefault(message.job, []).append(message)
+    return [_publication(job, parts) for job, parts in found.items()]
+
+
+def _publication(job: JobId, messages: Sequence[SinkMessage]) -> Publication:
+    counts = [message.row_count for message in messages]
+    known = [count for count in counts if count is not None]
+    segments = tuple(segment for message in messages for segment in message.segments)
+    return Publication(job, segments, sum(known) if len(known) == len(counts) else None)

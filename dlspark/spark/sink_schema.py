@@ -1,7 +1,8 @@
 """The columns a sink takes, and rows cut from Arrow batches by log.
 
 `value` (string or binary) is required; `transaction_id` (bigint) is optional; `log` (string) is needed unless an option
-or the path names one log, which then counts for every row. Anything else is refused rather than dropped.
+or the path names one log, which then counts for every row, or rows are spread by hash (`sink_routing`), when columns
+may be there that are only hashed. Anything else is refused rather than dropped.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType
 
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.spark.errors import SchemaError
 from dlspark.spark.sink_errors import BatchRefusedError, TransactionOrderError
+from dlspark.spark.sink_routing import HashRoute, Routing, route_of
 from metadata.logs import InvalidLogNameError, LogStore
 
 MAX_TXID = 2**63 - 1
@@ -35,25 +38,57 @@ _CASTS = {
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Where the columns are; `log` is None if every row goes to `one_log`."""
+    """Where the columns are; `log` is None if every row goes to `one_log`, or by `route`."""
 
     value: int
     transaction_id: int | None
     log: int | None
     one_log: str | None
+    route: HashRoute | None = None
+
+    @property
+    def known_logs(self) -> tuple[str, ...]:
+        """The logs that rows may go to, as far as they can be known before any row was seen."""
+        if self.route is not None:
+            return self.route.logs
+        return () if self.one_log is None else (self.one_log,)
 
 
-def columns_of(schema: StructType, one_log: str | None) -> SinkColumns:
-    """Check a data frame's columns. Raises SchemaError or InvalidLogNameError; nothing has run then."""
+def columns_of(schema: StructType, one_log: str | None, routing: Routing | None = None) -> SinkColumns:
+    """Check a data frame's columns. `one_log` does not count where there is `routing`.
+
+    Raises SchemaError or InvalidLogNameError; nothing has run then.
+    """
+    places = _places(schema, routing.keys if routing is not None else ())
+    if routing is not None:
+        route = route_of(routing, schema.fields, places["value"])
+        return SinkColumns(places["value"], places.get("transaction_id"), None, None, route)
+    if one_log is not None:
+        one_log = LogStore.validate_name(one_log)
+    elif "log" not in places:
+        raise SchemaError(
+            "No log to write to: there is neither an option or path that names one, nor a column log",
+            advice='Give option("log", "name"), or save("name"), or add a string column log',
+        )
+    return SinkColumns(
+        places["value"], places.get("transaction_id"), places["log"] if one_log is None else None, one_log
+    )
+
+
+def _places(schema: StructType, keys: tuple[str, ...]) -> dict[str, int]:
+    """The columns by name in lower case, with the right types; those in `keys` may be there beside ours."""
     places: dict[str, int] = {}
     for place, field in enumerate(schema.fields):
         name = field.name.lower()
+        if name in keys and name not in _TYPES and name not in places:
+            places[name] = place
+            continue
         if name not in _TYPES or name in places:
             what = "twice" if name in places else f"that is called {field.name!r}"
             raise SchemaError(
                 f"The sink was given a column {what}: it takes value, transaction_id and log ({schema.simpleString()})",
                 advice='Choose columns, for example df.select("transaction_id", "value"), '
-                'or pack them: to_json(struct("*")) as value',
+                'or pack them: to_json(struct("*")) as value; partitionBy names columns that are only hashed',
             )
         if not isinstance(field.dataType, _TYPES[name]):
             raise SchemaError(
@@ -66,16 +101,7 @@ def columns_of(schema: StructType, one_log: str | None) -> SinkColumns:
             f"The sink needs a column value, string or binary ({schema.simpleString()})",
             advice='Make one, for example to_json(struct("*")) as value',
         )
-    if one_log is not None:
-        one_log = LogStore.validate_name(one_log)
-    elif "log" not in places:
-        raise SchemaError(
-            "No log to write to: there is neither an option or path that names one, nor a column log",
-            advice='Give option("log", "name"), or save("name"), or add a string column log',
-        )
-    return SinkColumns(
-        places["value"], places.get("transaction_id"), places["log"] if one_log is None else None, one_log
-    )
+    return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +122,8 @@ def rows_by_log(batch: pa.RecordBatch, columns: SinkColumns, task: str) -> list[
         return []
     values = _payloads(batch.column(columns.value), task)
     txids = _transaction_ids(batch.column(columns.transaction_id), task) if columns.transaction_id is not None else None
+    if columns.route is not None:
+        return _split(list(columns.route.logs), columns.route.numbers(batch), txids, values, task)
     if columns.log is None:
         check_order(txids, str(columns.one_log), task)
         return [LogRows(str(columns.one_log), txids, values)]
@@ -125,6 +153,8 @@ def _split(
     rows: list[LogRows] = []
     begin = 0
     for log, end in zip(logs, ends.tolist(), strict=True):
+        if begin == end:
+            continue
         part = None if sorted_txids is None else sorted_txids[begin:end]
         check_order(part, log, task)
         rows.append(LogRows(log, part, values.slice(begin, end - begin)))
@@ -153,9 +183,26 @@ def _decreasing(log: str, task: str, before: int, after: int) -> TransactionOrde
 
 def _payloads(column: pa.Array, task: str) -> pa.Array:
     _refuse_nulls(column, "value", task, "drop such rows: df.where('value is not null')")
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) or pa.types.is_string(column.type):
-        return column
-    return column.cast(pa.large_binary())  # large strings, views: the bytes are not touched
+    if not (
+        pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) or pa.types.is_string(column.type)
+    ):
+        column = column.cast(pa.large_binary())  # large strings, views: the bytes are not touched
+    _refuse_long(column, task)
+    return column
+
+
+def _refuse_long(values: pa.Array, task: str) -> None:
+    """Raise BatchRefusedError for a value that fits in no record, before anything of these rows is sent."""
+    if values.nbytes <= MAX_PAYLOAD_BYTES:
+        return
+    lengths = pc.binary_length(values)
+    longest = pc.max(lengths).as_py()
+    if longest > MAX_PAYLOAD_BYTES:
+        raise BatchRefusedError(
+            f"Column value has {longest} bytes in row {pc.index(lengths, longest).as_py()} in {task}, and a record "
+            f"holds {MAX_PAYLOAD_BYTES} at most; nothing of the batch is visible",
+            advice="Cut or compress such values, or keep them in files and write their names",
+        )
 
 
 def _transaction_ids(column: pa.Array, task: str) -> npt.NDArray[np.int64]:

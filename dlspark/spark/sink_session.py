@@ -19,7 +19,7 @@ from dlspark.core.settings import Settings
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.options import Options
-from dlspark.spark.sink_commit import MAX_TXID, Publisher, sealed, swept
+from dlspark.spark.sink_commit import MAX_TXID, TAILS_AT_ONCE, Publisher, sealed, swept
 from dlspark.spark.sink_logs import LogRules, NamespaceLogs, missing
 from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
 from dlspark.spark.sink_sweep import Sweeper
@@ -30,6 +30,7 @@ from metadata.logs import LogNotFoundError
 from metadata.permissions import Action
 from metadata.sinks import SinkStore
 from metadata.store import SessionState
+from storage_node.autorecovery.pacing import for_each
 from storage_node.client import LedgerWriter
 from storage_node.errors import NotEnoughBookiesError
 
@@ -78,21 +79,20 @@ class SinkSession:
         self.sweeper = Sweeper(self.sinks, self._services.ledgers.delete)
         self._ahead: asyncio.Future[tuple[BaseException | None, list[BookieAddress] | BaseException]] | None = None
         self._abandoned_due_at = 0.0
-        self._ready_until: dict[str | None, float] = {}
+        self._ready_until: dict[tuple[str, ...], float] = {}
 
-    async def check_ready(self, one_log: str | None) -> None:
+    async def check_ready(self, logs: tuple[str, ...]) -> None:
         """Raise what would keep every task from writing: too few storage nodes, a log that is missing or sealed.
 
         A query that has just been found ready is not asked again: a storage node that fails while it runs is the
         ledger client's affair.
         """
         now = asyncio.get_running_loop().time()
-        fresh = self._ready_until.get(one_log, 0.0) > now
+        fresh = self._ready_until.get(logs, 0.0) > now
         if not fresh:
             await self._check_storage()
-            if one_log is not None:
-                await self._check_log(one_log)
-        self._ready_until[one_log] = now + READY_FOR_S
+            await for_each(logs, TAILS_AT_ONCE, self._check_log)
+        self._ready_until[logs] = now + READY_FOR_S
 
     async def _check_storage(self) -> None:
         ensemble_size, _, _ = self.settings.quorums

@@ -23,6 +23,7 @@ import pyarrow as pa
 from dlspark.core.codec.entries import Compression, EncodedEntry, encode_entries
 from dlspark.spark.sink_errors import BatchRefusedError
 from dlspark.spark.sink_messages import StagedSegment
+from dlspark.spark.sink_routing import MAX_NUM_LOGS
 from dlspark.spark.sink_schema import LogRows, SinkColumns, check_order, rows_by_log
 from metadata.errors import check
 from storage_node.client.writer import LedgerWriter
@@ -35,7 +36,7 @@ MAX_PENDING_BYTES = 64 * ENTRY_BYTES
 """Most bytes gathered over all logs of a task; above it, everything gathered is written."""
 MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
 """Most bytes sent and not yet acknowledged, over all ledgers of a task."""
-MAX_LOGS_PER_TASK = 1000
+MAX_LOGS_PER_TASK = MAX_NUM_LOGS
 """Most logs that one task may write: each has a ledger open at once."""
 ROLL_POSITION = 2**31 - 2**24
 """A segment ends before its positions do (31 bits): one cut holds far fewer records than the difference."""

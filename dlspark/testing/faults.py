@@ -5,15 +5,19 @@ actions. The variable is inherited by the processes that Spark starts, which is 
 
     {"sink.applied": {"do": "hang", "flag": "/tmp/reached"}}
 
+The value `@/path` names a file with that object instead, read at each point: a test changes it while processes run.
+
 | do | effect |
 |---|---|
 | `hang` | create the file `flag`, then wait to be killed |
+| `wait` | create the file `flag`, then go on as soon as the file `until` exists |
 | `die` | create the file `flag`, then SIGKILL this process |
 | `raise` | raise RuntimeError |
 | `lose` | raise ConnectionLossError: an answer that got lost |
 
 An action happens once for each `flag` file: whoever creates it is struck, later passers-by are not. A test proves by
-the file that its point was reached. With `"after": n` a process passes the point n times before it is struck.
+the file that its point was reached. With `"after": n` a process passes the point n times, counted for each flag, before
+it is struck.
 """
 
 from __future__ import annotations
@@ -22,13 +26,19 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from metadata.errors import CallerError, ConnectionLossError
 
 VARIABLE = "DLSPARK_FAULTS"
+Script: TypeAlias = "dict[str, dict[str, Any]]"
 
-_passed: Counter[str] = Counter()
+_POLL_S = 0.02
+
+_passed: Counter[tuple[str, str]] = Counter()
 
 
 def reach(point: str) -> None:
@@ -39,11 +49,12 @@ def reach(point: str) -> None:
 
 
 def _act(point: str, script: str) -> None:
-    action = json.loads(script).get(point)
+    action = _read(script).get(point)
     if action is None:
         return
-    _passed[point] += 1
-    if _passed[point] <= action.get("after", 0):
+    passage = (point, action["flag"])
+    _passed[passage] += 1
+    if _passed[passage] <= action.get("after", 0):
         return
     try:
         os.close(os.open(action["flag"], os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -52,6 +63,9 @@ def _act(point: str, script: str) -> None:
     kind = action["do"]
     if kind == "hang":
         threading.Event().wait()
+    elif kind == "wait":
+        while not os.path.exists(action["until"]):
+            time.sleep(_POLL_S)
     elif kind == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "raise":
@@ -59,4 +73,15 @@ def _act(point: str, script: str) -> None:
     elif kind == "lose":
         raise ConnectionLossError(f"answer lost by the fault injected at {point}")
     else:
-        raise CallerError(f"{VARIABLE} names an unknown action {kind!r}", advice="Use hang, die, raise or lose")
+        raise CallerError(f"{VARIABLE} names an unknown action {kind!r}", advice="Use hang, wait, die, raise or lose")
+
+
+def _read(script: str) -> Script:
+    """The script itself, or that in the file it names; no such file is no fault."""
+    if script.startswith("@"):
+        try:
+            script = Path(script[1:]).read_text() or "{}"
+        except FileNotFoundError:
+            return {}
+    parsed: Script = json.loads(script)
+    return parsed

@@ -48,6 +48,10 @@ def test_a_mark_survives_its_json_and_the_golden_text_stays() -> None:
     assert Mark(7, "a1").encode() == b'{"v":1,"batch":7,"attempt":"a1"}'
     assert Mark.decode(b'{"v":1,"batch":7,"attempt":"a1"}', "/x") == Mark(7, "a1")
     assert Mark.decode(Mark().encode(), "/x") == Mark(NO_BATCH, "")
+    moved = Mark(6, "a", ((6, 998),)).moved(7, "b", 1000)
+    assert moved.encode() == b'{"v":1,"batch":7,"attempt":"b","rows":[[7,1000],[6,998]]}'
+    assert Mark.decode(moved.encode(), "/x").rows == ((7, 1000), (6, 998))
+    assert moved.moved(8, "c", None).rows == moved.rows
 
 
 @pytest.mark.parametrize(
@@ -62,6 +66,8 @@ def test_a_mark_survives_its_json_and_the_golden_text_stays() -> None:
         b'{"v":1,"batch":true,"attempt":""}',
         b'{"v":1,"batch":-2,"attempt":""}',
         b'{"v":1,"batch":7}',
+        b'{"v":1,"batch":7,"attempt":"a","rows":7}',
+        b'{"v":1,"batch":7,"attempt":"a","rows":[[7]]}',
         b"\xff\xfe",
     ],
 )

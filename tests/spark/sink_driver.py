@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import random
 import uuid
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,10 @@ TASK_TRIES = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """A query: what it writes is a function of the plan alone, how its rows are cut into tasks is not."""
+    """A query: what it writes is a function of the plan alone, how its rows are cut into tasks is not.
+
+    `routed`: the logs are numbered from 0, and the sink chooses each row's by hash.
+    """
 
     uri: str
     query_id: str
@@ -37,15 +41,20 @@ class Plan:
     rows: int
     checkpoint: str
     stamped: bool
+    routed: bool = False
+    empty: float = 0.1
 
     def batch_rows(self, batch: int) -> list[tuple[int, str, bytes]]:
         """(transaction id, log, value) of each row, in order."""
         rng = random.Random(f"{self.query_id}/{batch}")
-        count = 0 if rng.random() < 0.1 else self.rows
-        return [
+        count = 0 if rng.random() < self.empty else self.rows
+        rows = [
             (batch * self.rows + n, rng.choice(self.logs), f"{batch}:{n}:".encode() + rng.randbytes(rng.randrange(400)))
             for n in range(count)
         ]
+        if self.routed:
+            return [(txid, self.logs[zlib.crc32(value) % len(self.logs)], value) for txid, _, value in rows]
+        return rows
 
     def expected(self, log: str) -> list[bytes]:
         """What `log` must hold after all batches, in order."""

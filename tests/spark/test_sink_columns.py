@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.spark.errors import SchemaError
 from dlspark.spark.sink_errors import BatchRefusedError, TransactionOrderError
 from dlspark.spark.sink_schema import SinkColumns, check_order, columns_of, rows_by_log
@@ -130,3 +131,13 @@ def test_ids_may_not_fall_below_those_of_the_arrow_batch_before() -> None:
     check_order(None, "x", "task 0", 5)
     with pytest.raises(TransactionOrderError, match="5 follows 6"):
         check_order(ids, "x", "task 0", 6)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_binary()])
+def test_a_value_that_fits_in_no_record_is_refused_with_its_row_before_anything_is_sent(kind: pa.DataType) -> None:
+    columns = columns_of(schema(value=StringType()), "flights")
+    fits, too_long = "x" * MAX_PAYLOAD_BYTES, "x" * (MAX_PAYLOAD_BYTES + 1)
+    (rows,) = rows_by_log(pa.record_batch({"value": pa.array(["a", fits], kind)}), columns, "task 3")
+    assert len(rows.values) == 2
+    with pytest.raises(BatchRefusedError, match=f"{MAX_PAYLOAD_BYTES + 1} bytes in row 1 in task 3"):
+        rows_by_log(pa.record_batch({"value": pa.array(["a", too_long], kind)}), columns, "task 3")

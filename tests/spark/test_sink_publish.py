@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from sink_world import NS, SINK, Process, World, job, staged_segment
@@ -15,6 +16,7 @@ from dlspark.spark.sink_errors import (
     BatchSweptError,
     LogBusyError,
     PublishUnknownError,
+    ReplayDiffersError,
     TransactionOrderError,
 )
 from dlspark.spark.sink_messages import JobId, Publication, SinkMessage, gather
@@ -22,7 +24,7 @@ from metadata.errors import CorruptDataError, MetadataUnavailableError
 from metadata.locks import DistributedLock
 from metadata.logs import SegmentMetadata
 from metadata.memory import Fault
-from metadata.sinks import Mark
+from metadata.sinks import MAX_HISTORY, Mark
 
 
 @pytest.fixture
@@ -485,9 +487,54 @@ async def test_jobs_abandoned_for_a_day_are_swept_and_their_zombies_refused(worl
 def test_messages_of_one_job_make_one_publication() -> None:
     segments = [staged_segment("x", n, n, n, n) for n in range(3)]
     messages = [SinkMessage(job(), segments=(segment,)) for segment in segments]
-    assert gather(messages) == [Publication(job(), tuple(segments))]
+    assert gather(messages) == [Publication(job(), tuple(segments), rows=30)]
     assert len(gather([*messages, SinkMessage(job(0, "b"))])) == 2
     assert gather([]) == []
+
+
+async def counted(driver: Process, number: int, rows: int, attempt: str) -> Publication:
+    return replace(await driver.stage(job(number, attempt), [("flights", number, number)]), rows=rows)
+
+
+async def test_a_replay_with_the_rows_it_had_is_skipped_and_another_batch_of_its_number_is_refused(
+    world: World, driver: Process
+) -> None:
+    for number in range(4):
+        assert await driver.publisher.publish(await counted(driver, number, 10 + number, "a")) is Outcome.PUBLISHED
+    for number in range(4):
+        assert await driver.publisher.publish(await counted(driver, number, 10 + number, "b")) is Outcome.COVERED
+        with pytest.raises(ReplayDiffersError, match=f"was published with {10 + number} rows, and now has 25"):
+            await driver.publisher.publish(await counted(driver, number, 25, "c"))
+        # Who could not count is taken at its word.
+        assert await driver.publisher.publish(await driver.stage(job(number, "d"), [])) is Outcome.COVERED
+    assert len(await driver.segments("flights")) == 4
+    await driver.sweeper.after_commit(SINK)
+    assert len(world.ledgers) == 4
+
+
+async def test_a_batch_older_than_the_counts_that_are_kept_is_refused_unless_an_application_numbered_it(
+    driver: Process,
+) -> None:
+    for sink in (SINK, "app-nightly"):
+        for number in range(MAX_HISTORY + 2):
+            batch = await driver.stage(job(number, "a", sink), [])
+            assert await driver.publisher.publish(replace(batch, rows=1)) is Outcome.PUBLISHED
+    mark = await driver.sinks.read(SINK)
+    assert mark is not None
+    assert len(mark.value.rows) == MAX_HISTORY
+    old = await driver.stage(job(1, "b"), [])
+    with pytest.raises(ReplayDiffersError, match="not kept any more"):
+        await driver.publisher.publish(replace(old, rows=1))
+    old = await driver.stage(job(1, "b", "app-nightly"), [])
+    assert await driver.publisher.publish(replace(old, rows=1)) is Outcome.COVERED
+
+
+def test_a_batchs_rows_are_counted_only_if_every_task_counted_its_own() -> None:
+    staged = SinkMessage(job(), segments=(staged_segment("x", 1, 0, 5, 5), staged_segment("y", 2, 0, 5, 5)))
+    replayed = SinkMessage(job(), covered=True, rows=7)
+    assert gather([staged, replayed])[0].rows == 27
+    assert gather([staged, SinkMessage(job(), covered=True)])[0].rows is None
+    assert gather([SinkMessage(job())])[0].rows == 0
 
 
 # ---- random schedules ----------------------------------------------------------------------------------------------
