@@ -23,6 +23,7 @@ from dlspark.cli import (
     logs,
     namespaces,
     sandbox,
+    sinks,
     streams,
 )
 from dlspark.errors import DistributedLogError
@@ -175,6 +176,11 @@ pool_app = typer.Typer(help="Pools of ledgers made in advance.", no_args_is_help
 pool_app.command("list")(plain_errors(namespaces.pool_list))
 pool_app.command("delete")(plain_errors(namespaces.pool_delete))
 namespace_app.add_typer(pool_app, name="allocator-pool")
+
+sink_app = typer.Typer(help="Spark's sinks: what they have published, what failed attempts left.", no_args_is_help=True)
+sink_app.command("list")(plain_errors(sinks.list_sinks))
+sink_app.command("sweep")(plain_errors(sinks.sweep_sinks))
+app.add_typer(sink_app, name="sink")
 
 app.command("write")(plain_errors(streams.write))
 app.command("read")(plain_errors(streams.read))

@@ -13,10 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
 
-from dlspark.spark.sink_messages import JobId
 from metadata.errors import DistributedLogError
 from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger
+
+if TYPE_CHECKING:
+    from dlspark.spark.sink_messages import JobId
 
 MAX_SWEPT_PER_COMMIT = 500
 """Bound of the work that one commit does for failed attempts; the rest waits for the next commit."""
@@ -87,6 +90,13 @@ class Sweeper:
         except DistributedLogError as error:
             _log.warning("abandoned batch writes were not swept, a later commit tries again: %s", error)
             return 0
+
+    async def ledgers(self, sink_id: str, ledgers: Iterable[StagedLedger]) -> int:
+        """Sweep these, whoever chose them; one that was published meanwhile is left alone. Returns how many.
+
+        Raises what the metadata store or the deletion raised; what was not swept stays listed.
+        """
+        return await self._sweep(sink_id, ledgers)
 
     async def _abandoned_job(self, sink_id: str, before_ms: int) -> int:
         stat = await self._sinks.stat(sink_id)

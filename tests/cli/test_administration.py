@@ -23,6 +23,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync import Log, Namespace
 from dlspark.errors import CallerError, SettingsError
 from dlspark.sandbox import Sandbox
+from metadata.sinks import Mark, SinkStore, StagedLedger
 from metadata.store import ANY_VERSION
 from metadata.zookeeper import ZooKeeperStore
 
@@ -390,3 +391,42 @@ class TestNamespaces:
         shell.write("misnumbered", [])
         values = [one["value"] for one in shell.lines("read", "misnumbered")]
         assert values == ["a", "b", "c"]
+
+
+class TestSinks:
+    def test_what_failed_attempts_left_is_listed_and_swept_and_what_lives_is_not(
+        self, shell: Shell, sandbox: Sandbox
+    ) -> None:
+        assert shell.json("sink", "list")["sinks"] == []
+
+        async def stage() -> None:
+            namespace = await AsyncNamespace.open(shell.uri)
+            sinks = SinkStore(namespace.store, namespace.uri.path)
+            await sinks.ensure("query-1")
+            for batch, attempt in ((0, "lost"), (1, "alive")):
+                ledger = await namespace.services.ledgers.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
+                await sinks.list_ledger("query-1", StagedLedger(batch, attempt, ledger.ledger_id))
+                await ledger.close()
+            await namespace.store.multi(sinks.publish_ops("query-1", Mark().moved(0, "won", 7), 0, []))
+            await namespace.close()
+
+        asyncio.run(stage())
+        (found,) = shell.json("sink", "list", "--ledgers")["sinks"]
+        assert (found["sink"], found["kind"], found["batch"], found["rows"]) == ("query-1", "query", 0, 7)
+        assert found["staged"] == {"settled": 1, "condemned": 0, "abandoned": 0, "live": 1}
+        assert [one["verdict"] for one in found["ledgers"]] == ["settled", "live"]
+        assert "query-1" in shell.run("sink", "list", "--ledgers").stdout
+        would = shell.json("sink", "sweep", "--dry-run")
+        assert (would["sinks"], would["live"]) == ([{"sink": "query-1", "ledgers": 1, "removed": False}], 1)
+        refused = shell.run("sink", "sweep", status=1)
+        assert "1 settled" in refused.stdout
+        assert "--yes" in refused.stderr
+        assert shell.json("sink", "sweep", "query-1", "--yes")["sinks"] == would["sinks"]
+        assert shell.json("sink", "sweep")["sinks"] == []
+        assert "1 ledgers are left" in shell.run("sink", "sweep").stdout
+        assert "no sink 'query-2'" in shell.run("sink", "sweep", "query-2", status=1).stderr
+        # The one who says so may call the rest abandoned, too.
+        assert shell.json("sink", "sweep", "--min-age", "0", "--yes")["sinks"] == would["sinks"]
+        (found,) = shell.json("sink", "list")["sinks"]
+        assert (found["batch"], sum(found["staged"].values())) == (0, 0)
+        assert shell.json("ledger", "audit", "--min-age", "0")["orphans"] == []

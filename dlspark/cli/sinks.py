@@ -1,0 +1,131 @@
+"""`dlspark sink ...`: what Spark's sinks have published, what failed attempts of theirs have left, and its removal."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dlspark.cli.common import At, DryRunOption, Json, YesOption, confirm, over_namespace, table, when
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.spark.sink_survey import MIN_AGE_MS, Survey, Verdict, survey, sweep
+from dlspark.spark.sink_sweep import Sweeper
+from metadata.sinks import NO_BATCH, SinkStore
+
+_HOUR_MS = 3_600_000
+
+SinksArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[SINK]...", help="Sinks, as `list` names them; all if none is named.")
+]
+AgeOption = Annotated[
+    float,
+    typer.Option("--min-age", min=0, help="Hours without news after which an attempt counts as abandoned."),
+]
+
+
+@over_namespace
+async def list_sinks(
+    at: At,
+    sinks: SinksArgument = None,
+    ledgers: Annotated[bool, typer.Option("--ledgers", help="Each staged ledger.")] = False,
+    min_age: AgeOption = MIN_AGE_MS / _HOUR_MS,
+) -> None:
+    """List Spark's sinks: a query's is its id, with the last batch published and what is staged.
+
+    A staged ledger is `settled` (its batch was published by another attempt), `abandoned` (its attempt has shown no
+    sign of life for --min-age), `condemned` (being swept) or `live` (its query may still publish it).
+    """
+    async with at.open() as namespace:
+        _, found = await _survey(namespace, sinks, min_age)
+    rows: list[Json] = [_as_json(one, ledgers) for one in found]
+    shown = table("sink", "kind", "batch", "when", "staged", *Verdict.__members__)
+    for one in found:
+        batch = None if one.mark.batch == NO_BATCH else one.mark.batch
+        counts = [len(one.of(verdict)) or None for verdict in Verdict]
+        shown.add_row(*_cells(one.sink_id, one.kind, batch, when(one.moved_ms), len(one.ledgers), *counts))
+        if ledgers:
+            for listed in one.ledgers:
+                what = f"ledger {listed.ledger.ledger_id} of batch {listed.ledger.batch}: {listed.verdict.value}"
+                shown.add_row(*_cells("", "", None, when(listed.listed_ms), what))
+    at.result({"sinks": rows}, shown)
+
+
+def _cells(*cells: object) -> list[str]:
+    return ["" if cell is None else str(cell) for cell in cells]
+
+
+@over_namespace
+async def sweep_sinks(
+    at: At,
+    sinks: SinksArgument = None,
+    min_age: AgeOption = MIN_AGE_MS / _HOUR_MS,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Delete the ledgers that failed attempts of Spark's sinks have left: settled, condemned and abandoned ones.
+
+    What a query may still publish is left. Running queries sweep by themselves with their next commit; this is for
+    those that will not commit again. Marks stay, so that a checkpoint's replay is still recognised. Says first what it
+    would do, and asks.
+    """
+    async with at.open() as namespace:
+        store, found = await _survey(namespace, sinks, min_age)
+        doomed = [one for one in found if one.sweepable or one.removable]
+        if not dry_run and doomed:
+            if not at.as_json:
+                for line in map(_plan, doomed):
+                    typer.echo(line)
+            confirm(f"Delete {sum(len(one.sweepable) for one in doomed)} ledgers?", yes=yes)
+        sweeper = Sweeper(store, namespace.services.ledgers.delete)
+        rows: list[Json] = []
+        lines: list[str] = []
+        for one in doomed:
+            swept, removed = (len(one.sweepable), one.removable) if dry_run else await sweep(sweeper, store, one)
+            rows.append({"sink": one.sink_id, "ledgers": swept, "removed": removed})
+            lines.append(_plan(one) if dry_run else f"{one.sink_id}: {swept} ledgers deleted{_gone(removed)}")
+    live = sum(len(one.of(Verdict.LIVE)) for one in found)
+    lines.append(f"{live} ledgers are left, which queries may still publish" if live else "nothing else is staged")
+    at.result({"sinks": rows, "live": live, "dry_run": dry_run}, lines)
+
+
+def _plan(one: Survey) -> str:
+    counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in Verdict if verdict is not Verdict.LIVE]
+    return f"{one.sink_id}: to delete: ledgers {', '.join(counts)}{_gone(one.removable)}"
+
+
+def _gone(removed: bool) -> str:
+    return ", and the sink itself" if removed else ""
+
+
+async def _survey(
+    namespace: AsyncNamespace, names: list[str] | None, min_age_hours: float
+) -> tuple[SinkStore, list[Survey]]:
+    store = SinkStore(namespace.store, namespace.uri.path)
+    now_ms = namespace.services.clock.now_ms()
+    found = await survey(store, now_ms, names=names or None, min_age_ms=int(min_age_hours * _HOUR_MS))
+    return store, found
+
+
+def _as_json(one: Survey, ledgers: bool) -> dict[str, Json]:
+    rows = one.mark.rows_of(one.mark.batch)
+    result: dict[str, Json] = {
+        "sink": one.sink_id,
+        "kind": one.kind,
+        "batch": None if one.mark.batch == NO_BATCH else one.mark.batch,
+        "attempt": one.mark.attempt or None,
+        "rows": rows,
+        "moved": when(one.moved_ms),
+        "staged": {verdict.value: len(one.of(verdict)) for verdict in Verdict},
+    }
+    if ledgers:
+        result["ledgers"] = [
+            {
+                "ledger": listed.ledger.ledger_id,
+                "batch": listed.ledger.batch,
+                "attempt": listed.ledger.attempt,
+                "listed": when(listed.listed_ms),
+                "verdict": listed.verdict.value,
+            }
+            for listed in one.ledgers
+        ]
+    return result
