@@ -11,22 +11,28 @@ reader waits answers its long poll with the entry as soon as it has got that, no
 way from it is a round trip; both ends and the node cost their share on top. "Write to delivery" has the commit in it.
 
 **P10.** A completed log of 96 MB in 256 KB entries, from its first record to its last, by columns and record by record,
-over its ledger read with the ledger client, entries as they are.
+over its ledger read with the ledger client, entries as they are. And a synchronous loop over its records, over what any
+loop over objects costs in Python: rows decoded in memory, and an object of five fields made of each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 
 from benchmarks.cluster import Cluster, run
 from benchmarks.limits import round_trips_us
 from benchmarks.payloads import BATCH_BYTES, Records, any_lengths, equal_lengths
 from benchmarks.results import Row, Target, percentile
 from benchmarks.storage import LEAST_SAMPLES, READ_BYTES, SMALL_BYTES, WARM_UP
+from dlspark.core.codec.entries import decode_entries
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.sync import Namespace
+from dlspark.core.sync_log import Log
 
 LOW_LATENCY = {"writerOutputBufferSize": 0, "enableImmediateFlush": True, "periodicFlushFrequencyMilliSeconds": 0}
 MOMENT_S = 0.002
@@ -53,7 +59,11 @@ class LogBenchmark:
             for each, share in zip(self._records, (0.3, 0.2), strict=True)
         ]
         self._single = [Row("P10", f"read a log by records, {each.name}", "MB/s", raw, None) for each in self._records]
-        self.rows = [self._p50, self._p99, self._whole, *self._columns, *self._single]
+        objects = "k/s: bare objects in memory"
+        self._loop = [
+            Row("P10", f"loop over records, {each.name}", "k/s", objects, Target(0.3)) for each in self._records
+        ]
+        self.rows = [self._p50, self._p99, self._whole, *self._columns, *self._single, *self._loop]
 
     def round(self, seconds: float) -> None:
         """Every row once, the limits before and after it."""
@@ -67,6 +77,8 @@ class LogBenchmark:
             raw, by_columns, raw_again, by_records, raw_at_last = run(self._read(records, seconds))
             columns.add(by_columns, raw, raw_again)
             single.add(by_records, raw_again, raw_at_last)
+        for records, loop in zip(self._records, self._loop, strict=True):
+            loop.add(*self._loops(records, seconds / 2))
 
     def _name(self) -> str:
         self._count += 1
@@ -108,6 +120,48 @@ class LogBenchmark:
                 figures = [size * await _per_second(way, part) / 1e6 for way in ways]
             await namespace.delete_log(name)
         return figures
+
+    def _loops(self, records: Records, seconds: float) -> tuple[float, float, float]:
+        """Thousand records a second: by a synchronous loop, and bare objects before and after that."""
+        entries = [(number, memoryview(entry)) for number, entry in enumerate(records.entries())]
+        total = len(records.txids) * BATCHES
+
+        def bare() -> None:
+            for _ in range(BATCHES):
+                for _ in bare_objects(entries):
+                    pass
+
+        with Namespace.open(self._cluster.uri) as namespace:
+            name = self._name()
+            run(self._fill(name, records))
+            with namespace.open_log(name) as log:
+                ways = (bare, lambda: loop_over(log, total), bare)
+                before, ours, after = (_per_second_of(way, seconds) * total / 1e3 for way in ways)
+            namespace.delete_log(name)
+        return ours, before, after
+
+    async def _fill(self, name: str, records: Records) -> None:
+        async with await AsyncNamespace.open(self._cluster.uri) as namespace, await namespace.open_log(name) as log:
+            await fill_log(log, records)
+
+
+@dataclass(slots=True)
+class _Bare:
+    """The fields that every record has of its own."""
+
+    txid: int
+    payload: bytes
+    entry: int
+    slot: int
+    position: int
+
+
+def bare_objects(entries: list[tuple[int, memoryview]]) -> Iterator[_Bare]:
+    """What a loop over records cannot do without: entries decoded, and an object made of each row."""
+    for entry in entries:
+        rows = decode_entries([entry], lssn=1, start_sequence_id=0)
+        columns = (rows.txid, rows.payload, rows.entry_id, rows.slot_id, rows.position)
+        yield from map(_Bare, *(column.tolist() for column in columns))
 
 
 async def tail_latencies_us(log: AsyncLog, seconds: float) -> tuple[list[float], list[float]]:
@@ -171,6 +225,20 @@ async def by_records(log: AsyncLog, total: int) -> None:
         seen = 0
         while seen < total:
             seen += len(await reader.read_bulk(BULK))
+
+
+def _per_second_of(work: Callable[[], None], seconds: float) -> float:
+    async def once() -> None:
+        work()
+
+    return run(_per_second(once, seconds))
+
+
+def loop_over(log: Log, total: int) -> None:
+    """The whole log by a synchronous loop."""
+    with log.open_reader() as reader:
+        for _ in islice(reader, total):
+            pass
 
 
 async def _per_second(work: Callable[[], Awaitable[None]], seconds: float) -> float:

@@ -197,9 +197,12 @@ class _Call(Generic[_T]):
 
     def wait(self) -> _T:
         """The coroutine's result or error. Waits in slices, so that signals are handled on every platform."""
-        while not self._outcome.done():
-            concurrent.futures.wait([self._outcome], timeout=1.0)
-        return self._outcome.result()
+        while True:
+            try:
+                return self._outcome.result(timeout=1.0)
+            except concurrent.futures.TimeoutError:
+                if self._outcome.done():  # The coroutine's own.
+                    return self._outcome.result()
 
     def interrupt(self) -> None:
         """Cancel the task and wait until it has cleaned up."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -88,12 +89,20 @@ class LogReader:
         return self._runtime.run(self._inner.skip_to(start))
 
     def __iter__(self) -> Iterator[LogRecord]:
-        """Records for ever, waiting at the tail, until the log is sealed."""
+        """Records for ever, waiting at the tail, until the log is sealed.
+
+        Those that are there come over from the background thread together: the other methods, and another loop, go on
+        behind the last one that a loop has got.
+        """
+        return chain.from_iterable(self._lent())
+
+    def _lent(self) -> Iterator[Iterator[LogRecord]]:
         while True:
             try:
-                yield self._runtime.run(self._inner.read_next())
+                loan = self._runtime.run(self._inner.lend())
             except EndOfStreamError:
                 return
+            yield loan.rest
 
     def close(self) -> None:
         if not self._runtime.closed:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.cluster import run
-from benchmarks.logs import LOW_LATENCY, by_columns, by_records, fill_log, tail_latencies_us
+from benchmarks.logs import LOW_LATENCY, bare_objects, by_columns, by_records, fill_log, loop_over, tail_latencies_us
 from benchmarks.payloads import any_lengths
 from benchmarks.storage import LEAST_SAMPLES
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.sync import Namespace
 from dlspark.testing.warm_sandbox import WarmSandbox
 
 pytestmark = pytest.mark.processes
@@ -47,3 +48,11 @@ def test_a_log_is_read_whole_by_columns_and_by_records(sandbox: WarmSandbox) -> 
 
     size, stored = run(measure())
     assert abs(size - stored) < 0.01 * stored, "the size that rates are made of is what is stored"
+    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("filled") as log:
+        loop_over(log, 2 * len(records.txids))
+
+
+def test_bare_objects_are_of_every_row() -> None:
+    records = any_lengths(100)
+    entries = [(number, memoryview(entry)) for number, entry in enumerate(records.entries())]
+    assert [each.payload for each in bare_objects(entries)] == records.payloads.to_pylist()

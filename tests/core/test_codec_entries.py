@@ -164,6 +164,7 @@ def test_the_vectorised_decoder_equals_the_plain_one(
     hidden = FLAG_END_OF_STREAM | (0 if controls else FLAG_CONTROL)
     assert rows(batch) == rows_of(expected, hidden)
     assert batch.end_of_stream == next((r.dlsn for r in expected if r.is_end_of_stream), None)
+    assert batch.records() == [record for record in expected if not record.flags & hidden]
 
 
 @given(entries_of_records, compressions)

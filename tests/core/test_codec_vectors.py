@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import FrozenInstanceError
+
 import pytest
 
 from dlspark.core.codec.dlsn import DLSN
@@ -24,6 +28,7 @@ from dlspark.core.codec.records import (
     MAX_TXID,
     LogRecord,
     encode_record,
+    sequence_id,
 )
 
 U1 = "000000000001000000000000000003e90000000568656c6c6f"
@@ -203,3 +208,23 @@ def columns(entry: str, entry_id: int) -> list[tuple[int, int, int, int, int, by
         (int(e), int(s), int(t), int(p), int(q), payload)
         for (e, s, t, p, q), payload in zip(numbers, batch.payload.to_pylist(), strict=True)
     ]
+
+
+def test_a_record_is_a_value_that_nothing_changes() -> None:
+    record = LogRecord(1001, b"hello", DLSN(3, 17, 4), 9, FLAG_RECORD_SET, 108, slots=2)
+    assert record == LogRecord(1001, b"hello", DLSN(3, 17, 4), 9, FLAG_RECORD_SET, 108, slots=2)
+    assert record != LogRecord(1001, b"hello", DLSN(3, 17, 5), 9, FLAG_RECORD_SET, 108, slots=2)
+    assert record != "hello"
+    assert (record.dlsn, record.sequence_id, record.flags, record.slots) == (DLSN(3, 17, 4), 108, FLAG_RECORD_SET, 2)
+    assert repr(record) == (
+        "LogRecord(txid=1001, payload=b'hello', dlsn=DLSN(lssn=3, entry_id=17, slot_id=4), position=9, flags=4, "
+        "sequence_id=108, slots=2)"
+    )
+    assert len({record, copy.copy(record), pickle.loads(pickle.dumps(record))}) == 1
+    unnumbered = LogRecord(1, b"", DLSN(1, 0, 0), 5, 0, sequence_id(-(2**63), 5))
+    assert unnumbered.sequence_id == -(2**63) + 4
+    for name in ("txid", "dlsn", "colour"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(record, name, 1)
+    with pytest.raises(FrozenInstanceError):
+        del record.payload

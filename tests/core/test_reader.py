@@ -466,6 +466,57 @@ async def test_an_entry_damaged_on_every_node_is_never_delivered(world):
             await reader.read_next()
 
 
+LONG = [bytes([65 + i]) * 9_000 for i in range(6)]
+"""Each is decoded by columns, also where records are read one by one."""
+
+
+async def test_records_of_large_entries_come_one_by_one_as_they_were_written(world):
+    namespace = await world.namespace(output_buffer_bytes=20_000)
+    log = await _written(namespace, "long", [LONG, LONG[:3]])
+    async with await log.open_reader(DLSN(1, 0, 1)) as reader:
+        first = await reader.read_next()
+        assert reader.position == first.dlsn.next == DLSN(1, 0, 2)
+        rest = await _drained(reader)
+    assert [record.payload for record in (first, *rest)] == LONG[1:] + LONG[:3]
+    assert [record.txid for record in (first, *rest)] == list(range(10, 90, 10))
+    assert [record.sequence_id for record in (first, *rest)] == list(range(1, 9))
+    assert [record.position for record in (first, *rest)] == [2, 3, 4, 5, 6, 1, 2, 3]
+    assert reader.position == DLSN(2, rest[-1].dlsn.entry_id, rest[-1].dlsn.slot_id + 1)
+
+
+async def test_what_stands_before_a_large_entry_that_is_none_is_delivered_one_by_one(world):
+    namespace = await world.namespace(output_buffer_bytes=0)
+    log = await namespace.open_log("long-damaged")
+    async with await log.open_writer() as writer:
+        await writer.write(0, LONG[0])
+        await writer.write(10, LONG[1])
+        await writer._succession.current.ledger.add(bytes(9_000))
+        await writer.write(20, LONG[2])
+    async with await log.open_reader() as reader:
+        read = [await reader.read_next(), await reader.read_next()]
+        assert [record.payload for record in read] == LONG[:2]
+        with pytest.raises(CorruptDataError) as failure:
+            await reader.read_next()
+        assert failure.value.dlsn == DLSN(1, 2, 0)
+        assert reader.position == DLSN(1, 1, 1)
+
+
+async def test_a_gap_before_a_large_entry_ends_reading_one_by_one_behind_the_last_record(world):
+    namespace = await world.namespace(output_buffer_bytes=0)
+    log = await namespace.open_log("long-gap")
+    async with await log.open_writer() as writer:
+        await writer.write(1, LONG[0])
+        await writer.write(2, LONG[1])
+        writer._succession.current.position += 1
+        await writer.write(3, LONG[2])
+    async with await log.open_reader() as reader:
+        assert [(await reader.read_next()).payload for _ in range(2)] == LONG[:2]
+        with pytest.raises(PositionGapError) as failure:
+            await reader.read_next()
+        assert failure.value.dlsn == DLSN(1, 2, 0)
+        assert reader.position == DLSN(1, 1, 1)
+
+
 async def test_storage_nodes_that_are_away_for_a_while_are_waited_for(world):
     namespace = await world.namespace(output_buffer_bytes=0, read_ahead_entries=1)
     log = await _written(namespace, "away", [[b"x"] * 50])

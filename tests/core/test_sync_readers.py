@@ -9,8 +9,9 @@ import pytest
 
 from dlspark import DLSN, Namespace, Runtime
 from dlspark.core.settings import Settings
-from dlspark.errors import LockingError, LogNotFoundError, OwnershipAcquireFailedError
+from dlspark.errors import LockingError, LogNotFoundError, OwnershipAcquireFailedError, ReadCancelledError
 from dlspark.testing.cluster import InProcessCluster
+from metadata.store import SessionState
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,66 @@ def test_a_subscriber_reads_alone_and_goes_on(log):
     assert log.subscribers() == {"s": DLSN(1, 0, 3), "t": DLSN(2, 0, 0)}
     log.delete_subscriber("s")
     assert list(log.subscribers()) == ["t"]
+
+
+def test_a_loop_that_is_left_loses_and_repeats_nothing_whatever_reads_on(log):
+    with log.open_reader() as reader:
+        for record in reader:
+            if record.payload == b"1":
+                break
+        assert reader.position == DLSN(1, 0, 2)
+        assert not reader.caught_up
+        loop = iter(reader)
+        assert next(loop).payload == b"2"
+        assert reader.read_next().payload == b"3"
+        assert reader.position == DLSN(1, 0, 4)
+        assert next(loop).payload == b"4"
+        assert reader.position == DLSN(1, 0, 5)
+        assert next(iter(reader)).payload == b"5"
+        assert reader.next_batch()["value"].to_pylist() == [b"6", b"7", b"8", b"9"]
+        assert reader.read_next(non_blocking=True) is None
+        assert reader.skip_to(3) == DLSN(1, 0, 3)
+        assert next(loop).payload == b"3"
+
+
+def test_two_loops_over_one_reader_share_its_records(log):
+    with log.open_reader() as reader:
+        one, other = iter(reader), iter(reader)
+        assert [next(loop).payload for loop in (one, other, other, one, other)] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_loop_ends_at_the_end_of_a_sealed_log(log):
+    with log.open_writer() as writer:
+        writer.mark_end_of_stream()
+    with log.open_reader() as reader:
+        assert [int(record.payload) for record in reader] == list(range(10))
+        assert list(reader) == []
+
+
+def test_a_loop_over_a_reader_that_is_closed_delivers_nothing_more(log):
+    reader = log.open_reader()
+    loop = iter(reader)
+    assert next(loop).payload == b"0"
+    reader.close()
+    assert reader.position == DLSN(1, 0, 1)
+    with pytest.raises(ReadCancelledError):
+        next(loop)
+
+
+def test_a_loop_whose_lock_is_lost_delivers_nothing_more_and_knows_how_far_it_was(log, namespace):
+    reader = log.open_reader(subscriber="lost")
+    loop = iter(reader)
+    assert next(loop).payload == b"0"
+    assert next(loop).payload == b"1"
+
+    async def lose():
+        reader._inner._session_changed(SessionState.EXPIRED)
+
+    reader._runtime.run(lose())
+    assert reader.position == DLSN(1, 0, 2)
+    with pytest.raises(LockingError):
+        next(loop)
+    reader.close()
 
 
 def test_a_closed_reader_commits_nothing(log):

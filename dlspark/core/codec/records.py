@@ -14,8 +14,12 @@ big-endian.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import FrozenInstanceError, dataclass
+from itertools import repeat
 from struct import Struct
+from typing import TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import InvalidEntryError, RecordTooLongError, SegmentFullError, TransactionIdOutOfOrderError
@@ -52,20 +56,75 @@ KEEPALIVE_PAYLOAD = b"keepalive"
 END_OF_STREAM_PAYLOAD = b"endOfStream"
 
 
-@dataclass(frozen=True, slots=True)
+SharedFields: TypeAlias = tuple[int, int, int, int, int]
+"""What records may share: segment number, entry id, the segment's start sequence id, flags, slots."""
+
+
 class LogRecord:
-    """A record read from a log."""
+    """A record read from a log: immutable, and equal to another one of the same place and content.
+
+    Made by the million, so what the records of an entry share is stored once, and the rest is worked out when it is
+    asked for.
+    """
+
+    __slots__ = ("_shared", "_slot", "payload", "position", "txid")
+    __match_args__ = ("txid", "payload", "dlsn", "position", "flags", "sequence_id", "slots")
 
     txid: int
     payload: bytes
-    dlsn: DLSN
     position: int
     """Number of user records in the segment up to and including this one (1-based)."""
-    flags: int
-    sequence_id: int
-    """Number of user records in the log before this one; meaningless where the segment has no start sequence id."""
-    slots: int = 1
-    """How many slots and positions the record takes: more than 1 only for a record set delivered whole."""
+    _slot: int
+    _shared: SharedFields
+
+    def __init__(
+        self, txid: int, payload: bytes, dlsn: DLSN, position: int, flags: int, sequence_id: int, slots: int = 1
+    ) -> None:
+        start_sequence_id = start_of_sequence(sequence_id, position)
+        _store_shared(self, (dlsn.lssn, dlsn.entry_id, start_sequence_id, flags, slots))
+        _store_slot(self, dlsn.slot_id)
+        _store_payload(self, payload)
+        _store_position(self, position)
+        _store_txid(self, txid)
+
+    @staticmethod
+    def of_columns(
+        shared: Iterable[SharedFields],
+        slot_ids: Iterable[int],
+        payloads: Iterable[bytes],
+        positions: Iterable[int],
+        txids: Sequence[int],
+    ) -> list[LogRecord]:
+        """One record for each transaction id; the other columns are as long.
+
+        Without a step of the interpreter for each record: objects first, then one field of all of them after the other.
+        """
+        records = list(map(object.__new__, repeat(LogRecord, len(txids))))
+        deque(map(_store_shared, records, shared), maxlen=0)
+        deque(map(_store_slot, records, slot_ids), maxlen=0)
+        deque(map(_store_payload, records, payloads), maxlen=0)
+        deque(map(_store_position, records, positions), maxlen=0)
+        deque(map(_store_txid, records, txids), maxlen=0)
+        return records
+
+    @property
+    def dlsn(self) -> DLSN:
+        lssn, entry_id, _, _, _ = self._shared
+        return DLSN(lssn, entry_id, self._slot)
+
+    @property
+    def flags(self) -> int:
+        return self._shared[3]
+
+    @property
+    def sequence_id(self) -> int:
+        """Number of user records in the log before this one; meaningless where the segment has no start sequence id."""
+        return sequence_id(self._shared[2], self.position)
+
+    @property
+    def slots(self) -> int:
+        """How many slots and positions the record takes: more than 1 only for a record set delivered whole."""
+        return self._shared[4]
 
     @property
     def is_control(self) -> bool:
@@ -89,15 +148,53 @@ class LogRecord:
         """Position of the last payload in it: differs from `position` for a record set delivered whole."""
         return self.position + max(self.slots, 1) - 1
 
+    def _fields(self) -> tuple[int, bytes, DLSN, int, int, int, int]:
+        return (self.txid, self.payload, self.dlsn, self.position, self.flags, self.sequence_id, self.slots)
+
+    def __eq__(self, other: object) -> bool:
+        return self._fields() == other._fields() if isinstance(other, LogRecord) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        told = zip(self.__match_args__, self._fields(), strict=True)
+        return f"LogRecord({', '.join(f'{name}={value!r}' for name, value in told)})"
+
+    def __reduce__(self) -> tuple[type[LogRecord], tuple[int, bytes, DLSN, int, int, int, int]]:
+        return (LogRecord, self._fields())
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
     def _repr_html_(self) -> str:
         from dlspark.core.display.objects import records_html
 
         return records_html([self])
 
 
+# What stores each field, whatever `__setattr__` says.
+_store_shared, _store_slot, _store_payload, _store_position, _store_txid = (
+    getattr(LogRecord, name).__set__ for name in LogRecord.__slots__
+)
+
+
 def sequence_id(start_sequence_id: int, position: int) -> int:
     """`start + position - 1` in wrapping 64-bit arithmetic: an unassigned start is a huge negative number."""
-    return (start_sequence_id + position - 1 + (1 << 63)) % (1 << 64) - (1 << 63)
+    return _wrapped(start_sequence_id + position - 1)
+
+
+def start_of_sequence(sequence_id: int, position: int) -> int:
+    """The start with which the record at `position` has this sequence id."""
+    return _wrapped(sequence_id - position + 1)
+
+
+def _wrapped(number: int) -> int:
+    """In 64 bits, signed."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def encode_header(txid: int, length: int, position: int, flags: int = 0) -> bytes:

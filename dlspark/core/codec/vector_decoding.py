@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import TypeVar
 
 import numpy as np
@@ -40,6 +41,8 @@ from dlspark.core.codec.records import (
     MAX_POSITION,
     POSITION_MASK,
     POSITION_SHIFT,
+    LogRecord,
+    start_of_sequence,
 )
 from dlspark.errors import CallerError
 from storage_node.protocol.frames import Buffer
@@ -72,6 +75,42 @@ class DecodedBatch:
 
     def __len__(self) -> int:
         return len(self.txid)
+
+    def sliced(self, first: int, after: int) -> DecodedBatch:
+        """The rows from `first` to before `after`, which may be beyond the end; they share their memory."""
+        return DecodedBatch(
+            lssn=self.lssn,
+            entry_id=self.entry_id[first:after],
+            slot_id=self.slot_id[first:after],
+            txid=self.txid[first:after],
+            position=self.position[first:after],
+            sequence_id=self.sequence_id[first:after],
+            flags=self.flags[first:after],
+            payload=self.payload.slice(first, after - first),
+            end_of_stream=self.end_of_stream,
+        )
+
+    def records(self) -> list[LogRecord]:
+        """The same as records, each of one slot."""
+        if not len(self):
+            return []
+        start = start_of_sequence(int(self.sequence_id[0]), int(self.position[0]))
+        entry_id, flags = self.entry_id, self.flags
+        changes = np.flatnonzero((entry_id[1:] != entry_id[:-1]) | (flags[1:] != flags[:-1])) + 1
+        first = np.concatenate(([0], changes))
+        shared = [
+            repeat((self.lssn, entry, start, flag, 1), count)
+            for entry, flag, count in zip(
+                entry_id[first].tolist(), flags[first].tolist(), np.diff(first, append=len(self)).tolist(), strict=True
+            )
+        ]
+        return LogRecord.of_columns(
+            chain.from_iterable(shared),
+            self.slot_id.tolist(),
+            self.payload.to_pylist(),
+            self.position.tolist(),
+            self.txid.tolist(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import TypeAlias
@@ -30,6 +29,7 @@ from dlspark.core.reading.idleness import Idleness
 from dlspark.core.reading.numbering import Gap, Numbering
 from dlspark.core.reading.read_ahead import ReadAhead
 from dlspark.core.reading.segment_follower import FetchedEntry
+from dlspark.core.reading.undelivered import Loan, Undelivered
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.errors import (
@@ -39,9 +39,14 @@ from dlspark.errors import (
     PositionGapError,
     ReadCancelledError,
 )
+from metadata.errors import check
 
 BATCH_BYTES = 8 << 20
 """A batch takes entries up to about this size, of those that are there."""
+RECORDS_BYTES = 256 << 10
+"""Entries that are there are decoded together up to about this size, also where records are read one by one."""
+VECTOR_BYTES = 8 << 10
+"""Less is decoded record by record, which is faster for the few records of a growing tail."""
 Start: TypeAlias = "DLSN | int | str"
 """A position, or what stands for one: its text, a transaction id, "earliest", "last" or "latest"."""
 
@@ -71,8 +76,10 @@ class AsyncLogReader:
         self._measures = services.meter.of(name)
         self._idleness = Idleness(name, services.counters)
         self._numbers = Numbering(name, services.counters)
-        self._records: deque[LogRecord] = deque()
-        self._position = start
+        self._records = Undelivered()
+        self._loan: Loan | None = None
+        self._delivered: LogRecord | None = None  # the last one, if it moved the position
+        self._moved_to = start
         self._final: DistributedLogError | None = None
         self._explained: DistributedLogError | None = None
         self._turn = asyncio.Lock()
@@ -92,7 +99,10 @@ class AsyncLogReader:
     @property
     def position(self) -> DLSN:
         """Where the next reader would have to start to go on after the last record delivered."""
-        return self._position
+        loan, delivered = self._loan, self._delivered
+        if loan is not None:
+            delivered = loan.last or delivered
+        return self._moved_to if delivered is None else _behind(delivered)
 
     @property
     def gaps(self) -> list[Gap]:
@@ -102,13 +112,30 @@ class AsyncLogReader:
     @property
     def caught_up(self) -> bool:
         """Everything that was confirmed a moment ago has been delivered."""
-        return self._ahead.caught_up and not self._records and self._ahead.peek() is None
+        lent = self._loan is not None and not self._loan.spent
+        return self._ahead.caught_up and not lent and not self._records and self._ahead.peek() is None
 
     async def read_next(self) -> LogRecord:
         """The next record; waits at the tail. Raises EndOfStreamError and the reader's other final errors."""
+        if self._records.made and not self._turn.locked():
+            return self._deliver()
         async with self._turn:
+            self._end_loan()
             await self._wait_for_records(None)
             return self._deliver()
+
+    async def lend(self) -> Loan:
+        """The next records, for another thread that delivers them one by one; waits at the tail.
+
+        What has not been delivered comes back with the next call of any other method that reads, and is taken away
+        where the reader ends. A loan that is not used up is given again.
+        """
+        async with self._turn:
+            if self._loan is None or self._loan.spent:
+                self._end_loan()
+                await self._wait_for_records(None)
+                self._loan = self._records.lend()
+            return self._loan
 
     async def read_bulk(self, count: int, wait_ms: int | None = None) -> list[LogRecord]:
         """Up to `count` records: as soon as there is one; or, given `wait_ms`, once there are `count` or it is over.
@@ -118,6 +145,7 @@ class AsyncLogReader:
         loop = asyncio.get_running_loop()
         deadline = None if wait_ms is None else loop.time() + wait_ms / 1000
         async with self._turn:
+            self._end_loan()
             await self._wait_for_records(None)
             if deadline is not None:
                 while not self._has(count) and self._final is None and loop.time() < deadline:
@@ -132,6 +160,7 @@ class AsyncLogReader:
         """
         loop = asyncio.get_running_loop()
         async with self._turn:
+            self._end_loan()
             deadline: float | None = None
             while wait and not self._has(count) and self._final is None:
                 at_tail = self._ahead.caught_up and self._ahead.peek() is None
@@ -158,13 +187,14 @@ class AsyncLogReader:
         if not isinstance(position, DLSN):
             raise CallerError(f"{start!r} is not a position", advice="Give a DLSN")
         async with self._turn:
+            self._end_loan()
             if self._final is not None and not isinstance(self._final, EndOfStreamError):
                 raise self._told(self._final)
-            if position == self._position:
+            if position == self.position:
                 return position
-            within = self._position < position and self._ahead.has_queued(position)
-            self._records = deque(record for record in self._records if within and not _is_below(record, position))
-            self._position = position
+            within = self.position < position and self._ahead.has_queued(position)
+            self._records.keep(lambda record: within and not _is_below(record, position))
+            self._go_on_at(position)
             if not within:
                 await self._restart(position)
             elif not self._records:
@@ -183,6 +213,7 @@ class AsyncLogReader:
     async def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
         """The next records as columns (`rows.ROW_SCHEMA`), of one segment, at least one; waits at the tail."""
         async with self._turn:
+            self._end_loan()
             while True:
                 if not self._settings.expand_record_sets:
                     await self._wait_for_records(None)
@@ -191,6 +222,7 @@ class AsyncLogReader:
                 fetched = await self._wait_for_entries(max_bytes)
                 batch = self._decode_columns(fetched)
                 if len(batch):
+                    self._go_on_behind(batch)
                     return rows(self.name, batch)
 
     async def batches(self, max_bytes: int = BATCH_BYTES) -> AsyncIterator[pa.RecordBatch]:
@@ -206,6 +238,10 @@ class AsyncLogReader:
         return self
 
     async def __anext__(self) -> LogRecord:
+        made = self._records.made
+        if made and not self._turn.locked():
+            record = self._delivered = made.popleft()
+            return record
         try:
             return await self.read_next()
         except EndOfStreamError:
@@ -216,8 +252,9 @@ class AsyncLogReader:
         if self._closed:
             return
         self._closed = True
+        self._end_loan()
         self._records.clear()
-        error = ReadCancelledError("the reader was closed", log=self.name, dlsn=self._position)
+        error = ReadCancelledError("the reader was closed", log=self.name, dlsn=self.position)
         self._final = error
         await self._ahead.close(error)
 
@@ -231,16 +268,29 @@ class AsyncLogReader:
 
     # ------------------------------------------------------------------ record by record
 
+    def _end_loan(self) -> None:
+        """Take back what was not delivered; the position is behind what was."""
+        loan = self._loan
+        if loan is not None:
+            self._records.take_back(loan)
+            self._delivered = loan.last or self._delivered
+            self._loan = None
+
+    def _go_on_at(self, position: DLSN) -> None:
+        self._moved_to, self._delivered = position, None
+
+    def _go_on_behind(self, batch: DecodedBatch) -> None:
+        self._go_on_at(DLSN(batch.lssn, int(batch.entry_id[-1]), int(batch.slot_id[-1]) + 1))
+
     def _deliver(self) -> LogRecord:
-        record = self._records.popleft()
-        self._position = _behind(record)
+        record = self._delivered = self._records.take()
         return record
 
     def _deliver_up_to(self, count: int) -> list[LogRecord]:
         self._has(count)
-        records = [self._records.popleft() for _ in range(min(max(count, 1), len(self._records)))]
+        records = self._records.take_up_to(max(count, 1))
         if records:
-            self._position = _behind(records[-1])
+            self._delivered = records[-1]
         return records
 
     async def _wait_for_records(self, deadline: float | None) -> None:
@@ -258,7 +308,7 @@ class AsyncLogReader:
             fetched = self._take()
             if fetched is None:
                 return False
-            self._decode(fetched)
+            self._decode_records(fetched)
         return len(self._records) >= count
 
     def _take(self) -> FetchedEntry | None:
@@ -272,6 +322,20 @@ class AsyncLogReader:
         except DistributedLogError as error:
             self._final = error
         return None
+
+    def _decode_records(self, first: FetchedEntry) -> None:
+        """Decode an entry and what is there behind it: by columns where that pays, which takes sets apart."""
+        expand = self._settings.expand_record_sets
+        entries = self._gather(first, RECORDS_BYTES) if expand else [first]
+        if not expand or sum(len(one.payload) for one in entries) < VECTOR_BYTES:
+            for fetched in entries:
+                if self._final is None:
+                    self._decode(fetched)
+            return
+        try:
+            self._records.add_columns(self._decode_columns(entries))
+        except DistributedLogError:
+            check(self._final is not None, "an entry could not be decoded, and the reader did not fail")
 
     def _decode(self, fetched: FetchedEntry) -> None:
         segment = fetched.segment
@@ -300,11 +364,11 @@ class AsyncLogReader:
                 self._fail(self._gap_error(record.dlsn, record.position))
                 return
             self._numbers.last = record.last_position
-            self._records.append(record)
+            self._records.add(record)
 
     @property
     def _start(self) -> DLSN:
-        return max(self._ahead.first, self._position)
+        return max(self._ahead.first, self.position)
 
     def _gap_error(self, dlsn: DLSN, position: int) -> PositionGapError:
         self._measures.alerts.inc()
@@ -329,14 +393,15 @@ class AsyncLogReader:
             return error
         self._explained = error
         if error.dlsn is None:
-            error.dlsn = self._position
-        note = f"Everything before {self._position} was delivered: another reader goes on there"
+            error.dlsn = self.position
+        note = f"Everything before {self.position} was delivered: another reader goes on there"
         error.advice = f"{error.advice}. {note}" if error.advice else note
         return error
 
     def _lose(self, error: DistributedLogError) -> None:
         """Fail from outside, at once: what was read ahead is not delivered any more."""
         if self._final is None or not isinstance(self._final, ReadCancelledError):
+            self._end_loan()
             self._records.clear()
             self._final = error
             self._ahead.wake()
@@ -356,7 +421,7 @@ class AsyncLogReader:
             self._check_idleness()
 
     def _check_idleness(self) -> None:
-        self._final = self._idleness.check(self._settings, self._position)
+        self._final = self._idleness.check(self._settings, self.position)
         if self._final is not None:
             self._measures.async_reader_idle_reader_error.inc()
 
@@ -373,6 +438,10 @@ class AsyncLogReader:
             if self._final is None:
                 with self._measures.async_reader_delay.measured():
                     await self._activity(None)
+        return self._gather(fetched, max_bytes)
+
+    def _gather(self, fetched: FetchedEntry, max_bytes: int) -> list[FetchedEntry]:
+        """With those of the same segment that are there behind it, up to about `max_bytes`."""
         entries, size = [fetched], len(fetched.payload)
         while size < max_bytes:
             following = self._ahead.peek()
@@ -408,10 +477,9 @@ class AsyncLogReader:
                 self._numbers.last = int(batch.position[gap - 1])
             dlsn = DLSN(segment.lssn, int(batch.entry_id[gap]), int(batch.slot_id[gap]))
             self._fail(self._gap_error(dlsn, int(batch.position[gap])))
-            batch = _sliced(batch, 0, gap)
+            batch = batch.sliced(0, gap)
         if len(batch):
             self._numbers.last = int(batch.position[-1])
-            self._position = DLSN(segment.lssn, int(batch.entry_id[-1]), int(batch.slot_id[-1]) + 1)
         return batch
 
     def _decode_before_error(self, fetched: list[FetchedEntry]) -> DecodedBatch:
@@ -442,19 +510,20 @@ class AsyncLogReader:
         if not len(batch) or DLSN(batch.lssn, int(batch.entry_id[0]), int(batch.slot_id[0])) >= start:
             return batch
         if batch.lssn < start.lssn:
-            return _sliced(batch, len(batch), len(batch))
+            return batch.sliced(len(batch), len(batch))
         below = (batch.entry_id < start.entry_id) | (
             (batch.entry_id == start.entry_id) & (batch.slot_id < start.slot_id)
         )
-        return _sliced(batch, int(below.sum()), len(batch))
+        return batch.sliced(int(below.sum()), len(batch))
 
     def _leftover(self) -> pa.RecordBatch:
-        """Records that were decoded one by one and not yet delivered, as columns."""
-        lssn = self._records[0].dlsn.lssn
-        records: list[LogRecord] = []
-        while self._records and self._records[0].dlsn.lssn == lssn:
-            records.append(self._deliver())
-        return record_rows(self.name, records)
+        """Records that were decoded and not yet delivered, as columns."""
+        waiting = self._records.take_columns()
+        if isinstance(waiting, DecodedBatch):
+            self._go_on_behind(waiting)
+            return rows(self.name, waiting)
+        self._delivered = waiting[-1]
+        return record_rows(self.name, waiting)
 
 
 def _behind(record: LogRecord) -> DLSN:
@@ -466,17 +535,3 @@ def _is_below(record: LogRecord, start: DLSN) -> bool:
     """Whether all of a record lies below `start`; a record set that is delivered whole may lie on both sides."""
     last = record.dlsn.slot_id + max(record.slots, 1) - 1
     return DLSN(record.dlsn.lssn, record.dlsn.entry_id, last) < start
-
-
-def _sliced(batch: DecodedBatch, first: int, after: int) -> DecodedBatch:
-    return DecodedBatch(
-        lssn=batch.lssn,
-        entry_id=batch.entry_id[first:after],
-        slot_id=batch.slot_id[first:after],
-        txid=batch.txid[first:after],
-        position=batch.position[first:after],
-        sequence_id=batch.sequence_id[first:after],
-        flags=batch.flags[first:after],
-        payload=batch.payload.slice(first, after - first),
-        end_of_stream=batch.end_of_stream,
-    )

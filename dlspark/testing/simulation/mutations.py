@@ -341,7 +341,7 @@ def _go_on_behind_the_entry(deliver: Method) -> Method:
     @wraps(deliver)
     def mutated(self: AsyncLogReader) -> LogRecord:
         record: LogRecord = deliver(self)
-        self._position = record.dlsn.next_entry
+        self._go_on_at(record.dlsn.next_entry)
         return record
 
     return mutated
@@ -350,7 +350,7 @@ def _go_on_behind_the_entry(deliver: Method) -> Method:
 def _commit_what_is_read_ahead(commit: Method) -> Method:
     @wraps(commit)
     async def mutated(self: AsyncLockedReader, dlsn: DLSN | None = None) -> DLSN:
-        ahead = self._records[-1].dlsn.next if self._records else None
+        ahead = self._records.last.dlsn.next if self._records else None
         told: DLSN = await commit(self, dlsn or ahead)
         return told if ahead is None else self.position
 

@@ -1,0 +1,154 @@
+"""`Undelivered`: records that were decoded and wait for their reader; `Loan`: those on their way to another thread.
+
+What was decoded by columns stays so, and becomes objects a slice at a time: objects that are many at a time have the
+garbage collector look at them again and again, which costs more than making them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
+from operator import length_hint
+
+from dlspark.core.codec.entries import DecodedBatch
+from dlspark.core.codec.records import LogRecord
+
+SLICE = 500
+"""Records that are made together: fewer than have CPython's collector begin."""
+
+
+class Undelivered:
+    """Single records first, then columns; both in the order of the log."""
+
+    __slots__ = ("_columns", "made")
+
+    def __init__(self) -> None:
+        self.made: deque[LogRecord] = deque()
+        """Those at the front that are objects already."""
+        self._columns: DecodedBatch | None = None
+
+    def __len__(self) -> int:
+        return len(self.made) + (0 if self._columns is None else len(self._columns))
+
+    @property
+    def last(self) -> LogRecord:
+        """The last one of all. Raises IndexError where there is none."""
+        self._make(len(self))
+        return self.made[-1]
+
+    def add(self, record: LogRecord) -> None:
+        self._make(len(self))
+        self.made.append(record)
+
+    def add_columns(self, batch: DecodedBatch) -> None:
+        self._make(len(self))
+        self._columns = batch if len(batch) else None
+
+    def clear(self) -> None:
+        self.made.clear()
+        self._columns = None
+
+    def keep(self, wanted: Callable[[LogRecord], bool]) -> None:
+        """Drop all others."""
+        self._make(len(self))
+        kept = list(filter(wanted, self.made))
+        self.made.clear()
+        self.made += kept
+
+    def take(self) -> LogRecord:
+        """The first one; from `made` where there is one, which is quicker. Raises IndexError where there is none."""
+        if not self.made:
+            self._make(SLICE)
+        return self.made.popleft()
+
+    def take_up_to(self, count: int) -> list[LogRecord]:
+        """The first ones."""
+        self._make(count)
+        take = self.made.popleft
+        return [take() for _ in range(min(count, len(self.made)))]
+
+    def take_columns(self) -> DecodedBatch | list[LogRecord]:
+        """The first ones of one segment, in the form that they are in. There must be any."""
+        if not self.made and self._columns is not None:
+            columns, self._columns = self._columns, None
+            return columns
+        first, records = self.made[0], []
+        while self.made and self.made[0].dlsn.lssn == first.dlsn.lssn:
+            records.append(self.made.popleft())
+        return records
+
+    def _make(self, count: int) -> None:
+        """Have `count` single records at hand, if there are as many."""
+        columns, lacking = self._columns, count - len(self.made)
+        if columns is not None and lacking > 0:
+            self.made += columns.sliced(0, lacking).records()
+            self._columns = columns.sliced(lacking, len(columns)) if lacking < len(columns) else None
+
+    # ------------------------------------------------------------------ lending
+
+    def lend(self) -> Loan:
+        """All of them."""
+        loan = Loan(list(self.made), self._columns)
+        self.clear()
+        return loan
+
+    def take_back(self, loan: Loan) -> None:
+        """Put what `loan` has not delivered in front again. Nothing may have been added since it was made."""
+        records, self._columns = loan.take_back()
+        self.made += records
+
+
+class Loan:
+    """Records for another thread, which delivers them without asking for each.
+
+    Taking a record from `rest`, and taking back what is left of a slice, are one step of the interpreter each; the lock
+    is for what happens once a slice.
+    """
+
+    def __init__(self, records: list[LogRecord], columns: DecodedBatch | None) -> None:
+        self._lock = threading.Lock()
+        self._slice = records
+        self._left = iter(records)
+        self._columns = columns
+        self._before: LogRecord | None = None  # the last record of the slice before
+        self._returned: int | None = None  # how many of the slice were delivered when it was taken back
+        self.rest: Iterator[LogRecord] = chain.from_iterable(self._slices())
+        """Those that were not delivered yet, from the first one on."""
+
+    def _slices(self) -> Iterator[Iterator[LogRecord]]:
+        yield self._left
+        while True:
+            with self._lock:
+                if self._returned is not None or self._columns is None:
+                    return
+                self._before = self._slice[-1] if self._slice else self._before
+                self._slice = self._columns.sliced(0, SLICE).records()
+                self._left = iter(self._slice)
+                left = len(self._columns) - len(self._slice)
+                self._columns = self._columns.sliced(len(self._slice), len(self._columns)) if left else None
+            yield self._left
+
+    @property
+    def spent(self) -> bool:
+        """Nothing is left to be delivered."""
+        with self._lock:
+            return self._columns is None and not length_hint(self._left)
+
+    @property
+    def last(self) -> LogRecord | None:
+        """The record delivered last."""
+        with self._lock:
+            delivered = self._returned
+            if delivered is None:
+                delivered = len(self._slice) - length_hint(self._left)
+            return self._slice[delivered - 1] if delivered else self._before
+
+    def take_back(self) -> tuple[list[LogRecord], DecodedBatch | None]:
+        """What was not delivered, and will not be any more by `rest`."""
+        with self._lock:
+            left = list(self._left)
+            self._returned = len(self._slice) - len(left)
+            columns, self._columns = self._columns, None
+            return left, columns
