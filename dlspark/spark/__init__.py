@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dlspark.spark.datasource import register
+    from dlspark.spark.listener import LagListener
 
-__all__ = ["register"]
+__all__ = ["LagListener", "register"]
 
 
 def __getattr__(name: str) -> object:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> object:
         from dlspark.spark.datasource import register
 
         return register
+    if name == "LagListener":
+        from dlspark.spark.listener import LagListener
+
+        return LagListener
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

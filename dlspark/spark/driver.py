@@ -16,19 +16,24 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.metrics.logs import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError
 from dlspark.spark.filters import Bounds
+from dlspark.spark.lag import NO_LAG, Lag, extent
 from dlspark.spark.log_view import LogView
 from dlspark.spark.offsets import Bound, Offsets
 from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.planning import Partition, Span, partitions, shares
 from dlspark.spark.selection import AtTxid, Everywhere, SourceQuery, Where
 from dlspark.spark.serving import check_served
-from metadata.errors import NoNodeError
+from metadata.errors import DistributedLogError, NoNodeError
 from metadata.logs import LogNotFoundError
 from metadata.tasks import end_tasks
 from storage_node.client import ClientSettings
+
+LAG_S = 2.0
+"""How long it may take to find how far a query is behind in one log; the batch waits for it."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -150,6 +155,26 @@ class SourceDriver:
         found = await self._answers({name: view.latest for name, view in (await self.views()).items()})
         self.newest = Offsets(found)
         return self.newest
+
+    async def lags(self, reached: Offsets) -> dict[str, Lag | None]:
+        """How far `reached` is behind what `latest` last found: logs that are not behind are left out, None is a log
+        whose lag could not be found within `LAG_S`. Raises nothing that a query could fail of."""
+        newest = self.newest or Offsets({})
+        begins = {
+            log: max(reached.get(log, DLSN.INITIAL), self._views[log].earliest())
+            for log in newest
+            if log in self._views
+        }
+        asked = {log: begin for log, begin in begins.items() if begin < newest[log]}
+        found = await asyncio.gather(*(self._lag(log, begin, newest[log]) for log, begin in asked.items()))
+        return {log: lag for log, lag in zip(asked, found, strict=True) if lag != NO_LAG}
+
+    async def _lag(self, log: str, begin: DLSN, end: DLSN) -> Lag | None:
+        try:
+            return (await asyncio.wait_for(extent(self._views[log], begin, end), LAG_S)).lag
+        except (DistributedLogError, asyncio.TimeoutError) as error:
+            _log.warning("log %s: how far the query is behind cannot be told: %s", log, error, extra=about(log=log))
+            return None
 
     # ------------------------------------------------------------------ how far a batch goes
 

@@ -18,6 +18,8 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError
 
 VERSION = 1
+BEHIND = "behind"
+"""Beside the positions in a query's progress (`latestOffset`): the lag of each log that is not read to its end."""
 _MAX_LONG = (1 << 63) - 1
 
 StoredOffset: TypeAlias = dict[str, object]
@@ -78,8 +80,8 @@ _CHECKPOINT_ADVICE = "Does the checkpoint belong to another query? Restore it, o
 def parse_places(option: str, text: str) -> Bound | dict[str, Place]:
     """The value of `startingOffsets` / `endingOffsets`: a bound for all logs, or a place for each log by name.
 
-    JSON is an object of positions by log name; the form of the checkpoint is taken too, so that a position can be
-    copied out of one. OffsetError says what is malformed.
+    JSON is an object of positions by log name; the forms of the checkpoint and of a query's progress are taken too, so
+    that a position can be copied out of one. OffsetError says what is malformed.
     """
     word = text.strip().lower()
     if word in (bound.value for bound in Bound):
@@ -91,7 +93,7 @@ def parse_places(option: str, text: str) -> Bound | dict[str, Place]:
             f"Option {option} is neither earliest, latest nor JSON: {text!r} ({error})",
             advice='Write for example {"flights": "3:1200:0"}',
         ) from None
-    if isinstance(value, dict) and set(value) == {"v", "logs"} and value["v"] == VERSION:
+    if isinstance(value, dict) and set(value) - {BEHIND} == {"v", "logs"} and value["v"] == VERSION:
         value = value["logs"]
     if not isinstance(value, dict) or not value:
         raise OffsetError(

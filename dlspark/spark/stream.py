@@ -36,7 +36,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from dlspark.core.runtime import Runtime
-from dlspark.spark.offsets import Offsets, StoredOffset
+from dlspark.spark.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.options import Options
 from dlspark.spark.partition_reader import LogPartition, read_partition
 from dlspark.spark.schema import column_names
@@ -77,6 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._driver: SourceDriver | None = None
         self._target: Offsets | None = None
         self._unsaved_start: Offsets | None = None
+        self._reached: Offsets | None = None
         self._told_nothing_new: tuple[Offsets, float] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -98,6 +99,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = Offsets.from_stored(start)
         unsaved, self._unsaved_start = self._unsaved_start, None
         if begin == unsaved:
+            self._reached = begin
             return begin.stored()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         driver = self._opened()
@@ -106,11 +108,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._run(driver.wait_for_news(LONG_POLL_S))
             end = self._run(driver.end_of_batch(begin, most, self._target))
         self._told_nothing_new = (begin, time.monotonic()) if end == begin else None
+        self._reached = end
         return end.stored()
 
     def reportLatestOffset(self) -> StoredOffset | None:
+        """The logs' ends, and what lies between them and the end of this batch: a listener needs no connection."""
         newest = None if self._driver is None else self._driver.newest
-        return None if newest is None else newest.stored()
+        if newest is None or self._driver is None or self._reached is None:
+            return None if newest is None else newest.stored()
+        lags = self._run(self._driver.lags(self._reached))
+        behind = {log: None if lag is None else lag.reported() for log, lag in sorted(lags.items())}
+        return {**newest.stored(), BEHIND: behind}
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._run(self._opened().latest())

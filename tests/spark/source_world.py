@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.writing.writer import AsyncLogWriter
@@ -40,6 +41,10 @@ class Logs:
     def write(self, name: str, txids: Sequence[int], *, entry_records: int = 10, keep_open: bool = False) -> None:
         """Append a record an id, `entry_records` an entry; then complete the segment, or keep it open."""
         self._runtime.run(self._write(name, txids, entry_records, keep_open))
+
+    def commit(self, name: str, subscriber: str, segment: int, entry: int) -> None:
+        """Store a subscriber's position: the beginning of an entry."""
+        self._runtime.run(self._commit(name, subscriber, DLSN(segment, entry, 0)))
 
     def seal(self, name: str) -> None:
         self._runtime.run(self._seal(name))
@@ -84,6 +89,10 @@ class Logs:
         if not keep_open:
             del self._writers[name]
             await writer.close()
+
+    async def _commit(self, name: str, subscriber: str, position: DLSN) -> None:
+        async with await self._namespace.open_log(name) as log:
+            await log.commit_position(subscriber, position)
 
     async def _seal(self, name: str) -> None:
         writer = await self._writer(name)

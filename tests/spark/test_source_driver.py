@@ -447,3 +447,42 @@ async def test_a_query_that_starts_while_an_empty_segment_is_gone_reads_what_tak
     assert start[name] == DLSN(1, 0, 0)
     await world.write(name, range(5))
     assert await read(await driver.plan(start, await driver.latest())) == list(range(5))
+
+
+# ---------------------------------------------------------------------- how far a query is behind
+
+
+async def test_a_query_is_told_how_far_it_is_behind_and_pays_nothing_where_it_is_not(world: World) -> None:
+    for name in ("done", "late", "fresh"):
+        await world.create(name)
+    await world.write("done", range(5))
+    await world.write("late", range(1000, 1030), entry=10)
+    await world.write("late", range(1030, 1040), entry=5, keep_open=True)
+    await world.write("fresh", range(7), keep_open=True)
+    driver = await world.driver(subscribe="done,late,fresh")
+    end = await driver.end_of_batch(Offsets({}), None, None)
+    assert await driver.lags(end) == {}
+    probes = {name: view.probes.entries for name, view in (await driver.views()).items()}
+    assert await driver.lags(end) == {}
+    assert {name: view.probes.entries for name, view in (await driver.views()).items()} == probes
+    behind = await driver.lags(Offsets({"done": end["done"], "late": DLSN(1, 1, 0)}))
+    assert {log: (lag.records, lag.milliseconds) for log, lag in behind.items() if lag is not None} == {
+        "late": (30, 1039 - 1010),
+        "fresh": (7, 6),
+    }
+    assert behind["late"] is not None
+    assert behind["late"].bytes > 30 * 4
+
+
+async def test_a_lag_that_nobody_can_tell_costs_a_query_a_warning_and_not_its_life(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = await world.create()
+    await world.write(name, range(20), entry=5)
+    await world.write(name, range(20, 40), entry=5, keep_open=True)
+    driver = await world.driver(log=name)
+    await driver.latest()
+    for _ in range(3):
+        await world.stop_node(0)
+    assert await driver.lags(Offsets({name: DLSN(2, 1, 0)})) == {name: None}
+    assert "cannot be told" in caplog.text

@@ -58,7 +58,10 @@ def test_places_are_bounds_or_positions_by_log() -> None:
         "a": DLSN(3, 1200, 0),
         "b": Bound.EARLIEST,
     }
-    assert parse_places("startingOffsets", GOLDEN) == {"aviation": DLSN(12, 0, 0), "flights": DLSN(3, 1200, 0)}
+    stored = {"aviation": DLSN(12, 0, 0), "flights": DLSN(3, 1200, 0)}
+    assert parse_places("startingOffsets", GOLDEN) == stored
+    in_progress = json.dumps({**json.loads(GOLDEN), "behind": {"flights": {"records": 1, "bytes": 2, "ms": None}}})
+    assert parse_places("startingOffsets", in_progress) == stored
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
 from dlspark.spark import stream
 from dlspark.spark.driver import Resolved
+from dlspark.spark.lag import Lag
 from dlspark.spark.offsets import Offsets
 from dlspark.spark.options import Options, Scope
 from dlspark.spark.planning import Partition
@@ -46,6 +47,9 @@ class ToldDriver:
     async def end_of_batch(self, start: Offsets, limit: int | None, target: Offsets | None) -> Offsets:
         self.calls.append(f"end_of_batch limit={limit}")
         return await self.latest() if target is None else target
+
+    async def lags(self, reached: Offsets) -> dict[str, Lag | None]:
+        return {log: Lag(2, 300, 40) for log, end in self.end.items() if reached[log] < end}
 
     async def wait_for_news(self, timeout_s: float) -> None:
         self.calls.append("wait")
@@ -144,9 +148,17 @@ def test_stop_closes_once_and_a_reader_that_never_opened_has_nothing_to_close(
     assert told.calls == ["close"]
 
 
-def test_the_newest_position_is_reported(reader: StreamReader, told: ToldDriver) -> None:
+def test_the_newest_position_is_reported_with_what_lies_before_it(reader: StreamReader, told: ToldDriver) -> None:
     reader.latestOffset(at(0).stored(), ReadMaxRows(7))
-    assert json.dumps(reader.reportLatestOffset()) == '{"v": 1, "logs": {"flights": "1:10:0"}}'
+    assert json.dumps(reader.reportLatestOffset()) == '{"v": 1, "logs": {"flights": "1:10:0"}, "behind": {}}'
+    told.end = told.newest = at(12)
+    lag = '{"flights": {"records": 2, "bytes": 300, "ms": 40}}'
+    assert json.dumps(reader.reportLatestOffset()) == f'{{"v": 1, "logs": {{"flights": "1:12:0"}}, "behind": {lag}}}'
+
+
+def test_before_the_first_batch_only_the_position_is_reported(reader: StreamReader, told: ToldDriver) -> None:
+    told.newest = at(10)
+    assert reader.reportLatestOffset() == at(10).stored()
 
 
 def test_a_second_sigterm_neither_waits_for_the_first_ones_handler_nor_cuts_the_end_off() -> None:

@@ -78,7 +78,7 @@ class Meter:
         statistics = statistics if statistics is not None else Statistics()
         meter = cls(wanted=statistics.collect, traces=tracing(settings.tracing_enabled, statistics.tracer_provider))
         if statistics.collect:
-            collection = collection_of(_registry(statistics.registry))
+            collection = collection_of(registry_of(statistics))
             collection.attach(meter._scopes)
             # A namespace that is dropped without being closed stops counting as well.
             finalizer = weakref.finalize(meter, collection.detach, meter._scopes)
@@ -156,9 +156,10 @@ def _nothing() -> None:
     pass
 
 
-def _registry(registry: CollectorRegistry | None) -> CollectorRegistry:
-    if registry is not None:
-        return registry
+def registry_of(statistics: Statistics) -> CollectorRegistry:
+    """The registry that is meant: where none is named, prometheus_client's own."""
+    if statistics.registry is not None:
+        return statistics.registry
     from prometheus_client import REGISTRY
 
     return REGISTRY
@@ -173,7 +174,7 @@ def serve_metrics(port: int, host: str = "127.0.0.1", registry: CollectorRegistr
     from prometheus_client import start_http_server
 
     try:
-        server, thread = start_http_server(port, host, _registry(registry))
+        server, thread = start_http_server(port, host, registry_of(Statistics(registry)))
     except OSError as error:
         raise CallerError(f"metrics cannot be served on {host}:{port}: {error}", advice="Give another port") from error
 

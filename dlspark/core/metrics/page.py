@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlspark.core.metrics.catalog import METRICS, WITHOUT_MEANING
+from dlspark.core.metrics.lags import LAG_METRICS
 from dlspark.core.metrics.logs import FIELDS
 from dlspark.core.metrics.meter import MAX_STREAMS
 from dlspark.core.metrics.slow import WARN_INTERVAL_S
@@ -53,6 +54,20 @@ A program that runs on `dlspark.sandbox` shows its own side by `serve_metrics` l
 | metric | reason |
 |---|---|
 """
+_LAGS = """
+## Lag of streaming queries
+
+`dlspark.spark.LagListener` sets these gauges from the progress of Spark's streaming queries, and takes them away when a
+query ends (docs/spark-metadata.md):
+
+    from dlspark.spark import LagListener
+
+    dlspark.serve_metrics(9000)
+    spark.streams.addListener(LagListener())
+
+| metric | kind | unit | labels | meaning |
+|---|---|---|---|---|
+"""
 _TAIL = f"""
 ## Slow operations
 
@@ -100,7 +115,15 @@ the message: {", ".join(f"`{name}`" for name in FIELDS)}. One line of JSON for e
 def metrics_page() -> str:
     """The whole text of docs/metrics.md."""
     return "".join(
-        (_HEAD, *_rows(), _COST, *(f"| `{name}` | {why} |\n" for name, why in WITHOUT_MEANING.items()), _TAIL)
+        (
+            _HEAD,
+            *_rows(),
+            _COST,
+            *(f"| `{name}` | {why} |\n" for name, why in WITHOUT_MEANING.items()),
+            _LAGS,
+            *_lag_rows(),
+            _TAIL,
+        )
     )
 
 
@@ -110,3 +133,9 @@ def _rows() -> Iterator[str]:
         labels = ", ".join(f"`{label}`" for label in info.labels)
         marks = " | ".join("•" if mark else "" for mark in (info.per_log, not info.upstream))
         yield f"| {name} | {info.kind} | {info.unit} | {labels} | {marks} | {info.meaning} |\n"
+
+
+def _lag_rows() -> Iterator[str]:
+    for one in LAG_METRICS:
+        labels = ", ".join(f"`{label}`" for label in one.labels)
+        yield f"| `{one.name}` | gauge | {one.unit} | {labels} | {one.meaning} |\n"

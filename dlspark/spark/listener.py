@@ -1,0 +1,228 @@
+"""`LagListener`: how far streaming queries are behind in their logs, told by their progress.
+
+    listener = dlspark.spark.LagListener()
+    spark.streams.addListener(listener)
+
+The source puts the lag into the progress of each batch (`latestOffset`, `behind`), so the listener has no connection of
+its own and runs wherever progress is heard: in a classic session, and in the client of Spark Connect. It shows what it
+heard three ways: `lags()` for programs, gauges for Prometheus, a picture for notebooks.
+
+It must never harm a query: whatever goes wrong in it is logged, once a kind, and dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from dlspark.core.display.lag_picture import LagPicture, LagSample, Measure
+from dlspark.core.metrics import Statistics
+from dlspark.core.metrics.lags import lags_of
+from dlspark.errors import CallerError
+from dlspark.spark.errors import OffsetError
+from dlspark.spark.lag import NO_LAG, Lag
+from dlspark.spark.offsets import BEHIND, Offsets
+
+_log = logging.getLogger(__name__)
+
+MAX_ENDED: Final = 16
+"""Queries that have ended and are still shown in pictures."""
+DEFAULT_HISTORY: Final = 720
+"""Batches of a query that its picture goes back."""
+_MEASURES: Final = ("records", "bytes", "ms")
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What is known of one query."""
+
+    name: str
+    samples: deque[LagSample]
+    ended: bool = False
+    lags: dict[str, Lag | None] = field(default_factory=dict)
+
+    def words(self) -> str:
+        """In one line."""
+        if not self.samples:
+            return "ended before a batch" if self.ended else "no batch yet"
+        known = [lag for lag in self.lags.values() if lag is not None]
+        behind = sum(lag.records or 0 for lag in known)
+        stored = sum(lag.bytes for lag in known)
+        state = "ended" if self.ended else "running"
+        return f"{state}, batch {self.samples[-1].batch:,}: {behind:,} records, {stored:,} bytes behind"
+
+
+class LagListener(StreamingQueryListener):
+    """Follows every query of a session that reads from a log; others do not matter to it. One listener may be added to
+    several sessions. Its methods may be called from any thread."""
+
+    def __init__(self, statistics: Statistics | None = None, *, history: int = DEFAULT_HISTORY) -> None:
+        """`statistics` says where gauges go: by default to prometheus_client's own registry. `history`: how many
+        batches of a query are kept. Raises CallerError for a history below 1, or names taken in the registry."""
+        if history < 1:
+            raise CallerError(f"a history of {history} batches shows nothing", advice="Give 1 or more")
+        self._gauges = lags_of(statistics)
+        self._history = history
+        self._lock = threading.Lock()
+        self._queries: dict[str, _Heard] = {}
+        self._told: set[str] = set()
+
+    # ------------------------------------------------------------------ what was heard
+
+    def lags(self) -> dict[str, dict[str, Lag | None]]:
+        """By query (its name, else its id) and log, how far those that run are behind; None: that is not known."""
+        with self._lock:
+            return {heard.name: dict(heard.lags) for heard in self._queries.values() if not heard.ended}
+
+    def picture(self, query: str | None = None, by: Measure = "records") -> LagPicture:
+        """How far a query (its name or id; by default the one heard of last) was behind over time.
+
+        Raises CallerError for a query that was not heard of, or another measure.
+        """
+        if by not in _MEASURES:
+            raise CallerError(f"there is no lag in {by!r}", advice="Give by='records', by='bytes' or by='ms'")
+        with self._lock:
+            heard = self._found(query)
+            if heard is None and query is not None:
+                known = ", ".join(one.name for one in self._queries.values()) or "none"
+                raise CallerError(f"no query {query!r} was heard of", advice=f"Heard of: {known}")
+            if heard is None:
+                return LagPicture("no query", "none that reads a log was heard of yet", ())
+            return LagPicture(f"query {heard.name}", heard.words(), tuple(heard.samples), by)
+
+    def _found(self, query: str | None) -> _Heard | None:
+        if query is None:
+            return next(reversed(self._queries.values()), None)
+        named = [heard for query_id, heard in self._queries.items() if query in (query_id, heard.name)]
+        return named[-1] if named else None
+
+    def __str__(self) -> str:
+        with self._lock:
+            queries = list(self._queries)
+        return "\n".join(str(self.picture(query)) for query in queries) or str(self.picture())
+
+    def _repr_html_(self) -> str:
+        with self._lock:
+            queries = [query_id for query_id, heard in self._queries.items() if not heard.ended] or list(self._queries)[
+                -1:
+            ]
+        return "".join(self.picture(query)._repr_html_() for query in queries) or self.picture()._repr_html_()
+
+    # ------------------------------------------------------------------ for Spark
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing is known before the first batch."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self._safely(lambda: self._progress(event.progress))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        self._safely(lambda: self._alive(str(event.id)))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self._safely(lambda: self._terminated(str(event.id)))
+
+    def _safely(self, action: Callable[[], None]) -> None:
+        """A listener may not fail: Spark would print a trace for each batch, and some of its buses drop listeners."""
+        try:
+            action()
+        except Exception as error:
+            kind = type(error).__name__
+            if kind not in self._told:
+                self._told.add(kind)
+                _log.warning("what a query told of its lag is not shown: %s: %s", kind, error, exc_info=error)
+
+    def _progress(self, progress: StreamingQueryProgress) -> None:
+        lags = told_lags(progress)
+        if lags is None:
+            return
+        query_id, name = str(progress.id), progress.name or str(progress.id)
+        at_s = _epoch_s(progress.timestamp)
+        sample = LagSample(at_s, progress.batchId, {log: _values(lag) for log, lag in lags.items()})
+        with self._lock:
+            heard = self._queries.pop(query_id, None) or _Heard(name, deque(maxlen=self._history))
+            self._queries[query_id] = heard  # The one heard of last is the last one.
+            heard.name, heard.ended, heard.lags = name, False, lags
+            heard.samples.append(sample)
+        self._show(query_id, heard)
+
+    def _alive(self, query_id: str) -> None:
+        """A query that idles has heard of no news: its lag is what it was."""
+        with self._lock:
+            heard = self._queries.get(query_id)
+        if heard is not None:
+            self._show(query_id, heard)
+
+    def _show(self, query_id: str, heard: _Heard) -> None:
+        if self._gauges is not None:
+            values = {log: _values(lag) for log, lag in heard.lags.items()}
+            self._gauges.show(query_id, heard.name, time.time(), values)
+
+    def _terminated(self, query_id: str) -> None:
+        if self._gauges is not None:
+            self._gauges.forget(query_id)
+        with self._lock:
+            heard = self._queries.get(query_id)
+            if heard is not None:
+                heard.ended = True
+            ended = [one for one, heard in self._queries.items() if heard.ended]
+            for one in ended[: max(len(ended) - MAX_ENDED, 0)]:
+                del self._queries[one]
+
+
+def told_lags(progress: StreamingQueryProgress) -> dict[str, Lag | None] | None:
+    """What a batch's progress tells of each log that the query reads; None where it reads none.
+
+    A log that two sources of the query read counts once, with the larger lag.
+    """
+    found: dict[str, Lag | None] = {}
+    ours = False
+    for source in progress.sources:
+        for log, lag in (_of_source(source.latestOffset) or {}).items():
+            ours = True
+            found[log] = lag if log not in found else _larger(found[log], lag)
+    return found if ours else None
+
+
+def _of_source(latest: str | None) -> dict[str, Lag | None] | None:
+    """The lags in one source's `latestOffset`; None where it is not of a log."""
+    try:
+        told = json.loads(latest or "null")
+        behind = told.pop(BEHIND)
+        logs = Offsets.from_stored(told)
+    except (ValueError, AttributeError, KeyError, TypeError, OffsetError):
+        return None  # Of another source, or of a batch before the first.
+    if not isinstance(behind, Mapping):
+        return None
+    return {log: Lag.of_report(behind[log]) if log in behind else NO_LAG for log in logs}
+
+
+def _larger(one: Lag | None, other: Lag | None) -> Lag | None:
+    if one is None or other is None:
+        return one or other
+    return max(one, other, key=lambda lag: (lag.records or 0, lag.bytes))
+
+
+def _values(lag: Lag | None) -> tuple[int | None, int | None, int | None]:
+    return (None, None, None) if lag is None else (lag.records, lag.bytes, lag.milliseconds)
+
+
+def _epoch_s(timestamp: str) -> float:
+    """A progress's time; before Python 3.11 `fromisoformat` knows no Z."""
+    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
