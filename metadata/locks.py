@@ -418,6 +418,18 @@ class DistributedLock:
             return
         raise self._failure or self._not_held()
 
+    async def confirmed(self) -> bool:
+        """Whether the store itself says, after this call, that we own the lock."""
+        member = self._member
+        if self._state is not _State.HELD or member is None:
+            return False
+
+        async def look() -> bool:
+            await self._store.sync(member.path)
+            return await self._store.exists(member.path) is not None
+
+        return await repeat(self._store, look) and self._member is member
+
     def _not_held(self) -> LockingError:
         kind = LockClosedError if self._state is _State.CLOSED else LockingError
         return kind(f"the lock is not held ({self._state.value})", path=self._path)

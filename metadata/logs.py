@@ -22,7 +22,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from metadata.errors import (
     BadVersionError,
@@ -81,6 +81,14 @@ T = TypeVar("T")
 Names: TypeAlias = list[str]
 Segments: TypeAlias = list[SegmentMetadata]
 Ops: TypeAlias = list[Op]
+
+
+class LogSnapshot(NamedTuple):
+    """A log at one moment: what its transactions are conditional on, and its segments in order."""
+
+    state: LogState
+    segments: Segments
+
 
 _LOG: Final = logging.getLogger(__name__)
 DEFAULT_PARTITION: Final = "<default>"
@@ -308,6 +316,23 @@ class LogStore:
             Versioned(int(ledgers.value), ledgers.version), Versioned(highest, max_txid.version), allocation
         )
 
+    async def snapshot(self, name: str) -> LogSnapshot:
+        """State and segments of one moment, for who is going to change them.
+
+        Raises as `open` and `segments` do, and BadVersionError where the log was changed meanwhile: every transaction
+        that begins or ends a segment sets `ledgers`, and the listing tells that znode's version beside the names.
+        """
+        state = await self.open(name)
+        for _ in range(RELISTS):
+            listing = await self.listing(name)
+            if listing.version != state.max_lssn.version:
+                break
+            try:
+                return LogSnapshot(state, await listing.read_all())
+            except SegmentVanishedError:
+                continue
+        raise BadVersionError("the log was changed while it was read", log=name, path=self.paths(name).ledgers)
+
     async def highest_txid(self, name: str) -> int | None:
         """The transaction id of `open`, by one read; None if there is no such log."""
         try:
@@ -414,6 +439,24 @@ class LogStore:
             except SegmentVanishedError:
                 continue
         return await question(await self.listing(name))
+
+    async def claim(self, name: str, state: LogState, *, ledgers: bool = True, allocation: bool = True) -> LogState:
+        """Set `ledgers` and `allocation`, or one of them, as they are: whoever built on their versions before can begin
+        and end no segment any more, and name no ledger for one.
+
+        Raises BadVersionError when somebody else owns the log, or an OutcomeUnknownError.
+        """
+        paths = await self.located(name)
+        lssn, allocated = state.max_lssn, state.allocation
+        ops: Ops = []
+        if ledgers:
+            ops.append(SetData(paths.ledgers, _decimal(lssn.value), lssn.version))
+            lssn = Versioned(lssn.value, lssn.version + 1)
+        if allocation:
+            ops.append(SetData(paths.allocation, allocated.value, allocated.version))
+            allocated = Versioned(allocated.value, allocated.version + 1)
+        await self._store.multi(ops)
+        return replace(state, max_lssn=lssn, allocation=allocated)
 
     async def start_segment(
         self,

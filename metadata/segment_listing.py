@@ -125,9 +125,15 @@ class SegmentListing:
         listed: Sequence[ListedSegment] = (),
         data: Mapping[str, SegmentMetadata] | None = None,
         read: Callable[[ListedSegment], Awaitable[SegmentMetadata]] | None = None,
+        *,
+        stat: Stat | None = None,
     ) -> None:
-        """`read` reads what is not in `data`."""
+        """`read` reads what is not in `data`; `stat` is that of the segments' parent at the moment of the names."""
         self.log = log
+        self.version = stat.version if stat is not None else -1
+        """Data version of the segments' parent (`LogState.max_lssn`)."""
+        self.creation = stat.czxid if stat is not None else -1
+        """Which log this is of all that ever had the name: the transaction that made the segments' parent."""
         self.reads = 0
         """Segments that were read for this listing, because they were not kept."""
         self.open = tuple(one for one in listed if one.in_progress)
@@ -208,11 +214,11 @@ class SegmentLister:
 
         Raises NoNodeError where the path does not exist, SegmentListError where a segment in the middle is missing.
         """
-        names, data = await self._names(log, path, watch)
+        names, data, stat = await self._names(log, path, watch)
         told = self._told(log, names)
         if told is None or (self._validate_sequence and _has_gap(told)):
             return await self._by_data(log, path, watch)
-        return self._listing(log, path, told, data)
+        return self._listing(log, path, told, data, stat)
 
     async def segments(self, log: str, path: str, watch: Watcher | None = None) -> list[SegmentMetadata]:
         """All of them, read. One that keeps vanishing while it is read is left out. Raises as `listing` does."""
@@ -222,7 +228,7 @@ class SegmentLister:
                 return await listing.read_all()
             except SegmentVanishedError:
                 continue
-        return await self._read_in_order(log, path, watch)
+        return (await self._read_in_order(log, path, watch))[0]
 
     # ------------------------------------------------------------------ by name
 
@@ -239,7 +245,7 @@ class SegmentLister:
         return sorted(found, key=lambda one: (one.lssn, not one.in_progress))
 
     def _listing(
-        self, log: str, path: str, listed: Sequence[ListedSegment], data: dict[str, SegmentMetadata]
+        self, log: str, path: str, listed: Sequence[ListedSegment], data: dict[str, SegmentMetadata], stat: Stat
     ) -> SegmentListing:
         async def read(one: ListedSegment) -> SegmentMetadata:
             segment = await self._read(log, f"{path}/{one.name}")
@@ -251,18 +257,19 @@ class SegmentLister:
             self._cache.keep(log, data, segment)
             return segment
 
-        return SegmentListing(log, listed, data, read)
+        return SegmentListing(log, listed, data, read, stat=stat)
 
     # ------------------------------------------------------------------ by data
 
     async def _by_data(self, log: str, path: str, watch: Watcher | None) -> SegmentListing:
-        segments = await self._read_in_order(log, path, watch)
+        segments, stat = await self._read_in_order(log, path, watch)
         listed = [ListedSegment(s.lssn, s.in_progress, s.znode_name) for s in segments]
-        return SegmentListing(log, listed, {s.znode_name: s for s in segments})
+        return SegmentListing(log, listed, {s.znode_name: s for s in segments}, stat=stat)
 
-    async def _read_in_order(self, log: str, path: str, watch: Watcher | None) -> list[SegmentMetadata]:
+    async def _read_in_order(self, log: str, path: str, watch: Watcher | None) -> tuple[list[SegmentMetadata], Stat]:
+        """The segments, and the stat of the listing they were read by."""
         for _ in range(RELISTS):
-            names, data = await self._names(log, path, watch)
+            names, data, stat = await self._names(log, path, watch)
             read = await asyncio.gather(*(self._read(log, f"{path}/{name}", data) for name in names))
             segments = order(segment for segment in read if segment is not None)
             if len(segments) == len(names):
@@ -270,7 +277,7 @@ class SegmentLister:
         gap = gap_in(segments) if self._validate_sequence else None
         if gap is not None and len(segments) < len(names):
             # Somebody rolls faster than we read. What lies before the gap is right, and the watch brings the rest.
-            return [segment for segment in segments if segment.lssn <= gap[0]]
+            return [segment for segment in segments if segment.lssn <= gap[0]], stat
         if gap is not None:
             raise SegmentListError(
                 f"segment {gap[1]} follows segment {gap[0]}: one between them is missing",
@@ -278,15 +285,18 @@ class SegmentLister:
                 path=path,
                 advice="Was a segment deleted by hand? Only the oldest may go",
             )
-        return segments
+        return segments, stat
 
     # ------------------------------------------------------------------ requests
 
-    async def _names(self, log: str, path: str, watch: Watcher | None) -> tuple[list[str], dict[str, SegmentMetadata]]:
-        """Names of segments, and what is kept of them and right."""
+    async def _names(
+        self, log: str, path: str, watch: Watcher | None
+    ) -> tuple[list[str], dict[str, SegmentMetadata], Stat]:
+        """Names of segments, what is kept of them and right, and their parent's stat."""
         names, stat = await repeat(self._store, lambda: self._store.children(path, watch))
         data = self._cache.refresh(log, frozenset(names), stat)
-        return [name for name in names if name.startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))], data
+        segments = [name for name in names if name.startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))]
+        return segments, data, stat
 
     async def _read(
         self, log: str, path: str, kept: dict[str, SegmentMetadata] | None = None

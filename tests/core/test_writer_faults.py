@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.writing.succession import MAX_TAKE_OVERS
 from dlspark.errors import (
+    DistributedLogError,
     LogNotFoundError,
     NotAppliedError,
     OutcomeUnknownError,
@@ -21,6 +24,7 @@ from dlspark.errors import (
     WriterDeposedError,
 )
 from metadata.errors import NoNodeError
+from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.logs import SegmentListError
 from metadata.memory import Fault
 from storage_node.errors import NoSuchLedgerError
@@ -206,20 +210,170 @@ async def test_one_who_stood_still_while_reading_the_log_leaves_its_next_owner_a
     log = await one.open_log("overtaken")
     async with await log.open_writer() as writer:
         writer.write(1, b"one")
-    segments, taken_over = one.logs_store.segments, []
+    listing, taken_over = one.logs_store.listing, []
 
     async def later(name, watch=None):
         if not taken_over:
             taken_over.append(await _next_owner(world, name, instead_of=one))
-        return await segments(name, watch)
+        return await listing(name, watch)
 
-    monkeypatch.setattr(one.logs_store, "segments", later)
+    monkeypatch.setattr(one.logs_store, "listing", later)
     with pytest.raises(WriterDeposedError):
         await log.open_writer()
     ((other, new, kept),) = taken_over
     await new.close()
     assert await kept == DLSN(2, 0, 0)
     assert [record.payload for record in await _all(other, "overtaken")] == [b"one", b"of the next owner"]
+
+
+async def test_one_who_stood_still_before_reading_the_log_leaves_its_next_owner_alone(world, monkeypatch):
+    one = await world.namespace()
+    log = await one.open_log("asleep")
+    async with await log.open_writer() as writer:
+        writer.write(1, b"one")
+    snapshot, taken_over = one.logs_store.snapshot, []
+
+    async def later(name):
+        taken_over.append(await _next_owner(world, name, instead_of=one))
+        return await snapshot(name)
+
+    monkeypatch.setattr(one.logs_store, "snapshot", later)
+    with pytest.raises((LockingError, OwnershipAcquireFailedError)):
+        await log.open_writer()
+    ((other, new, kept),) = taken_over
+    later_one = new.write(8, b"not fenced")
+    await new.close()
+    assert (await kept, await later_one) == (DLSN(2, 0, 0), DLSN(2, 1, 0))
+    assert [record.payload for record in await _all(other, "asleep")] == [b"one", b"of the next owner", b"not fenced"]
+
+
+async def _left_behind(world, name):
+    """A log's former owner, with a record in its segment: its session has ended, and it does not know that yet."""
+    old = await world.namespace()
+    writer = await (await old.open_log(name, {"writerOutputBufferSize": 0})).open_writer("the former owner")
+    await writer.write(1, b"one")
+    world.cut_off(old)
+    return old, writer
+
+
+async def _begins(writer):
+    await writer._succession._transitions.start(2)
+
+
+async def _ends(writer):
+    segment = writer._succession.current.metadata
+    with suppress(DistributedLogError):  # where recovery has closed it already
+        await writer._succession.current.ledger.close()
+    await writer._succession._transitions.complete(segment, last_txid=1, record_count=1, last_entry=0, last_slot=0)
+
+
+async def _allocates(writer):
+    await writer._succession._transitions.prepare()
+
+
+async def _begins_what_it_allocated(writer):
+    await _allocates(writer)
+    await _begins(writer)
+
+
+@pytest.mark.parametrize("last_words", [_begins, _ends, _allocates, _begins_what_it_allocated])
+@pytest.mark.parametrize("moment", ["snapshot", "listing", "complete_segment"])
+async def test_a_last_transaction_of_the_former_owner_does_not_keep_its_successor_from_opening_the_log(
+    world, monkeypatch, last_words, moment
+):
+    _, former = await _left_behind(world, "handed-over")
+    namespace = await world.namespace()
+    logs, uttered = namespace.logs_store, []
+    then = getattr(logs, moment)
+
+    async def disturbed(*arguments, **named):
+        if not uttered:
+            uttered.append(True)
+            world.tree.inject = None
+            try:
+                await last_words(former)
+            except DistributedLogError as error:
+                uttered.append(error)
+        return await then(*arguments, **named)
+
+    monkeypatch.setattr(logs, moment, disturbed)
+    log = await namespace.open_log("handed-over", {"writerOutputBufferSize": 0})
+    writer = await log.open_writer("the successor")
+    assert uttered
+    assert namespace.counters["recovery-begun-again"] <= 1
+    assert await writer.write(1, b"two") > DLSN(1, 0, 0)
+    refused = former.write(3, b"never")
+    assert isinstance(await _outcome(refused), OutcomeUnknownError | NotAppliedError)
+    await writer.close()
+    with pytest.raises(NotAppliedError):
+        await former.close()
+    assert [record.payload for record in await _all(namespace, "handed-over")] == [b"one", b"two"]
+    segments = await log.segments()
+    assert [segment.in_progress for segment in segments] == [False] * len(segments)
+    left = [ledger async for ledger in namespace.ledgers._ledgers.ids()]
+    assert sorted(left) == sorted(segment.ledger_id for segment in segments), "and no ledger is left over"
+
+
+async def test_once_a_writer_is_open_no_transaction_of_the_former_owner_is_applied(world):
+    old = await world.namespace()
+    former = await (await old.open_log("asleep")).open_writer("the former owner")
+    world.cut_off(old)
+    namespace = await world.namespace()
+    log = await namespace.open_log("asleep")
+    writer = await log.open_writer("the successor")
+    world.tree.inject = None
+    for last_words in (_allocates, _begins):
+        with pytest.raises(DistributedLogError):
+            await last_words(former)
+    future = writer.write(1, b"one")
+    await writer.close()
+    assert await future == DLSN(1, 0, 0)
+    assert namespace.counters["recovery-begun-again"] == 0
+
+
+async def _move(world, name):
+    """Somebody else sets the value that every owner's transactions depend on."""
+    path = f"/dl/{name}/<default>/ledgers"
+    data, _ = await world.operator.get(path)
+    await world.operator.put(path, data, -1)
+
+
+async def test_a_log_that_is_changed_again_and_again_is_given_up(world, monkeypatch):
+    namespace = await world.namespace()
+    log = await namespace.open_log("restless")
+    await namespace.create_log("restless")
+    listing = namespace.logs_store.listing
+
+    async def moved(name, watch=None):
+        await _move(world, name)
+        return await listing(name, watch)
+
+    monkeypatch.setattr(namespace.logs_store, "listing", moved)
+    with pytest.raises(WriterDeposedError):
+        await log.open_writer()
+    assert namespace.counters["recovery-begun-again"] == MAX_TAKE_OVERS - 1
+    monkeypatch.undo()
+    async with await log.open_writer():
+        pass  # The lock was given back.
+
+
+@pytest.mark.parametrize("settings", [{}, {"write_lock": False}])
+async def test_a_log_that_changes_under_one_who_does_not_own_it_is_left_alone(world, monkeypatch, settings):
+    namespace = await world.namespace(**settings)
+    await namespace.create_log("taken")
+    log = await namespace.open_log("taken")
+    listing = namespace.logs_store.listing
+
+    async def deposed(name, watch=None):
+        for member in (await world.operator.children(f"/dl/{name}/<default>/lock"))[0]:
+            await world.operator.delete(f"/dl/{name}/<default>/lock/{member}")
+        await _move(world, name)
+        return await listing(name, watch)
+
+    monkeypatch.setattr(namespace.logs_store, "listing", deposed)
+    with pytest.raises(WriterDeposedError):
+        await log.open_writer()
+    assert namespace.counters["recovery-begun-again"] == 0
 
 
 async def test_a_deposed_recovery_does_not_remove_the_segment_that_took_the_number_of_an_empty_one(world, monkeypatch):

@@ -26,11 +26,13 @@ def test_a_writer_that_was_stopped_gets_no_acknowledgement_after_the_first_one_o
     played = run_failovers(seeds)
     print(table(played))
     assert [f"seed {one.seed}: {one.failure}" for one in played if one.failure is not None] == []
+    assert [one.seed for one in played if one.tries > 1] == [], "successors that had to open the log more than once"
     if len(seeds) < ROUNDS:
         return
     # The rounds were what they are to be: most first writers had written, went on, were refused, and were told why.
     assert sum(one.acknowledged_before > 0 for one in played) > len(played) / 2
     assert sum(one.refused_after > 0 for one in played) > len(played) / 3
+    assert any(one.begun_again for one in played), "recoveries that a last transaction has met"
     assert {"WriterDeposedError", "WriteError"} <= {one.ended_with for one in played}
     assert {one.session_timeout_s for one in played} == set(SESSION_TIMEOUTS_S)
 

@@ -37,6 +37,9 @@ from metadata.tasks import end_tasks
 
 _log = logging.getLogger(__name__)
 
+MAX_TAKE_OVERS = 5
+"""How often a new owner begins its recovery, where the last owner's transactions keep disturbing it."""
+
 
 class Succession:
     """The segments of one owner. Its steps do not overlap; each leaves `current` as the segment to write to."""
@@ -104,6 +107,40 @@ class Succession:
 
     # ------------------------------------------------------------------ recovering
 
+    async def take_over(self) -> int:
+        """`recover` as the log's new owner, who has just taken the lock; afterwards no other one can change the log.
+
+        The last transaction of the owner before may arrive meanwhile: it was on its way, or its process stood still. It
+        moves the versions, and may begin or end a segment. As long as the lock is ours the log is read and recovered
+        again then, from the beginning: so what that owner has begun is fenced too, before anything is acknowledged here
+        (I5, I7). Raises WriterDeposedError where the lock is not ours any more, or it happens again and again.
+        """
+        for _ in range(MAX_TAKE_OVERS - 1):
+            try:
+                return await self._take_over()
+            except WriterDeposedError:
+                if not await self._lock.confirmed():
+                    raise
+            self._services.counters["recovery-begun-again"] += 1
+            self._transitions.forget()
+        return await self._take_over()
+
+    async def _take_over(self) -> int:
+        await self._lock.ensure_held()
+        member = self._lock.member_path
+        await self._transitions.load()
+        await self._lock.ensure_held()
+        if self._lock.member_path != member:
+            # What was read may be the next owner's: whoever goes on from it would depose him.
+            raise LockingError(
+                "the lock was lost while the log was read; nothing was changed",
+                log=self._transitions.name,
+                advice="Open the writer again",
+            )
+        highest = await self._give_ends()
+        await self._transitions.claim()
+        return highest
+
     async def recover(self) -> int:
         """Learn the log's state and give segments in progress their end; returns the log's highest transaction id.
 
@@ -111,6 +148,9 @@ class Succession:
         """
         await self._lock.ensure_held()
         await self._transitions.load()
+        return await self._give_ends()
+
+    async def _give_ends(self) -> int:
         if any(segment.in_progress for segment in self._transitions.segments):
             preparing = asyncio.get_running_loop().create_task(self._prepare())
             try:

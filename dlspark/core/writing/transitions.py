@@ -33,6 +33,7 @@ from metadata.errors import (
     BadVersionError,
     ConnectionLossError,
     DistributedLogError,
+    InvariantViolation,
     MetadataUnavailableError,
     NodeExistsError,
     NoNodeError,
@@ -67,9 +68,11 @@ def lssn_without_segments(stored: int, first: int) -> int:
 class SegmentTransitions:
     """One owner's view of a log: the state it may update conditionally, and the segments it knows."""
 
-    def __init__(self, services: Services, name: str, settings: Settings, state: LogState) -> None:
+    def __init__(self, services: Services, name: str, settings: Settings, state: LogState | None = None) -> None:
+        """`state`: the versions that `load` is to find, where they have been read before."""
         self.name = name
-        self.state = state
+        self._state = state
+        self._version_found = -1
         self.segments: list[SegmentMetadata] = []
         """In ascending order of sequence number; kept up to date by this owner's own transactions."""
         self._services = services
@@ -80,20 +83,60 @@ class SegmentTransitions:
         """From the next transaction on."""
         self._settings = settings
 
+    @property
+    def state(self) -> LogState:
+        """What the next transaction is conditional on."""
+        if self._state is None:
+            raise InvariantViolation("a log was to be changed that was not read", log=self.name)
+        return self._state
+
+    @state.setter
+    def state(self, state: LogState) -> None:
+        self._state = state
+
     async def load(self) -> None:
         """Read the segments, and the state that belongs to them; the lock is held as far as this owner knows.
 
-        Raises WriterDeposedError if the log was changed since `state` was read: a process that stood still between the
-        two reads finds the next owner's segment beside versions that are older.
+        Raises WriterDeposedError if the log was changed while it was read, or since this owner knew it: a process that
+        stood still finds the next owner's segment beside versions that are older.
         """
-        segments = list(await self._services.logs.segments(self.name))
-        state = await self._services.logs.open(self.name)
-        if _versions(state) != _versions(self.state):
+        fresh = self._state is None
+        try:
+            state, segments = await self._services.logs.snapshot(self.name)
+        except BadVersionError as error:
+            raise self._deposed() from error
+        if self._state is not None and _versions(state) != _versions(self._state):
             raise self._deposed()
-        self.state, self.segments = state, segments
-        allocator = self._allocator
-        if allocator is not None and allocator.phase is Phase.ERROR:
+        self._state, self.segments, self._version_found = state, segments, state.max_lssn.version
+        phase = self._allocator.phase if self._allocator is not None else Phase.ERROR
+        if phase is Phase.ERROR or (fresh and phase is not Phase.ALLOCATED):
             self._allocator = None  # What it could not know is in `state` now.
+
+    def forget(self) -> None:
+        """Take the log as the next `load` finds it, whoever has changed it: for an owner that has no segment yet."""
+        self._state = None
+
+    async def claim(self) -> None:
+        """Have the transactions of every owner before be refused, however late they arrive, without one of our own.
+
+        They depend on the versions of `ledgers` and `allocation`, which move here unless they have since `load`: by a
+        segment's completion, by the next ledger. Raises WriterDeposedError where somebody was first, or that is not
+        known.
+        """
+        logs, state = self._services.logs, self.state
+        ledgers = state.max_lssn.version == self._version_found
+        ready = self._allocator is not None and self._allocator.phase is Phase.ALLOCATED
+        allocation = not (ready or self._settings.allocator_pool)
+        if not (ledgers or allocation):
+            return
+        try:
+            self.state = await self.retried(
+                lambda: logs.claim(self.name, state, ledgers=ledgers, allocation=allocation)
+            )
+        except (BadVersionError, OutcomeUnknownError) as error:
+            raise self._deposed() from error
+        if allocation:
+            self._allocator = None  # It knows an older version.
 
     # ------------------------------------------------------------------ start
 

@@ -41,6 +41,10 @@ class WriteLock(Protocol):
         """Return if it is held, or being taken again; raise LockingError or OwnershipAcquireFailedError if not."""
         ...
 
+    async def confirmed(self) -> bool:
+        """Whether the metadata store itself says, after this call, that it is held."""
+        ...
+
     async def release(self) -> None: ...
 
 
@@ -61,6 +65,10 @@ class NoLock:
 
     async def ensure_held(self) -> None:
         """There is nothing to lose."""
+
+    async def confirmed(self) -> bool:
+        """Nothing tells which of two owners came last."""
+        return False
 
     async def release(self) -> None:
         """There is nothing to release."""

@@ -112,10 +112,10 @@ class AsyncLogWriter:
         lock = await take_lock(services, name, settings, client_id)
         try:
             # Versions are read only now that the lock is held: read earlier, they could be the last owner's.
-            transitions = SegmentTransitions(services, name, settings, await services.logs.open(name))
+            transitions = SegmentTransitions(services, name, settings)
             writer = cls(services, name, settings, lock, transitions)
             try:
-                writer._adopt(await writer._succession.recover())
+                writer._adopt(await writer._succession.take_over())
             except BaseException:
                 await writer._ownership.close()
                 await writer._succession.close()

@@ -8,6 +8,8 @@ lock all that time, recovers, writes. Then, or already on the way there, the fir
   written then, nor what storage nodes had answered before and its host had received
 * everything that was acknowledged to either is there, in order, once (I1, I4); what is unknown once or not at all
 * the first one's handle ends with an error of the product, and it can open the log again once the second one has left
+* the second one opens the log at its first try: a last transaction of the first one, in the middle of its recovery,
+  makes it begin that again, under its own lock
 
 `LogCheckers` watches all of it, besides what every frame and every transaction of the metadata is held to.
 """
@@ -25,6 +27,7 @@ from statistics import median
 from typing import TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.segment_writer import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.testing.simulation.cluster import Client, World
@@ -60,6 +63,10 @@ class Failover:
     """Records that were refused once the second writer had its first acknowledgement."""
     ended_with: str = ""
     """The error with which the first writer's handle ended; empty where it was not open yet when it was stopped."""
+    begun_again: int = 0
+    """How often the second writer began its recovery anew, because the first one had moved the log meanwhile."""
+    tries: int = 0
+    """How often the second writer had to be opened."""
     failure: str | None = None
     points: Counter[str] = field(default_factory=Counter)
 
@@ -144,7 +151,7 @@ class FailoverWorkload(LogWorkload):
     async def _first(self, log: SimulatedLog, client: Client) -> None:
         """Write until the handle fails; then, when the second writer has left, open the log again and write."""
         while not self._second_acknowledged.is_set():
-            # A successor whose recovery meets the first one's last transaction fails, and the log may come back.
+            # The log may come back, where the second one was not waiting for the lock yet.
             back = self._stopped_at >= 0
             try:
                 await self._write_session(log, client, self._a_few if back else self._until_it_fails)
@@ -176,8 +183,17 @@ class FailoverWorkload(LogWorkload):
 
     async def _second(self, log: SimulatedLog, client: Client) -> None:
         """Take over, write for a while beside the first one, leave."""
-        await self.patiently("taking over", partial(self._write_session, log, client, self._take_over))
+
+        async def attempt() -> None:
+            self.outcome.tries += 1
+            await self._write_session(log, client, self._take_over)
+
+        await self.patiently("taking over", attempt)
         self._second_left.set()
+
+    async def close_namespace(self, namespace: AsyncNamespace) -> None:
+        self.outcome.begun_again += namespace.counters["recovery-begun-again"]
+        await super().close_namespace(namespace)
 
     async def _take_over(self, writer: AsyncLogWriter, session: Session) -> None:
         self._write_few(writer, session)
@@ -259,14 +275,17 @@ def run_failovers(seeds: Iterable[int]) -> list[Failover]:
 def table(rounds: Sequence[Failover]) -> str:
     """Time to take over beside the session's timeout, one line for each timeout.
 
-    Only of rounds in which the first writer had written when it was stopped: else it may not have had the lock.
+    Only of rounds in which the first writer had written when it was stopped: else it may not have had the lock. Then in
+    which rounds the second one began its recovery again.
     """
-    rounds = [one for one in rounds if one.failure is None and one.acknowledged_before]
+    timed = [one for one in rounds if one.failure is None and one.acknowledged_before]
     lines = [f"{'session timeout':>16}{'rounds':>8}{'p50':>9}{'max':>9}{'p50 - timeout':>15}{'max - timeout':>15}"]
-    for timeout_s in sorted({one.session_timeout_s for one in rounds}):
-        took = [one.taken_over_s for one in rounds if one.session_timeout_s == timeout_s]
+    for timeout_s in sorted({one.session_timeout_s for one in timed}):
+        took = [one.taken_over_s for one in timed if one.session_timeout_s == timeout_s]
         lines.append(
             f"{timeout_s:>14.1f} s{len(took):>8}{median(took):>7.2f} s{max(took):>7.2f} s"
             f"{(median(took) - timeout_s) * 1000:>12.0f} ms{(max(took) - timeout_s) * 1000:>12.0f} ms"
         )
+    again = [one.seed for one in rounds if one.begun_again]
+    lines.append(f"recovery was begun again in {len(again)} of {len(rounds)} rounds: {again}")
     return "\n".join(lines)
