@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dlspark.spark.datasource import register
     from dlspark.spark.listener import LagListener
+    from dlspark.spark.sink_foreach import ForeachLogWriter
 
-__all__ = ["LagListener", "register"]
+__all__ = ["ForeachLogWriter", "LagListener", "register"]
 
 
 def __getattr__(name: str) -> object:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> object:
         from dlspark.spark.datasource import register
 
         return register
+    if name == "ForeachLogWriter":
+        from dlspark.spark.sink_foreach import ForeachLogWriter
+
+        return ForeachLogWriter
     if name == "LagListener":
         from dlspark.spark.listener import LagListener
 

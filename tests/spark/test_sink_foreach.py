@@ -1,0 +1,205 @@
+"""`ForeachLogWriter`: groups of rows appear whole, at least once, whoever else writes the log."""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import Row
+from sink_driver import read_values
+
+from dlspark.core.runtime import Runtime
+from dlspark.spark import ForeachLogWriter
+from dlspark.spark.errors import OptionError, SchemaError
+from dlspark.spark.options import Options, Scope
+from dlspark.spark.sink_errors import BatchRefusedError, TransactionOrderError
+from dlspark.spark.sink_foreach import GROUP_BYTES
+from dlspark.spark.sink_session import open_session
+from metadata.errors import CallerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dlspark.sandbox import Sandbox
+
+pytestmark = [pytest.mark.spark, pytest.mark.processes]
+
+NEVER_MS = 1 << 40
+
+
+@pytest.fixture
+def log() -> str:
+    return f"foreach-{uuid.uuid4().hex[:8]}"
+
+
+def values(sandbox: Sandbox, log: str) -> list[bytes]:
+    return read_values(sandbox.uri, log)[1]
+
+
+def staged_jobs(sandbox: Sandbox) -> list[str]:
+    async def names() -> list[str]:
+        session = await open_session(Options({"uri": sandbox.uri}, Scope.SINK_STREAM))
+        return [name for name in await session.sinks.sinks() if await session.sinks.staged(name)]
+
+    return Runtime.shared().run(names())
+
+
+def as_in_a_task(writer: ForeachLogWriter, partition: int = 0, epoch: int = 0) -> ForeachLogWriter:
+    """A copy, as Spark gives each task one."""
+    copy: ForeachLogWriter = pickle.loads(pickle.dumps(writer))
+    assert copy.open(partition, epoch)
+    return copy
+
+
+def test_rows_are_there_when_the_task_has_ended_in_order_and_in_groups(sandbox: Sandbox, log: str) -> None:
+    writer = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_rows=4, group_ms=NEVER_MS))
+    for number in range(10):
+        writer.process(Row(value=f"row {number}"))
+    assert values(sandbox, log) == [f"row {number}".encode() for number in range(8)]
+    writer.close(None)
+    assert values(sandbox, log) == [f"row {number}".encode() for number in range(10)]
+    assert staged_jobs(sandbox) == []
+
+
+def test_a_group_ends_by_bytes_or_with_time_as_well(sandbox: Sandbox, log: str) -> None:
+    writer = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_bytes=1000, group_ms=NEVER_MS))
+    for size in (999, 1, 500):
+        writer.process(Row(value=bytearray(size)))
+    assert len(values(sandbox, log)) == 2
+    writer.close(None)
+    writer = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_ms=0))
+    writer.process(Row(value="at once"))
+    assert values(sandbox, log)[-1] == b"at once"
+    writer.close(None)
+    assert len(values(sandbox, log)) == 4
+
+
+def test_a_task_that_fails_publishes_nothing_more_and_one_that_runs_again_writes_again(
+    sandbox: Sandbox, log: str
+) -> None:
+    writer = ForeachLogWriter(log, uri=sandbox.uri, group_rows=2, group_ms=NEVER_MS)
+    task = as_in_a_task(writer)
+    for number in range(3):
+        task.process(Row(value=f"{number}"))
+    task.close(RuntimeError("the task failed"))
+    assert values(sandbox, log) == [b"0", b"1"]
+    task = as_in_a_task(writer)
+    for number in range(3):
+        task.process(Row(value=f"{number}"))
+    task.close(None)
+    assert values(sandbox, log) == [b"0", b"1", b"0", b"1", b"2"]  # at least once
+
+
+def test_a_task_without_rows_makes_no_log(sandbox: Sandbox, log: str) -> None:
+    as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri)).close(None)
+    assert values(sandbox, log) == []
+
+
+def test_tasks_of_one_log_take_turns_and_rows_go_by_column_or_hash(sandbox: Sandbox, log: str) -> None:
+    one = ForeachLogWriter(log, uri=sandbox.uri, group_rows=5)
+    routed = ForeachLogWriter(log + "-{}", uri=sandbox.uri, numLogs=3, partitionBy="k")
+    by_column = ForeachLogWriter(uri=sandbox.uri)
+
+    def task(partition: int) -> None:
+        writers = [as_in_a_task(writer, partition) for writer in (one, routed, by_column)]
+        for number in range(10):
+            value = f"{partition}:{number}"
+            writers[0].process(Row(value=value))
+            writers[1].process(Row(k=number, value=value))
+            writers[2].process(Row(value=value.encode(), log=f"{log}-{'even' if number % 2 == 0 else 'odd'}"))
+        for writer in writers:
+            writer.close(None)
+
+    with ThreadPoolExecutor(3) as tasks:
+        list(tasks.map(task, range(3)))
+    found = values(sandbox, log)
+    assert sorted(found) == sorted(f"{p}:{n}".encode() for p in range(3) for n in range(10))
+    for partition in range(3):
+        mine = [value for value in found if value.startswith(b"%d:" % partition)]
+        assert mine == [f"{partition}:{number}".encode() for number in range(10)]
+    for number in range(3):
+        keys = [key for key in range(10) if zlib.crc32(str(key).encode()) % 3 == number]
+        expected = sorted(f"{p}:{n}".encode() for p in range(3) for n in keys)
+        assert sorted(values(sandbox, f"{log}-{number}")) == expected
+    assert len(values(sandbox, f"{log}-even")) == len(values(sandbox, f"{log}-odd")) == 15
+
+
+def test_transaction_ids_hold_as_in_the_sink(sandbox: Sandbox, log: str) -> None:
+    writer = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_ms=NEVER_MS))
+    writer.process(Row(value="a", transaction_id=7))
+    writer.close(None)
+    assert read_values(sandbox.uri, log)[0] == [7]
+    writer = as_in_a_task(writer)
+    writer.process(Row(value="b", transaction_id=6))
+    with pytest.raises(TransactionOrderError, match="below the log's highest, 7"):
+        writer.close(None)
+    assert values(sandbox, log) == [b"a"]
+    assert staged_jobs(sandbox) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "says"),
+    [
+        (Row(other="x"), SchemaError, "'other'"),
+        (Row(value=1), SchemaError, "value must be string or binary"),
+        (Row(value="x", transaction_id="y"), SchemaError, "transaction_id holds values"),
+        (Row("no names"), SchemaError, "without the columns"),
+        (Row(value=None), BatchRefusedError, "value is null"),
+        (Row(value="x", transaction_id=None), BatchRefusedError, "transaction_id is null"),
+    ],
+)
+def test_bad_rows_fail_the_task_with_nothing_of_their_group_visible(
+    sandbox: Sandbox, log: str, row: Row, error: type[Exception], says: str
+) -> None:
+    writer = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_ms=NEVER_MS))
+    writer.process(row)
+    with pytest.raises(error, match=says):
+        writer.close(None)
+    assert values(sandbox, log) == []
+    assert writer.open(0, 1)
+    writer.process(Row(value="fine"))
+    writer.close(None)
+    assert values(sandbox, log) == [b"fine"]
+
+
+def test_wrong_options_are_refused_where_the_writer_is_made() -> None:
+    uri = "distributedlog://127.0.0.1:1/x"
+    for options, says in (
+        ({"failOnDataLoss": False}, "recognises no replay"),
+        ({"subscribe": "x"}, "no meaning here"),
+        ({"numlogs": 3}, "needs a template"),
+        ({"nonsense": 3}, "Unknown option"),
+        ({"group_rows": 0}, "at least a row"),
+    ):
+        with pytest.raises(OptionError, match=says):
+            ForeachLogWriter("log", uri=uri, **options)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="No namespace"):
+        ForeachLogWriter("log")
+    with pytest.raises(CallerError, match="before open"):
+        ForeachLogWriter("log", uri=uri).process(Row(value="x"))
+    assert ForeachLogWriter("log", uri=uri)._group_bytes == GROUP_BYTES
+
+
+def test_a_query_in_update_mode_writes_through_foreach(
+    spark: SparkSession, sandbox: Sandbox, log: str, checkpoint: Path
+) -> None:
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).option("numPartitions", 2)
+    counts = source.load().groupBy("value").count()
+    frame = counts.selectExpr("concat(value, '=', count) as value")
+    query = (
+        frame.writeStream.foreach(ForeachLogWriter(log))  # the namespace comes from the session's conf
+        .outputMode("update")
+        .option("checkpointLocation", str(checkpoint))
+        .start()
+    )
+    try:
+        while not (checkpoint / "commits" / "0").exists():
+            assert not query.awaitTermination(0.05), query.exception()
+    finally:
+        query.stop()
+    assert {f"{number}=1".encode() for number in range(10)} <= set(values(sandbox, log))
