@@ -116,7 +116,7 @@ class LedgerStore:
         self._root = root
         self._rng = rng if rng is not None else random.SystemRandom()
         self._layout: LedgerLayout | None = None
-        self._long_ids = False
+        self._long_ids: bool | None = None  # not looked yet
         self._reserved: int | None = None
         self._reserving = asyncio.Lock()
         self._joined: dict[int, tuple[Op, ...]] = {}
@@ -209,7 +209,8 @@ class LedgerStore:
             if number is None:
                 raise CallerError(f"the ids of layout {layout.value} are used up", path=self._root)
             return number
-        if not self._long_ids:
+        # Looked for once: where others begin to use long ids later, the short ones are used up, and it shows.
+        if self._long_ids is None:
             self._long_ids = await repeat(self._store, lambda: self._store.exists(self._idgen_long)) is not None
         if not self._long_ids:
             number = await self._next_suffix(join(self._root, "idgen", "ID-"))

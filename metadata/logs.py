@@ -237,7 +237,7 @@ class LogStore:
         for _ in range(MAX_REPEATS):
             place = await self._places.choose(plain)
             try:
-                await self._create_at(place, plain, metadata)
+                whole = await self._create_at(place, plain, metadata)
             except BadVersionError:
                 continue  # somebody else has created a log meanwhile, perhaps this one
             except NodeExistsError as error:
@@ -248,11 +248,12 @@ class LogStore:
                 raise NotBoundError(
                     "the namespace does not exist", path=self._namespace, advice="Bind the namespace first"
                 ) from error
-            await self.open(name)
+            await (self.located(name) if whole else self.open(name))
             return
         raise BadVersionError("other logs keep being created; nothing was", log=name, path=self._namespace)
 
-    async def _create_at(self, place: Place, name: str, metadata: bytes) -> None:
+    async def _create_at(self, place: Place, name: str, metadata: bytes) -> bool:
+        """Create what is missing; whether that was all of the log."""
         paths = self.paths_in(place.folder, name)
         parents: Ops = [Create(parent) for parent in ancestors(paths.root) if len(parent) > len(place.folder)]
         wanted: Ops = [*parents, *paths.initial(metadata)]
@@ -263,6 +264,7 @@ class LogStore:
             missing.append(SetData(paths.root, metadata, root.version))  # so far only a folder of nested logs
         if missing:
             await self._store.multi([*(place.guard if stats[0] is None else ()), *missing])
+        return not any(stats[len(parents) :])
 
     async def ensure(self, name: str, metadata: bytes = b"") -> None:
         """`create`, where losing the race to a concurrent creator, or one's own lost answer, is a success."""
@@ -277,6 +279,17 @@ class LogStore:
 
     async def _look(self, path: str) -> Stat | None:
         return await repeat(self._store, lambda: self._store.exists(path))
+
+    async def check(self, name: str) -> None:
+        """Raise LogNotFoundError unless there is such a log, CorruptDataError for one of an unknown layout."""
+        paths = await self.located(name)
+        try:
+            stat, version = await asyncio.gather(self._look(paths.ledgers), self._get(paths.version))
+        except NoNodeError as error:
+            raise log_not_found(name, error.path) from error
+        if stat is None:
+            raise log_not_found(name, paths.ledgers)
+        _check_layout(name, paths, version.value)
 
     async def open(self, name: str) -> LogState:
         """The log's conditional values and their versions.
@@ -301,8 +314,7 @@ class LogStore:
             )
         except NoNodeError as error:
             raise log_not_found(name, error.path) from error
-        if version.value != LAYOUT_VERSION:
-            raise CorruptDataError(f"unknown log layout {version.value!r}", log=name, path=paths.version)
+        _check_layout(name, paths, version.value)
         if not _NUMBER.fullmatch(ledgers.value):
             raise CorruptDataError(
                 f"the highest segment number is {ledgers.value[:40]!r}", log=name, path=paths.ledgers
@@ -556,6 +568,11 @@ class LogStore:
             SetData(paths.ledgers, _decimal(lssn), state.max_lssn.version),
             SetData(paths.max_txid, _decimal(txid), state.max_txid.version),
         ]
+
+
+def _check_layout(name: str, paths: LogPaths, version: bytes) -> None:
+    if version != LAYOUT_VERSION:
+        raise CorruptDataError(f"unknown log layout {version!r}", log=name, path=paths.version)
 
 
 def _decimal(number: int) -> bytes:

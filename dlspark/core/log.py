@@ -23,6 +23,7 @@ from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError, CallerError
 from metadata.ledgers import Versioned
 from metadata.log_admin import LogAdmin
+from metadata.logs import LogNotFoundError
 from metadata.permissions import Action
 from metadata.store import ANY_VERSION
 
@@ -70,9 +71,14 @@ class AsyncLog(LogReaders):
         """
         self._check_open()
         await self._services.permit(self.name, Action.ACQUIRE, Action.WRITE)
-        if self._settings.create_log_if_missing and self._services.create_missing:
-            await self._services.logs.ensure(self.name)
-        writer = await AsyncLogWriter.open(self._services, self.name, self._settings, client_id)
+        services = self._services
+        try:
+            writer = await AsyncLogWriter.open(services, self.name, self._settings, client_id)
+        except LogNotFoundError:
+            if not (self._settings.create_log_if_missing and services.create_missing):
+                raise
+            await services.logs.ensure(self.name)
+            writer = await AsyncLogWriter.open(services, self.name, self._settings, client_id)
         await self._adopt(writer)
         return writer
 

@@ -134,9 +134,11 @@ class AsyncNamespace:
 
         def ledger_client(over: MetadataStore) -> tuple[LedgerStore, LedgerClient]:
             ledgers = LedgerStore(over, binding.ledgers_path, rng=rng)
+            bookies = BookieRegistry(over, binding.ledgers_path)
+            bookies.keep_lists()  # Every segment's ensemble is chosen from them.
             client = LedgerClient(
                 ledgers,
-                BookieRegistry(over, binding.ledgers_path),
+                bookies,
                 settings=client_settings or settings.client_settings(),
                 network=network,
                 rng=rng,

@@ -163,7 +163,7 @@ def _check(many: ManyLogs) -> None:
         assert used.tasks - before.tasks <= 2 * many.count + 16
         assert used.resident_bytes - before.resident_bytes <= 24 * MIB + many.count * 100 * 1024
         assert used.node_resident_bytes - before.node_resident_bytes <= 24 * MIB + many.count * 50 * 1024
-    assert opened.requests <= 75 * many.count + 200, "to create, own and begin a log, and to follow it"
+    assert opened.requests <= 45 * many.count + 200, "to create, own and begin a log, and to follow it"
     assert written.requests <= many.count / 10 + 20, "records cost ZooKeeper nothing"
     assert closed.tasks <= before.tasks + 1
 

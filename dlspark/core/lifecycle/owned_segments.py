@@ -38,6 +38,8 @@ class OwnedSegments:
     def __init__(self, services: Services, name: str, lock: WriteLock) -> None:
         self.name = name
         self.lock = lock
+        self.unswept = True
+        """Whether ledgers may be noted that are to be deleted."""
         self._services = services
         self._changes = SegmentChanges(services.logs, name)
         self._subscriptions = Subscriptions(services.logs, name)
@@ -91,6 +93,7 @@ class OwnedSegments:
         async def attempt() -> None:
             doomed = rule(await self._segments())
             removed.update(segment.ledger_id for segment in doomed)
+            self.unswept = self.unswept or bool(doomed)
             await self._changes.remove(doomed, self.guard)
 
         loop = asyncio.get_running_loop()
@@ -119,7 +122,9 @@ class OwnedSegments:
 
         One that cannot be deleted stays noted, and so do those behind it: raises why.
         """
-        return await sweep(self._services, self.name)
+        swept = await sweep(self._services, self.name)
+        self.unswept = False
+        return swept
 
 
 def as_dlsn(dlsn: DLSN | str) -> DLSN:
@@ -137,7 +142,7 @@ async def taken(services: Services, name: str, settings: Settings, client_id: st
 
     Raises LogNotFoundError, and OwnershipAcquireFailedError with the owner's name after `lockTimeoutSeconds`.
     """
-    await services.logs.open(name)  # A missing log is an error of its own, not of its lock.
+    await services.logs.check(name)  # A missing log is an error of its own, not of its lock.
     lock = DistributedLock(services.store, services.logs.paths(name).lock, client_id)
     await lock.acquire(settings.lock_timeout_s * 1000)
     try:

@@ -10,13 +10,14 @@ continue from its (format, section 5.11). From the oldest on they go while
 The first one that stays ends the walk, so the list never has a hole.
 
 A run follows each start of a segment, beside the writing: one at a time, a moment that finds one under way is passed
-over. It reads settings and clock when it begins. Its failures are told to the log and concern nobody else: the next run
+over. It reads settings and clock when it begins, and the list only where something has expired by what the writer knows,
+so that it costs nothing as a rule. Its failures are told to the log and concern nobody else: the next run
 does what this one left. What a crash leaves:
 
 | the process dies | that leaves | cleaned by |
 |---|---|---|
 | before the transaction | the segments, whole | the next run |
-| after it, ledgers not yet deleted | ledgers without readers, noted | the next run of any owner, or of a deletion |
+| after it, ledgers not yet deleted | ledgers without readers, noted | the next owner's first run, or a deletion |
 | some ledgers deleted | notes of ledgers that are gone | the same: deleting a missing ledger is a success |
 """
 
@@ -63,19 +64,20 @@ def older_than(segments: Sequence[SegmentMetadata], txid: int) -> list[SegmentMe
     return _oldest(segments, lambda segment: segment.last_txid < txid)
 
 
-def expired_now(settings: Settings, clock: Clock) -> Rule | None:
-    """The rule by time as it is at this moment; None where segments are kept for ever."""
-    if settings.retention_hours <= 0:
-        return None
-    before_ms = clock.now_ms() - settings.retention_hours * HOUR_MS
-    return lambda segments: expired(segments, before_ms=before_ms, only_truncated=settings.explicit_truncation)
-
-
 class Retention:
     """The runs of one writer. `begin` starts one, `close` ends it wherever it is: every step is safe to leave."""
 
-    def __init__(self, owned: OwnedSegments, settings: Callable[[], Settings], clock: Clock) -> None:
+    def __init__(
+        self,
+        owned: OwnedSegments,
+        known: Callable[[], Sequence[SegmentMetadata]],
+        settings: Callable[[], Settings],
+        clock: Clock,
+    ) -> None:
+        """`known` are the segments that the writer knows: those that it found, and what it has made of them."""
         self._owned = owned
+        self._known = known
+        self._first_left = 0
         self._settings = settings
         self._clock = clock
         self._run: asyncio.Task[None] | None = None
@@ -87,15 +89,33 @@ class Retention:
             self._run = asyncio.get_running_loop().create_task(self._purge())
 
     async def _purge(self) -> None:
+        settings = self._settings()
+        before_ms = self._clock.now_ms() - settings.retention_hours * HOUR_MS
         try:
-            rule = expired_now(self._settings(), self._clock)
-            if rule is not None:
-                await self._owned.purge(rule)
-            else:
+            if settings.retention_hours > 0 and self._may_be_due(before_ms):
+                await self._purge_expired(before_ms, settings.explicit_truncation)
+            elif self._owned.unswept:
                 await self._owned.sweep()
         except DistributedLogError as error:
             name = self._owned.name
             _log.warning("log %s: expired segments stay until the next roll: %s", name, error, extra=about(log=name))
+
+    def _may_be_due(self, before_ms: int) -> bool:
+        """Whether the list is worth reading: by what is known, which lacks truncations, something has expired."""
+        known = [segment for segment in self._known() if segment.lssn >= self._first_left]
+        return bool(expired(known, before_ms=before_ms, only_truncated=False))
+
+    async def _purge_expired(self, before_ms: int, only_truncated: bool) -> None:
+        first_left = 0
+
+        def rule(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
+            nonlocal first_left
+            doomed = expired(segments, before_ms=before_ms, only_truncated=only_truncated)
+            first_left = segments[len(doomed)].lssn if len(segments) > len(doomed) else 0
+            return doomed
+
+        await self._owned.purge(rule)
+        self._first_left = first_left
 
     async def close(self) -> None:
         """End the run that is under way; there will be no other."""

@@ -65,7 +65,7 @@ class AsyncLockedReader(AsyncLogReader):
         Raises OwnershipAcquireFailedError with the other reader's name after `lockTimeoutSeconds`, LogNotFoundError,
         and what finding the position raises; the lock is not held then.
         """
-        await services.logs.open(name)  # A missing log is an error of its own, not of its lock.
+        await services.logs.check(name)  # A missing log is an error of its own, not of its lock.
         path = await SubscriberStore(services.logs).read_lock(name, subscriber)
         lock = DistributedLock(services.store, path, client_id or default_client_id())
         measures = services.meter.of(name)

@@ -15,8 +15,9 @@ from dlspark.core.metrics.cells import Timing
 from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
-from metadata.errors import DistributedLogError
+from metadata.errors import DistributedLogError, NoNodeError
 from metadata.locks import DistributedLock, OwnershipAcquireFailedError
+from metadata.log_names import log_not_found
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +76,11 @@ class NoLock:
 
 
 async def take_lock(services: Services, name: str, settings: Settings, client_id: str | None) -> WriteLock:
-    """The log's write lock, held. Raises OwnershipAcquireFailedError naming the owner after `lockTimeoutSeconds`."""
-    path = services.logs.paths(name).lock
+    """The log's write lock, held.
+
+    Raises OwnershipAcquireFailedError naming the owner after `lockTimeoutSeconds`, and LogNotFoundError.
+    """
+    path = (await services.logs.located(name)).lock
     if not settings.write_lock:
         return NoLock(path)
     measures = services.meter.of(name)
@@ -89,6 +93,8 @@ async def take_lock(services: Services, name: str, settings: Settings, client_id
     except BaseException as error:
         measures.lock_try_timeouts.inc(isinstance(error, OwnershipAcquireFailedError))
         await release(lock)
+        if isinstance(error, NoNodeError):
+            raise log_not_found(name, error.path) from error
         raise
     return lock
 

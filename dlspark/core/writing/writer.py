@@ -79,7 +79,7 @@ class AsyncLogWriter:
         self._lock = lock
         self.owned = OwnedSegments(services, name, lock)
         """The log's segments, as long as this writer has the lock."""
-        self._retention = Retention(self.owned, lambda: self._settings, services.clock)
+        self._retention = Retention(self.owned, lambda: transitions.segments, lambda: self._settings, services.clock)
         self._loop = asyncio.get_running_loop()
         self._queue = WriteQueue()
         self._limits = WriteLimits(services, name)
@@ -108,7 +108,6 @@ class AsyncLogWriter:
         Raises OwnershipAcquireFailedError naming the owner, LogNotFoundError, and what recovery raises; the lock is
         not held then.
         """
-        await services.logs.open(name)  # A missing log is an error of its own, not of its lock.
         lock = await take_lock(services, name, settings, client_id)
         try:
             # Versions are read only now that the lock is held: read earlier, they could be the last owner's.

@@ -151,7 +151,7 @@ class RackAwarePlacement(_Policy):
 
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
         writable = await self._candidates.writable()
-        usable = await self._usable()
+        usable = await self._usable_of(writable)
         first_rack = await self.racks.own_rack()
         wanted = self._settings.racks_wanted(write_quorum)
         stages = await self._candidates.stages(usable, self._memory_ms)
@@ -200,8 +200,10 @@ class RackAwarePlacement(_Policy):
     # ------------------------------------------------------------------------------------ inside
 
     async def _usable(self, ensemble: Sequence[str] = ()) -> list[str]:
+        return await self._usable_of(await self._candidates.writable(), ensemble)
+
+    async def _usable_of(self, writable: Sequence[BookieAddress], ensemble: Sequence[str] = ()) -> list[str]:
         """Learns where everybody is; under enforcement only bookies in a known rack are left."""
-        writable = await self._candidates.writable()
         await self.racks.see(writable, _addresses(ensemble))
         names = [address.bookie_id for address in writable]
         if not self._settings.enforces_racks:
