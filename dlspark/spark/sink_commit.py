@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -38,6 +38,7 @@ from dlspark.spark.sink_errors import (
     ReplayDiffersError,
     TransactionOrderError,
 )
+from dlspark.spark.sink_merge import plan_merges
 from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
 from dlspark.testing import faults
 from metadata.errors import (
@@ -60,6 +61,10 @@ MAX_MULTI_BYTES = 900_000
 """Bound of one publishing multi. ZooKeeper refuses requests above 1 MiB - 1 and closes the connection, which would look
 like an unknown outcome each time; so the size is checked before anything is sent."""
 _OP_OVERHEAD_BYTES = 64
+SURELY_FITS = 100
+"""So few segments fit into a multi whatever their logs are called."""
+_MARK_BYTES = 2048
+_LOCK_NAME_BYTES = 100
 
 TAILS_AT_ONCE = 16
 """Logs whose ends are read, and recovered if need be, at the same time."""
@@ -89,6 +94,17 @@ class LogTail:
         return self.state.max_txid.value
 
 
+_LONGEST = LogTail(LogState(Versioned(0, 0), Versioned(0, 0), Versioned(b"", 0)), 2**31, 2**53)
+"""The end of a log whose numbers take more digits than any log's will."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch over the tries to publish it: what was merged for one try is not merged again for the next."""
+
+    publication: Publication
+
+
 class LogAccess(Protocol):
     """What publishing needs of the logs of a namespace."""
 
@@ -108,8 +124,13 @@ class LogAccess(Protocol):
         """Create the segments' znodes and move the log's two conditional values."""
         ...
 
-    async def restamp(self, publication: Publication, segment: StagedSegment, txid: int) -> StagedSegment:
-        """Write the segment's records again, with `txid`, to a new listed ledger; the old one is left as it is."""
+    async def rewrite(
+        self, publication: Publication, segments: Sequence[StagedSegment], txid: int | None
+    ) -> StagedSegment:
+        """Write the records of neighbouring segments of a log again, as one, to a new listed ledger.
+
+        With `txid` (not None) in place of their ids. The old ledgers are left as they are.
+        """
         ...
 
 
@@ -147,6 +168,7 @@ class Publisher:
 
     async def _repeated(self, publication: Publication) -> Outcome:
         """Try until the batch's fate is known."""
+        batch = _Batch(publication)
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._deadline_s
         conflicts = 0
@@ -154,7 +176,7 @@ class Publisher:
         unknown = False
         while True:
             try:
-                return await self._try(publication)
+                return await self._try(batch)
             except (BatchRefusedError, LogBusyError):
                 # What refuses the batch may be the batch itself, published by another driver while we looked.
                 settled = await self._settled(publication)
@@ -198,8 +220,9 @@ class Publisher:
         """What the mark says of the batch; None if it has not been published."""
         return _outcome(publication, await self._read_mark(publication))
 
-    async def _try(self, publication: Publication) -> Outcome:
+    async def _try(self, batch: _Batch) -> Outcome:
         """One attempt at the multi; raises what it failed with."""
+        publication = batch.publication
         settled = await self._settled(publication)
         if settled is not None:
             return settled
@@ -207,6 +230,7 @@ class Publisher:
         for log in logs:
             order_segments(log, publication.of_log(log))
             await self._logs.prepare(log)
+        publication = batch.publication = await self._merged(publication)
         async with AsyncExitStack() as stack:
             # Sorted, so that two commits over the same logs cannot wait for each other.
             locks = [await stack.enter_async_context(self._logs.lock(log)) for log in logs]
@@ -280,9 +304,46 @@ class Publisher:
             if segment.stamped and txid == MAX_TXID:
                 raise sealed(segment.log)
             if segment.stamped and segment.first_txid != txid:
-                segment = await self._logs.restamp(publication, segment, txid)
+                segment = await self._logs.rewrite(publication, [segment], txid)
             segments.append(segment)
         return replace(publication, segments=tuple(segments))
+
+    async def _merged(self, publication: Publication) -> Publication:
+        """The batch with neighbouring segments merged until it fits into one multi; mostly as it is.
+
+        Raises BatchRefusedError, with nothing visible, if that would take too much.
+        """
+        if len(publication.segments) <= SURELY_FITS:
+            return publication
+        by_log = {log: order_segments(log, publication.of_log(log)) for log in publication.logs}
+        sizes, rest = self._sizes(publication, by_log)
+        size = sum(sizes.values()) + rest
+        if size <= MAX_MULTI_BYTES:
+            return publication
+        runs = plan_merges(list(by_log.values()), size - MAX_MULTI_BYTES, lambda one: sizes[one.ledger_id])
+        if runs is None:
+            raise too_many(publication, size)
+        segments = {segment.ledger_id: segment for segment in publication.segments}
+        for run in runs:
+            merged = await self._logs.rewrite(publication, run, None)
+            for segment in run:
+                del segments[segment.ledger_id]
+            segments[merged.ledger_id] = merged
+        return replace(publication, segments=tuple(segments.values()))
+
+    def _sizes(self, publication: Publication, by_log: dict[str, list[StagedSegment]]) -> tuple[dict[int, int], int]:
+        """What each segment takes in the multi (its listing's end, its znode), and what all else takes, at most."""
+        job = publication.job
+        sizes: dict[int, int] = {}
+        rest = _MARK_BYTES
+        for log, segments in by_log.items():
+            tokens = self._sinks.publish_ops(job.sink_id, Mark(), 0, (job.staged(one.ledger_id) for one in segments))
+            znodes = self._logs.publish_ops(log, _LONGEST, self._place(publication, log, _LONGEST))
+            for segment, token, znode in zip(segments, tokens[1:], znodes, strict=False):
+                sizes[segment.ledger_id] = operations_size([token, znode])
+            values = operations_size(znodes[len(segments) :])
+            rest += values + values // 2 + _LOCK_NAME_BYTES  # the lock lies beside the two values
+        return sizes, rest
 
     def _place(self, publication: Publication, log: str, tail: LogTail) -> list[SegmentMetadata]:
         """The batch's segments of one log as completed segments that continue it."""
@@ -369,17 +430,27 @@ def check_above(log: str, highest_txid: int, first: StagedSegment) -> None:
         )
 
 
-def check_size(publication: Publication, ops: Sequence[Op]) -> None:
-    """Raise BatchRefusedError if the multi would be too large for ZooKeeper; nothing has been sent then."""
-    size = sum(
+def operations_size(ops: Iterable[Op]) -> int:
+    """What the operations take in a request, in bytes; never less than they do."""
+    return sum(
         len(op.path) + _OP_OVERHEAD_BYTES + (len(op.data) if isinstance(op, Create | SetData) else 0) for op in ops
     )
+
+
+def check_size(publication: Publication, ops: Sequence[Op]) -> None:
+    """Raise BatchRefusedError if the multi would be too large for ZooKeeper; nothing has been sent then."""
+    size = operations_size(ops)
     if size > MAX_MULTI_BYTES:
-        raise BatchRefusedError(
-            f"The {len(publication.segments)} segments in {len(publication.logs)} logs of {publication.job} are "
-            f"too many to publish in one step ({size} bytes of at most {MAX_MULTI_BYTES}); nothing of it is visible",
-            advice="Write with fewer tasks, df.coalesce(n), or fewer logs a batch: each task makes one segment a log",
-        )
+        raise too_many(publication, size)
+
+
+def too_many(publication: Publication, size: int) -> BatchRefusedError:
+    """The error for a batch that no multi can hold."""
+    return BatchRefusedError(
+        f"The {len(publication.segments)} segments in {len(publication.logs)} logs of {publication.job} are "
+        f"too many to publish in one step ({size} bytes of at most {MAX_MULTI_BYTES}); nothing of it is visible",
+        advice="Write with fewer tasks, df.coalesce(n), or fewer logs a batch: each task makes one segment a log",
+    )
 
 
 def sealed(log: str) -> BatchRefusedError:

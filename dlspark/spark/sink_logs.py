@@ -18,7 +18,7 @@ from metadata.store import MetadataStore, Op
 
 Recover = Callable[[str], Awaitable[None]]
 Permit = Callable[[str], Awaitable[None]]
-Restamp = Callable[[Publication, StagedSegment, int], Awaitable[StagedSegment]]
+Rewrite = Callable[[Publication, Sequence[StagedSegment], int | None], Awaitable[StagedSegment]]
 
 _log = logging.getLogger(__name__)
 
@@ -50,14 +50,14 @@ class NamespaceLogs:
         rules: LogRules,
         *,
         recover: Recover,
-        restamp: Restamp,
+        rewrite: Rewrite,
         permit: Permit = _everything_permitted,
     ) -> None:
         self._store = store
         self._logs = logs
         self._rules = rules
         self._recover = recover
-        self._restamp = restamp
+        self._rewrite = rewrite
         self._permit = permit
         self._known: set[str] = set()
         """Logs that were seen to exist; one that is gone after all fails its publication, and is asked for again."""
@@ -138,9 +138,11 @@ class NamespaceLogs:
         """Create the segments' znodes and move the log's two conditional values."""
         return self._logs.publish_ops(log, tail.state, segments)
 
-    async def restamp(self, publication: Publication, segment: StagedSegment, txid: int) -> StagedSegment:
-        """Write the segment's records again, with `txid`, to a new listed ledger."""
-        return await self._restamp(publication, segment, txid)
+    async def rewrite(
+        self, publication: Publication, segments: Sequence[StagedSegment], txid: int | None
+    ) -> StagedSegment:
+        """Write the records of neighbouring segments again, as one, to a new listed ledger."""
+        return await self._rewrite(publication, segments, txid)
 
 
 def missing(log: str) -> BatchRefusedError:

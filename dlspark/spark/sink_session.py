@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Sequence
 
-import numpy as np
-
-from dlspark.core.codec.entries import Compression, decode_entries
+from dlspark.core.codec.entries import Compression
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings import Settings
@@ -22,10 +21,9 @@ from dlspark.spark.options import Options
 from dlspark.spark.sink_commit import MAX_TXID, TAILS_AT_ONCE, Publisher, sealed, swept
 from dlspark.spark.sink_logs import LogRules, NamespaceLogs, missing
 from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink_rewrite import rewrite
 from dlspark.spark.sink_sweep import Sweeper
-from dlspark.spark.sink_task import SegmentWriter, Window, cut_entries
 from metadata.bookies import BookieAddress
-from metadata.errors import check
 from metadata.logs import LogNotFoundError
 from metadata.permissions import Action
 from metadata.sinks import SinkStore
@@ -37,7 +35,6 @@ from storage_node.errors import NotEnoughBookiesError
 ABANDONED_JOBS_EVERY_S = 3600.0
 READY_FOR_S = 60.0
 """A running query asks once whether it can write, and again only after a pause of this long."""
-RESTAMP_WINDOW_ENTRIES = 32
 
 _SETTINGS_OF_OPTIONS = {
     "compressionType": "compressionType",
@@ -72,7 +69,7 @@ class SinkSession:
             self._services.logs,
             rules,
             recover=self._recover,
-            restamp=self._restamp,
+            rewrite=self._rewrite,
             permit=lambda log: self._services.permit(log, Action.ACQUIRE, Action.WRITE),
         )
         self.publisher = Publisher(namespace.store, self.sinks, self.logs, clock=self._services.clock)
@@ -134,7 +131,7 @@ class SinkSession:
     async def stamp(self, log: str, stamp_ms: int) -> int:
         """The timestamp that this job's rows carry in `log`: chosen when the job began, not below the log's highest.
 
-        Should the log move on before the batch is published, the commit mends it (`NamespaceLogs.restamp`).
+        Should the log move on before the batch is published, the commit mends it (`Publisher`).
         """
         highest = await self._services.logs.highest_txid(log)
         if highest == MAX_TXID:
@@ -184,35 +181,17 @@ class SinkSession:
         await transitions.load()
         await recover_segments(self._services, transitions, self.settings)
 
-    async def _restamp(self, publication: Publication, segment: StagedSegment, txid: int) -> StagedSegment:
-        window = Window()
-        writer = await self.create_ledger(publication.job)
-        ledger = await self._services.ledgers.open(segment.ledger_id, password=self.settings.password, recover=False)
-        try:
-            again = SegmentWriter(writer, window)
-            position = 1
-            for first in range(0, segment.last_entry + 1, RESTAMP_WINDOW_ENTRIES):
-                last = min(first + RESTAMP_WINDOW_ENTRIES - 1, segment.last_entry)
-                entries = [(entry.entry_id, entry.payload) for entry in await ledger.read(first, last)]
-                rows = decode_entries(entries, lssn=1, start_sequence_id=0)
-                txids = np.full(len(rows), txid, dtype=np.int64)
-                for entry in cut_entries(txids, rows.payload, position, self.compression):
-                    await again.add(entry)
-                position += len(rows)
-            await window.drain()
-            copy = await again.close(segment.log, segment.partition, segment.ordinal, stamped=True)
-        except BaseException:
-            window.abandon()
-            await writer.abandon()
-            raise
-        finally:
-            await ledger.close()
-        check(
-            copy.record_count == segment.record_count,
-            f"{copy.record_count} of {segment.record_count} records came through being given another timestamp",
-            ledger_id=segment.ledger_id,
+    async def _rewrite(
+        self, publication: Publication, segments: Sequence[StagedSegment], txid: int | None
+    ) -> StagedSegment:
+        return await rewrite(
+            self._services.ledgers,
+            await self.create_ledger(publication.job),
+            segments,
+            txid,
+            password=self.settings.password,
+            compression=self.compression,
         )
-        return copy
 
 
 _sessions: dict[tuple[object, ...], SinkSession] = {}

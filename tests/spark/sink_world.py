@@ -26,7 +26,8 @@ class World:
     tree: MemoryTree = field(default_factory=MemoryTree)
     ledgers: dict[int, tuple[str, int, str]] = field(default_factory=dict)
     ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    restamped: int = 0
+    rewritten: int = 0
+    """Ledgers that the driver wrote again."""
 
     async def set_up(self) -> None:
         store = MemoryStore(self.tree)
@@ -52,7 +53,7 @@ class Process:
         self.sinks = SinkStore(self.store, NS)
         self.log_store = LogStore(self.store, NS)
         rules = LogRules(owner, lock_timeout_ms, create_missing)
-        self.logs = NamespaceLogs(self.store, self.log_store, rules, recover=self.recover, restamp=self.restamp)
+        self.logs = NamespaceLogs(self.store, self.log_store, rules, recover=self.recover, rewrite=self.rewrite)
         rng = random.Random(seed)
         self.publisher = Publisher(self.store, self.sinks, self.logs, rng=rng, deadline_s=deadline_s)
         self.sweeper = Sweeper(self.sinks, self.delete_ledger)
@@ -77,10 +78,21 @@ class Process:
                 )
                 await self.log_store.complete_segment(log, state, done, segment)
 
-    async def restamp(self, publication: Publication, segment: StagedSegment, txid: int) -> StagedSegment:
-        again = await self.write(publication.job, segment.log, segment.partition, txid)
-        self.world.restamped += 1
-        return replace(segment, ledger_id=again, first_txid=txid, last_txid=txid)
+    async def rewrite(
+        self, publication: Publication, segments: Sequence[StagedSegment], txid: int | None
+    ) -> StagedSegment:
+        first, last = segments[0], segments[-1]
+        first_txid = first.first_txid if txid is None else txid
+        again = await self.write(publication.job, first.log, first.partition, first_txid)
+        self.world.rewritten += 1
+        return replace(
+            first,
+            ledger_id=again,
+            first_txid=first_txid,
+            last_txid=last.last_txid if txid is None else txid,
+            record_count=sum(one.record_count for one in segments),
+            user_bytes=sum(one.user_bytes for one in segments),
+        )
 
     async def write(self, job: JobId, log: str, partition: int, txid: int) -> int:
         """Stage one ledger as a task does: listed before it exists."""

@@ -86,7 +86,7 @@ def publication(count: int) -> Publication:
 async def test_zookeeper_takes_the_largest_batch_that_is_let_through(store: ZooKeeperStore) -> None:
     await store.create(NS, make_parents=True)
     sinks, logs = SinkStore(store, NS), LogStore(store, NS)
-    access = NamespaceLogs(store, logs, LogRules("test", 5_000), recover=unused, restamp=unused)  # type: ignore[arg-type]
+    access = NamespaceLogs(store, logs, LogRules("test", 5_000), recover=unused, rewrite=unused)  # type: ignore[arg-type]
     batch = largest(sinks, logs)
     assert len(batch.segments) > 1500
     await sinks.ensure(SINK)

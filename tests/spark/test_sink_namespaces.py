@@ -37,7 +37,7 @@ class Sink:
             logs,
             LogRules("test", 5_000),
             recover=unused,  # type: ignore[arg-type]
-            restamp=unused,  # type: ignore[arg-type]
+            rewrite=unused,  # type: ignore[arg-type]
             permit=permit,
         )
         self.publisher = Publisher(store, self.sinks, access)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from dlspark.spark.sink_errors import (
     ReplayDiffersError,
     TransactionOrderError,
 )
+from dlspark.spark.sink_merge import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
 from dlspark.spark.sink_messages import JobId, Publication, SinkMessage, gather
 from metadata.errors import CorruptDataError, MetadataUnavailableError
 from metadata.locks import DistributedLock
@@ -259,7 +261,7 @@ async def test_a_batch_with_its_own_timestamp_is_never_below_the_logs_highest(wo
     segments = await driver.segments("flights")
     assert [(s.first_txid, s.last_txid) for s in segments[1:]] == [(500, 500), (500, 500)]
     assert [world.ledgers[s.ledger_id][1] for s in segments[1:]] == [0, 1]
-    assert world.restamped == 2
+    assert world.rewritten == 2
     # The ledgers that were written again are left-overs now.
     assert len(await driver.sinks.staged(SINK)) == 2
     assert await driver.sweeper.after_commit(SINK) == 2
@@ -332,11 +334,48 @@ async def test_what_a_dead_writer_left_in_progress_is_completed_first(driver: Pr
     ]
 
 
-async def test_too_many_segments_for_one_step_are_refused_before_anything_is_sent(
+async def test_more_segments_than_one_step_holds_are_merged_as_far_as_is_needed(
+    world: World, driver: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 30_000)
+    parts = [("flights", n, n + 1) for n in range(150)] + [("trains", 5, 5), ("trains", 7, 7)]
+    assert await driver.publisher.publish(await driver.stage(job(), parts)) is Outcome.PUBLISHED
+    flights = await driver.segments("flights")
+    assert 20 < len(flights) < 150
+    assert sum(s.record_count for s in flights) == 1500
+    assert (flights[0].first_txid, flights[-1].last_txid) == (0, 150)
+    assert all(before.last_txid <= after.first_txid for before, after in itertools.pairwise(flights))
+    assert sum(s.record_count for s in await driver.segments("trains")) == 20
+    assert len(await driver.sinks.staged(SINK)) > 20  # what was merged goes with the sweep
+    await driver.sweeper.after_commit(SINK)
+    published = {s.ledger_id for log in ("flights", "trains") for s in await driver.segments(log)}
+    assert set(world.ledgers) == published
+
+
+async def test_what_was_merged_for_one_try_is_not_merged_again_for_the_next(
+    world: World, driver: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 30_000)
+    batch = await driver.stage(job(), [("flights", n, n) for n in range(150)])
+    written: list[int] = []
+
+    def inject(_session: int, operation: str, path: str) -> Fault | None:
+        if operation == "multi" and len(written) < 3 and world.rewritten:
+            written.append(world.rewritten)
+            return Fault.LOSE_REQUEST
+        return None
+
+    world.tree.inject = inject
+    assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+    assert len(written) == 3
+    assert written[0] == world.rewritten
+
+
+async def test_segments_too_many_to_be_merged_are_refused_before_anything_is_sent(
     world: World, driver: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 20_000)
-    batch = await driver.stage(job(), [("flights", n, n) for n in range(100)])
+    batch = await driver.stage(job(), [(f"log-{n}", n, n) for n in range(101)])
     multis = 0
 
     def count(_session: int, operation: str, path: str) -> None:
@@ -347,14 +386,32 @@ async def test_too_many_segments_for_one_step_are_refused_before_anything_is_sen
     with pytest.raises(BatchRefusedError, match="too many") as caught:
         await driver.publisher.publish(batch)
     assert "coalesce" in str(caught.value)
-    assert multis == 0
-    assert await driver.segments("flights") == []
+    assert multis == world.rewritten == 0
+    assert await driver.segments("log-0") == []
 
 
-async def test_two_thousand_segments_fit_into_one_step(driver: Process) -> None:
-    batch = await driver.stage(job(), [("flights", n, n) for n in range(2000)])
+async def test_eighteen_hundred_segments_fit_into_one_step_as_they_are(world: World, driver: Process) -> None:
+    batch = await driver.stage(job(), [("flights", n, n) for n in range(1800)])
     assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
-    assert len(await driver.segments("flights")) == 2000
+    assert len(await driver.segments("flights")) == 1800
+    assert world.rewritten == 0
+
+
+def test_merges_are_planned_over_the_smallest_neighbours_and_within_bounds() -> None:
+    sizes = [500, 10, 10, 900, 5, 5, 5, 800]
+    segments = [
+        replace(staged_segment("x", n, n, n, n), user_bytes=size, record_count=1) for n, size in enumerate(sizes)
+    ]
+    assert plan_merges([segments], 1, lambda _: 100) == [segments[4:6]]
+    assert plan_merges([segments], 300, lambda _: 100) == [segments[1:3], segments[4:7]]
+    (everything,) = plan_merges([segments], 700, lambda _: 100) or []
+    assert everything == segments
+    assert plan_merges([segments], 701, lambda _: 100) is None
+    assert plan_merges([segments[:1], segments[1:2]], 1, lambda _: 100) is None  # of two logs
+    large = [replace(one, user_bytes=MAX_MERGED_BYTES) for one in segments]
+    assert plan_merges([large], 1, lambda _: 100) is None
+    long = [replace(one, record_count=MAX_MERGED_RECORDS) for one in segments]
+    assert plan_merges([long], 1, lambda _: 100) is None
 
 
 async def test_an_attempt_whose_ledgers_were_condemned_is_refused(driver: Process) -> None:

@@ -1,0 +1,61 @@
+"""A batch of more segments than one ZooKeeper transaction holds, on real storage nodes: merged, whole and in order."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from sink_driver import arrow_batches, read_values
+
+from dlspark.core.runtime import Runtime
+from dlspark.spark import sink_commit
+from dlspark.spark.options import Options, Scope
+from dlspark.spark.sink_messages import JobId
+from dlspark.spark.sink_run import commit_batch, run_task
+from dlspark.spark.sink_schema import columns_of
+from dlspark.spark.sink_session import open_session
+
+if TYPE_CHECKING:
+    from dlspark.sandbox import Sandbox
+
+pytestmark = pytest.mark.processes
+
+TASKS = 12
+ROWS = 40
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_segments_of_many_tasks_are_merged_into_one_multi(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, stamped: bool, compression: str
+) -> None:
+    monkeypatch.setattr(sink_commit, "SURELY_FITS", 1)
+    monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 6_500)
+    options = Options({"uri": sandbox.uri, "compressionType": compression}, Scope.SINK_STREAM)
+    name = f"merged-{uuid.uuid4().hex[:8]}"
+    logs = [f"{name}-{number}" for number in range(2)]
+    job = JobId(name, 0, uuid.uuid4().hex)
+    fields = [StructField("value", BinaryType()), StructField("log", StringType())]
+    columns = columns_of(StructType(fields if stamped else [*fields, StructField("transaction_id", LongType())]), None)
+    rows = [(number, logs[number % 2], f"row {number} ".encode() * (number % 90)) for number in range(TASKS * ROWS)]
+    messages = [
+        run_task(options, columns, job, task, 1000, arrow_batches(rows[task * ROWS : (task + 1) * ROWS], stamped))
+        for task in range(TASKS)
+    ]
+    assert sum(len(message.segments) for message in messages) == 2 * TASKS
+    commit_batch(options, messages, 0)
+    for place, log in enumerate(logs):
+        txids, values = read_values(sandbox.uri, log)
+        assert values == [value for _, _, value in rows[place::2]]
+        assert txids == ([1000] * len(values) if stamped else list(range(place, TASKS * ROWS, 2)))
+
+    async def look() -> tuple[int, int]:
+        session = await open_session(options)
+        segments = [await session.namespace.services.logs.segments(log) for log in logs]
+        return sum(map(len, segments)), len(await session.sinks.staged(name))
+
+    segments, staged = Runtime.shared().run(look())
+    assert 2 <= segments < 2 * TASKS
+    assert staged == 0
