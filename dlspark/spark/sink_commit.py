@@ -26,20 +26,18 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise
 from typing import Protocol
 
+from dlspark.spark.sink_checks import check_above, check_replay, order_segments, sealed, swept
 from dlspark.spark.sink_errors import (
     BatchRefusedError,
-    BatchSweptError,
     LogBusyError,
     PublishContendedError,
     PublishUnknownError,
-    ReplayDiffersError,
-    TransactionOrderError,
 )
 from dlspark.spark.sink_merge import plan_merges
-from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink_messages import Publication, StagedSegment
+from dlspark.spark.sink_schema import MAX_TXID
 from dlspark.testing import faults
 from metadata.errors import (
     BadVersionError,
@@ -51,12 +49,11 @@ from metadata.errors import (
 from metadata.ledgers import Versioned
 from metadata.locks import DistributedLock, LockingError
 from metadata.logs import LogState, SegmentMetadata
-from metadata.sinks import APPLICATION_PREFIX, Mark, SinkStore, StagedLedger
+from metadata.sinks import Mark, SinkStore, StagedLedger
 from metadata.store import Create, MetadataStore, Op, SetData
 from metadata.tasks import end_tasks
 from storage_node.edge import Clock, SystemClock
 
-MAX_TXID = 2**63 - 1
 MAX_MULTI_BYTES = 900_000
 """Bound of one publishing multi. ZooKeeper refuses requests above 1 MiB - 1 and closes the connection, which would look
 like an unknown outcome each time; so the size is checked before anything is sent."""
@@ -378,58 +375,6 @@ def _outcome(publication: Publication, mark: Versioned[Mark]) -> Outcome | None:
     return Outcome.PUBLISHED if mark.value == Mark(job.batch, job.attempt) else Outcome.COVERED
 
 
-def check_replay(publication: Publication, mark: Mark) -> None:
-    """Raise ReplayDiffersError if what was published under the batch's number is known to be another batch.
-
-    Spark repeats a batch with the rows it had: their place is in the checkpoint. A checkpoint that was rolled back (or
-    copied, and run twice) has lost that, and may cut the same rows into other batches under the same numbers.
-    """
-    job = publication.job
-    published = mark.rows_of(job.batch)
-    # An application's numbers may have gaps; Spark's have none, so one below those that are kept was published.
-    forgotten = mark.forgot(job.batch) and not job.sink_id.startswith(APPLICATION_PREFIX)
-    if publication.rows is None or (not forgotten and published in (None, publication.rows)):
-        return
-    raise ReplayDiffersError(
-        f"{job} was published with {'a number of' if forgotten else published} rows"
-        f"{' that is not kept any more' if forgotten else ''}, and now has {publication.rows}: it is another batch, or "
-        "may be (the checkpoint was rolled back or copied, or the query gives other rows when it is repeated); "
-        "nothing of it is visible",
-        advice="Go on from the newest checkpoint; or start with an empty one, from starting offsets chosen after "
-        "looking at the log's end. failOnDataLoss=false skips such batches, and with them the rows that are new",
-    )
-
-
-def order_segments(log: str, segments: Sequence[StagedSegment]) -> list[StagedSegment]:
-    """`segments` of one log in the order in which they continue it. Raises TransactionOrderError if two overlap."""
-    ordered = sorted(segments, key=lambda s: (s.first_txid, s.last_txid, s.partition, s.ordinal))
-    for before, after in pairwise(ordered):
-        if after.first_txid < before.last_txid:
-            raise TransactionOrderError(
-                f"Transaction ids of two tasks overlap: task {before.partition} wrote {before.first_txid} to "
-                f"{before.last_txid}, task {after.partition} wrote {after.first_txid} to {after.last_txid}; "
-                "nothing of the batch is visible",
-                log=log,
-                advice='Write df.repartitionByRange("transaction_id").sortWithinPartitions("transaction_id"), '
-                "or one task: df.coalesce(1) of sorted rows",
-            )
-    return ordered
-
-
-def check_above(log: str, highest_txid: int, first: StagedSegment) -> None:
-    """Raise unless the batch's first id may follow the log's highest (equal is fine)."""
-    if highest_txid == MAX_TXID:
-        raise sealed(log)
-    if first.first_txid < highest_txid:
-        raise TransactionOrderError(
-            f"The batch begins at transaction id {first.first_txid}, below the log's highest, {highest_txid}; "
-            "nothing of the batch is visible",
-            log=log,
-            advice="Write rows in the order of their ids, drop those below the log's highest, "
-            "or leave transaction_id out: the batch then carries its own timestamp",
-        )
-
-
 def operations_size(ops: Iterable[Op]) -> int:
     """What the operations take in a request, in bytes; never less than they do."""
     return sum(
@@ -450,21 +395,4 @@ def too_many(publication: Publication, size: int) -> BatchRefusedError:
         f"The {len(publication.segments)} segments in {len(publication.logs)} logs of {publication.job} are "
         f"too many to publish in one step ({size} bytes of at most {MAX_MULTI_BYTES}); nothing of it is visible",
         advice="Write with fewer tasks, df.coalesce(n), or fewer logs a batch: each task makes one segment a log",
-    )
-
-
-def sealed(log: str) -> BatchRefusedError:
-    """The error for a log that takes no more records."""
-    return BatchRefusedError(
-        "The log has been sealed by an end-of-stream record and takes no more records; nothing of the batch is visible",
-        log=log,
-        advice="Write to another log",
-    )
-
-
-def swept(job: JobId) -> BatchSweptError:
-    """The error for a job whose ledgers, or whose sink, a sweep has taken for abandoned."""
-    return BatchSweptError(
-        f"What attempt {job.attempt} had staged for {job} was swept as abandoned; nothing of the batch is visible",
-        advice="Run the write again",
     )

@@ -18,10 +18,12 @@ from dlspark.core.settings import Settings
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.options import Options
-from dlspark.spark.sink_commit import MAX_TXID, TAILS_AT_ONCE, Publisher, sealed, swept
+from dlspark.spark.sink_checks import sealed, swept
+from dlspark.spark.sink_commit import TAILS_AT_ONCE, Publisher
 from dlspark.spark.sink_logs import LogRules, NamespaceLogs, missing
 from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
 from dlspark.spark.sink_rewrite import rewrite
+from dlspark.spark.sink_schema import MAX_TXID
 from dlspark.spark.sink_sweep import Sweeper
 from metadata.bookies import BookieAddress
 from metadata.logs import LogNotFoundError

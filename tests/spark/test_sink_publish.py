@@ -11,7 +11,8 @@ import pytest
 from sink_world import NS, SINK, Process, World, job, staged_segment
 
 from dlspark.spark import sink_commit
-from dlspark.spark.sink_commit import Outcome, order_segments
+from dlspark.spark.sink_checks import order_segments
+from dlspark.spark.sink_commit import Outcome
 from dlspark.spark.sink_errors import (
     BatchRefusedError,
     BatchSweptError,
