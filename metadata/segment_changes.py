@@ -2,7 +2,10 @@
 
 Every transaction here begins with a guard, a check that the caller's lock member still exists: a deposed owner changes
 nothing, however late its request arrives (spec trap 7). Marking a segment deletes its znode and creates it again with
-new data, as upstream does; both happen in one multi, so a segment is never seen twice or missing.
+new data, as upstream does; both happen in one multi, so a segment is never seen twice or missing. A znode that was made
+anew has version 0 again, and tells nobody that it was: so each marking sets the log's own znode `P` as it is, and
+depends on its version from before the list was read. Where owners have no lock to keep them apart (`writeLockEnabled` off) the
+one that read an older list changes nothing, and a truncation never moves back (I8).
 
 Taking a segment off the list and deleting its ledger cannot be one step: they are in different parts of the metadata,
 often in different ensembles. The list comes first, so no listed segment is ever without its ledger; and the same
@@ -20,6 +23,7 @@ not upstream's; it leaves them alone, and removes them with the log.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from metadata.errors import (
@@ -32,6 +36,7 @@ from metadata.errors import (
     check,
 )
 from metadata.locks import LockingError
+from metadata.log_names import log_not_found
 from metadata.logs import LogPaths, LogState, LogStore
 from metadata.paths import request_bytes
 from metadata.retry import repeat
@@ -47,6 +52,8 @@ Change: TypeAlias = tuple[SegmentMetadata, SegmentMetadata]
 """A segment as it is in the list, and as it is to be."""
 Guard: TypeAlias = Callable[[], Op]
 """Makes the operation that fails unless the caller owns the log; it raises where that is known already."""
+Turn: TypeAlias = SetData
+"""The operation that fails where segments were marked since it was made."""
 
 
 class SegmentsMovedError(NotAppliedError):
@@ -63,7 +70,16 @@ class SegmentChanges:
 
     # ---- truncation -------------------------------------------------------------------------------------------------
 
-    async def mark(self, changes: Sequence[Change], guard: Guard) -> None:
+    async def turn(self) -> Turn:
+        """What `mark` depends on: made before the list is read that decides what to mark. Raises LogNotFoundError."""
+        path = self._paths.partition
+        try:
+            data, stat = await repeat(self._store, lambda: self._store.get(path))
+        except NoNodeError as error:
+            raise log_not_found(self._name, path) from error
+        return SetData(path, data, stat.version)
+
+    async def mark(self, changes: Sequence[Change], guard: Guard, turn: Turn) -> None:
         """Give segments another truncation status, oldest first: one transaction where they fit in one, else several.
 
         Raises LockingError, SegmentsMovedError, or the store's error; what came before is applied then.
@@ -72,7 +88,8 @@ class SegmentChanges:
             check(not before.in_progress and not after.in_progress, "only a completed segment is truncated")
             check(before.ledger_id == after.ledger_id, "a truncated segment keeps its ledger")  # I2
         for transaction in _transactions([self._marking(*change) for change in changes], guard):
-            await self._apply(transaction)
+            await self._apply([*transaction, turn])
+            turn = replace(turn, version=turn.version + 1)
 
     def _marking(self, before: SegmentMetadata, after: SegmentMetadata) -> Ops:
         path = self._paths.segment(before)

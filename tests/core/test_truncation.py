@@ -226,6 +226,28 @@ async def test_a_writer_that_lost_its_log_truncates_nothing(world):
     await writer.abort()
 
 
+async def test_without_a_lock_a_truncation_by_an_older_list_does_not_move_another_one_back(world, monkeypatch):
+    log = await written(await world.namespace(), "log", SEGMENTS)
+    one, other = await world.namespace(write_lock=False), await world.namespace(write_lock=False)
+    slow = await (await one.open_log("log")).open_writer()
+    quick = await (await other.open_log("log")).open_writer()
+    segments, overtaken = one.logs_store.segments, []
+
+    async def then_be_overtaken(name, watch=None):
+        found = await segments(name, watch)
+        if not overtaken:
+            overtaken.append(await quick.truncate(DLSN(2, 1, 0)))
+        return found
+
+    monkeypatch.setattr(one.logs_store, "segments", then_be_overtaken)
+    assert await slow.truncate(DLSN(1, 1, 0)) == DLSN(2, 1, 0), "where the log begins now"
+    assert overtaken == [DLSN(2, 1, 0)]
+    assert states(await log.segments()) == ["t", "2:1:0", "a"]
+    assert await slow.truncate(DLSN(3, 1, 0)) == DLSN(3, 1, 0)
+    await slow.abort()
+    await quick.abort()
+
+
 async def test_a_request_that_arrives_after_the_lock_was_lost_changes_nothing(world):
     namespace, other = await world.namespace(), await world.namespace()
     log = await written(namespace, "log", SEGMENTS)

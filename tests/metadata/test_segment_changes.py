@@ -52,7 +52,7 @@ async def test_more_segments_than_fit_in_one_request_are_marked_and_removed(logs
     segments = await _filled(logs, MANY)
     changes = SegmentChanges(logs, "log")
     assert len(segments) * len(segments[0].encode()) * 3 > MAX_CHANGE_BYTES
-    await changes.mark(_hidden(segments), guard)
+    await changes.mark(_hidden(segments), guard, await changes.turn())
     found = await logs.segments("log")
     assert [one.lssn for one in found] == list(range(1, MANY + 1))
     assert {one.truncation for one in found} == {TruncationStatus.TRUNCATED}
@@ -66,7 +66,8 @@ async def test_who_has_lost_the_lock_changes_nothing(logs, guard):
     changes = SegmentChanges(logs, "log")
     lost = guard()
     await logs.store.delete(lost.path)
-    for change in (changes.mark(_hidden(segments), lambda: lost), changes.remove(segments, lambda: lost)):
+    turn = await changes.turn()
+    for change in (changes.mark(_hidden(segments), lambda: lost, turn), changes.remove(segments, lambda: lost)):
         with pytest.raises(LockingError, match="the lock was lost"):
             await change
     assert await logs.segments("log") == segments
@@ -77,10 +78,25 @@ async def test_a_segment_that_went_meanwhile_leaves_all_as_it_is(logs, guard):
     segments = await _filled(logs, 3)
     changes = SegmentChanges(logs, "log")
     await changes.remove(segments[:1], guard)
-    for change in (changes.mark(_hidden(segments), guard), changes.remove(segments, guard)):
+    turn = await changes.turn()
+    for change in (changes.mark(_hidden(segments), guard, turn), changes.remove(segments, guard)):
         with pytest.raises(SegmentsMovedError):
             await change
     assert await logs.segments("log") == segments[1:]
+
+
+async def test_of_two_who_mark_by_the_same_list_the_second_changes_nothing(logs, guard):
+    (segment,) = await _filled(logs, 1)
+    changes = SegmentChanges(logs, "log")
+    turn, same = await changes.turn(), await changes.turn()
+    further, back = (
+        replace(segment, truncation=TruncationStatus.PARTIALLY_TRUNCATED, min_entry=entry) for entry in (2, 1)
+    )
+    await changes.mark([(segment, further)], guard, turn)
+    with pytest.raises(SegmentsMovedError):
+        await changes.mark([(segment, back)], guard, same)
+    assert await logs.segments("log") == [further]
+    assert (await logs.store.get(logs.paths("log").partition))[0] == b"", "only its version has moved"
 
 
 async def test_notes_go_one_by_one_and_their_parent_with_the_last(logs, guard):
@@ -110,6 +126,8 @@ async def test_a_log_is_deleted_with_its_notes(logs, guard):
 async def test_what_is_in_progress_is_never_marked(logs, guard):
     (segment,) = await _filled(logs, 1)
     opened = SegmentMetadata(ledger_id=segment.ledger_id, lssn=1, first_txid=1, in_progress=True)
+    changes = SegmentChanges(logs, "log")
+    turn = await changes.turn()
     for pair in ((opened, segment), (segment, opened), (segment, replace(segment, ledger_id=1))):
         with pytest.raises(InvariantViolation):
-            await SegmentChanges(logs, "log").mark([pair], guard)
+            await changes.mark([pair], guard, turn)

@@ -33,7 +33,7 @@ from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import SegmentStateError
 from metadata.errors import BadVersionError, NodeExistsError, NoNodeError
 from metadata.retry import MAX_REPEATS, repeat
-from metadata.segment_changes import SegmentsMovedError, check_guard
+from metadata.segment_changes import SegmentChanges, SegmentsMovedError, check_guard
 from metadata.segments import SegmentMetadata
 from metadata.store import Create, Delete, Op, SetData
 
@@ -119,6 +119,7 @@ async def repair_ends(
 
 async def _store_end(services: Services, owned: OwnedSegments, before: SegmentMetadata, after: SegmentMetadata) -> None:
     async def attempt() -> bool:
+        turn = await SegmentChanges(services.logs, owned.name).turn()
         state = await services.logs.open(owned.name)
         listed = {one.znode_name: one for one in await listed_segments(services, owned.name)}
         found = listed.get(before.znode_name)
@@ -128,7 +129,7 @@ async def _store_end(services: Services, owned: OwnedSegments, before: SegmentMe
             raise SegmentsMovedError("the segment has just been changed; it was left as it is", log=owned.name)
         paths = services.logs.paths(owned.name)
         path = paths.segment(before)
-        changes: list[Op] = [Delete(path), Create(path, after.encode())]
+        changes: list[Op] = [Delete(path), Create(path, after.encode()), turn]
         if after.last_txid > state.max_txid.value:
             changes.append(SetData(paths.max_txid, str(after.last_txid).encode("ascii"), state.max_txid.version))
         return await _transact(services, owned, changes)

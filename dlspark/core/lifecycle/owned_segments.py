@@ -76,9 +76,10 @@ class OwnedSegments:
 
         async def attempt() -> DLSN:
             subscribed = await self._subscriptions.positions() if respect_subscribers else {}
+            turn = await self._changes.turn()
             segments = await self._segments()
             changes = truncation(segments, min([wanted, *subscribed.values()]))
-            await self._changes.mark(changes, self.guard)
+            await self._changes.mark(changes, self.guard, turn)
             return truncation_point(with_changes(segments, changes))
 
         async with self._truncating:

@@ -10,9 +10,9 @@ continue from its (format, section 5.11). From the oldest on they go while
 The first one that stays ends the walk, so the list never has a hole.
 
 A run follows each start of a segment, beside the writing: one at a time, a moment that finds one under way is passed
-over. It reads settings and clock when it begins, and the list only where something has expired by what the writer knows,
-so that it costs nothing as a rule. Its failures are told to the log and concern nobody else: the next run
-does what this one left. What a crash leaves:
+over. It reads settings and clock when it begins, and the list only where something has expired by what the writer
+knows, so that it costs nothing as a rule. Its failures are told to the log and concern nobody else: the next run does
+what this one left. What a crash leaves:
 
 | the process dies | that leaves | cleaned by |
 |---|---|---|
