@@ -56,6 +56,10 @@ class LockClosedError(LockingError):
     """The lock was released; make a new one."""
 
 
+class LockReplacedError(LockingError):
+    """The lock's znode is not the one that was locked: what it protected is gone, another thing has its name."""
+
+
 class LockSessionExpiredError(LockingError):
     """The session expired while the lock was being acquired; its place in the queue is gone."""
 
@@ -175,7 +179,8 @@ class DistributedLock:
         self._state = _State.INIT
         self._member: _Member | None = None
         self._remembered: set[LockId] = set()
-        self._failure: OwnershipAcquireFailedError | None = None
+        self._failure: DistributedLogError | None = None
+        self._creation = -1
         self._reacquiring: asyncio.Task[None] | None = None
         self._woken: asyncio.Future[None] | None = None
         self._registry = _REGISTRIES.setdefault(store, _Registry())
@@ -218,6 +223,7 @@ class DistributedLock:
         if self._state is not _State.INIT:
             raise CallerError(f"the lock is {self._state.value} already", path=self._path)
         self._state = _State.ACQUIRING
+        self._creation = -1
         self._unsubscribe = self._store.on_session(self._session_changed)
         try:
             await self._acquire(timeout_ms)
@@ -353,8 +359,18 @@ class DistributedLock:
     # ---- members ----------------------------------------------------------------------------------------------------
 
     async def _members(self) -> list[str]:
-        names, _ = await repeat(self._store, lambda: self._store.children(self._path))
+        """Names in order of the queue. Raises LockReplacedError where the lock is not the one that was acquired."""
+        names, stat = await repeat(self._store, lambda: self._store.children(self._path))
+        if self._creation not in (-1, stat.czxid):
+            raise self._replaced()
+        self._creation = stat.czxid
         return sorted(names, key=sequence_of)
+
+    def _replaced(self) -> LockReplacedError:
+        return LockReplacedError(
+            "what the lock protected was deleted or renamed; the lock that is there now protects something else",
+            path=self._path,
+        )
 
     async def _identify(self, name: str) -> LockId | None:
         """Who a member belongs to: by its name, else by its data and its session; None where it is gone."""
@@ -411,8 +427,8 @@ class DistributedLock:
     async def ensure_held(self) -> None:
         """A holder's check: returns while the lock is held, or lost and being acquired again.
 
-        Raises OwnershipAcquireFailedError once somebody else has it, and LockingError where it was never acquired or
-        was released.
+        Raises OwnershipAcquireFailedError once somebody else has it, and LockingError where it was never acquired, was
+        released, or is gone with what it protected.
         """
         if self._state in (_State.HELD, _State.LOST):
             return
@@ -450,15 +466,18 @@ class DistributedLock:
             self._member = None
 
     async def _reacquire(self) -> None:
-        """Acquire again without waiting, as often as it takes; another owner ends it for good."""
+        """Acquire again without waiting, as often as it takes; another owner ends it for good, or another lock."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while self._state is _State.LOST:
             try:
                 if await reconnected(self._store, REPEAT_TIMEOUT_MS):
                     await self._acquire(0)
-            except OwnershipAcquireFailedError as error:
+            except (OwnershipAcquireFailedError, LockReplacedError) as error:
                 self._failure = error
+                self._state = _State.FAILED
+            except NoNodeError:
+                self._failure = self._replaced()
                 self._state = _State.FAILED
             except DistributedLogError as error:
                 _LOG.info("lock %s is not acquired again yet: %s", self._path, error)

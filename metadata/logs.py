@@ -528,7 +528,9 @@ class LogStore:
             max_txid=Versioned(txid, _version(results[3])),
         )
 
-    async def remove_segment(self, name: str, state: LogState, segment: SegmentMetadata) -> None:
+    async def remove_segment(
+        self, name: str, state: LogState, segment: SegmentMetadata, extra: Sequence[Op] = ()
+    ) -> None:
         """Remove the znode of an in-progress segment whose ledger is gone; a missing one is a success.
 
         Raises BadVersionError when somebody else owns the log (its segment may have the number now), or an
@@ -538,7 +540,7 @@ class LogStore:
         paths = self.paths(name)
         path = paths.segment(segment)
         try:
-            await self._store.multi([Check(paths.ledgers, state.max_lssn.version), Delete(path)])
+            await self._store.multi([Check(paths.ledgers, state.max_lssn.version), Delete(path), *extra])
         except NoNodeError as error:
             if error.path != path:
                 raise

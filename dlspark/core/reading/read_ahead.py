@@ -41,7 +41,8 @@ LEDGER_GONE_S = 10.0
 class ReadAhead:
     """Entries of one log from `start` on, which may lie in the future; up to DLSN.INITIAL it means the earliest."""
 
-    def __init__(self, services: Services, name: str, settings: Settings, start: DLSN) -> None:
+    def __init__(self, services: Services, name: str, settings: Settings, start: DLSN, creation: int = -1) -> None:
+        """`creation` tells which log of that name is meant, as `SegmentList` has it."""
         self.caught_up = False
         """Everything that was confirmed when the read-ahead last looked has been fetched."""
         self.first = start
@@ -49,7 +50,7 @@ class ReadAhead:
         self._services = services
         self._name = name
         self._settings = settings
-        self._list = SegmentList(services, name, settings)
+        self._list = SegmentList(services, name, settings, creation)
         self._queue: deque[FetchedEntry] = deque()
         self._queued_bytes = 0
         self._error: DistributedLogError | None = None
@@ -64,6 +65,11 @@ class ReadAhead:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     # ------------------------------------------------------------------ for the reader
+
+    @property
+    def creation(self) -> int:
+        """Of the log that it follows; -1 until it has seen that."""
+        return self._list.creation
 
     def use_settings(self, settings: Settings) -> None:
         """From the next step on: whoever waits for room or for something to happen looks again."""

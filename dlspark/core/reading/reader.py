@@ -203,7 +203,8 @@ class AsyncLogReader:
 
     async def _restart(self, position: DLSN) -> None:
         """Read from `position` on, as a new reader would."""
-        before, self._ahead = self._ahead, ReadAhead(self._services, self.name, self._settings, position)
+        before = self._ahead
+        self._ahead = ReadAhead(self._services, self.name, self._settings, position, before.creation)
         self._final = None
         self._numbers.forget()
         self._idleness.arrived()

@@ -1,6 +1,7 @@
 """`SegmentList`: a log's segments as a reader follows them: listed again when a watch says that they changed.
 
-Listing brings the names; what a reader needs of single segments is read as it comes to them (`SegmentListing`).
+Listing brings the names; what a reader needs of single segments is read as it comes to them (`SegmentListing`). It
+follows one log, not a name: a log that was deleted has ended for its readers, though another one may have its name now.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from metadata.errors import MetadataUnavailableError, OutcomeUnknownError
-from metadata.logs import SegmentMetadata
+from metadata.logs import LogNotFoundError, SegmentMetadata
 from metadata.segment_listing import SegmentListing, SegmentVanishedError
 from metadata.store import WatchEvent
 
@@ -25,8 +26,10 @@ _log = logging.getLogger(__name__)
 class SegmentList:
     """The list and one watch on it. `stale` says that it changed, or that changes may have been missed."""
 
-    def __init__(self, services: Services, name: str, settings: Settings) -> None:
+    def __init__(self, services: Services, name: str, settings: Settings, creation: int = -1) -> None:
+        """`creation`: of the log that has to have the name (`SegmentListing.creation`); -1: whichever has it first."""
         self.stale = True
+        self.creation = creation
         self._listing = SegmentListing(name)
         self._services = services
         self._name = name
@@ -39,7 +42,7 @@ class SegmentList:
     async def load(self) -> SegmentListing:
         """The list as of the last change; trouble with the connection is waited out.
 
-        Raises LogNotFoundError, or what a contradictory list raises.
+        Raises LogNotFoundError, also where another log has the name by now, or what a contradictory list raises.
         """
 
         async def itself(listing: SegmentListing) -> SegmentListing:
@@ -72,8 +75,10 @@ class SegmentList:
             self.stale = False
             self._changed.clear()
             try:
-                before = self._listing
-                self._listing = await self._services.logs.listing(self._name, self._on_event)
+                before, listing = self._listing, await self._services.logs.listing(self._name, self._on_event)
+                if self.creation not in (-1, listing.creation):
+                    raise self._replaced()
+                self._listing, self.creation = listing, listing.creation
                 self._services.counters["segments-listed"] += 1
                 if self._settings.trace_metadata_changes:
                     self._tell_changes(before)
@@ -81,6 +86,13 @@ class SegmentList:
                 self.stale = True
                 raise
         return self._listing
+
+    def _replaced(self) -> LogNotFoundError:
+        return LogNotFoundError(
+            "the log was deleted or renamed; another one has its name now, of which nothing was read",
+            log=self._name,
+            advice="Open a reader of that one, or of the renamed log; positions in one say nothing of the other",
+        )
 
     def _tell_changes(self, before: SegmentListing) -> None:
         old, new = _open_by_number(before), _open_by_number(self._listing)

@@ -1,7 +1,8 @@
 """`SegmentTransitions`: the three metadata transactions of a log's owner: start, complete and delete a segment.
 
 Each is one conditional multi on the versions that this owner read after it took the lock, so a deposed owner changes
-nothing. Three things can go wrong and each has one answer:
+nothing; and on its lock's member, because a log that was deleted and made again has the same versions again. Three
+things can go wrong and each has one answer:
 
 | outcome | answer |
 |---|---|
@@ -27,6 +28,7 @@ from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.writing.allocator import AllocatorLostError, LedgerAllocator, LedgerKind, Phase
 from dlspark.core.writing.allocator_pool import LedgerAllocatorPool, shared_pool
+from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import SegmentStateError, WriterDeposedError
 from metadata.allocators import Allocation
 from metadata.errors import (
@@ -43,8 +45,10 @@ from metadata.errors import (
     check,
 )
 from metadata.ledgers import Versioned
+from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.logs import LogNotFoundError, LogState, SegmentMetadata
 from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID
+from metadata.store import ANY_VERSION, Check, Op
 from storage_node.client import LedgerWriter
 
 _log = logging.getLogger(__name__)
@@ -68,11 +72,21 @@ def lssn_without_segments(stored: int, first: int) -> int:
 class SegmentTransitions:
     """One owner's view of a log: the state it may update conditionally, and the segments it knows."""
 
-    def __init__(self, services: Services, name: str, settings: Settings, state: LogState | None = None) -> None:
-        """`state`: the versions that `load` is to find, where they have been read before."""
+    def __init__(
+        self,
+        services: Services,
+        name: str,
+        settings: Settings,
+        state: LogState | None = None,
+        *,
+        lock: WriteLock | None = None,
+    ) -> None:
+        """`state`: the versions that `load` is to find, where they have been read before. `lock`: what transactions
+        depend on, besides."""
         self.name = name
         self._state = state
         self._version_found = -1
+        self._lock = lock
         self.segments: list[SegmentMetadata] = []
         """In ascending order of sequence number; kept up to date by this owner's own transactions."""
         self._services = services
@@ -191,7 +205,9 @@ class SegmentTransitions:
 
         try:
             self.state = await self._transact(
-                lambda: self._services.logs.start_segment(self.name, expected, segment, hand_over=hand_over),
+                lambda owned: self._services.logs.start_segment(
+                    self.name, expected, segment, owned, hand_over=hand_over
+                ),
                 applied,
                 replace(expected, max_lssn=Versioned(lssn, expected.max_lssn.version + 1)),
                 shared=hand_over.path if shared else None,
@@ -321,7 +337,7 @@ class SegmentTransitions:
             return any(not s.in_progress and s.ledger_id == segment.ledger_id for s in found.segments)
 
         self.state = await self._transact(
-            lambda: self._services.logs.complete_segment(self.name, expected, completed, segment),
+            lambda owned: self._services.logs.complete_segment(self.name, expected, completed, segment, owned),
             applied,
             replace(
                 expected,
@@ -361,8 +377,8 @@ class SegmentTransitions:
         await self._services.ledgers.delete(segment.ledger_id)
         expected = self.state
 
-        async def attempt() -> LogState:
-            await self._services.logs.remove_segment(self.name, expected, segment)
+        async def attempt(owned: list[Op]) -> LogState:
+            await self._services.logs.remove_segment(self.name, expected, segment, owned)
             return expected
 
         def applied(found: _Found) -> bool:
@@ -375,13 +391,15 @@ class SegmentTransitions:
 
     async def _transact(
         self,
-        attempt: Callable[[], Awaitable[LogState]],
+        attempt: Callable[[list[Op]], Awaitable[LogState]],
         applied: Callable[[_Found], bool],
         after: LogState,
         *,
         shared: str | None = None,
     ) -> LogState:
         """Run a conditional transaction until its outcome is known. `after` is the state it leads to.
+
+        `attempt` is given operations that fail it unless the lock is held.
 
         `shared` is the allocator of a pool that is part of it: one that somebody else has set raises
         AllocatorLostError, and says nothing about the log.
@@ -392,17 +410,26 @@ class SegmentTransitions:
         while True:
             failure: DistributedLogError
             refusal: DistributedLogError | None = None
+            owned: list[Op] = []
             try:
-                return await attempt()
+                owned = await self._owned()
+                return await attempt(owned)
             except OutcomeUnknownError as error:
                 failure = doubt = error
+            except (LockingError, OwnershipAcquireFailedError) as error:
+                if doubt is None:
+                    raise self._deposed() from error
+                failure, refusal = doubt, error
             except MetadataUnavailableError as error:
                 failure = doubt or error
             except (BadVersionError, NodeExistsError, NoNodeError) as error:
-                # After a lost answer it may be our own first try that was in the way.
-                if doubt is None:
+                if any(error.path == check.path for check in owned):
+                    failure = doubt or self._deposed()  # The lock is lost; that is heard of soon, or it is had again.
+                elif doubt is None:
                     raise self._refused(error, shared) from error
-                failure, refusal = doubt, error
+                else:
+                    # After a lost answer it may be our own first try that was in the way.
+                    failure, refusal = doubt, error
             if doubt is not None:
                 found = await self._look(doubt)
                 if applied(found):
@@ -424,6 +451,18 @@ class SegmentTransitions:
                 if refusal is not None:
                     raise self._refused(refusal, shared) from refusal
             await self._pause(pauses, failure)
+
+    async def _owned(self) -> list[Op]:
+        """Operations that fail the transaction that they are part of unless the lock is held.
+
+        Raises MetadataUnavailableError while a lost one is being taken again, and what `ensure_held` raises.
+        """
+        if self._lock is None:
+            return []
+        await self._lock.ensure_held()
+        if not self._lock.held:
+            raise MetadataUnavailableError("the log's lock is being taken again; nothing was changed", log=self.name)
+        return [Check(self._lock.member_path, ANY_VERSION)]
 
     async def _look(self, doubt: OutcomeUnknownError) -> _Found:
         """State and segments as they are now; raises `doubt` if they cannot be read."""

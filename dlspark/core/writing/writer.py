@@ -56,7 +56,7 @@ from dlspark.errors import (
     WriterDeposedError,
 )
 from metadata.errors import BadVersionError
-from metadata.locks import LockingError, OwnershipAcquireFailedError
+from metadata.locks import LockClosedError, LockingError, OwnershipAcquireFailedError
 from metadata.permissions import Action
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class AsyncLogWriter:
         lock = await take_lock(services, name, settings, client_id)
         try:
             # Versions are read only now that the lock is held: read earlier, they could be the last owner's.
-            transitions = SegmentTransitions(services, name, settings)
+            transitions = SegmentTransitions(services, name, settings, lock=lock)
             writer = cls(services, name, settings, lock, transitions)
             try:
                 writer._adopt(await writer._succession.take_over())
@@ -504,14 +504,7 @@ class AsyncLogWriter:
 
     def _fail(self, cause: BaseException) -> None:
         """The first failure is final: later writes are refused, and so is what waits in the queue."""
-        if isinstance(cause, BadVersionError | OwnershipAcquireFailedError | LockingError):
-            error = WriterDeposedError(
-                f"another owner has the log: {cause.message}",
-                log=self.name,
-                advice="Open the writer again; it waits for the other owner or reports it",
-            )
-            error.__cause__ = cause
-            cause = error
+        cause = _told(self.name, cause)
         if self._error is None:
             self._error = cause
             self._ownership.end()
@@ -572,3 +565,26 @@ class AsyncLogWriter:
         if transition is not None:
             # A transaction under way is not cut off: half of it could not be told from none.
             await asyncio.wait([transition])
+
+
+def _told(log: str, cause: BaseException) -> BaseException:
+    """The failure of a writer whose log or lock is gone: what has happened to it."""
+    error: WriteError
+    if isinstance(cause, LockClosedError):
+        error = WriteError(
+            f"its lock was given up when the metadata session was closed: {cause.message}",
+            log=log,
+            advice="Open the namespace and the writer again; close writers before the session",
+        )
+    elif isinstance(cause, LockingError):
+        error = WriterDeposedError(f"its lock was lost: {cause.message}", log=log, advice=_ADVICE_REOPEN)
+    elif isinstance(cause, BadVersionError | OwnershipAcquireFailedError):
+        error = WriterDeposedError(
+            f"another owner has the log: {cause.message}",
+            log=log,
+            advice="Open the writer again; it waits for the other owner or reports it",
+        )
+    else:
+        return cause
+    error.__cause__ = cause
+    return error

@@ -3,6 +3,7 @@
 python -m dlspark.testing.simulation --seed 17 --trace          one run, with everything that happened
 python -m dlspark.testing.simulation --seeds 2000 --first 300   many runs
 python -m dlspark.testing.simulation --logs --seeds 2000        many runs with logs
+python -m dlspark.testing.simulation --names --seeds 500        many runs with logs that are renamed and made again
 python -m dlspark.testing.simulation --failovers 100            failovers of a log's writer, with the time they take
 python -m dlspark.testing.simulation --mutations                take the safety rules out, one after the other
 """
@@ -36,23 +37,25 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=300, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--logs", action="store_true", help="with logs in every run, not in a quarter of them")
+    parser.add_argument("--names", action="store_true", help="with logs that are renamed, deleted and made again")
     parser.add_argument("--failovers", type=int, help="run so many failovers of a log's writer instead")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mutations", action="store_true", help="find the seeds that notice each missing safety rule")
     arguments = parser.parse_args()
     logs: bool = arguments.logs
+    names: bool = arguments.names
     if arguments.failovers is not None:
         return _failovers(range(arguments.first, arguments.first + arguments.failovers))
     if arguments.seed is not None:
-        return _one(arguments.seed, arguments.trace, arguments.mutation, logs)
+        return _one(arguments.seed, arguments.trace, arguments.mutation, logs, names)
     if arguments.mutations:
         return _mutations(arguments.mutation, arguments.seeds, logs)
-    return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, logs)
+    return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, logs, names)
 
 
-def _one(seed: int, trace: bool, mutation: str | None, logs: bool) -> int:
+def _one(seed: int, trace: bool, mutation: str | None, logs: bool, names: bool) -> int:
     with mutations.applied(mutation) if mutation else nullcontext():
-        report = run_seed(seed, trace=trace, logs=logs)
+        report = run_seed(seed, trace=trace, logs=logs, names=names)
     for line in report.trace or ():
         print(line)
     for point, count in sorted(report.points.items()):
@@ -71,14 +74,14 @@ def _failovers(seeds: range) -> int:
     return int(bool(failed))
 
 
-def _many(seeds: range, processes: int, logs: bool) -> int:
+def _many(seeds: range, processes: int, logs: bool, names: bool) -> int:
     began = time.monotonic()
-    failed = partial(print_failure, logs=logs)
-    summary = run_many(seeds, processes=processes, logs=logs, failed=failed, progress=print_progress)
+    failed = partial(print_failure, logs=logs, names=names)
+    summary = run_many(seeds, processes=processes, logs=logs, names=names, failed=failed, progress=print_progress)
     print_summary(summary, began=began, verbose=True)
     if summary.failures:
         return 1
-    points = [point for point in FAULT_POINTS if not logs or not point.startswith(CHAINS_ALONE)]
+    points = [] if names else [point for point in FAULT_POINTS if not logs or not point.startswith(CHAINS_ALONE)]
     missing = summary.missing(points) if len(seeds) >= ENOUGH_FOR_ALL_POINTS else []
     if missing:
         print(f"never reached: {', '.join(missing)}")

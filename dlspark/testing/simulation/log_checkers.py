@@ -143,6 +143,10 @@ class LogCheckers:
             truth = self.logs[log] = LogTruth(log)
         return truth
 
+    def truth_of(self, session: Session) -> LogTruth:
+        """Of the log that the session writes."""
+        return self.truth(session.log)
+
     def _fail(self, log: str, message: str) -> None:
         self._world.checkers.fail(f"log {log}: {message}")
 
@@ -170,13 +174,13 @@ class LogCheckers:
     def written(self, session: Session, txid: int, payload: bytes) -> Written:
         """A record is given to the session's writer."""
         record = Written(session, txid, payload, self._tick())
-        self.truth(session.log).records[payload] = record
+        self.truth_of(session).records[payload] = record
         session.records.append(record)
         return record
 
     def acknowledged(self, record: Written, dlsn: DLSN) -> None:
         """A writer was told where its record is."""
-        session, truth = record.session, self.truth(record.session.log)
+        session, truth = record.session, self.truth_of(record.session)
         self._world.trace.note(f"log-ack {session.log} {dlsn} {session.client}/{session.number}")
         if dlsn <= session.last_acknowledged:
             self._fail(session.log, f"{dlsn} was acknowledged after {session.last_acknowledged} (I4)")

@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.testing.simulation.deposing import Deposing
 
 if TYPE_CHECKING:
     from dlspark.testing.simulation.cluster import Client
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
 
 DEPOSED_SHARE = 0.4
 """Of the truncations: their owner loses its session."""
-WITHIN_STEPS = 70
-"""Callbacks within which that happens, and again until the owner stands still."""
-STANDS_STILL_S = (0.02, 0.35)
-FAR_SHARE = 0.7
-"""Of the deposed ones, which are far away; the others stand still."""
-DISTANCE_S = (0.03, 0.2)
-FAR_FOR_S = 0.8
 AHEAD = 8
 """Records behind the log's begin, within which a rival truncates."""
 
@@ -39,6 +33,7 @@ class Rivals:
     def __init__(self, workload: LifeWorkload, log: SimulatedLog) -> None:
         self._workload = workload
         self._log = log
+        self._deposing = Deposing(workload, "life.rival")
 
     def start_programs(self) -> None:
         for index in range(2):
@@ -53,7 +48,7 @@ class Rivals:
             while not workload.over:
                 await asyncio.sleep(rng.uniform(0, 0.05))
                 if rng.random() < DEPOSED_SHARE:
-                    self._trap(client, rng, partial(self._depose, client, rng))
+                    self._deposing.soon(client, rng)
                 await workload.truncate_at(
                     partial(handle.truncate, client_id=client.name), handle.name, self._ahead(rng)
                 )
@@ -66,29 +61,3 @@ class Rivals:
         point = checkers.begin_of(checkers.truth(self._log.name))
         left = sorted(dlsn for dlsn in checkers.truth(self._log.name).at if dlsn >= point)
         return rng.choice(left[:AHEAD]) if left else DLSN.INITIAL
-
-    def _trap(self, client: Client, rng: Random, trap: partial[None]) -> None:
-        if client.process is not None:
-            client.process.at_step(rng.randint(1, WITHIN_STEPS), trap)
-
-    def _depose(self, client: Client, rng: Random) -> None:
-        """Its session ends, with nothing wrong otherwise; from then on it is late."""
-        service = self._workload.world.service
-        if client.store is None or self._workload.over:
-            return
-        service.expire(client.store)
-        if rng.random() < FAR_SHARE:
-            self._workload.world.reached("life.rival-far")
-            service.slow[client.name] = rng.uniform(*DISTANCE_S) / service.latency_s
-            service.loop.call_later(
-                FAR_FOR_S, service.slow.pop, client.name, None, context=self._workload.world.context
-            )
-        else:
-            self._trap(client, rng, partial(self._stand_still, client, rng))
-
-    def _stand_still(self, client: Client, rng: Random) -> None:
-        if client.running and not self._workload.over:
-            world = self._workload.world
-            world.reached("life.rival-stopped")
-            client.pause()
-            world.loop.call_later(rng.uniform(*STANDS_STILL_S), client.resume, context=world.context)

@@ -48,23 +48,24 @@ class Summary:
         return [point for point in points if not self.points[point]]
 
 
-def replay_command(seed: int, *, logs: bool = False) -> str:
+def replay_command(seed: int, *, logs: bool = False, names: bool = False) -> str:
     """How to see one run again."""
-    return f"python -m dlspark.testing.simulation {'--logs ' if logs else ''}--seed {seed} --trace"
+    kind = "--names " if names else "--logs " if logs else ""
+    return f"python -m dlspark.testing.simulation {kind}--seed {seed} --trace"
 
 
-def reports(seeds: Iterable[int], processes: int = 1, *, logs: bool = False) -> Iterator[Report]:
+def reports(seeds: Iterable[int], processes: int = 1, *, logs: bool = False, names: bool = False) -> Iterator[Report]:
     """One report a seed, in no particular order where there are several processes."""
     if processes <= 1:
         for count, seed in enumerate(seeds, 1):
-            yield run_seed(seed, logs=logs)
+            yield run_seed(seed, logs=logs, names=names)
             if count % COLLECT_EVERY == 0:
                 with unheard():
                     gc.collect()
         return
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes, maxtasksperchild=500) as pool:
-        yield from pool.imap_unordered(partial(run_seed, logs=logs), seeds, chunksize=10)
+        yield from pool.imap_unordered(partial(run_seed, logs=logs, names=names), seeds, chunksize=10)
 
 
 def run_many(
@@ -72,13 +73,15 @@ def run_many(
     *,
     processes: int = 1,
     logs: bool = False,
+    names: bool = False,
     failed: Callable[[Report], None] | None = None,
     progress: Callable[[Summary], None] | None = None,
     stop_at: int = 10,
 ) -> Summary:
-    """Run them all, or until `stop_at` of them have failed. With `logs` every workload is logs."""
+    """Run them all, or until `stop_at` of them have failed. With `logs` every workload is logs, with `names`
+    logs whose names move."""
     summary = Summary()
-    for report in reports(seeds, processes, logs=logs):
+    for report in reports(seeds, processes, logs=logs, names=names):
         summary.add(report)
         if report.failure is not None:
             if failed is not None:
@@ -92,9 +95,11 @@ def run_many(
     return summary
 
 
-def print_failure(report: Report, *, logs: bool = False) -> None:
+def print_failure(report: Report, *, logs: bool = False, names: bool = False) -> None:
     """A failing seed, and how to see it again."""
-    print(f"seed {report.seed}: {report.failure}\n    {replay_command(report.seed, logs=logs)}", flush=True)
+    print(
+        f"seed {report.seed}: {report.failure}\n    {replay_command(report.seed, logs=logs, names=names)}", flush=True
+    )
 
 
 def print_progress(summary: Summary) -> None:

@@ -20,6 +20,7 @@ from dlspark.testing.simulation.cluster import World
 from dlspark.testing.simulation.faults import Nemesis
 from dlspark.testing.simulation.life_workload import LifeWorkload
 from dlspark.testing.simulation.log_workload import LogWorkload
+from dlspark.testing.simulation.name_workload import NameWorkload
 from dlspark.testing.simulation.roles import HEALTHY_S, Roles
 from dlspark.testing.simulation.workload import Workload, draw_chains
 
@@ -28,6 +29,8 @@ LOG_SHARE = 0.25
 """Runs whose workload is logs; the others have chains of ledgers."""
 LIFE_SHARE = 0.4
 """Runs, of those with logs, whose logs are truncated, purged, sealed and deleted."""
+NAME_SHARE = 0.25
+"""Runs, of the other ones with logs, whose logs are renamed, deleted and made again."""
 
 
 @dataclass(slots=True)
@@ -59,14 +62,15 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def run_seed(seed: int, *, trace: bool = False, logs: bool = False) -> Report:
-    """One run, to its end or to its first violation. With `logs` its workload is logs, whatever the seed says."""
+def run_seed(seed: int, *, trace: bool = False, logs: bool = False, names: bool = False) -> Report:
+    """One run, to its end or to its first violation. With `logs` its workload is logs, whatever the seed says, and with
+    `names` logs whose names move."""
     report = Report(seed)
     began = time.perf_counter()
     with undisturbed():
         world = World(seed, trace=trace)
         try:
-            world.run(_scenario(world, LOG_SHARE if not logs else 1.0))
+            world.run(_scenario(world, LOG_SHARE if not logs else 1.0, names=names))
         except Exception as error:
             report.failure = _trouble(world) if world.checkers.violation is None else str(error)
             report.failure = report.failure or f"{type(error).__name__}: {error}"
@@ -87,23 +91,27 @@ def _trouble(world: World) -> str | None:
     return f"unhandled: {notes[0]}" if notes else None
 
 
-def draw_workload(world: World, rng: Random, log_share: float) -> Roles:
-    """Chains of ledgers, or logs, some of them with the whole of their lives; contested or not."""
+def draw_workload(world: World, rng: Random, log_share: float, *, names: bool = False) -> Roles:
+    """Chains of ledgers, or logs, some of them with the whole of their lives or names that move; contested or not."""
     contested = rng.random() < CONTESTED_SHARE
     workload: Roles
-    if world.rng("workload").random() >= log_share:
+    if names:
+        workload = NameWorkload(world, rng)
+    elif world.rng("workload").random() >= log_share:
         workload = Workload(world, draw_chains(rng, contested=contested))
     elif world.rng("whole-life").random() < LIFE_SHARE:
         workload = LifeWorkload(world, rng)
+    elif world.rng("moving-names").random() < NAME_SHARE:
+        workload = NameWorkload(world, rng)
     else:
         workload = LogWorkload(world, rng)
     workload.contested = contested
     return workload
 
 
-async def _scenario(world: World, log_share: float) -> None:
+async def _scenario(world: World, log_share: float, *, names: bool) -> None:
     rng = world.rng("plan")
-    workload = draw_workload(world, rng, log_share)
+    workload = draw_workload(world, rng, log_share, names=names)
     for _ in range(max(sizes[0] for sizes in workload.sizes) + rng.choice((1, 1, 2))):
         world.add_node()
     world.fabric.latency_s = world.service.latency_s = rng.choice((0.0005, 0.002, 0.01))
