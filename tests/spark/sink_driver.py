@@ -22,6 +22,7 @@ from dlspark.spark.options import Options, Scope
 from dlspark.spark.sink_messages import JobId, SinkMessage
 from dlspark.spark.sink_run import commit_batch, run_task
 from dlspark.spark.sink_schema import columns_of
+from metadata.segments import TruncationStatus
 from storage_node.edge import SystemClock
 
 TASK_TRIES = 3
@@ -114,12 +115,13 @@ def arrow_batches(rows: list[tuple[int, str, bytes]], stamped: bool, size: int =
 
 
 def read_values(uri: str, log: str) -> tuple[list[int], list[bytes]]:
-    """Transaction ids and payloads of a whole log, through the ordinary reader."""
+    """Transaction ids and payloads of a whole log, as far as it was not truncated (at a segment's beginning)."""
     with Namespace.open(uri) as namespace:
         if not namespace.log_exists(log):
             return [], []
         with namespace.open_log(log) as opened:
-            count = sum(segment.record_count for segment in opened.segments())
+            segments = [one for one in opened.segments() if one.truncation is not TruncationStatus.TRUNCATED]
+            count = sum(segment.record_count for segment in segments)
             txids: list[int] = []
             values: list[bytes] = []
             with opened.open_reader() as reader:

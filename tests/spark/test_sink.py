@@ -245,7 +245,7 @@ def test_wrong_options_are_refused_before_any_task(
         assert not namespace.log_exists(log)
 
 
-def test_overwrite_and_complete_are_refused(spark: SparkSession, fresh_log: FreshLog, checkpoint: Path) -> None:
+def test_overwrite_complete_and_update_are_refused(spark: SparkSession, fresh_log: FreshLog, checkpoint: Path) -> None:
     frame = rows(spark, 10)
     text = error_of(lambda: frame.write.format("distributedlog").mode("overwrite").save(fresh_log()))
     assert "a log only grows" in text
@@ -253,6 +253,9 @@ def test_overwrite_and_complete_are_refused(spark: SparkSession, fresh_log: Fres
     writer = counts.writeStream.format("distributedlog").option("log", fresh_log()).outputMode("complete")
     query = writer.option("checkpointLocation", str(checkpoint)).start()
     assert "a log only grows" in error_of(lambda: query.awaitTermination(60))
+    # Spark says this one by itself, of every Python sink.
+    query = writer.outputMode("update").start()
+    assert "does not support Update mode" in error_of(lambda: query.awaitTermination(60))
 
 
 @pytest.mark.parametrize(

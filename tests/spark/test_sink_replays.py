@@ -1,0 +1,74 @@
+"""Batches that come again, through the sink's own tasks and commit on real storage nodes: skipped or refused."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+from sink_driver import arrow_batches, read_values
+
+from dlspark.spark.options import Options, Scope
+from dlspark.spark.sink_errors import ReplayDiffersError
+from dlspark.spark.sink_messages import JobId
+from dlspark.spark.sink_run import commit_batch, run_task
+from dlspark.spark.sink_schema import columns_of
+
+if TYPE_CHECKING:
+    from dlspark.sandbox import Sandbox
+
+pytestmark = pytest.mark.processes
+
+
+class Query:
+    """Runs batches of one query as Spark does, each in tasks of the given sizes."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.log = f"replays-{uuid.uuid4().hex[:8]}"
+
+    def run(self, batch: int, values: list[str], tasks: int = 2, **more: str) -> None:
+        options = Options({"uri": self.uri, **more}, Scope.SINK_STREAM)
+        job = JobId(self.log, batch, uuid.uuid4().hex)
+        columns = columns_of(StructType([StructField("value", StringType()), StructField("log", StringType())]), None)
+        rows = [(0, self.log, value.encode()) for value in values]
+        cuts = [len(rows) * task // tasks for task in range(tasks + 1)]
+        messages = [
+            run_task(options, columns, job, task, 1000, arrow_batches(rows[cuts[task] : cuts[task + 1]], True))
+            for task in range(tasks)
+        ]
+        commit_batch(options, messages, batch)
+
+    def values(self) -> list[str]:
+        return [value.decode() for value in read_values(self.uri, self.log)[1]]
+
+
+def test_a_replay_is_skipped_however_it_is_cut_and_an_empty_batch_counts(sandbox: Sandbox) -> None:
+    query = Query(sandbox.uri)
+    batches = [["a", "b", "c"], [], ["d"]]
+    for number, values in enumerate(batches):
+        query.run(number, values)
+    for number, values in enumerate(batches):
+        for tasks in (1, 3):
+            query.run(number, values, tasks)
+    query.run(3, ["e"])
+    assert query.values() == ["a", "b", "c", "d", "e"]
+
+
+def test_another_batch_under_a_published_number_is_refused_unless_loss_is_allowed(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = Query(sandbox.uri)
+    query.run(0, ["a", "b"])
+    query.run(1, ["c"])
+    for number, values in ((0, ["a", "b", "c"]), (0, []), (1, ["c", "d"])):
+        with pytest.raises(ReplayDiffersError, match="rolled back"):
+            query.run(number, values)
+    assert query.values() == ["a", "b", "c"]
+    with caplog.at_level(logging.WARNING):
+        query.run(1, ["c", "d"], failOnDataLoss="false")
+    assert "failOnDataLoss is false" in caplog.text
+    query.run(2, ["e"])
+    assert query.values() == ["a", "b", "c", "e"]
