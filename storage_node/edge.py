@@ -1,12 +1,14 @@
 """The edges that are injected into the storage node and its client: clock, network, disk.
 
 Everything above them is deterministic given their answers; a simulator implements the same protocols. Elapsed time is
-the running loop's (`loop.time`, `call_later`, `wait_for`); only wall-clock time comes from `Clock`.
+the running loop's (`loop.time`, `call_later`, `wait_for`); `Clock` gives that of the wall, and one that does not stop
+with a suspended machine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -29,18 +31,38 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Wall-clock time."""
+    """Wall-clock time, and time that passes whatever becomes of this machine."""
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch."""
         ...
 
+    def elapsed_s(self) -> float:
+        """Seconds since some moment. It never goes back, and goes on while the machine is suspended, which the event
+        loop's time (`time.monotonic`) does not on Linux and macOS."""
+        ...
+
 
 class SystemClock:
-    """The machine's clock."""
+    """The machine's clocks."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
+
+    if sys.platform == "linux":
+
+        def elapsed_s(self) -> float:
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    elif sys.platform == "darwin":
+
+        def elapsed_s(self) -> float:
+            return time.clock_gettime(time.CLOCK_MONOTONIC)  # goes on in sleep, unlike time.monotonic() there
+
+    else:
+
+        def elapsed_s(self) -> float:
+            return time.monotonic()
 
 
 class Link(Protocol):

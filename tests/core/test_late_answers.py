@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
+from dataclasses import replace
 
 import pytest
 from log_helpers import payloads, until
 
 from dlspark.core.writing.late_answers import SESSION_SHARE
 from dlspark.errors import TransmitError, WriterDeposedError
+from storage_node.edge import SystemClock
 
 SESSION_S = 1
 STANDSTILL_S = SESSION_S * SESSION_SHARE + 0.05
@@ -84,6 +87,55 @@ async def test_an_answer_that_comes_after_another_owners_first_acknowledgement_i
     await successor.close()
     assert await payloads(log) == [b"in time", b"late 1", b"late 2", b"late 3", b"the successor's"]
     await writer.abort()
+
+
+class _SuspendedMachine:
+    """The clock of a machine that is suspended for a while, of which the event loop's clock knows nothing."""
+
+    def __init__(self):
+        self.suspended_s = 0.0
+
+    def now_ms(self):
+        return time.time_ns() // 1_000_000
+
+    def elapsed_s(self):
+        return time.monotonic() + self.suspended_s
+
+
+async def test_an_answer_that_waited_while_the_machine_was_suspended_is_late(world):
+    namespace = await world.namespace(zk_session_timeout_s=60)
+    clock = _SuspendedMachine()
+    namespace._services = replace(namespace.services, clock=clock)
+    writer = await (await namespace.open_log("suspended", {"writerOutputBufferSize": 0})).open_writer()
+    await writer.write(0, b"in time")
+    for bookie in world.bookies:
+        bookie.hold_adds = True
+    received = writer.write(1, b"before the machine was suspended")
+    await until(lambda: sum(len(bookie._held) for bookie in world.bookies) == 3)
+    for bookie in world.bookies:
+        bookie.hold_adds = False  # what is held back stays so until `_release`
+    clock.suspended_s = 3_600.0
+    world.cut_off(namespace)  # its session has ended meanwhile
+    other = await world.namespace()
+    log = await other.open_log("suspended", {"writerOutputBufferSize": 0})
+    async with await log.open_writer() as successor:
+        await successor.write(2, b"the successor's")
+        world.tree.inject = None
+        _release(world)
+        with pytest.raises(TransmitError) as raised:
+            await received
+        assert isinstance(raised.value.__cause__, WriterDeposedError)
+    assert namespace.counters["late-answers-held"] == 1
+    await writer.abort()
+
+
+def test_the_machines_clock_goes_on_while_it_is_suspended(monkeypatch):
+    clock = SystemClock()
+    before = clock.elapsed_s()
+    assert clock.elapsed_s() >= before
+    if sys.platform == "linux":
+        monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 7.0}.__getitem__)
+        assert clock.elapsed_s() == 7.0
 
 
 async def test_answers_that_are_held_back_when_the_writer_is_given_up_end_as_unknown(world):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -54,6 +55,9 @@ class SteppedClock:
 
     def now_ms(self):
         return self.ms
+
+    def elapsed_s(self):
+        return time.monotonic()
 
     def hours(self, hours):
         self.ms += int(hours * HOUR_MS)

@@ -441,6 +441,18 @@ async def test_a_writer_that_lost_its_lock_for_good_refuses_every_later_write(wo
     await new.close()
 
 
+async def test_a_writer_whose_session_was_closed_says_so_and_blames_no_other_owner(world):
+    namespace = await world.namespace()
+    writer = await (await namespace.open_log("closed")).open_writer()
+    await namespace.store.close()
+    outcome = await _outcome(writer.write(1, b"never sent"))
+    assert isinstance(outcome, WriteError)
+    assert not isinstance(outcome, WriterDeposedError)
+    assert "the metadata session was closed" in str(outcome)
+    with pytest.raises(WriteError, match="the metadata session was closed"):
+        await writer.close()
+
+
 async def test_a_session_that_expires_alone_is_survived(world):
     namespace = await world.namespace()
     writer = await (await namespace.open_log("blink")).open_writer()

@@ -48,8 +48,12 @@ def test_a_writer_that_is_not_fenced_is_noticed() -> None:
 
 
 def test_an_answer_that_waited_in_the_stopped_process_and_is_believed_is_noticed() -> None:
-    def believe(_: LateAnswers, added: asyncio.Future[int], answered: Callable[[asyncio.Future[int]], None]) -> None:
+    def believe(
+        _: LateAnswers, added: asyncio.Future[int], _sent_at: float, answered: Callable[[asyncio.Future[int]], None]
+    ) -> None:
         added.add_done_callback(answered)
 
     with mock.patch.object(LateAnswers, "watch", believe):
-        assert any(one.failure is not None for one in run_failovers(range(15)))
+        failures = [one.failure for one in run_failovers(range(15)) if one.failure is not None]
+    assert failures
+    assert all("was acknowledged after the second writer's first acknowledgement" in one for one in failures), failures

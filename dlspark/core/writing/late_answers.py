@@ -7,7 +7,10 @@ that comes longer after its entry than a session can do without its owner is hel
 until the ledger's metadata was read: as long as that says OPEN nobody has recovered the segment, and no other owner has
 a segment to write to (I5, I7). If it says anything else, or cannot be read, the records' outcome is unknown.
 
-This needs no timer and costs a look at the clock for each entry and answer.
+This needs no timer and costs a look at the clock for each entry and answer. The clock is `Clock.elapsed_s`, not the
+event loop's, which stands still with a machine that is suspended: by that one every answer that was received before
+would be in time. What stops together with every clock of its machine is not noticed: a virtual machine that its host
+has paused, or taken back to a snapshot.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from metadata.ledger_metadata import LedgerState
 from metadata.ledgers import LedgerStore
 from metadata.retry import repeat
 from metadata.tasks import end_tasks
+from storage_node.edge import Clock
 
 Answer: TypeAlias = "asyncio.Future[int]"
 
@@ -34,10 +38,19 @@ outlives the moment in which its owner stops by two thirds."""
 class LateAnswers:
     """The answers to one ledger's entries, in their order."""
 
-    def __init__(self, ledgers: LedgerStore, ledger_id: int, session_timeout_s: float, counters: Counter[str]) -> None:
+    def __init__(
+        self,
+        ledgers: LedgerStore,
+        ledger_id: int,
+        session_timeout_s: float,
+        clock: Clock,
+        counters: Counter[str],
+    ) -> None:
         self._ledgers = ledgers
         self._ledger_id = ledger_id
         self._limit_s = session_timeout_s * SESSION_SHARE
+        self.moment = clock.elapsed_s
+        """What to give to `watch`."""
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._held: deque[tuple[Callable[[Answer], None], Answer]] = deque()
@@ -46,12 +59,12 @@ class LateAnswers:
     def watch(self, added: Answer, sent_at: float, answered: Callable[[Answer], None]) -> None:
         """Have `answered` called with the outcome of an entry that is being sent: `added`, or an error instead.
 
-        `sent_at`: a moment before it was sent, by the event loop's clock; the process may have stood still since.
+        `sent_at`: a `moment` before it was sent; the process may have stood still since.
         """
         due = sent_at + self._limit_s
 
         def told(done: Answer) -> None:
-            if not self._held and (self._loop.time() <= due or not _is_acknowledged(done)):
+            if not self._held and (self.moment() <= due or not _is_acknowledged(done)):
                 answered(done)
                 return
             self._held.append((answered, done))
@@ -73,10 +86,10 @@ class LateAnswers:
 
     async def _fresh_look(self) -> DistributedLogError | None:
         while True:
-            began = self._loop.time()
+            began = self.moment()
             refusal = await repeat(self._ledgers.store, self._ownership)
             # A look during which the process stood still again tells nothing.
-            if refusal is not None or self._loop.time() - began < self._limit_s:
+            if refusal is not None or self.moment() - began < self._limit_s:
                 return refusal
 
     async def _ownership(self) -> WriterDeposedError | None:

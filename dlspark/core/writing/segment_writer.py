@@ -346,6 +346,7 @@ class SegmentWriter:
     ) -> None:
         self._last_transmit = self._loop.time()
         carried = self.ledger.last_add_confirmed
+        sent_at = self._answers.moment()
         try:
             added = self.ledger.add(*encoded.buffers)
         except Exception as error:
@@ -366,7 +367,7 @@ class SegmentWriter:
             self._measures.sent(encoded.size, has_user_data=has_user_data)
         self._carried = carried
         self._in_flight += 1
-        self._answers.watch(added, self._last_transmit, lambda done: self._answered(sent, done))
+        self._answers.watch(added, sent_at, lambda done: self._answered(sent, done))
 
     def _answered(self, sent: _Sent, added: asyncio.Future[int]) -> None:
         self._in_flight -= 1

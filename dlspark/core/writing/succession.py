@@ -191,6 +191,7 @@ class Succession:
             self._services.ledger_store,
             ledger.ledger_id,
             self._settings.zk_session_timeout_s,
+            self._services.clock,
             self._services.counters,
         )
         self.current = SegmentWriter(

@@ -90,7 +90,7 @@ class WatchedTree(MemoryTree):
 
 
 class SimulatedClock:
-    """A host's wall clock, which may be wrong and may jump."""
+    """A host's clocks: that of the wall may be wrong and may jump."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
@@ -98,6 +98,9 @@ class SimulatedClock:
 
     def now_ms(self) -> int:
         return EPOCH_MS + int(self._loop.time() * 1000) + self.offset_ms
+
+    def elapsed_s(self) -> float:
+        return self._loop.time()
 
 
 class Machine:
