@@ -205,7 +205,8 @@ OPTIONS: tuple[Option, ...] = (
         "txnVersion",
         Kind.LONG,
         Scope.SINK_BATCH,
-        "Number of this write for `txnAppId`; a write whose number is not above the last one published is skipped.",
+        "Number of this write for `txnAppId`; a write whose number is not above the last one published is skipped, or "
+        "refused if that number was published with other rows (`failOnDataLoss`).",
     ),
     Option(
         "compressionType",
