@@ -111,7 +111,7 @@ class AsyncLogWriter:
         lock = await take_lock(services, name, settings, client_id)
         try:
             # Versions are read only now that the lock is held: read earlier, they could be the last owner's.
-            transitions = SegmentTransitions(services, name, settings)
+            transitions = SegmentTransitions(services, name, settings, lock=lock)
             writer = cls(services, name, settings, lock, transitions)
             try:
                 writer._adopt(await writer._succession.take_over())
