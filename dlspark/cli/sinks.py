@@ -38,7 +38,7 @@ async def list_sinks(
     async with at.open() as namespace:
         _, found = await _survey(namespace, sinks, min_age)
     rows: list[Json] = [_as_json(one, ledgers) for one in found]
-    shown = table("sink", "kind", "batch", "when", "staged", *Verdict.__members__)
+    shown = table("sink", "kind", "batch", "when", "staged", *(verdict.value for verdict in Verdict))
     for one in found:
         batch = None if one.mark.batch == NO_BATCH else one.mark.batch
         counts = [len(one.of(verdict)) or None for verdict in Verdict]
