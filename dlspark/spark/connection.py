@@ -1,11 +1,13 @@
-"""Which namespace a query speaks to: option `uri`, else conf `spark.distributedlog.uri`, else variable `DLSPARK_URI`.
+"""What a query is connected to, and the session's defaults of its options (`spark.distributedlog.<option>`).
+
+The namespace is named by option `uri`, else the conf `spark.distributedlog.uri`, else the variable `DLSPARK_URI`.
 
 Spark runs a Python data source in worker processes of its own, and hands them the query's options but neither a
 session nor its configuration. What can be seen from there is the Spark driver (an ancestor process): the `--conf`
-items and the properties file it was started with, and `spark-defaults.conf` in `SPARK_CONF_DIR`. So the conf works
+items and the properties file it was started with, and `spark-defaults.conf` in `SPARK_CONF_DIR`. So a conf works
 when it was set before the session started, by `SparkSession.builder.config`, `spark-submit --conf` or
 `spark-defaults.conf`. One set later in a running session (`spark.conf.set`), or a Spark Connect client's, cannot be
-seen: `dlspark.spark.register(spark)` hands the session's value on.
+seen: `dlspark.spark.register(spark)` hands the session's values on.
 
 Only the driver side asks: a task gets all it needs with its partition.
 """
@@ -17,19 +19,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dlspark.spark.errors import OptionError
-from dlspark.spark.options import Options
+from dlspark.spark.options import CONF_PREFIX, Options
 
-CONF_KEY = "spark.distributedlog.uri"
+CONF_KEY = f"{CONF_PREFIX}uri"
 ENVIRONMENT_KEY = "DLSPARK_URI"
 _MAX_ANCESTORS = 16
 
 
-def resolve_uri(options: Options, session_uri: str | None = None) -> str:
-    """The namespace's URI for this query. `session_uri` is what `register` kept of the session's conf.
-
-    Raises OptionError, naming all three places, if none of them has it.
-    """
-    found = options.text("uri") or session_uri or conf_uri(os.environ) or os.environ.get(ENVIRONMENT_KEY)
+def resolve_uri(options: Options) -> str:
+    """The namespace's URI for this query, whose options know the session's. OptionError names all three places."""
+    found = options.text("uri") or os.environ.get(ENVIRONMENT_KEY)
     if not found:
         raise OptionError(
             "No namespace to connect to",
@@ -42,32 +41,37 @@ def resolve_uri(options: Options, session_uri: str | None = None) -> str:
     return found.strip()
 
 
-def conf_uri(environ: Mapping[str, str]) -> str | None:
-    """The conf as the Spark driver was started with it, or None: its command line first, then spark-defaults.conf."""
-    for arguments in _spark_command_lines():
-        found = uri_in_arguments(arguments)
-        if found:
-            return found
+def session_defaults(environ: Mapping[str, str], registered: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The session's defaults by option name: those that `register` kept, else those Spark's driver was started with."""
     home = environ.get("SPARK_HOME")
     directory = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else None)
-    return _uri_in_file(Path(directory) / "spark-defaults.conf") if directory else None
+    found = _in_file(Path(directory) / "spark-defaults.conf") if directory else {}
+    for arguments in reversed(list(_spark_command_lines())):
+        found |= defaults_in_arguments(arguments)
+    return {**found, **(registered or {})}
 
 
-def uri_in_arguments(arguments: Sequence[str]) -> str | None:
-    """The conf in a Spark driver's command line: `--conf k=v`, `-Dk=v`, or in its `--properties-file`."""
-    properties_file: str | None = None
-    found: str | None = None
+def defaults_among(confs: Mapping[str, str]) -> dict[str, str]:
+    """Those of some confs that are defaults of options, by option name."""
+    return {
+        key.removeprefix(CONF_PREFIX): value.strip()
+        for key, value in confs.items()
+        if key.startswith(CONF_PREFIX) and value.strip()
+    }
+
+
+def defaults_in_arguments(arguments: Sequence[str]) -> dict[str, str]:
+    """What a Spark driver's command line says: `--conf k=v`, `-Dk=v`, or its `--properties-file`."""
+    from_file: dict[str, str] = {}
+    found: dict[str, str] = {}
     for position, argument in enumerate(arguments):
         following = arguments[position + 1] if position + 1 < len(arguments) else ""
-        if argument == "--conf" and following.startswith(f"{CONF_KEY}="):
-            found = following.partition("=")[2]
-        elif argument.startswith(f"-D{CONF_KEY}="):
-            found = argument.partition("=")[2]
-        elif argument == "--properties-file":
-            properties_file = following
-    if found is None and properties_file:
-        return _uri_in_file(Path(properties_file))
-    return found
+        if argument == "--properties-file":
+            from_file = _in_file(Path(following))
+        item = following if argument == "--conf" else argument.removeprefix("-D") if argument.startswith("-D") else ""
+        key, _, value = item.partition("=")
+        found |= defaults_among({key: value})
+    return from_file | found
 
 
 def _spark_command_lines() -> Iterator[list[str]]:
@@ -86,13 +90,14 @@ def _spark_command_lines() -> Iterator[list[str]]:
         pid = int(stat.rpartition(")")[2].split()[1])
 
 
-def _uri_in_file(path: Path) -> str | None:
-    """The conf in a Spark properties file (`key value` or `key=value` lines); None if there is no such file."""
+def _in_file(path: Path) -> dict[str, str]:
+    """The defaults in a Spark properties file (`key value` or `key=value` lines); none if there is no such file."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
-        return None
-    import javaproperties  # imported late: it is slow to load, and most queries name their uri elsewhere
+        return {}
+    if not any(CONF_PREFIX in line for line in text.splitlines() if not line.lstrip().startswith("#")):
+        return {}
+    import javaproperties  # imported late: it is slow to load, and few files have such a line
 
-    value = javaproperties.loads(text).get(CONF_KEY)
-    return str(value).strip() or None if value is not None else None
+    return defaults_among(javaproperties.loads(text))

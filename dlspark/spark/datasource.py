@@ -6,7 +6,9 @@ imported only when it is needed.
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import (
@@ -18,7 +20,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from dlspark.spark.connection import CONF_KEY, resolve_uri
+from dlspark.spark.connection import defaults_among, resolve_uri, session_defaults
 from dlspark.spark.metadata_tables import OPTION as METADATA
 from dlspark.spark.metadata_tables import refuse_stream, requested, table_named
 from dlspark.spark.options import Options, Scope
@@ -35,7 +37,7 @@ _PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
 class DistributedLogDataSource(DataSource):
     """Format `distributedlog`: batch and streaming, reading and writing."""
 
-    session_uri: ClassVar[str | None] = None
+    session_conf: ClassVar[Mapping[str, str] | None] = None
 
     @classmethod
     def name(cls) -> str:
@@ -74,16 +76,16 @@ class DistributedLogDataSource(DataSource):
 
     def _settled(self, scope: Scope) -> Options:
         """The checked options, with the namespace's URI settled: the one place where conf and environment are asked."""
-        options = Options(dict(self.options), scope)
-        return options.with_uri(resolve_uri(options, self.session_uri))
+        options = Options(dict(self.options), scope, session_defaults(os.environ, self.session_conf))
+        return options.with_uri(resolve_uri(options))
 
 
 def register(spark: SparkSession) -> None:
-    """Hand the session's `spark.distributedlog.uri` on to the data source; needed only if it was set after the start.
+    """Hand the session's confs `spark.distributedlog.*` on to the data source; needed only if set after the start.
 
     Spark's workers cannot see a conf that a running session (or a Spark Connect client) sets; a data source that
     is registered by hand can carry it. Call it again after changing the conf. Without the conf it registers the plain
     source, which does no harm.
     """
-    uri = spark.conf.get(CONF_KEY, None)
-    spark.dataSource.register(type("DefaultSource", (DistributedLogDataSource,), {"session_uri": uri}))
+    confs = defaults_among(spark.conf.getAll)
+    spark.dataSource.register(type("DefaultSource", (DistributedLogDataSource,), {"session_conf": confs}))

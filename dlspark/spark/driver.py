@@ -11,21 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.logs import about
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.spark.errors import DataLossError, OffsetError, OptionError
+from dlspark.spark.batch_ends import BatchEnds, gathered
+from dlspark.spark.client_settings import namespace_settings
+from dlspark.spark.cursors import Cursors
+from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
 from dlspark.spark.filters import Bounds
 from dlspark.spark.lag import NO_LAG, Lag, extent
+from dlspark.spark.limits import Limits
 from dlspark.spark.log_view import LogView
-from dlspark.spark.offsets import Bound, Offsets
+from dlspark.spark.losses import Losses
+from dlspark.spark.offsets import Bound, Mark, Offsets, Place
 from dlspark.spark.opening import Connect, open_namespace
-from dlspark.spark.planning import Partition, Span, partitions, shares
-from dlspark.spark.selection import AtTxid, Everywhere, SourceQuery, Where
+from dlspark.spark.planning import Partition, Span, clip, cut, partitions
+from dlspark.spark.selection import AtTxid, Everywhere, PerLog, SourceQuery, Where
 from dlspark.spark.serving import check_served
 from metadata.errors import DistributedLogError, NoNodeError
 from metadata.logs import LogNotFoundError
@@ -38,25 +44,29 @@ LAG_S = 2.0
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """Offsets that options were resolved to. `settled`: resolving them later gives the same, while the data lives."""
-
-    offsets: Offsets
-    settled: bool
+BUSY_PAUSE_S = 0.05
+"""While a batch is too small, how long at least until it is counted again."""
 
 
 class SourceDriver:
     """Opened once for a query (or a plan), asked many times, closed; one call at a time."""
 
-    def __init__(self, query: SourceQuery, connect: Connect = AsyncNamespace.open) -> None:
+    def __init__(
+        self,
+        query: SourceQuery,
+        connect: Connect | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`connect` opens the namespace, by default with the settings that the query's options hand on."""
         self.query = query
-        self._connect = connect
+        self._connect = connect or partial(
+            AsyncNamespace.open, settings=namespace_settings(dict(query.client_settings)) or None
+        )
         self._namespace: AsyncNamespace | None = None
         self._views: dict[str, LogView] = {}
-        self._warned: set[str] = set()
-        self._turn = 0
+        self._losses = Losses(query.fail_on_data_loss)
+        self._ends = BatchEnds(self._losses, now_s)
+        self._cursors: Cursors | None = None
         self.newest: Offsets | None = None
         """What `latest` last found."""
 
@@ -117,43 +127,62 @@ class SourceDriver:
 
     # ------------------------------------------------------------------ options to offsets
 
-    async def resolve(self, where: Where, *, ending: bool = False) -> Resolved:
+    async def resolve(self, where: Where, *, ending: bool = False) -> Offsets:
         """The position in each log that options ask for."""
         found = await self.required_views()
-        if not isinstance(where, (AtTxid, Everywhere)):
+        if isinstance(where, PerLog):
             foreign = [name for name in where.places if name not in found]
             if foreign:
                 raise OffsetError(
                     f"Option {where.option} has a position for {', '.join(foreign)}, which the query does not read",
                     advice="Remove it, or widen the pattern",
                 )
-        places = await _gathered({name: self._resolve_one(view, where, ending) for name, view in found.items()})
-        offsets = Offsets({name: position for name, (position, _) in places.items()})
-        return Resolved(offsets, all(settled for _, settled in places.values()))
+        places = await gathered({name: self._resolve_one(view, where, ending) for name, view in found.items()})
+        marks = {name: found[name].mark(position) for name, position in places.items()}
+        return Offsets(places, _known(marks))
 
-    async def _resolve_one(self, view: LogView, where: Where, ending: bool) -> tuple[DLSN, bool]:
-        if isinstance(where, AtTxid):
-            found = await view.at_txid(where.txid)
-            return (found, True) if found is not None else (await view.latest(), False)
-        place = where.bound if isinstance(where, Everywhere) else where.places.get(view.name, Bound.EARLIEST)
-        if place is Bound.EARLIEST:
-            return view.earliest(), True
-        if place is Bound.LATEST:
-            return await view.latest(), False
+    async def _resolve_one(self, view: LogView, where: Where, ending: bool) -> DLSN:
+        place: Place | AtTxid
+        if isinstance(where, PerLog):
+            place = where.places.get(view.name, Bound.EARLIEST)
+        else:
+            place = where.bound if isinstance(where, Everywhere) else where
+        if isinstance(place, AtTxid):
+            return await self._at_txid(view, place, ending)
+        if isinstance(place, Bound):
+            return view.earliest() if place is Bound.EARLIEST else await view.latest()
+        option = where.option if isinstance(where, PerLog) else ""
+        if isinstance(where, PerLog) and view.differs(where.marks.get(view.name)):
+            raise OffsetError(
+                f"Option {option} names a position of a log that was deleted; this one was created later",
+                advice="Give a position in the log as it is now, earliest or latest",
+                log=view.name,
+                dlsn=place,
+            )
         if await view.beyond_end(place):
             raise OffsetError(
-                f"Option {'endingOffsets' if ending else 'startingOffsets'} names a position behind the log's end "
-                f"({await view.latest()})",
+                f"Option {option} names a position behind the log's end ({await view.latest()})",
                 advice="Correct it, or use latest",
                 log=view.name,
                 dlsn=place,
             )
-        return place, True
+        return place
+
+    async def _at_txid(self, view: LogView, place: AtTxid, ending: bool) -> DLSN:
+        found = await view.at_txid(place.txid)
+        if found is None and self.query.late_start_fails and not ending:
+            raise OffsetError(
+                f"Option {place.option}: the log has no record at or after {place.txid} yet; nothing was read",
+                advice="Give an earlier one, or wait for new records with startingOffsetsByTimestampStrategy=latest",
+                log=view.name,
+            )
+        return found if found is not None else await view.latest()
 
     async def latest(self) -> Offsets:
         """The end of each selected log that has any record, now."""
         found = await self._answers({name: view.latest for name, view in (await self.views()).items()})
-        self.newest = Offsets(found)
+        marks = {name: self._views[name].mark(position) for name, position in found.items()}
+        self.newest = Offsets(found, _known(marks))
         return self.newest
 
     async def lags(self, reached: Offsets) -> dict[str, Lag | None]:
@@ -178,92 +207,68 @@ class SourceDriver:
 
     # ------------------------------------------------------------------ how far a batch goes
 
-    async def end_of_batch(self, start: Offsets, limit: int | None, target: Offsets | None) -> Offsets:
-        """How far a batch from `start` goes: at most `limit` records, and not beyond `target` if there is one.
+    async def end_of_batch(self, start: Offsets, limits: Limits, target: Offsets | None) -> Offsets:
+        """How far a batch from `start` goes, within `limits` and up to `target` if there is one; `start` itself if
+        there is nothing to read yet.
 
         A log that is gone or not selected any more keeps its position, so that nothing is lost if it comes back.
         """
-        ends = await self.latest()
-        self._check_deleted(start, ends)
-        if target is not None:
-            ends = Offsets({log: min(ends[log], target[log]) for log in ends if log in target})
-        begins = await _gathered({log: self._begin(self._views[log], start.get(log)) for log in ends})
-        news = {log: ends[log] for log, begin in begins.items() if ends[log] > begin}
-        if limit is not None and news:
-            news = await self._limited(begins, news, limit)
-        return Offsets({**start, **news})
-
-    async def _limited(self, begins: Mapping[str, DLSN], ends: Mapping[str, DLSN], limit: int) -> dict[str, DLSN]:
-        counts = await _gathered({log: self._views[log].count(begins[log], end) for log, end in ends.items()})
-        given = shares(limit, counts, self._turn)
-        self._turn += 1
-        found: dict[str, DLSN] = {}
-        for log, end in ends.items():
-            taken = given.get(log, 0)
-            if taken == counts[log]:
-                found[log] = end
-            elif taken:
-                found[log] = await self._views[log].advance(begins[log], end, taken)
-        return found
-
-    def _check_deleted(self, start: Offsets, existing: Offsets) -> None:
-        """A log that the query reads and has a position for, but that is gone: so are the records behind it."""
+        latest = await self.latest()
         for log in start:
-            if log not in existing and self.query.selection.selects(log):
-                self._lost(log, start[log], "the log does not exist any more", "it is left out until it exists again")
+            if log not in latest and self.query.selection.selects(log):
+                self._losses.deleted(log, start[log], "it is left out until it exists again")
+        ends = latest if target is None else await self._ends.frozen(self._views, target)
+        return await self._ends.end(self._views, start, ends, limits, wait=target is None)
 
-    async def _begin(self, view: LogView, position: DLSN | None) -> DLSN:
-        """Where reading a log really begins: at the position, or, where that is lost, at the first record still there.
+    async def wait_for_batch(self, start: Offsets, limits: Limits, timeout_s: float) -> Offsets:
+        """The end of the next batch as soon as there is one; `start` if there is none within about `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (left := deadline - loop.time()) > 0:
+            due = self._ends.due_in_s
+            await self.wait_for_news(left if due is None else min(left, due))
+            end = await self.end_of_batch(start, limits, None)
+            if start.moved(end):
+                return end
+            if self._ends.due_in_s is not None:
+                await asyncio.sleep(min(BUSY_PAUSE_S, self._ends.due_in_s))
+        return start
 
-        A log without a position is new to the query and begins at its first record.
-        """
-        earliest = view.earliest()
-        if position is None:
-            return earliest
-        if position < earliest and view.lost_before(position):
-            self._lost(view.name, position, f"the log now begins at {earliest}", f"the query goes on at {earliest}")
-            return earliest
-        if await view.beyond_end(position):
-            self._lost(
-                view.name,
-                position,
-                f"the log ends at {await view.latest()}: was it deleted and created again?",
-                f"the query goes on at {earliest}",
-            )
-            return earliest
-        return max(position, earliest)
+    async def begin_cursor(self, position: Offsets) -> None:
+        """Publish where the query begins, unless its cursor is there already."""
+        if self.query.cursor is not None:
+            await self._cursor(self.query.cursor).begin(position)
 
-    def _lost(self, log: str, position: DLSN, what: str, mend: str) -> None:
-        """Raise DataLossError, or warn, as `failOnDataLoss` says."""
-        if self.query.fail_on_data_loss:
-            raise DataLossError(
-                f"Records from this position on are gone: {what}; nothing was read",
-                advice="Set failOnDataLoss to false to go on with what is there, or start a query at another position",
-                log=log,
-                dlsn=position,
-            )
-        text = f"log {log}: records from {position} on are gone: {what}; failOnDataLoss is false, so {mend}"
-        if text not in self._warned:
-            self._warned.add(text)
-            _log.warning("%s", text)
+    async def move_cursor(self, position: Offsets) -> None:
+        """Publish how far the query has come, if it has a cursor."""
+        if self.query.cursor is not None:
+            await self._cursor(self.query.cursor).move(position)
+
+    def _cursor(self, name: str) -> Cursors:
+        if self._cursors is None:
+            self._cursors = Cursors(self._opened().logs_store, name)
+        return self._cursors
 
     # ------------------------------------------------------------------ the plan
 
     async def plan(self, start: Offsets, end: Offsets, bounds: Bounds | None = None) -> list[Partition]:
         """The partitions from `start` to before `end`, from these alone: nothing that was asked before matters."""
-        wanted = [log for log in end if start.get(log) != end[log]]
+        wanted = start.moved(end)
         found = await self.views() if wanted else {}
         for log in wanted:
             if log not in found:
-                self._lost(log, start.get(log, DLSN.INITIAL), "the log does not exist any more", "it is left out")
-        planned = await _gathered(
-            {log: self._spans(found[log], start.get(log), end[log], bounds) for log in wanted if log in found}
-        )
+                self._losses.deleted(log, start.get(log, DLSN.INITIAL), "it is left out")
+        planned = await gathered({log: self._spans(found[log], start, end, bounds) for log in wanted if log in found})
         spans = [span for part in planned.values() for span in part]
         await check_served(self._opened(), spans)
-        return partitions(spans, min_partitions=self.query.min_partitions, max_bytes=self.query.max_bytes_per_partition)
+        return partitions(
+            spans,
+            min_partitions=self.query.min_partitions,
+            max_bytes=self.query.max_bytes_per_partition,
+            max_records=self.query.max_records_per_partition,
+        )
 
-    async def _spans(self, view: LogView, start: DLSN | None, end: DLSN, bounds: Bounds | None) -> list[Span]:
+    async def _spans(self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None) -> list[Span]:
         try:
             return await self._spans_now(view, start, end, bounds)
         except NoNodeError:
@@ -272,14 +277,29 @@ class SourceDriver:
             await view.latest()
             return await self._spans_now(view, start, end, bounds)
 
-    async def _spans_now(self, view: LogView, start: DLSN | None, end: DLSN, bounds: Bounds | None) -> list[Span]:
-        begin = await self._begin(view, start)
-        if await view.beyond_end(end):
-            self._lost(view.name, end, f"the log ends at {await view.latest()}", "only what is there is read")
-            end = await view.latest()
-        if bounds is not None:
-            begin, end = await _narrowed(view, begin, end, bounds)
-        return await view.spans(begin, end) if begin < end else []
+    async def _spans_now(self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None) -> list[Span]:
+        begin, until = await self.range(view, start, end, bounds)
+        spans = await view.spans(begin, until) if begin < until else []
+        if bounds is not None and bounds.scattered:
+            spans = [kept for span in spans if (kept := clip(span, bounds.min_entry, bounds.end_entry)) is not None]
+        most = self.query.max_records_per_partition
+        return spans if most is None else [piece for span in spans for piece in await _pieces(view, span, most)]
+
+    async def range(self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None) -> tuple[DLSN, DLSN]:
+        """From where to where reading one log really goes; empty where the first is not below the second.
+
+        Of `bounds` that are `scattered`, what they leave of each segment is not looked at.
+        """
+        begin = await self._losses.begin(view, start.get(view.name), start.marks.get(view.name))
+        until, mark = end[view.name], end.marks.get(view.name)
+        if mark is not None and view.differs(mark):
+            self._losses.recreated(view.name, until, mark, "nothing of it is read")
+            return begin, begin
+        if await view.beyond_end(until):
+            what = f"the log ends at {await view.latest()}"
+            self._losses.lost(UnreachableEndDataLossError, view.name, until, what, "only what is there is read")
+            until = await view.latest()
+        return (begin, until) if bounds is None else await _narrowed(view, begin, until, bounds)
 
     async def wait_for_news(self, timeout_s: float) -> None:
         """Return when a log may have something new, or after `timeout_s`."""
@@ -309,6 +329,10 @@ async def _narrowed(view: LogView, begin: DLSN, end: DLSN, bounds: Bounds) -> tu
     begin = max(begin, DLSN(bounds.min_segment, 0, 0))
     if bounds.end_segment is not None:
         end = min(end, DLSN(bounds.end_segment, 0, 0))
+        if not bounds.scattered:
+            begin = max(begin, DLSN(bounds.min_segment, bounds.min_entry, 0))
+            if bounds.end_entry is not None:
+                end = min(end, DLSN(bounds.min_segment, bounds.end_entry, 0))
     if bounds.min_txid > 0:
         first = await view.at_txid(bounds.min_txid)
         begin = max(begin, first) if first is not None else end
@@ -318,14 +342,22 @@ async def _narrowed(view: LogView, begin: DLSN, end: DLSN, bounds: Bounds) -> tu
     return begin, end
 
 
+async def _pieces(view: LogView, span: Span, most: int) -> list[Span]:
+    """A span in pieces of nearly equal numbers of records, none of more than `most`; found by search."""
+    total = await view.count(span.start, span.stop)
+    count = max(1, -(-total // most))
+    ends = [total * i // count for i in range(1, count)]
+    places = [await view.advance(span.start, span.stop, records) for records in ends]
+    return cut(span, places, -(-total // count))
+
+
+def _known(marks: Mapping[str, Mark | None]) -> dict[str, Mark]:
+    return {log: mark for log, mark in marks.items() if mark is not None}
+
+
 async def _existing(question: Awaitable[_T]) -> _T | None:
     """The answer, or None if the log does not exist."""
     try:
         return await question
     except LogNotFoundError:
         return None
-
-
-async def _gathered(questions: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
-    answers = await asyncio.gather(*questions.values())
-    return dict(zip(questions, answers, strict=True))

@@ -6,6 +6,10 @@ CallerError
 └── SchemaError             the columns asked for, or written, are not the connector's
 NotAppliedError
 └── DataLossError           records that the query still needs are gone; nothing was read (`failOnDataLoss`)
+    ├── TruncatedDataLossError       the log begins behind the query's position
+    ├── DeletedDataLossError         there is no such log any more
+    ├── RecreatedDataLossError       the log of this name is another one, created later
+    └── UnreachableEndDataLossError  the log ends before the end of the batch, or of an AvailableNow query
 """
 
 from __future__ import annotations
@@ -27,3 +31,19 @@ class SchemaError(CallerError):
 
 class DataLossError(NotAppliedError):
     """Records that the query still needs are gone (truncated, or the log deleted); nothing was read (I8)."""
+
+
+class TruncatedDataLossError(DataLossError):
+    """The log was truncated, or its segments deleted, beyond the query's position."""
+
+
+class DeletedDataLossError(DataLossError):
+    """The log that the query has a position in does not exist any more."""
+
+
+class RecreatedDataLossError(DataLossError):
+    """The log was deleted and created again: the query's position is one of the old log."""
+
+
+class UnreachableEndDataLossError(DataLossError):
+    """The log does not have the records up to the end that was fixed for the batch, or for an AvailableNow query."""

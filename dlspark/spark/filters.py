@@ -1,4 +1,4 @@
-"""Filters that Spark offers to push down, as bounds on logs, segments and transaction ids.
+"""Filters that Spark offers to push down, as bounds on logs, segments, entries and transaction ids.
 
 Only what the bounds express exactly is kept from Spark; every other filter goes back and Spark evaluates it. The bounds
 choose segments and entries by position, which is exact because transaction ids never decrease in a log (writers check
@@ -28,18 +28,22 @@ from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NEVER_NULL = frozenset({"log", "segment", "entry", "slot", "sequence_id", "transaction_id", "value"})
+_NUMBERS = ("segment", "entry", "transaction_id")
 _RANGES = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Which rows: `logs` by name (None: any); segments and txids from `min_` to below `end_` (None: open)."""
+    """Which rows: `logs` by name (None: any); segments, txids and entries of each segment from `min_` to below `end_`
+    (None: open)."""
 
     logs: frozenset[str] | None = None
     min_segment: int = 0
     end_segment: int | None = None
     min_txid: int = 0
     end_txid: int | None = None
+    min_entry: int = 0
+    end_entry: int | None = None
 
     @property
     def empty(self) -> bool:
@@ -48,7 +52,14 @@ class Bounds:
             (self.logs is not None and not self.logs)
             or (self.end_segment is not None and self.end_segment <= self.min_segment)
             or (self.end_txid is not None and self.end_txid <= self.min_txid)
+            or (self.end_entry is not None and self.end_entry <= self.min_entry)
         )
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the rows of a log may lie in several ranges: some entries of each of several segments."""
+        some = self.min_entry > 0 or self.end_entry is not None
+        return some and self.end_segment != self.min_segment + 1
 
     def admits(self, log: str) -> bool:
         return self.logs is None or log in self.logs
@@ -62,17 +73,39 @@ class Bounds:
     def _txids(self, low: int | None, end: int | None) -> Bounds:
         return replace(self, min_txid=_higher(self.min_txid, low), end_txid=_lower(self.end_txid, end))
 
+    def _entries(self, low: int | None, end: int | None) -> Bounds:
+        return replace(self, min_entry=_higher(self.min_entry, low), end_entry=_lower(self.end_entry, end))
+
+    def _numbers(self, column: str, low: int | None, end: int | None) -> Bounds:
+        if column == "segment":
+            return self._segments(low, end)
+        return self._entries(low, end) if column == "entry" else self._txids(low, end)
+
 
 def push(filters: Iterable[Filter]) -> tuple[Bounds, list[Filter]]:
-    """The bounds that `filters` (all must hold) put on rows, and the filters that Spark still has to evaluate."""
+    """The bounds that `filters` (all must hold) put on rows, and the filters that Spark still has to evaluate.
+
+    A list of numbers (`IN`) does both: its lowest and highest are bounds, and Spark looks for the ones between.
+    """
     bounds, left = Bounds(), []
     for candidate in filters:
         narrowed = _narrow(bounds, candidate)
         if narrowed is None:
+            bounds = _around(bounds, candidate)
             left.append(candidate)
         else:
             bounds = narrowed
     return bounds, left
+
+
+def _around(bounds: Bounds, candidate: Filter) -> Bounds:
+    """`bounds` narrowed to the rows among which all are that a filter wants, if that can be said."""
+    if not isinstance(candidate, In) or len(candidate.attribute) != 1 or candidate.attribute[0] not in _NUMBERS:
+        return bounds
+    wanted = [value for value in candidate.value if isinstance(value, int) and not isinstance(value, bool)]
+    if not wanted or len(wanted) != len(candidate.value):
+        return bounds
+    return bounds._numbers(candidate.attribute[0], min(wanted), max(wanted) + 1)
 
 
 def _narrow(bounds: Bounds, candidate: Filter) -> Bounds | None:
@@ -89,9 +122,8 @@ def _narrow(bounds: Bounds, candidate: Filter) -> Bounds | None:
     column, value = candidate.attribute[0], candidate.value
     if column == "log" and isinstance(value, str) and isinstance(candidate, (EqualTo, EqualNullSafe)):
         return bounds._logs(frozenset({value}))
-    if column in ("segment", "transaction_id") and isinstance(value, int) and not isinstance(value, bool):
-        low, end = _range(candidate, value, value)
-        return bounds._segments(low, end) if column == "segment" else bounds._txids(low, end)
+    if column in _NUMBERS and isinstance(value, int) and not isinstance(value, bool):
+        return bounds._numbers(column, *_range(candidate, value, value))
     if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
         since = value - _EPOCH
         micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

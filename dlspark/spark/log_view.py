@@ -20,6 +20,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.segments import SegmentReader
 from dlspark.core.writing.transitions import lssn_without_segments
 from dlspark.spark.errors import OptionError
+from dlspark.spark.offsets import Mark
 from dlspark.spark.planning import Span
 from metadata.errors import check
 from metadata.ledger_metadata import LedgerState
@@ -75,6 +76,7 @@ class LogView:
         self._before: dict[tuple[int, int, int], int] = {}
         self._summaries: dict[tuple[int, int], EntrySummary] = {}
         self._sizes: dict[int, tuple[int, int]] = {}
+        self._lengths: dict[tuple[int, int], int] = {}
         self._changed = asyncio.Event()
         self._changed.set()
 
@@ -162,6 +164,26 @@ class LogView:
             return False
         return not await self._is_stored(last, needed)
 
+    # ------------------------------------------------------------------ which log it is
+
+    def mark(self, position: DLSN) -> Mark | None:
+        """What tells this log from a later one of its name to a reader that has come to `position`.
+
+        The segment at the position, unless nothing of it was read and it may yet prove empty: then it is removed and
+        its number given to another ledger. Then the one before. None: nothing has been read that is still listed.
+        """
+        for segment in reversed(self._segments):
+            here = segment.lssn == position.lssn and (position[1:] > (0, 0) or segment.last_entry >= 0)
+            if segment.lssn >= 1 and (here or segment.lssn < position.lssn):
+                return Mark(segment.lssn, segment.ledger_id)
+        return None
+
+    def differs(self, mark: Mark | None) -> bool:
+        """Whether this is certainly not the log that the mark was made of."""
+        return mark is not None and any(
+            segment.lssn == mark.lssn and segment.ledger_id != mark.ledger_id for segment in self._segments
+        )
+
     # ------------------------------------------------------------------ records between positions
 
     async def count(self, start: DLSN, end: DLSN) -> int:
@@ -215,6 +237,19 @@ class LogView:
                 if len(self._sizes) >= _MAX_SUMMARIES:
                     self._sizes.clear()
                 self._sizes[segment.ledger_id] = found
+        return found
+
+    async def stored_to(self, segment: SegmentMetadata, entry_id: int) -> int:
+        """Bytes of a segment's ledger up to a committed entry, itself included; 0 for entry -1."""
+        if entry_id < 0:
+            return 0
+        key = (segment.ledger_id, entry_id)
+        found = self._lengths.get(key)
+        if found is None:
+            found = await (await self._reader(segment)).stored_bytes(entry_id)
+            if len(self._lengths) >= _MAX_SUMMARIES:
+                self._lengths.clear()
+            self._lengths[key] = found
         return found
 
     # ------------------------------------------------------------------ what to read
@@ -487,7 +522,8 @@ def _check_counted(summary: EntrySummary, log: str) -> None:
     """A writer may be set not to count records; then positions are all 0 and records cannot be counted by search."""
     if summary.user_count and summary.first_position == 0:
         raise OptionError(
-            "Option maxOffsetsPerTrigger needs record counts, and this log was written without them",
-            advice="Leave the option out for this log, or write it with enableRecordCounts=true",
+            "Options maxOffsetsPerTrigger, minOffsetsPerTrigger and maxRecordsPerPartition need record counts, and "
+            "this log was written without them",
+            advice="Leave these options out for this log, or use maxBytesPerTrigger and maxBytesPerPartition",
             log=log,
         )

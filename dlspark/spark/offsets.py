@@ -3,16 +3,23 @@
 The stored form is `{"v": 1, "logs": {"flights": "3:1200:0"}}`: for each log the DLSN (segment:entry:slot) of the
 record to be read **next**, so the end of one batch is the start of the following one and nothing lies between. It is
 meant to be read by people, and by every later release (I14). Spark compares offsets as strings, so the order of the
-keys is fixed: `v` first, logs by name.
+keys is fixed: `v` first, logs by name. Two parts are optional; checkpoints without them are read as before:
+
+    "ledgers": {"flights": "3:17"}     segment 3 of the log is ledger 17
+    "begin": {"flights": "1:0:0"}      in the offset of a query's first batch: where that batch begins
+
+A ledger's number is never used again and stays with its segment, wherever the log's metadata is copied to. So the
+first part tells a log from another one that was created later under its name, however far that one has grown. The
+second one makes up for Spark, which keeps the end of the first batch but not its start.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError
@@ -25,6 +32,16 @@ _MAX_LONG = (1 << 63) - 1
 StoredOffset: TypeAlias = dict[str, object]
 
 
+class Mark(NamedTuple):
+    """What tells a log from a later one of its name: the ledger that one of its segments is."""
+
+    lssn: int
+    ledger_id: int
+
+    def __str__(self) -> str:
+        return f"{self.lssn}:{self.ledger_id}"
+
+
 class Bound(Enum):
     """A place in a log without a number of its own."""
 
@@ -34,15 +51,26 @@ class Bound(Enum):
 
 Place: TypeAlias = "DLSN | Bound"
 
+# The numbers are those of the Kafka connector.
+_WORDS = {"earliest": Bound.EARLIEST, "-2": Bound.EARLIEST, "latest": Bound.LATEST, "-1": Bound.LATEST}
+
 
 @dataclass(frozen=True)
 class Offsets(Mapping[str, DLSN]):
-    """One next-to-read DLSN per log; a mapping sorted by log name."""
+    """One next-to-read DLSN per log; a mapping sorted by log name. `marks` know the logs that have been read from.
+
+    `begin`: only of the offset that ends a query's first batch.
+    """
 
     positions: Mapping[str, DLSN]
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+    begin: Mapping[str, DLSN] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "positions", dict(sorted(self.positions.items())))
+        object.__setattr__(self, "marks", dict(sorted(self.marks.items())))
+        if self.begin is not None:
+            object.__setattr__(self, "begin", dict(sorted(self.begin.items())))
 
     def __getitem__(self, log: str) -> DLSN:
         return self.positions[log]
@@ -53,59 +81,116 @@ class Offsets(Mapping[str, DLSN]):
     def __len__(self) -> int:
         return len(self.positions)
 
+    def moved(self, end: Offsets) -> list[str]:
+        """The logs of which something lies between here and `end`: another position, or another log of that name."""
+        return [
+            log
+            for log, position in end.items()
+            if self.get(log) != position
+            or (log in self.marks and log in end.marks and self.marks[log] != end.marks[log])
+        ]
+
     def stored(self) -> StoredOffset:
         """The form that Spark writes into its offset log."""
-        return {"v": VERSION, "logs": {log: str(dlsn) for log, dlsn in self.positions.items()}}
+        stored: StoredOffset = {"v": VERSION, "logs": _texts(self.positions)}
+        if self.marks:
+            stored["ledgers"] = _texts(self.marks)
+        if self.begin is not None:
+            stored["begin"] = _texts(self.begin)
+        return stored
 
     @classmethod
-    def from_stored(cls, stored: object) -> Offsets:
-        """Read back what `stored` wrote; OffsetError if the checkpoint holds something else."""
-        where = "The offset in the checkpoint"
-        if not isinstance(stored, Mapping) or set(stored) != {"v", "logs"}:
+    def from_stored(cls, stored: object, where: str = "The offset in the checkpoint") -> Offsets:
+        """Read back what `stored` wrote; OffsetError if `where` (the checkpoint) holds something else."""
+        if not isinstance(stored, Mapping) or not {"v", "logs"} <= set(stored) <= {"v", "logs", "ledgers", "begin"}:
             raise OffsetError(f"{where} is not one of this source's: {stored!r}", advice=_CHECKPOINT_ADVICE)
         if stored["v"] != VERSION:
             raise OffsetError(
                 f"{where} has version {stored['v']!r}; this release reads version {VERSION}",
                 advice="Run the query with the release that wrote the checkpoint, or a later one",
             )
-        logs = stored["logs"]
-        if not isinstance(logs, Mapping):
+        parts = {name: stored[name] for name in ("logs", "ledgers", "begin") if name in stored}
+        if not all(isinstance(part, Mapping) for part in parts.values()):
             raise OffsetError(f"{where} has no positions: {stored!r}", advice=_CHECKPOINT_ADVICE)
-        return cls({str(log): parse_dlsn(text, f"{where}, log {log}") for log, text in logs.items()})
+        logs, ledgers, begin = (parts.get(name) for name in ("logs", "ledgers", "begin"))
+        return cls(
+            _positions(logs, where) or {},
+            {str(log): _mark(text, f"{where}, log {log}") for log, text in (ledgers or {}).items()},
+            _positions(begin, where),
+        )
+
+
+def _texts(values: Mapping[str, object]) -> dict[str, str]:
+    return {log: str(value) for log, value in values.items()}
+
+
+def _positions(texts: Mapping[str, object] | None, where: str) -> dict[str, DLSN] | None:
+    if texts is None:
+        return None
+    return {str(log): parse_dlsn(text, f"{where}, log {log}") for log, text in texts.items()}
+
+
+def _mark(text: object, where: str) -> Mark:
+    parts = text.split(":") if isinstance(text, str) else []
+    if len(parts) == 2 and all(part.isascii() and part.isdigit() for part in parts):
+        lssn, ledger_id = (int(part) for part in parts)
+        if lssn >= 1 and max(lssn, ledger_id) <= _MAX_LONG:
+            return Mark(lssn, ledger_id)
+    raise OffsetError(f'{where}: {text!r} is not a segment with its ledger ("3:17")', advice=_CHECKPOINT_ADVICE)
 
 
 _CHECKPOINT_ADVICE = "Does the checkpoint belong to another query? Restore it, or start with a new checkpoint location"
 
 
-def parse_places(option: str, text: str) -> Bound | dict[str, Place]:
+def parse_places(option: str, text: str) -> Bound | tuple[dict[str, Place], dict[str, Mark]]:
     """The value of `startingOffsets` / `endingOffsets`: a bound for all logs, or a place for each log by name.
 
-    JSON is an object of positions by log name; the forms of the checkpoint and of a query's progress are taken too, so
-    that a position can be copied out of one. OffsetError says what is malformed.
+    JSON is an object of places by log name; the forms of the checkpoint and of a query's progress are taken too, so
+    that a position can be copied out of one, with what it knows of the logs. OffsetError says what is malformed.
     """
     word = text.strip().lower()
-    if word in (bound.value for bound in Bound):
-        return Bound(word)
+    if word in _WORDS:
+        return _WORDS[word]
+    value = parse_by_log(option, text, f"neither earliest, latest nor JSON: {text!r}", _EXAMPLE)
+    if {"v", "logs"} <= set(value) and value["v"] == VERSION:
+        stored = {part: item for part, item in value.items() if part != BEHIND}
+        offsets = Offsets.from_stored(stored, f"Option {option}")
+        return dict(offsets), dict(offsets.marks)
+    return {log: _place(option, log, place) for log, place in value.items()}, {}
+
+
+_EXAMPLE = '{"flights": "3:1200:0"}'
+
+
+def parse_by_log(option: str, text: str, not_json: str, example: str) -> dict[str, object]:
+    """An option's JSON object with something for each log; OffsetError if it is none, or names a log twice."""
+    advice = f"Write for example {example}"
     try:
         value: object = json.loads(text, object_pairs_hook=_without_duplicates)
     except ValueError as error:
-        raise OffsetError(
-            f"Option {option} is neither earliest, latest nor JSON: {text!r} ({error})",
-            advice='Write for example {"flights": "3:1200:0"}',
-        ) from None
-    if isinstance(value, dict) and set(value) - {BEHIND} == {"v", "logs"} and value["v"] == VERSION:
-        value = value["logs"]
+        raise OffsetError(f"Option {option} is {not_json} ({error})", advice=advice) from None
     if not isinstance(value, dict) or not value:
         raise OffsetError(
-            f"Option {option} must be a JSON object with a position for each log, not {text!r}",
-            advice='Write for example {"flights": "3:1200:0"}',
+            f"Option {option} must be a JSON object with an item for each log, not {text!r}", advice=advice
         )
-    return {log: _place(option, log, place) for log, place in value.items()}
+    return value
+
+
+def check_one(option: str, log: str, item: object, example: str) -> None:
+    """A Kafka user would give an object of partitions here."""
+    if isinstance(item, dict):
+        raise OffsetError(
+            f"Option {option}, log {log}: {item!r} is not one place; a log has no partitions",
+            advice=f"Write for example {example}",
+        )
 
 
 def _place(option: str, log: str, place: object) -> Place:
-    if isinstance(place, str) and place.strip().lower() in (bound.value for bound in Bound):
-        return Bound(place.strip().lower())
+    check_one(option, log, place, _EXAMPLE)
+    if isinstance(place, str) and place.strip().lower() in _WORDS:
+        return _WORDS[place.strip().lower()]
+    if isinstance(place, int) and not isinstance(place, bool) and str(place) in _WORDS:
+        return _WORDS[str(place)]
     return parse_dlsn(place, f"Option {option}, log {log}")
 
 

@@ -9,18 +9,23 @@ never silently does nothing.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from enum import Enum, Flag
+from enum import Flag
 
 from dlspark.spark.errors import OptionError
+from dlspark.spark.foreign_options import elsewhere
+from dlspark.spark.option_values import (
+    PARSERS,
+    Kind,
+    parse_count,
+    parse_duration,
+    parse_flag,
+    parse_instant,
+    parse_long,
+    parse_text,
+)
 from metadata.errors import check
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_TRUE = frozenset({"true", "1", "yes", "on"})
-_FALSE = frozenset({"false", "0", "no", "off"})
-_MAX_LONG = (1 << 63) - 1
 
 
 class Scope(Flag):
@@ -44,16 +49,6 @@ _SCOPE_WORDS = {
     Scope.SINK_BATCH: "sink, batch",
     Scope.SINK_STREAM: "sink, streaming",
 }
-
-
-class Kind(Enum):
-    """The type of an option's value; the value is what the documentation's table calls it."""
-
-    TEXT = "text"
-    FLAG = "true / false"
-    COUNT = "integer >= 1"
-    LONG = "integer >= 0"
-    INSTANT = "epoch milliseconds or ISO-8601"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +81,12 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("subscribe", Kind.TEXT, Scope.SOURCE, "Logs to read, separated by commas."),
     Option(
+        "assign",
+        Kind.TEXT,
+        Scope.SOURCE,
+        'Logs to read, as a JSON list of names: `["flights", "a,b"]`. As `subscribe`, for any name.',
+    ),
+    Option(
         "subscribePattern",
         Kind.TEXT,
         Scope.SOURCE,
@@ -96,15 +97,17 @@ OPTIONS: tuple[Option, ...] = (
         "startingOffsets",
         Kind.TEXT,
         Scope.SOURCE,
-        "Where to begin: `earliest`, `latest`, or JSON with one position a log: "
-        '`{"flights": "3:1200:0", "other": "earliest"}`. A stream uses it only when it has no checkpoint yet.',
+        "Where to begin: `earliest`, `latest` (streams only), or JSON with one place a log, a position or one of these "
+        'words (or -2, -1): `{"flights": "3:1200:0", "other": "earliest"}`. A stream uses it only when it has no '
+        "checkpoint yet.",
         default="earliest",
     ),
     Option(
         "endingOffsets",
         Kind.TEXT,
         Scope.SOURCE_BATCH,
-        "Where to stop, as `startingOffsets`; the position itself is not read.",
+        "Where to stop: `latest`, or JSON with one place a log, as for `startingOffsets`; the position itself is not "
+        "read.",
         default="latest",
     ),
     Option(
@@ -112,26 +115,60 @@ OPTIONS: tuple[Option, ...] = (
         Kind.INSTANT,
         Scope.SOURCE,
         "Begin at the first record whose transaction id, read as milliseconds since the epoch, is at or after this "
-        "time (without a zone: UTC). If there is none yet: at the end of the log.",
+        "time (without a zone: UTC). If there is none yet: see `startingOffsetsByTimestampStrategy`.",
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        Kind.TEXT,
+        Scope.SOURCE,
+        "As `startingTimestamp`, with one time a log, in JSON: "
+        '`{"flights": 1372636800000, "other": "2013-07-01T00:00:00Z"}`.',
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        Kind.TEXT,
+        Scope.SOURCE,
+        "What a log without a record at or after the given time (or transaction id) does: `latest` begins at its end, "
+        "so that what is written from now on is read; `error` fails the query.",
+        default="latest",
     ),
     Option(
         "endingTimestamp",
         Kind.INSTANT,
         Scope.SOURCE_BATCH,
-        "Stop before the first record at or after this time (exclusive).",
+        "Stop before the first record at or after this time (exclusive); at the end of the log if there is none.",
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        Kind.TEXT,
+        Scope.SOURCE_BATCH,
+        "As `endingTimestamp`, with one time a log, in JSON as for `startingOffsetsByTimestamp`.",
     ),
     Option(
         "startingTransactionId",
         Kind.LONG,
         Scope.SOURCE,
-        "Begin at the first record with this transaction id or a higher one. If there is none yet: at the end of the "
-        "log.",
+        "Begin at the first record with this transaction id or a higher one. If there is none yet: see "
+        "`startingOffsetsByTimestampStrategy`.",
+    ),
+    Option(
+        "startingOffsetsByTransactionId",
+        Kind.TEXT,
+        Scope.SOURCE,
+        'As `startingTransactionId`, with one id a log, in JSON: `{"flights": 1200, "other": 7}`.',
     ),
     Option(
         "endingTransactionId",
         Kind.LONG,
         Scope.SOURCE_BATCH,
-        "Stop before the first record with this transaction id or a higher one (exclusive).",
+        "Stop before the first record with this transaction id or a higher one (exclusive); at the end of the log if "
+        "there is none.",
+    ),
+    Option(
+        "endingOffsetsByTransactionId",
+        Kind.TEXT,
+        Scope.SOURCE_BATCH,
+        "As `endingTransactionId`, with one id a log, in JSON as for `startingOffsetsByTransactionId`.",
     ),
     Option(
         "maxOffsetsPerTrigger",
@@ -139,6 +176,30 @@ OPTIONS: tuple[Option, ...] = (
         Scope.SOURCE_STREAM,
         "Most records in one micro-batch, over all logs together; each log with news gets a share.",
         default_words="no limit",
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        Kind.COUNT,
+        Scope.SOURCE_STREAM,
+        "Most stored bytes in one micro-batch, in whole entries, over all logs together; each log with news gets a "
+        "share. A single entry that is larger makes a batch of its own.",
+        default_words="no limit",
+    ),
+    Option(
+        "minOffsetsPerTrigger",
+        Kind.COUNT,
+        Scope.SOURCE_STREAM,
+        "Fewest records, over all logs together, that make a micro-batch; fewer wait until `maxTriggerDelay` is over. "
+        "Not with `Trigger.AvailableNow`, which reads what is there.",
+        default_words="no minimum",
+    ),
+    Option(
+        "maxTriggerDelay",
+        Kind.DURATION,
+        Scope.SOURCE_STREAM,
+        "With `minOffsetsPerTrigger`: how long after the last micro-batch fewer records make one all the same: `15m`, "
+        "`90s`, `500ms`. The first batch of a query that starts does not wait.",
+        default="15m",
     ),
     Option(
         "minPartitions",
@@ -153,6 +214,13 @@ OPTIONS: tuple[Option, ...] = (
         Scope.SOURCE,
         "Split a segment into ranges of about this many stored bytes; smaller neighbours share a partition.",
         default=str(32 << 20),
+    ),
+    Option(
+        "maxRecordsPerPartition",
+        Kind.COUNT,
+        Scope.SOURCE,
+        "Most records in one Spark partition; the cuts may lie within an entry, which is then fetched by both tasks.",
+        default_words="no limit",
     ),
     Option(
         "failOnDataLoss",
@@ -171,6 +239,14 @@ OPTIONS: tuple[Option, ...] = (
         "Read what the namespace says of itself: `logs`, `segments`, `cursors`, `bookies`, `ledgers`, `sinks` "
         "(docs/spark-metadata.md). Takes `uri` and which logs, no other options.",
         default_words="read the logs",
+    ),
+    Option(
+        "cursorName",
+        Kind.TEXT,
+        Scope.SOURCE_STREAM,
+        "Publish the query's position in each log under this name among the log's subscribers, as each micro-batch is "
+        "done: `dlspark log subscribers list` shows it, and `dlspark log truncate --respect-subscribers` does not pass "
+        "it. A name serves one query.",
     ),
     Option(
         "createStreamIfNotExists",
@@ -220,6 +296,19 @@ OPTIONS: tuple[Option, ...] = (
     Option("ackQuorumSize", Kind.COUNT, Scope.SINK, "Copies that must be on disk before an entry counts.", default="2"),
 )
 
+CLIENT_PREFIX = "bkc."
+SETTINGS_PREFIX = "distributedlog."
+PASSED_ON = (CLIENT_PREFIX, SETTINGS_PREFIX)
+"""How the names of options begin that are settings of the ledger client, or of the log core."""
+
+CONF_PREFIX = "spark.distributedlog."
+"""How the names of confs begin that are the session's defaults of options."""
+
+_OF_ONE_QUERY = frozenset(
+    option.name for option in OPTIONS if option.name.startswith(("starting", "ending", "subscribe", "txn"))
+) | {"log", "assign", "cursorName", "metadata"}
+"""Options that say what one query does, and so cannot be a session's defaults."""
+
 _BY_NAME: dict[str, Option] = {option.name.lower(): option for option in OPTIONS}
 
 # What Spark itself hands over beside the user's options: the path of load/save, the sink's checkpoint and query name,
@@ -245,11 +334,16 @@ _SPARKS_OWN = frozenset(
 class Options:
     """The options of one query: known, well-formed, of the right scope. Immutable and picklable."""
 
-    __slots__ = ("_given", "_path", "scope")
+    __slots__ = ("_given", "_path", "_session", "scope")
 
-    def __init__(self, raw: Mapping[str, str], scope: Scope) -> None:
-        """Check `raw` (names in any case) for a query of kind `scope`; OptionError says what to change."""
+    def __init__(self, raw: Mapping[str, str], scope: Scope, session: Mapping[str, str] | None = None) -> None:
+        """Check `raw` (names in any case) for a query of kind `scope`; OptionError says what to change.
+
+        `session` are the session's defaults, by option name: they stand before the registry's, and those that have no
+        meaning for this kind of query are left out.
+        """
         self.scope = scope
+        self._session = _session_defaults(session or {}, scope)
         self._given: dict[str, str] = {}
         lowered = {name.lower(): value for name, value in raw.items()}
         self._path = lowered.get(_PATH) or None
@@ -261,23 +355,27 @@ class Options:
         for name, value in lowered.items():
             if name in _SPARKS_OWN or name.startswith("option."):
                 continue
+            if name.startswith(PASSED_ON):
+                self._given[name] = parse_text(name, value)
+                continue
             option = _known(name)
             if not option.scope & scope:
                 raise OptionError(
                     f"Option {option.name} has no meaning here: it belongs to: {_SCOPE_WORDS[option.scope]}",
                     advice=f"This is: {_scope_words(scope)}. Remove the option",
                 )
-            _PARSERS[option.kind](option.name, value)
+            PARSERS[option.kind](option.name, value)
             self._given[option.name] = value
 
     def __reduce__(self) -> tuple[object, ...]:
-        raw = dict(self._given) if self._path is None else {**self._given, _PATH: self._path}
-        return (Options, (raw, self.scope))
+        return (Options, (self._raw(), self.scope, self._session))
+
+    def _raw(self) -> dict[str, str]:
+        return dict(self._given) if self._path is None else {**self._given, _PATH: self._path}
 
     def with_uri(self, uri: str) -> Options:
         """The same options with the namespace's URI settled, wherever it came from."""
-        raw = {**self._given, "uri": uri}
-        return Options(raw if self._path is None else {**raw, _PATH: self._path}, self.scope)
+        return Options({**self._raw(), "uri": uri}, self.scope, self._session)
 
     @property
     def uri(self) -> str:
@@ -292,7 +390,12 @@ class Options:
         return self._path
 
     def given(self, name: str) -> bool:
-        """Whether the user set the option (a default does not count)."""
+        """Whether the query or the session's conf sets the option (a default does not count)."""
+        found = _registered(name).name
+        return found in self._given or found in self._session
+
+    def asked(self, name: str) -> bool:
+        """Whether the query itself sets the option."""
         return _registered(name).name in self._given
 
     def given_names(self) -> frozenset[str]:
@@ -300,23 +403,38 @@ class Options:
         return frozenset(self._given)
 
     def text(self, name: str) -> str | None:
-        """The option's text, or its default, or None."""
+        """The option's text, or the session's default, or the registry's, or None."""
         option = _registered(name)
-        return self._given.get(option.name, option.default)
+        return self._given.get(option.name, self._session.get(option.name, option.default))
+
+    def passed_on(self) -> dict[str, str]:
+        """The settings for the namespace's clients that options hand on, with keys in lower case as Spark leaves them:
+        `bkc.<key>` as they are, `distributedlog.<key>` without that prefix."""
+        merged = {**self._session, **self._given}
+        return {
+            name.removeprefix(SETTINGS_PREFIX): value for name, value in merged.items() if name.startswith(PASSED_ON)
+        }
 
     def flag(self, name: str) -> bool:
         """The value of a true/false option (all of them have a default)."""
-        return _parse_flag(name, self.text(name) or "")
+        return parse_flag(name, self.text(name) or "")
 
     def integer(self, name: str) -> int | None:
         """The value of an integer option, or None if it is not given and has no default."""
         value = self.text(name)
-        return None if value is None else _parse_integer(name, value)
+        if value is None:
+            return None
+        return parse_count(name, value) if _registered(name).kind is Kind.COUNT else parse_long(name, value)
+
+    def duration_ms(self, name: str) -> int | None:
+        """The value of a duration in milliseconds, or None."""
+        value = self.text(name)
+        return None if value is None else parse_duration(name, value)
 
     def instant_ms(self, name: str) -> int | None:
         """The value of a point in time as milliseconds since the epoch, or None."""
         value = self.text(name)
-        return None if value is None else _parse_instant(name, value)
+        return None if value is None else parse_instant(name, value)
 
     def one_log(self) -> str | None:
         """The log named by the option `log` or by load/save; OptionError if they name different ones."""
@@ -349,81 +467,35 @@ def _registered(name: str) -> Option:
     return _BY_NAME[name.lower()]
 
 
+def _session_defaults(session: Mapping[str, str], scope: Scope) -> dict[str, str]:
+    """The checked session defaults that concern a query of kind `scope`."""
+    found: dict[str, str] = {}
+    for name, value in session.items():
+        try:
+            if name.lower().startswith(PASSED_ON):
+                found[name.lower()] = parse_text(name, value)
+                continue
+            option = _known(name.lower())
+            if option.name in _OF_ONE_QUERY:
+                raise OptionError("It says what one query does, not what all do", advice="Make it the query's option")
+            PARSERS[option.kind](option.name, value)
+        except OptionError as error:
+            raise OptionError(f"Conf {CONF_PREFIX}{name}: {error.message}", advice=error.advice) from None
+        if option.scope & scope:
+            found[option.name] = value
+    return found
+
+
 def _known(name: str) -> Option:
     option = _BY_NAME.get(name)
     if option is not None:
         return option
+    instead = elsewhere(name)
+    if instead is not None:
+        raise OptionError(f"Option {name!r} is another connector's", advice=instead)
     near = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.6)
     hint = f"Did you mean {_BY_NAME[near[0]].name}? " if near else ""
     raise OptionError(
         f"Unknown option {name!r}",
         advice=f"{hint}Known options: {', '.join(option.name for option in OPTIONS)}",
     )
-
-
-def _parse_text(name: str, value: str) -> str:
-    if not value.strip():
-        raise OptionError(f"Option {name} is empty", advice="Give it a value or leave it out")
-    return value
-
-
-def _parse_flag(name: str, value: str) -> bool:
-    word = value.strip().lower()
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    raise OptionError(f"Option {name} must be true or false, not {value!r}", advice="Correct the value")
-
-
-def _parse_integer(name: str, value: str) -> int:
-    try:
-        number = int(value.strip())
-    except ValueError:
-        raise OptionError(f"Option {name} must be an integer, not {value!r}", advice="Correct the value") from None
-    lowest = 1 if _registered(name).kind is Kind.COUNT else 0
-    if not lowest <= number <= _MAX_LONG:
-        raise OptionError(
-            f"Option {name} must be an integer from {lowest} to {_MAX_LONG}, not {value}", advice="Correct the value"
-        )
-    return number
-
-
-def _parse_instant(name: str, value: str) -> int:
-    """Milliseconds since the epoch; a fraction of a millisecond is rounded up, so that "at or after" stays true."""
-    text = value.strip()
-    if text.lstrip("-").isdigit():
-        number = int(text)
-    else:
-        number = _iso_ms(name, text)
-    if not 0 <= number <= _MAX_LONG:
-        raise OptionError(
-            f"Option {name} must not lie before 1970-01-01T00:00:00Z: {value!r}",
-            advice="Transaction ids, of which times are read, are never negative; use earliest for the beginning",
-        )
-    return number
-
-
-def _iso_ms(name: str, text: str) -> int:
-    iso = text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text
-    try:
-        moment = datetime.fromisoformat(iso)
-    except ValueError:
-        raise OptionError(
-            f"Option {name} is neither epoch milliseconds nor an ISO-8601 time: {text!r}",
-            advice="Write for example 1372636800000 or 2013-07-01T00:00:00Z",
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    since = moment - _EPOCH
-    microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-    return -(-microseconds // 1000)
-
-
-_PARSERS: dict[Kind, Callable[[str, str], object]] = {
-    Kind.TEXT: _parse_text,
-    Kind.FLAG: _parse_flag,
-    Kind.COUNT: _parse_integer,
-    Kind.LONG: _parse_integer,
-    Kind.INSTANT: _parse_instant,
-}

@@ -1,4 +1,4 @@
-"""Cutting ranges of segments into Spark partitions, and a trigger's limit into shares of logs. Pure: no I/O.
+"""Cutting ranges of segments into Spark partitions. Pure: no I/O.
 
 A `Span` is what one segment contributes to a read: entries and the slots at its two ends, and all that a task needs to
 fetch them without ZooKeeper. Large spans are split between entries, small neighbours share a partition, because a
@@ -7,11 +7,11 @@ partition costs a Spark task and a log written by many small batches has many sm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from metadata.errors import check
+from dlspark.core.codec.dlsn import DLSN
 
 if TYPE_CHECKING:
     from storage_node.client import LedgerLocation
@@ -22,7 +22,8 @@ class Span:
     """A contiguous range of one segment's records, read by one task or cut further.
 
     Entries `first_entry` to `last_entry`, both included; of the first the slots from `first_slot` on, of the last those
-    below `end_slot` (None: all). `entry_bytes` estimates the stored size of an entry.
+    below `end_slot` (None: all). `entry_bytes` estimates the stored size of an entry. `records` is the most records
+    that it can have, as far as that was asked for; else 0.
     """
 
     log: str
@@ -35,6 +36,16 @@ class Span:
     start_sequence_id: int
     enveloped: bool
     entry_bytes: int
+    records: int = 0
+
+    @property
+    def start(self) -> DLSN:
+        return DLSN(self.lssn, self.first_entry, self.first_slot)
+
+    @property
+    def stop(self) -> DLSN:
+        """The position behind it."""
+        return DLSN(self.lssn, *_behind(self))
 
     @property
     def entries(self) -> int:
@@ -46,6 +57,36 @@ class Span:
 
 
 Partition = tuple[Span, ...]
+
+
+def _behind(span: Span) -> tuple[int, int]:
+    return (span.last_entry + 1, 0) if span.end_slot is None else (span.last_entry, span.end_slot)
+
+
+def cut(span: Span, places: Sequence[DLSN], records: int) -> list[Span]:
+    """Cut a span at positions within it, which may lie within entries, into pieces of at most `records` records."""
+    starts = [span.start, *places]
+    stops = [*places, span.stop]
+    return [
+        replace(
+            span,
+            first_entry=start.entry_id,
+            first_slot=start.slot_id,
+            last_entry=stop.entry_id if stop.slot_id else stop.entry_id - 1,
+            end_slot=stop.slot_id or None,
+            records=records,
+        )
+        for start, stop in zip(starts, stops, strict=True)
+    ]
+
+
+def clip(span: Span, min_entry: int, end_entry: int | None) -> Span | None:
+    """What a span has of the entries from `min_entry` to before `end_entry` (None: to its end); None if nothing."""
+    if min_entry > span.first_entry:
+        span = replace(span, first_entry=min_entry, first_slot=0)
+    if end_entry is not None and end_entry <= span.last_entry:
+        span = replace(span, last_entry=end_entry - 1, end_slot=None)
+    return span if span.entries > 0 else None
 
 
 def split(span: Span, pieces: int) -> list[Span]:
@@ -67,23 +108,27 @@ def split(span: Span, pieces: int) -> list[Span]:
     return parts
 
 
-def partitions(spans: Sequence[Span], *, min_partitions: int, max_bytes: int) -> list[Partition]:
+def partitions(
+    spans: Sequence[Span], *, min_partitions: int, max_bytes: int, max_records: int | None = None
+) -> list[Partition]:
     """Cut and pack `spans`, in order, into `min_partitions` or more partitions of about `max_bytes` or less.
 
-    The minimum is reached as far as there are entries: an entry is never cut, so that none is fetched twice.
+    The minimum is reached as far as there are entries: an entry is not cut here, so that none is fetched twice. Spans
+    that have at most `max_records` records each share a partition as far as that has no more.
     """
     total = sum(span.bytes for span in spans)
     target = max(1, min(max_bytes, -(-total // min_partitions)))
     packed: list[list[Span]] = []
-    room = 0
+    room, more = 0, 0
     for span in spans:
         for part in split(span, -(-span.bytes // target)):
-            if packed and part.bytes <= room:
+            if packed and part.bytes <= room and (max_records is None or part.records <= more):
                 packed[-1].append(part)
             else:
                 packed.append([part])
-                room = target
+                room, more = target, max_records or 0
             room -= part.bytes
+            more -= part.records
     _split_further(packed, min_partitions)
     return [tuple(group) for group in packed]
 
@@ -113,34 +158,3 @@ def _halves(group: Sequence[Span], entries: int) -> list[list[Span]]:
             right.append(replace(span, first_entry=cut, first_slot=0))
         entries -= span.entries
     return [left, right]
-
-
-def shares(limit: int, available: Mapping[str, int], turn: int = 0) -> dict[str, int]:
-    """Divide `limit` records over logs that have `available` ones: in proportion, but at least one each (none starves).
-
-    The shares sum to exactly min(limit, all available). If the limit is below the number of logs with news, that many
-    take one record each, beginning with the one at `turn`, so that a caller that counts `turn` up serves all of them.
-    """
-    waiting = {log: count for log, count in sorted(available.items()) if count > 0}
-    total = sum(waiting.values())
-    if total <= limit:
-        return waiting
-    if limit <= len(waiting):
-        names = list(waiting)
-        return {names[(turn + i) % len(names)]: 1 for i in range(limit)}
-    given = {log: max(1, limit * count // total) for log, count in waiting.items()}
-    left = limit - sum(given.values())
-    by_remainder = sorted(waiting, key=lambda log: (-(limit * waiting[log] % total), log))
-    by_size = sorted(given, key=lambda log: (-given[log], log))
-    while left > 0:
-        for log in by_remainder:
-            if left > 0 and given[log] < waiting[log]:
-                given[log] += 1
-                left -= 1
-    while left < 0:
-        for log in by_size:
-            if left < 0 and given[log] > 1:
-                given[log] -= 1
-                left += 1
-    check(sum(given.values()) == limit, "the shares of a trigger do not sum to its limit")
-    return given

@@ -13,6 +13,7 @@ Several tasks may write the same log: their groups follow each other.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, BooleanType, DataType, LongType, StringType, StructField, StructType
 
-from dlspark.spark.connection import CONF_KEY, resolve_uri
+from dlspark.spark.connection import defaults_among, resolve_uri, session_defaults
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options import Options, Scope
 from dlspark.spark.sink_messages import JobId
@@ -74,8 +75,8 @@ class ForeachLogWriter:
                     f"Option {name} has no meaning for foreach, which recognises no replay", advice="Remove the option"
                 )
         raw = given if log is None else {**given, "log": log}
-        checked = Options(raw, Scope.SINK_STREAM)
-        self._options = checked.with_uri(resolve_uri(checked, _session_uri()))
+        checked = Options(raw, Scope.SINK_STREAM, session_defaults(os.environ, _session_confs()))
+        self._options = checked.with_uri(resolve_uri(checked))
         routing_of(self._options)
         self._group_rows, self._group_bytes, self._group_ms = group_rows, group_bytes, group_ms
         self._partition: int | None = None
@@ -170,9 +171,9 @@ def _spark_type(kind: pa.DataType) -> DataType:
     return from_arrow_type(kind)
 
 
-def _session_uri() -> str | None:
-    """The conf of this process's session, which `foreach`, unlike a data source, can see when it is set up."""
+def _session_confs() -> dict[str, str]:
+    """The confs of this process's session, which `foreach`, unlike a data source, can see when it is set up."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()
-    return session.conf.get(CONF_KEY, None) if session is not None else None
+    return defaults_among(session.conf.getAll) if session is not None else {}

@@ -17,6 +17,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.core.settings import Settings
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.transitions import SegmentTransitions
+from dlspark.spark.client_settings import namespace_settings
 from dlspark.spark.options import Options
 from dlspark.spark.sink_checks import sealed, swept
 from dlspark.spark.sink_commit import TAILS_AT_ONCE, Publisher
@@ -202,7 +203,7 @@ _sessions: dict[tuple[object, ...], SinkSession] = {}
 async def open_session(options: Options) -> SinkSession:
     """This process's session for the target of `options`. Raises what opening the namespace raises."""
     values = {key: options.text(name) or "" for name, key in _SETTINGS_OF_OPTIONS.items() if options.given(name)}
-    settings = Settings.from_environment().with_values(values)
+    settings = Settings.from_environment().with_values({**namespace_settings(options.passed_on()), **values})
     # The runtime is part of the key: after a fork, or once it was closed, sessions of the old one are of no use.
     key = (os.getpid(), id(Runtime.shared()), options.uri, settings)
     session = _sessions.get(key)

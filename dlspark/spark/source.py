@@ -55,7 +55,7 @@ class BatchReader(DataSourceReader):
                 )
             start = await driver.resolve(self._query.start)
             end = await driver.resolve(self._query.end, ending=True)
-            planned = await driver.plan(start.offsets, end.offsets, self._bounds)
+            planned = await driver.plan(start, end, self._bounds)
             return [LogPartition(spans, driver.client_settings) for spans in planned]
         finally:
             await driver.close()

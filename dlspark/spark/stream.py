@@ -9,8 +9,8 @@ Facts of Spark that shape this module (spec of the connector; each was measured)
 * An idle query asks `latestOffset` every 10 ms. So when it asks again at once after it was told that there is nothing
   new, the answer is held back until something is (long poll). A query with other, busy sources does not ask at once and
   is never held up.
-* The start of the first batch is not in the checkpoint. If it came from "latest" it could be another one after a crash,
-  and records would be skipped; so the first batch is then empty, which puts its position into the checkpoint.
+* The start of the first batch is not in the checkpoint: after a crash `initialOffset` is asked again and may find
+  another one ("latest", or a log truncated since). So the end of that batch, which is kept, carries its start.
 * After a restart `partitions` may be called for a batch of the run before, with no other call first.
 """
 
@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,12 +31,15 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
 from dlspark.core.runtime import Runtime
+from dlspark.spark.limits import NO_LIMITS
 from dlspark.spark.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.options import Options
 from dlspark.spark.partition_reader import LogPartition, read_partition
@@ -86,30 +90,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------ offsets
 
     def initialOffset(self) -> StoredOffset:
-        resolved = self._run(self._opened().resolve(self._query.start))
-        if not resolved.settled:
-            self._unsaved_start = resolved.offsets
-        return resolved.offsets.stored()
+        self._unsaved_start = self._run(self._opened().resolve(self._query.start))
+        # The cursor may be there and behind: this is also asked before the first batch is run again.
+        self._run(self._opened().begin_cursor(self._unsaved_start))
+        return self._unsaved_start.stored()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._query.max_records_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        """Spark takes one limit of many; the others are in the options, as this one."""
+        limits = self._query.limits
+        if limits.max_records is not None:
+            return ReadMaxRows(limits.max_records)
+        if limits.max_bytes is not None:
+            return ReadMaxBytes(limits.max_bytes)
+        return ReadAllAvailable() if limits.min_records is None else ReadMinRows(limits.min_records)
 
     def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
         begin = Offsets.from_stored(start)
-        unsaved, self._unsaved_start = self._unsaved_start, None
-        if begin == unsaved:
-            self._reached = begin
-            return begin.stored()
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        limits = NO_LIMITS if isinstance(limit, ReadAllAvailable) else self._query.limits
         driver = self._opened()
-        end = self._run(driver.end_of_batch(begin, most, self._target))
-        if end == begin and self._idles(begin):
-            self._run(driver.wait_for_news(LONG_POLL_S))
-            end = self._run(driver.end_of_batch(begin, most, self._target))
-        self._told_nothing_new = (begin, time.monotonic()) if end == begin else None
+        end = self._run(driver.end_of_batch(begin, limits, self._target))
+        if not begin.moved(end) and self._idles(begin):
+            end = self._run(driver.wait_for_batch(begin, limits, LONG_POLL_S))
+        first, self._unsaved_start = begin == self._unsaved_start, None
+        if begin.moved(end):
+            self._told_nothing_new = None
+        else:
+            end = begin  # Spark compares texts: nothing new is the same text
+            self._told_nothing_new = (begin, time.monotonic())
         self._reached = end
-        return end.stored()
+        return (replace(end, begin=begin.positions) if first else end).stored()
 
     def reportLatestOffset(self) -> StoredOffset | None:
         """The logs' ends, and what lies between them and the end of this batch: a listener needs no connection."""
@@ -137,7 +146,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: StoredOffset, end: StoredOffset) -> Sequence[InputPartition]:
         begin, until = Offsets.from_stored(start), Offsets.from_stored(end)
-        if begin == until:
+        if until.begin is not None:
+            begin = Offsets(until.begin)
+        if not begin.moved(until):
             return []
         driver = self._opened()
         return [LogPartition(spans, driver.client_settings) for spans in self._run(driver.plan(begin, until))]
@@ -146,7 +157,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition, self._names)
 
     def commit(self, end: StoredOffset) -> None:
-        """Nothing to do: the position lives in Spark's checkpoint, and readers hold nothing in the log."""
+        """The position lives in Spark's checkpoint; it is only published if the query has a cursor."""
+        if self._query.cursor is not None:
+            self._run(self._opened().move_cursor(Offsets.from_stored(end)))
 
     # ------------------------------------------------------------------ life cycle
 

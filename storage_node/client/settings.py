@@ -292,6 +292,11 @@ _READ_TIMEOUT_FIELDS = ("read_entry_timeout_ms", "add_entry_timeout_ms")
 """What BookKeeper's older key sets, in seconds, as far as the newer ones do not."""
 
 
+def client_keys() -> Iterator[str]:
+    """All keys that are honoured, other names of one setting included."""
+    yield from (*_FIELDS, *_PLACEMENT, _READ_TIMEOUT)
+
+
 def _names_of(key: str) -> tuple[str, ...]:
     """The fields that a key sets. Raises CallerError for a key that is not honoured."""
     if key == _READ_TIMEOUT:

@@ -37,6 +37,8 @@ class World:
         self._drivers: list[SourceDriver] = []
         self._writers: dict[str, AsyncLogWriter] = {}
         self.namespace: AsyncNamespace
+        self.now_s = 0.0
+        """What drivers take for the time; a test moves it."""
 
     async def start(self) -> None:
         operator = MemoryStore(self.tree)
@@ -81,7 +83,7 @@ class World:
 
     async def driver(self, scope: Scope = Scope.SOURCE_STREAM, **raw: object) -> SourceDriver:
         options = Options({"uri": URI, **{name: str(value) for name, value in raw.items()}}, scope)
-        driver = SourceDriver(SourceQuery.of(options), self.connect)
+        driver = SourceDriver(SourceQuery.of(options), self.connect, lambda: self.now_s)
         await driver.open()
         self._drivers.append(driver)
         return driver

@@ -56,6 +56,13 @@ class Logs:
     def segments(self, name: str) -> list[SegmentMetadata]:
         return self._runtime.run(self._namespace.logs_store.segments(name))
 
+    def subscribers(self, name: str) -> dict[str, DLSN]:
+        return self._runtime.run(self._subscribers(name))
+
+    async def _subscribers(self, name: str) -> dict[str, DLSN]:
+        async with await self._namespace.open_log(name) as log:
+            return await log.subscribers()
+
     def delete_first_segment(self, name: str) -> None:
         self._runtime.run(self._namespace.logs_store.delete_segment(name, self.segments(name)[0]))
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +17,11 @@ from pyspark.sql import functions as f
 
 from dlspark.spark import register
 from dlspark.spark.connection import CONF_KEY
+from dlspark.spark.options import Options, Scope
+from dlspark.spark.partition_reader import LogPartition
+from dlspark.spark.schema import SCHEMA
+from dlspark.spark.source import batch_reader
+from metadata.errors import CallerError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,6 +168,8 @@ def test_filters_give_the_same_rows_pushed_down_or_not(spark: SparkSession, thre
             ((f.col("segment") == 2) & (f.col("transaction_id") > MS + 70), range(MS + 71, MS + 80)),
             (f.col("log") == "another", []),
             (f.col("log").isin(three_segments, "x") & (f.col("entry") == 0) & (f.col("segment") > 2), None),
+            ((f.col("segment") == 2) & (f.col("entry") > 0) & (f.col("entry") <= 2), range(MS + 50, MS + 70)),
+            (f.col("transaction_id").isin(MS + 3, MS + 81), [MS + 3, MS + 81]),
             (f.col("transaction_id") != MS, range(MS + 1, MS + 120)),
             (f.col("transaction_id") > MS + 500, []),
         ]:
@@ -181,6 +193,37 @@ def test_pushed_filters_decide_what_is_planned(spark: SparkSession, three_segmen
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
+def test_settings_of_the_clients_reach_the_tasks(sandbox: Sandbox, three_segments: str) -> None:
+    raw = {"uri": sandbox.uri, "log": three_segments, "bkc.speculativereadtimeout": "777"}
+    reader = batch_reader(Options(raw, Scope.SOURCE_BATCH), SCHEMA, filters=False)
+    (partition,) = reader.partitions()
+    assert isinstance(partition, LogPartition)
+    assert partition.client_settings.speculative_read_ms == 777
+    wrong = Options({**raw, "bkc.speculativereadtimeot": "7"}, Scope.SOURCE_BATCH)
+    with pytest.raises(CallerError, match="speculativereadtimeot"):
+        batch_reader(wrong, SCHEMA, filters=False).partitions()
+
+
+def test_a_task_needs_no_metadata_client_at_all(sandbox: Sandbox, three_segments: str, tmp_path: Path) -> None:
+    """It runs in a process that cannot even import one."""
+    options = Options({"uri": sandbox.uri, "log": three_segments, "maxRecordsPerPartition": "50"}, Scope.SOURCE_BATCH)
+    reader = batch_reader(options, SCHEMA, filters=False)
+    (tmp_path / "task").write_bytes(pickle.dumps((reader, reader.partitions())))
+    program = textwrap.dedent("""
+        import pickle, sys
+        sys.modules["kazoo"] = sys.modules["metadata.zookeeper"] = None
+        reader, partitions = pickle.loads(open(sys.argv[1], "rb").read())
+        print([sum(batch.num_rows for batch in reader.read(partition)) for partition in partitions])
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "task")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    counts = json.loads(done.stdout)
+    assert sum(counts) == 120
+    assert max(counts) <= 50
+
+
 def failure(action: Callable[[], object]) -> str:
     with pytest.raises(Exception) as caught:
         action()
@@ -189,7 +232,7 @@ def failure(action: Callable[[], object]) -> str:
 
 def test_mistakes_are_told_before_any_task_runs(spark: SparkSession, three_segments: str) -> None:
     missing = f"{three_segments}-missing"
-    both = {"startingOffsets": "latest", "startingTimestamp": "5"}
+    both = {"startingOffsets": "earliest", "startingTimestamp": "5"}
     cases: list[tuple[dict[str, object], str | None, list[str]]] = [
         ({}, missing, ["LogNotFoundError", missing, "dlspark log create"]),
         ({"subscribePattern": "nothing-.*-here"}, None, ["No log matches subscribePattern"]),

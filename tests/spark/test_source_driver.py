@@ -17,6 +17,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError
 from dlspark.spark.filters import Bounds
+from dlspark.spark.limits import NO_LIMITS, Limits
 from dlspark.spark.offsets import Offsets
 from dlspark.spark.options import Scope
 from dlspark.spark.partition_reader import LogPartition, read_partition, shared_reader
@@ -138,8 +139,8 @@ async def test_any_two_positions_plan_exactly_the_records_between_them(world: Wo
 async def test_a_plan_is_made_from_offsets_alone(world: World) -> None:
     name, _ = await mixed_log(world)
     driver = await world.driver(log=name)
-    start = (await driver.resolve(driver.query.start)).offsets
-    end = await driver.end_of_batch(start, 9, None)
+    start = await driver.resolve(driver.query.start)
+    end = await driver.end_of_batch(start, Limits(9), None)
     first = await driver.plan(start, end)
     await world.write(name, range(24, 40))
     replayed = await (await world.driver(log=name)).plan(
@@ -154,7 +155,7 @@ async def test_sequence_ids_are_the_same_before_and_after_a_segment_is_completed
 
     async def sequence_ids() -> list[int]:
         driver = await world.driver(Scope.SOURCE_BATCH, log=name)
-        start = (await driver.resolve(driver.query.start)).offsets
+        start = await driver.resolve(driver.query.start)
         planned = await driver.plan(start, await driver.latest())
         found = []
         for spans in planned:
@@ -170,7 +171,7 @@ async def test_sequence_ids_are_the_same_before_and_after_a_segment_is_completed
 async def test_bounds_of_filters_narrow_a_plan(world: World) -> None:
     name, _ = await mixed_log(world)
     driver = await world.driver(log=name)
-    start = (await driver.resolve(driver.query.start)).offsets
+    start = await driver.resolve(driver.query.start)
     end = await driver.latest()
     for bounds, expected in [
         (Bounds(min_txid=5, end_txid=21), range(5, 21)),
@@ -190,9 +191,9 @@ async def test_a_limit_is_exact_over_logs_and_all_of_them_get_on(world: World) -
     for name, count in zip(names, (50, 5, 1), strict=True):
         await world.write(name, range(count), entry=4)
     driver = await world.driver(subscribePattern="log-.*")
-    position = (await driver.resolve(driver.query.start)).offsets
+    position = await driver.resolve(driver.query.start)
     sizes = []
-    while (end := await driver.end_of_batch(position, 8, None)) != position:
+    while (end := await driver.end_of_batch(position, Limits(8), None)) != position:
         sizes.append(len(await read(await driver.plan(position, end))))
         if len(sizes) == 1:
             assert all(end[name] > position[name] for name in names)
@@ -205,14 +206,14 @@ async def test_a_target_is_not_passed_and_new_logs_wait(world: World) -> None:
     name = await world.create("log-1")
     await world.write(name, range(10))
     driver = await world.driver(subscribePattern="log-.*")
-    start = (await driver.resolve(driver.query.start)).offsets
+    start = await driver.resolve(driver.query.start)
     target = await driver.latest()
     await world.write(name, range(10, 20))
     await world.write(await world.create("log-2"), range(5))
-    end = await driver.end_of_batch(start, None, target)
+    end = await driver.end_of_batch(start, NO_LIMITS, target)
     assert end == target
-    assert await driver.end_of_batch(end, None, target) == end
-    beyond = await driver.end_of_batch(end, None, None)
+    assert await driver.end_of_batch(end, NO_LIMITS, target) == end
+    beyond = await driver.end_of_batch(end, NO_LIMITS, None)
     assert await read(await driver.plan(end, beyond)) == [*range(10, 20), *range(5)]
 
 
@@ -221,24 +222,9 @@ async def test_a_log_that_is_not_read_any_more_keeps_its_position(world: World) 
     await world.write(name, range(5))
     driver = await world.driver(log=name)
     start = Offsets({name: DLSN.INITIAL, "formerly": DLSN(3, 4, 5)})
-    end = await driver.end_of_batch(start, None, None)
+    end = await driver.end_of_batch(start, NO_LIMITS, None)
     assert end["formerly"] == DLSN(3, 4, 5)
     assert await read(await driver.plan(start, end)) == list(range(5))
-
-
-async def test_only_a_start_that_cannot_change_is_settled(world: World) -> None:
-    name = await world.create()
-    await world.write(name, range(10))
-
-    async def settled(**raw: object) -> bool:
-        driver = await world.driver(log=name, **raw)
-        return (await driver.resolve(driver.query.start)).settled
-
-    assert await settled()
-    assert not await settled(startingOffsets="latest")
-    assert await settled(startingTransactionId=5)
-    assert not await settled(startingTransactionId=50)
-    assert await settled(startingOffsets=json.dumps({name: "1:0:3"}))
 
 
 # ---------------------------------------------------------------------- what is gone
@@ -249,7 +235,7 @@ async def test_truncated_segments_are_not_read_and_positions_in_them_are_data_lo
     await world.truncate(name, 0, TruncationStatus.TRUNCATED)
     await world.truncate(name, 1, TruncationStatus.PARTIALLY_TRUNCATED, entry=1)
     driver = await world.driver(log=name)
-    start = (await driver.resolve(driver.query.start)).offsets
+    start = await driver.resolve(driver.query.start)
     assert start[name] == DLSN(2, 1, 0)
     end = await driver.latest()
     assert await read(await driver.plan(start, end)) == list(range(12, 24))
@@ -276,8 +262,8 @@ async def test_a_skip_is_logged_once(world: World, caplog: pytest.LogCaptureFixt
     driver = await world.driver(log=name, failOnDataLoss="false")
     start = Offsets({name: places[2]})
     for _ in range(2):
-        await driver.plan(start, await driver.end_of_batch(start, None, None))
-    warnings = [record.getMessage() for record in caplog.records if record.name == "dlspark.spark.driver"]
+        await driver.plan(start, await driver.end_of_batch(start, NO_LIMITS, None))
+    warnings = [record.getMessage() for record in caplog.records if record.name == "dlspark.spark.losses"]
     assert len(warnings) == 1
     assert "failOnDataLoss is false" in warnings[0]
 
@@ -288,9 +274,9 @@ async def test_a_log_created_again_shorter_is_noticed(world: World) -> None:
     driver = await world.driver(log=name)
     ahead = Offsets({name: DLSN(4, 0, 0)})
     with pytest.raises(DataLossError, match="deleted and created again"):
-        await driver.end_of_batch(ahead, None, None)
+        await driver.end_of_batch(ahead, NO_LIMITS, None)
     tolerant = await world.driver(log=name, failOnDataLoss="false")
-    end = await tolerant.end_of_batch(ahead, None, None)
+    end = await tolerant.end_of_batch(ahead, NO_LIMITS, None)
     assert await read(await tolerant.plan(ahead, end)) == list(range(5))
 
 
@@ -298,14 +284,14 @@ async def test_a_deleted_log_is_data_loss(world: World) -> None:
     name = await world.create()
     await world.write(name, range(5))
     driver = await world.driver(log=name)
-    start = (await driver.resolve(driver.query.start)).offsets
+    start = await driver.resolve(driver.query.start)
     end = await driver.latest()
     await world.namespace.delete_log(name)
-    for action in (lambda: driver.end_of_batch(start, None, None), lambda: driver.plan(start, end)):
+    for action in (lambda: driver.end_of_batch(start, NO_LIMITS, None), lambda: driver.plan(start, end)):
         with pytest.raises(DataLossError, match="does not exist any more"):
             await action()
     tolerant = await world.driver(log=name, failOnDataLoss="false")
-    assert await tolerant.end_of_batch(start, None, None) == start
+    assert await tolerant.end_of_batch(start, NO_LIMITS, None) == start
     assert await tolerant.plan(start, end) == []
 
 
@@ -347,7 +333,7 @@ async def test_a_plan_that_no_node_can_serve_is_refused_with_the_nodes_names(wor
     name = await world.create()
     await world.write(name, range(5))
     driver = await world.driver(log=name)
-    start = (await driver.resolve(driver.query.start)).offsets
+    start = await driver.resolve(driver.query.start)
     end = await driver.latest()
     for index in (2, 1):
         await world.stop_node(index)
@@ -403,7 +389,7 @@ async def test_a_task_that_stops_early_leaves_the_connections_to_the_next_one(wo
     name = await world.create()
     await world.write(name, range(2_000), entry=100)
     driver = await world.driver(Scope.SOURCE_BATCH, log=name)
-    start = (await driver.resolve(driver.query.start)).offsets
+    start = await driver.resolve(driver.query.start)
     (spans,) = await driver.plan(start, await driver.latest())
 
     def first_batch() -> int:
@@ -421,7 +407,7 @@ async def test_the_drivers_settings_of_the_ledger_client_travel_to_the_tasks(wor
     name = await world.create()
     await world.write(name, range(10))
     driver = await world.driver(Scope.SOURCE_BATCH, log=name)
-    start = (await driver.resolve(driver.query.start)).offsets
+    start = await driver.resolve(driver.query.start)
     (spans,) = await driver.plan(start, await driver.latest())
     partition = pickle.loads(pickle.dumps(LogPartition(spans, driver.client_settings)))
     assert partition.client_settings == driver.client_settings != ClientSettings()
@@ -443,7 +429,7 @@ async def test_a_query_that_starts_while_an_empty_segment_is_gone_reads_what_tak
     await logs.start_segment(name, state, empty)
     await logs.delete_segment(name, empty)
     driver = await world.driver(log=name)
-    start = (await driver.resolve(driver.query.start)).offsets
+    start = await driver.resolve(driver.query.start)
     assert start[name] == DLSN(1, 0, 0)
     await world.write(name, range(5))
     assert await read(await driver.plan(start, await driver.latest())) == list(range(5))
@@ -460,7 +446,7 @@ async def test_a_query_is_told_how_far_it_is_behind_and_pays_nothing_where_it_is
     await world.write("late", range(1030, 1040), entry=5, keep_open=True)
     await world.write("fresh", range(7), keep_open=True)
     driver = await world.driver(subscribe="done,late,fresh")
-    end = await driver.end_of_batch(Offsets({}), None, None)
+    end = await driver.end_of_batch(Offsets({}), NO_LIMITS, None)
     assert await driver.lags(end) == {}
     probes = {name: view.probes.entries for name, view in (await driver.views()).items()}
     assert await driver.lags(end) == {}

@@ -8,7 +8,8 @@ import pytest
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, OptionError
-from dlspark.spark.offsets import Bound, Offsets, parse_places
+from dlspark.spark.limits import Limits
+from dlspark.spark.offsets import Bound, Mark, Offsets, parse_places
 from dlspark.spark.options import Options, Scope
 from dlspark.spark.selection import AtTxid, Everywhere, PerLog, SourceQuery
 from metadata.errors import CallerError
@@ -21,6 +22,32 @@ def test_the_stored_form_is_golden() -> None:
     assert json.dumps(offsets.stored()) == GOLDEN
     assert Offsets.from_stored(json.loads(GOLDEN)) == offsets
     assert json.dumps(Offsets.from_stored(json.loads(GOLDEN)).stored()) == GOLDEN
+
+
+def test_the_optional_parts_are_golden_too_and_checkpoints_without_them_are_read_as_before() -> None:
+    """What a first batch leaves: which ledgers its logs are, and where it began."""
+    golden = (
+        '{"v": 1, "logs": {"aviation": "12:0:0", "flights": "3:1200:0"}, '
+        '"ledgers": {"aviation": "11:40", "flights": "3:17"}, "begin": {"flights": "1:0:0"}}'
+    )
+    offsets = Offsets(
+        {"flights": DLSN(3, 1200, 0), "aviation": DLSN(12, 0, 0)},
+        {"flights": Mark(3, 17), "aviation": Mark(11, 40)},
+        {"flights": DLSN(1, 0, 0)},
+    )
+    assert json.dumps(offsets.stored()) == golden
+    assert Offsets.from_stored(json.loads(golden)) == offsets
+    nothing_yet = Offsets({}, {}, {})
+    assert json.dumps(nothing_yet.stored()) == '{"v": 1, "logs": {}, "begin": {}}'
+    assert Offsets.from_stored(nothing_yet.stored()) == nothing_yet != Offsets({})
+
+
+def test_a_log_has_moved_if_its_position_has_or_if_it_is_another_log() -> None:
+    start = Offsets({"a": DLSN(1, 5, 0), "b": DLSN(1, 5, 0), "c": DLSN(1, 5, 0)}, {"a": Mark(1, 7), "b": Mark(1, 8)})
+    assert start.moved(start) == []
+    assert start.moved(Offsets(start.positions, {"a": Mark(1, 7), "b": Mark(1, 9), "c": Mark(1, 1)})) == ["b"]
+    assert start.moved(Offsets({**start, "a": DLSN(1, 6, 0), "d": DLSN(1, 0, 0)})) == ["a", "d"]
+    assert start.moved(Offsets(start.positions)) == []
 
 
 def test_no_logs_yet_is_an_offset_too() -> None:
@@ -42,6 +69,12 @@ def test_no_logs_yet_is_an_offset_too() -> None:
         ({"v": 1, "logs": {"a": "1:-2:0"}}, "is not a position"),
         ({"v": 1, "logs": {"a": "0:0:0"}}, "is not a position"),
         ({"v": 1, "logs": {"a": 5}}, "is not a position"),
+        ({"v": 1, "logs": {}, "ledgers": []}, "has no positions"),
+        ({"v": 1, "logs": {}, "ledgers": {"a": "3"}}, "is not a segment with its ledger"),
+        ({"v": 1, "logs": {}, "ledgers": {"a": 17}}, "is not a segment with its ledger"),
+        ({"v": 1, "logs": {}, "ledgers": {"a": "0:17"}}, "is not a segment with its ledger"),
+        ({"v": 1, "logs": {}, "begin": {"a": "3"}}, "is not a position"),
+        ({"v": 1, "logs": {}, "begin": None}, "has no positions"),
         ({"v": 1, "logs": {"a": "1:0:99999999999999999999"}}, "is not a position"),
     ],
 )
@@ -54,14 +87,23 @@ def test_a_checkpoint_with_something_else_is_an_error(stored: object, says: str)
 def test_places_are_bounds_or_positions_by_log() -> None:
     assert parse_places("startingOffsets", " Earliest ") is Bound.EARLIEST
     assert parse_places("startingOffsets", "latest") is Bound.LATEST
-    assert parse_places("startingOffsets", '{"a": "3:1200:0", "b": "earliest"}') == {
-        "a": DLSN(3, 1200, 0),
-        "b": Bound.EARLIEST,
-    }
-    stored = {"aviation": DLSN(12, 0, 0), "flights": DLSN(3, 1200, 0)}
-    assert parse_places("startingOffsets", GOLDEN) == stored
+    assert parse_places("startingOffsets", "-1") is Bound.LATEST
+    mixed = '{"a": "3:1200:0", "b": "earliest", "c": -2, "d": -1, "e": "-1"}'
+    assert parse_places("startingOffsets", mixed) == (
+        {
+            "a": DLSN(3, 1200, 0),
+            "b": Bound.EARLIEST,
+            "c": Bound.EARLIEST,
+            "d": Bound.LATEST,
+            "e": Bound.LATEST,
+        },
+        {},
+    )
+    assert parse_places("startingOffsets", GOLDEN) == ({"aviation": DLSN(12, 0, 0), "flights": DLSN(3, 1200, 0)}, {})
     in_progress = json.dumps({**json.loads(GOLDEN), "behind": {"flights": {"records": 1, "bytes": 2, "ms": None}}})
-    assert parse_places("startingOffsets", in_progress) == stored
+    assert parse_places("startingOffsets", in_progress) == parse_places("startingOffsets", GOLDEN)
+    from_checkpoint = '{"v": 1, "logs": {"a": "3:1:0"}, "ledgers": {"a": "3:17"}, "begin": {"a": "1:0:0"}}'
+    assert parse_places("startingOffsets", from_checkpoint) == ({"a": DLSN(3, 1, 0)}, {"a": Mark(3, 17)})
 
 
 @pytest.mark.parametrize(
@@ -73,7 +115,10 @@ def test_places_are_bounds_or_positions_by_log() -> None:
         ("{}", "must be a JSON object"),
         ("5", "must be a JSON object"),
         ('{"a": "1:0"}', "log a: '1:0' is not a position"),
-        ('{"a": {"entry": 1}}', "is not a position"),
+        ('{"a": {"0": 23, "1": -2}}', "log a.*is not one place; a log has no partitions"),
+        ('{"a": -3}', "is not a position"),
+        ('{"a": true}', "is not a position"),
+        ('{"v": 1, "logs": {"a": "1:2"}}', "log a: '1:2' is not a position"),
         ('{"a": "1:0:0", "a": "2:0:0"}', "named twice"),
         ('{"a": "١:0:0"}', "is not a position"),
     ],
@@ -95,6 +140,7 @@ def test_logs_are_selected_by_path_by_list_or_by_pattern() -> None:
     assert query(subscribe="b, a").selection.names == ("a", "b")
     pattern = query(subscribePattern="fl.*").selection
     assert pattern.of(["flights", "aflights", "flow"]) == ["flights", "flow"]
+    assert query(assign='["b", "a,c"]').selection.names == ("a,c", "b")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +151,36 @@ def test_logs_are_selected_by_path_by_list_or_by_pattern() -> None:
         ({"subscribe": "a", "subscribePattern": "b"}, "named 2 ways"),
         ({"subscribePattern": "("}, "not a regular expression"),
         ({"subscribe": "a,a"}, "twice"),
-        ({"path": "a", "startingOffsets": "latest", "startingTimestamp": "5"}, "contradict each other"),
+        ({"assign": '["a", "a"]'}, "assign names a log twice"),
+        ({"assign": '{"a": [0, 1]}'}, "must be a JSON list of names"),
+        ({"assign": "[]"}, "must be a JSON list of names"),
+        ({"assign": '["a", 1]'}, "must be a JSON list of names"),
+        ({"assign": "a,b"}, "assign is not JSON"),
+        ({"assign": '["a"]', "subscribe": "a"}, "named 2 ways"),
+        ({"path": "a", "startingOffsets": "latest"}, "startingOffsets of a batch query cannot be latest"),
+        ({"path": "a", "startingOffsets": '{"a": -1}'}, "startingOffsets of a batch query cannot be latest"),
+        ({"path": "a", "endingOffsets": "earliest"}, "endingOffsets of a batch query cannot be earliest"),
+        ({"subscribe": "a,b", "startingOffsetsByTimestamp": '{"a": 5}'}, "no position for b"),
+        ({"path": "a", "startingOffsetsByTimestamp": '{"a": 5, "b": 5}'}, "position for b"),
+        ({"path": "a", "startingOffsetsByTimestamp": "5"}, "must be a JSON object"),
+        ({"path": "a", "startingOffsetsByTimestamp": "yesterday"}, "startingOffsetsByTimestamp is not JSON"),
+        ({"path": "a", "startingOffsetsByTimestamp": '{"a": "yesterday"}'}, "log a.*neither epoch milliseconds"),
+        ({"path": "a", "startingOffsetsByTimestamp": '{"a": {"0": 5}}'}, "a log has no partitions"),
+        ({"path": "a", "startingOffsetsByTimestamp": '{"a": true}'}, "log a: True is none"),
+        ({"path": "a", "startingOffsetsByTransactionId": '{"a": "x"}'}, "log a.*must be an integer"),
+        ({"path": "a", "startingOffsetsByTransactionId": '{"a": -1}'}, "log a.*integer from 0"),
+        (
+            {"path": "a", "startingOffsetsByTransactionId": '{"a": 9}', "endingOffsetsByTransactionId": '{"a": 8}'},
+            "lies after",
+        ),
+        ({"path": "a", "startingTimestamp": "9", "endingOffsetsByTimestamp": '{"a": 8}'}, "lies after"),
+        (
+            {"path": "a", "startingOffsetsByTimestamp": '{"a": 8}', "startingTimestamp": "5"},
+            "startingTimestamp and startingOffsetsByTimestamp contradict",
+        ),
+        ({"path": "a", "startingOffsetsByTimestampStrategy": "error"}, "does nothing without"),
+        ({"path": "a", "startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "now"}, "one of error, latest"),
+        ({"path": "a", "startingOffsets": "earliest", "startingTimestamp": "5"}, "contradict each other"),
         ({"path": "a", "startingTransactionId": "5", "startingTimestamp": "5"}, "contradict each other"),
         ({"path": "a", "endingTransactionId": "5", "endingTimestamp": "5"}, "contradict each other"),
         ({"path": "a", "endingOffsets": "latest", "endingTransactionId": "5"}, "contradict each other"),
@@ -132,6 +207,34 @@ def test_defaults_read_everything_there_is() -> None:
     assert plain.start == Everywhere(Bound.EARLIEST)
     assert plain.end == Everywhere(Bound.LATEST)
     assert plain.fail_on_data_loss
+    assert plain.limits == Limits(max_delay_ms=15 * 60_000)
+    assert not plain.late_start_fails
     assert query(path="a", startingTimestamp="7").start == AtTxid(7, "startingTimestamp")
+    times = '{"a": 7, "b": "1970-01-01T00:00:01Z"}'
+    option = "startingOffsetsByTimestamp"
+    assert query(subscribe="a,b", **{option: times}).start == PerLog(
+        {"a": AtTxid(7, option), "b": AtTxid(1000, option)}, option
+    )
     assert query(path="a", endingTransactionId="7").end == AtTxid(7, "endingTransactionId")
     assert query(path="a", startingOffsets='{"a": "1:2:3"}').start == PerLog({"a": DLSN(1, 2, 3)}, "startingOffsets")
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ({"maxTriggerDelay": "1m"}, "does nothing without minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "is above maxOffsetsPerTrigger"),
+        ({"cursorName": "a/b"}, "cursorName cannot be"),
+        ({"cursorName": ".."}, "cursorName cannot be"),
+    ],
+)
+def test_contradictions_of_streaming_queries_are_errors(raw: dict[str, str], says: str) -> None:
+    with pytest.raises(OptionError, match=says) as caught:
+        query(Scope.SOURCE_STREAM, path="a", **raw)
+    assert caught.value.advice
+
+
+def test_limits_of_a_stream() -> None:
+    raw = {"maxOffsetsPerTrigger": "9", "maxBytesPerTrigger": "1000", "minOffsetsPerTrigger": "3"}
+    assert query(Scope.SOURCE_STREAM, path="a", **raw).limits == Limits(9, 1000, 3, 15 * 60_000)
+    assert query(Scope.SOURCE_STREAM, path="a", maxTriggerDelay="90s", **raw).limits.max_delay_ms == 90_000

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
 from pathlib import Path
 
 import pytest
 
+from dlspark.core.settings import Settings
+from dlspark.core.settings.registry import describe_settings
 from dlspark.spark import connection
+from dlspark.spark.client_settings import namespace_settings
 from dlspark.spark.errors import OptionError
+from dlspark.spark.foreign_options import ELSEWHERE
 from dlspark.spark.options import OPTIONS, Options, Scope, options_table
+from metadata.errors import CallerError
+from storage_node.client.settings import client_keys
 
 
 def source(**raw: str) -> Options:
@@ -134,41 +142,150 @@ def test_the_documentation_holds_the_generated_table() -> None:
     assert table in document.read_text(encoding="utf-8"), "regenerate docs/spark-options.md with options_table()"
 
 
-def test_the_uri_comes_from_the_option_then_the_conf_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("15m", 900_000), ("90s", 90_000), ("500ms", 500), ("7", 7), ("2 H", 7_200_000), ("1d", 86_400_000), ("1us", 1)],
+)
+def test_durations_are_written_as_sparks_own_and_rounded_up(text: str, ms: int) -> None:
+    assert Options({"maxTriggerDelay": text}, Scope.SOURCE_STREAM).duration_ms("maxTriggerDelay") == ms
+
+
+@pytest.mark.parametrize("text", ["soon", "-5s", "1.5h", "5 weeks", "99999999999999999d"])
+def test_what_is_no_duration_is_an_error(text: str) -> None:
+    with pytest.raises(OptionError, match=r"maxTriggerDelay is (not a duration|longer)"):
+        Options({"maxTriggerDelay": text}, Scope.SOURCE_STREAM)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("kafka.bootstrap.servers", "option uri"),
+        ("kafka.group.id", "cursorName"),
+        ("groupIdPrefix", "cursorName"),
+        ("kafka.max.poll.records", "bkc.<key>"),
+        ("includeHeaders", "no key and no headers"),
+        ("topic", "subscribe"),
+        ("kafkaConsumer.pollTimeoutMs", "bkc.readEntryTimeoutSec"),
+        ("fetchOffset.numRetries", "asked for again by themselves"),
+        ("service.url", "option uri"),
+        ("startingTime", "startingTimestamp"),
+        ("pulsar.client.x", "no Pulsar"),
+        ("start_stream_cut", "startingOffsets"),
+        ("kinesis.streamName", "subscribe"),
+        ("eventhubs.connectionString", "option uri"),
+        ("maxEventsPerTrigger", "maxOffsetsPerTrigger"),
+        ("startingVersion", "startingOffsets"),
+    ],
+)
+def test_options_of_other_connectors_point_to_ours(name: str, instead: str) -> None:
+    with pytest.raises(OptionError, match="is another connector's") as caught:
+        source(**{name: "x"})
+    assert instead in (caught.value.advice or "")
+
+
+def test_what_the_advice_for_other_connectors_names_exists() -> None:
+    """A key or option that is renamed must not live on in an advice."""
+    known = {option.name for option in OPTIONS}
+    clients = {f"bkc.{key}" for key in client_keys()} | {info.key for info in describe_settings()}
+    named = set(re.findall(r"\b[a-z]+[A-Z][A-Za-z]+\b|\bbkc\.[a-z]\w+", " ".join(ELSEWHERE.values())))
+    assert named
+    assert named <= known | clients
+
+
+def test_settings_for_the_clients_go_on_by_their_prefix_and_find_their_proper_keys() -> None:
+    options = source(**{"bkc.speculativereadtimeout": "7", "distributedlog.readlaclongpolltimeout": "900"})
+    assert options.passed_on() == {"bkc.speculativereadtimeout": "7", "readlaclongpolltimeout": "900"}
+    values = namespace_settings(pickle.loads(pickle.dumps(options)).passed_on())
+    assert values == {"bkc.speculativeReadTimeout": "7", "readLACLongPollTimeout": "900"}
+    settings = Settings().with_values(values)
+    assert (settings.client_settings().speculative_read_ms, settings.long_poll_ms) == (7, 900)
+    with pytest.raises(CallerError, match="readlaclongpol'"):
+        Settings().with_values(namespace_settings(source(**{"distributedlog.readLacLongPol": "9"}).passed_on()))
+
+
+def test_the_sessions_confs_are_defaults_of_options_where_they_have_a_meaning() -> None:
+    session = {"maxOffsetsPerTrigger": "50", "failondataloss": "false", "bkc.readTimeout": "4", "ensembleSize": "5"}
+    stream = Options({"log": "a"}, Scope.SOURCE_STREAM, session)
+    assert (stream.integer("maxOffsetsPerTrigger"), stream.flag("failOnDataLoss")) == (50, False)
+    assert stream.given("maxOffsetsPerTrigger")
+    assert not stream.asked("maxOffsetsPerTrigger")
+    assert stream.passed_on() == {"bkc.readtimeout": "4"}
+    again = pickle.loads(pickle.dumps(stream.with_uri("distributedlog://h:1/n")))
+    assert again.integer("maxOffsetsPerTrigger") == 50
+    own = Options({"maxOffsetsPerTrigger": "7"}, Scope.SOURCE_STREAM, session)
+    assert own.integer("maxOffsetsPerTrigger") == 7
+    assert not Options({}, Scope.SOURCE_BATCH, session).given("maxOffsetsPerTrigger")
+    assert Options({}, Scope.SINK_BATCH, session).integer("ensembleSize") == 5
+
+
+@pytest.mark.parametrize(
+    ("session", "says"),
+    [
+        ({"maxOffsetPerTrigger": "5"}, "Conf spark.distributedlog.maxOffsetPerTrigger: Unknown option"),
+        ({"minPartitions": "0"}, "Conf spark.distributedlog.minPartitions: .*integer from 1"),
+        ({"subscribe": "a"}, "Conf spark.distributedlog.subscribe: It says what one query does"),
+        ({"startingOffsets": "latest"}, "Conf spark.distributedlog.startingOffsets: It says what one query does"),
+        ({"kafka.group.id": "a"}, "Conf spark.distributedlog.kafka.group.id: .*another connector's"),
+    ],
+)
+def test_a_conf_that_no_query_could_honour_is_an_error_that_names_it(session: dict[str, str], says: str) -> None:
+    with pytest.raises(OptionError, match=says) as caught:
+        Options({}, Scope.SINK_BATCH, session)
+    assert caught.value.advice
+
+
+def test_the_uri_comes_from_the_option_then_the_session_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         connection, "_spark_command_lines", lambda: iter([["java", "--conf", f"{connection.CONF_KEY}=c"]])
     )
     monkeypatch.setenv("DLSPARK_URI", "e")
-    assert connection.resolve_uri(source(uri="o"), "s") == "o"
-    assert connection.resolve_uri(source(), "s") == "s"
-    assert connection.resolve_uri(source()) == "c"
+
+    def resolved(registered: dict[str, str], **raw: str) -> str:
+        return connection.resolve_uri(
+            Options(raw, Scope.SOURCE_BATCH, connection.session_defaults(os.environ, registered))
+        )
+
+    assert resolved({"uri": "s"}, uri="o") == "o"
+    assert resolved({"uri": "s"}) == "s"
+    assert resolved({}) == "c"
     monkeypatch.setattr(connection, "_spark_command_lines", lambda: iter([]))
     monkeypatch.delenv("SPARK_HOME", raising=False)
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
-    assert connection.resolve_uri(source()) == "e"
+    assert resolved({}) == "e"
 
 
 def test_without_any_uri_the_error_names_all_three_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DLSPARK_URI", "SPARK_HOME", "SPARK_CONF_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("DLSPARK_URI", raising=False)
     with pytest.raises(OptionError) as caught:
         connection.resolve_uri(source())
     assert all(word in str(caught.value) for word in ('option("uri"', "spark.distributedlog.uri", "DLSPARK_URI"))
 
 
-def test_the_conf_is_found_in_a_command_line_or_a_properties_file(tmp_path: Path) -> None:
-    key = connection.CONF_KEY
-    assert connection.uri_in_arguments(["java", f"-D{key}=x", "org.apache.spark.deploy.SparkSubmit"]) == "x"
-    assert connection.uri_in_arguments(["java", "--conf", "spark.a=b", "--conf", f"{key}=y=z"]) == "y=z"
-    assert connection.uri_in_arguments(["java", "--conf", "spark.a=b"]) is None
+def test_confs_are_found_in_a_command_line_or_a_properties_file(tmp_path: Path) -> None:
+    key, found = connection.CONF_KEY, connection.defaults_in_arguments
+    assert found(["java", f"-D{key}=x", "org.apache.spark.deploy.SparkSubmit"]) == {"uri": "x"}
+    assert found(["java", "--conf", "spark.a=b", "--conf", f"{key}=y=z"]) == {"uri": "y=z"}
+    assert found(["java", "--conf", "spark.distributedlog.minPartitions=4", f"-D{key}=x"]) == {
+        "minPartitions": "4",
+        "uri": "x",
+    }
+    assert found(["java", "--conf", "spark.a=b", "--conf"]) == {}
     properties = tmp_path / "spark.properties"
     properties.write_text(f"spark.master local\n{key} distributedlog://h:1/n\n")
-    assert connection.uri_in_arguments(["java", "--properties-file", str(properties)]) == "distributedlog://h:1/n"
-    assert connection.uri_in_arguments(["java", "--properties-file", str(tmp_path / "missing")]) is None
+    assert found(["java", "--properties-file", str(properties)]) == {"uri": "distributedlog://h:1/n"}
+    assert found(["java", "--properties-file", str(properties), "--conf", f"{key}=x"]) == {"uri": "x"}
+    assert found(["java", "--properties-file", str(tmp_path / "missing")]) == {}
 
 
-def test_the_conf_is_found_in_spark_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confs_are_found_in_spark_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_spark_command_lines", lambda: iter([["java", f"-D{connection.CONF_KEY}=x"]]))
+    (tmp_path / "spark-defaults.conf").write_text(
+        f"# note\n{connection.CONF_KEY}   distributedlog://h:1/n\nspark.distributedlog.failOnDataLoss=false\n"
+    )
+    there = {"SPARK_CONF_DIR": str(tmp_path)}
+    assert connection.session_defaults(there) == {"uri": "x", "failOnDataLoss": "false"}
+    assert connection.session_defaults(there, {"uri": "r"})["uri"] == "r"
+    assert connection.session_defaults({"SPARK_HOME": str(tmp_path)}) == {"uri": "x"}
+    (tmp_path / "spark-defaults.conf").write_text(f"# {connection.CONF_KEY}   distributedlog://h:1/n\n")
     monkeypatch.setattr(connection, "_spark_command_lines", lambda: iter([]))
-    (tmp_path / "spark-defaults.conf").write_text(f"# note\n{connection.CONF_KEY}   distributedlog://h:1/n\n")
-    assert connection.conf_uri({"SPARK_CONF_DIR": str(tmp_path)}) == "distributedlog://h:1/n"
-    assert connection.conf_uri({"SPARK_HOME": str(tmp_path)}) is None
+    assert connection.session_defaults(there) == {}

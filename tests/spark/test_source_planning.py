@@ -21,9 +21,11 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
 from dlspark.spark.filters import Bounds, push
-from dlspark.spark.planning import Span, partitions, shares, split
+from dlspark.spark.limits import byte_shares, shares
+from dlspark.spark.planning import Span, clip, cut, partitions, split
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.client import LedgerLocation
 
@@ -127,6 +129,17 @@ def test_ranges_of_transaction_ids_and_segments_are_pushed_exactly() -> None:
         IsNotNull(("transaction_id",)),
     ]
     assert push(filters) == (Bounds(None, 2, 5, 11, 21), [])
+    entries = [GreaterThanOrEqual(("entry",), 3), LessThan(("entry",), 9), EqualTo(("segment",), 4)]
+    assert push(entries) == (Bounds(min_segment=4, end_segment=5, min_entry=3, end_entry=9), [])
+    assert push([GreaterThan(("entry",), 3), LessThan(("entry",), 4)])[0].empty
+
+
+@pytest.mark.parametrize(("column", "name"), [("segment", "segment"), ("entry", "entry"), ("transaction_id", "txid")])
+def test_a_list_of_numbers_bounds_what_is_read_and_spark_looks_for_the_ones_between(column: str, name: str) -> None:
+    wanted = In((column,), (40, 20, 30))
+    bounds, left = push([wanted])
+    assert left == [wanted]
+    assert bounds == replace(Bounds(), **{f"min_{name}": 20, f"end_{name}": 41})
 
 
 def test_a_timestamp_between_two_milliseconds_is_rounded_towards_the_rows_that_satisfy_it() -> None:
@@ -158,12 +171,13 @@ def test_logs_are_intersected() -> None:
     "inexact",
     [
         Not(EqualTo(("transaction_id",), 5)),
-        In(("transaction_id",), (1, 2)),
+        In(("transaction_id",), (1, None)),
+        In(("value",), (b"x",)),
         IsNull(("transaction_id",)),
         IsNotNull(("timestamp",)),
         StringStartsWith(("log",), "a"),
         EqualTo(("value",), b"x"),
-        EqualTo(("entry",), 5),
+        EqualTo(("slot",), 5),
         EqualTo(("log",), None),
         GreaterThan(("log",), "a"),
         GreaterThan(("timestamp",), datetime(2013, 7, 1)),
@@ -174,3 +188,64 @@ def test_what_bounds_cannot_express_goes_back_to_spark(inexact: object) -> None:
     bounds, left = push([inexact])  # type: ignore[list-item]
     assert bounds == Bounds()
     assert left[0] is inexact
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.integers(1, 10_000),
+    st.dictionaries(
+        st.text("abcdefgh", min_size=1, max_size=3), st.tuples(st.integers(0, 10**9), st.integers(1, 3_000)), max_size=9
+    ),
+    st.integers(0, 100),
+)
+def test_byte_shares_stay_below_the_limit_but_for_one_entry_and_serve_each_log_in_its_turn(
+    limit: int, logs: dict[str, tuple[int, int]], turn: int
+) -> None:
+    available = {log: count and max(count, size) for log, (count, size) in logs.items()}
+    first = {log: size for log, (_, size) in logs.items()}
+    given_out = byte_shares(limit, available, first, turn)
+    waiting = sorted(log for log, count in available.items() if count)
+    assert all(first[log] <= share <= available[log] for log, share in given_out.items())
+    if waiting:
+        assert waiting[turn % len(waiting)] in given_out
+        assert sum(given_out.values()) <= max(limit, first[waiting[turn % len(waiting)]])
+        served = {log for later in range(len(waiting)) for log in byte_shares(limit, available, first, turn + later)}
+        assert served == set(waiting)
+    if sum(available.values()) <= limit:
+        assert given_out == {log: available[log] for log in waiting}
+
+
+def test_byte_shares_are_proportional() -> None:
+    assert byte_shares(1_000, {"a": 9_010, "b": 1_010}, {"a": 10, "b": 10}) == {"a": 892, "b": 108}
+    assert byte_shares(100, {"a": 500, "b": 500}, {"a": 100, "b": 100}, turn=1) == {"b": 100}
+    assert byte_shares(10, {"a": 500}, {"a": 100}) == {"a": 100}
+
+
+def test_pieces_of_a_span_meet_within_entries_and_keep_its_ends() -> None:
+    whole = replace(span(10, first=5), first_slot=3, end_slot=2)
+    parts = cut(whole, [DLSN(1, 7, 4), DLSN(1, 9, 0)], 17)
+    assert [(p.first_entry, p.first_slot, p.last_entry, p.end_slot) for p in parts] == [
+        (5, 3, 7, 4),
+        (7, 4, 8, None),
+        (9, 0, 14, 2),
+    ]
+    assert [(p.start, p.stop) for p in parts] == [
+        (DLSN(1, 5, 3), DLSN(1, 7, 4)),
+        (DLSN(1, 7, 4), DLSN(1, 9, 0)),
+        (DLSN(1, 9, 0), DLSN(1, 14, 2)),
+    ]
+    assert {p.records for p in parts} == {17}
+    assert cut(whole, [], 40) == [replace(whole, records=40)]
+
+
+def test_a_span_is_clipped_to_entries() -> None:
+    whole = replace(span(10, first=5), first_slot=3, end_slot=2)
+    assert clip(whole, 0, None) == clip(whole, 5, 15) == whole
+    assert clip(whole, 6, 14) == replace(whole, first_entry=6, first_slot=0, last_entry=13, end_slot=None)
+    assert clip(whole, 15, None) is clip(whole, 0, 5) is None
+
+
+def test_small_spans_share_a_partition_as_far_as_their_records_allow() -> None:
+    small = [replace(span(1, lssn=n), records=4) for n in range(1, 8)]
+    planned = partitions(small, min_partitions=1, max_bytes=1 << 30, max_records=10)
+    assert [sum(part.records for part in group) for group in planned] == [8, 8, 8, 4]

@@ -10,14 +10,14 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
 from dlspark.spark import stream
-from dlspark.spark.driver import Resolved
 from dlspark.spark.lag import Lag
-from dlspark.spark.offsets import Offsets
+from dlspark.spark.limits import Limits
+from dlspark.spark.offsets import Mark, Offsets
 from dlspark.spark.options import Options, Scope
 from dlspark.spark.planning import Partition
 from dlspark.spark.selection import SourceQuery, Where
@@ -33,29 +33,37 @@ class ToldDriver:
 
     def __init__(self) -> None:
         self.end = at(10)
-        self.settled = True
+        self.begin = at(0)
+        """What the options are resolved to."""
         self.calls: list[str] = []
         self.newest: Offsets | None = None
 
-    async def resolve(self, where: Where, *, ending: bool = False) -> Resolved:
-        return Resolved(self.end if not self.settled else at(0), self.settled)
+    async def resolve(self, where: Where, *, ending: bool = False) -> Offsets:
+        return self.begin
 
     async def latest(self) -> Offsets:
         self.newest = self.end
         return self.end
 
-    async def end_of_batch(self, start: Offsets, limit: int | None, target: Offsets | None) -> Offsets:
-        self.calls.append(f"end_of_batch limit={limit}")
+    async def end_of_batch(self, start: Offsets, limits: Limits, target: Offsets | None) -> Offsets:
+        self.calls.append(f"end_of_batch limit={limits.max_records}")
         return await self.latest() if target is None else target
 
     async def lags(self, reached: Offsets) -> dict[str, Lag | None]:
         return {log: Lag(2, 300, 40) for log, end in self.end.items() if reached[log] < end}
 
-    async def wait_for_news(self, timeout_s: float) -> None:
+    async def wait_for_batch(self, start: Offsets, limits: Limits, timeout_s: float) -> Offsets:
         self.calls.append("wait")
+        return await self.latest()
+
+    async def begin_cursor(self, position: Offsets) -> None:
+        self.calls.append(f"cursor begins at {position['flights']}")
+
+    async def move_cursor(self, position: Offsets) -> None:
+        self.calls.append(f"cursor at {position['flights']}")
 
     async def plan(self, start: Offsets, end: Offsets) -> list[Partition]:
-        self.calls.append("plan")
+        self.calls.append(f"plan {start['flights']} to {end['flights']}")
         return []
 
     async def close(self) -> None:
@@ -117,19 +125,69 @@ def test_the_limit_is_sparks_to_give(reader: StreamReader, told: ToldDriver) -> 
     assert told.calls == ["end_of_batch limit=7", "end_of_batch limit=None"]
 
 
-def test_a_start_that_could_move_is_written_down_by_an_empty_first_batch(
+def test_the_first_batch_keeps_where_the_query_began_whatever_the_options_say_later(
     reader: StreamReader, told: ToldDriver
 ) -> None:
-    told.settled = False
     initial = reader.initialOffset()
-    told.end = at(20)
-    assert reader.latestOffset(initial, ReadAllAvailable()) == initial
-    assert reader.latestOffset(initial, ReadAllAvailable()) == at(20).stored()
+    end = reader.latestOffset(initial, ReadAllAvailable())
+    assert json.dumps(end) == '{"v": 1, "logs": {"flights": "1:10:0"}, "begin": {"flights": "1:0:0"}}'
+    # Spark ended before the batch was done, and asks again: meanwhile "latest", or a truncated log, is elsewhere.
+    again = pickle.loads(pickle.dumps(reader))
+    again._runtime, again._driver = Runtime("again"), told
+    told.begin = at(8)
+    try:
+        again.partitions(again.initialOffset(), end)
+        assert told.calls[-1] == "plan 1:0:0 to 1:10:0"
+        told.end = at(12)
+        following = again.latestOffset(end, ReadAllAvailable())
+        assert following == at(12).stored()
+        again.partitions(end, following)
+        assert told.calls[-1] == "plan 1:10:0 to 1:12:0"
+    finally:
+        again.stop()
 
 
-def test_a_settled_start_needs_no_empty_batch(reader: StreamReader, told: ToldDriver) -> None:
-    initial = reader.initialOffset()
-    assert reader.latestOffset(initial, ReadAllAvailable()) == at(10).stored()
+def test_a_first_batch_without_news_keeps_the_begin_too_and_is_the_same_text_when_asked_again(
+    reader: StreamReader, told: ToldDriver
+) -> None:
+    told.begin = told.end
+    first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert json.dumps(first) == '{"v": 1, "logs": {"flights": "1:10:0"}, "begin": {"flights": "1:10:0"}}'
+    assert reader.partitions(first, first) == []
+    assert json.dumps(reader.latestOffset(first, ReadAllAvailable())) == json.dumps(first)
+    told.end = at(11)
+    assert json.dumps(reader.latestOffset(first, ReadAllAvailable())) == '{"v": 1, "logs": {"flights": "1:11:0"}}'
+
+
+def test_a_checkpoint_from_before_logs_had_marks_is_answered_with_its_own_text_while_nothing_is_new(
+    reader: StreamReader, told: ToldDriver
+) -> None:
+    told.end = Offsets(at(10).positions, {"flights": Mark(1, 17)})
+    old = at(10).stored()
+    assert json.dumps(reader.latestOffset(old, ReadAllAvailable())) == json.dumps(old)
+
+
+def test_the_limit_that_spark_is_told_is_one_of_those_given(told: ToldDriver) -> None:
+    def default(**raw: str) -> ReadLimit:
+        options = Options({"uri": "distributedlog://h:1/n", "log": "flights", **raw}, Scope.SOURCE_STREAM)
+        return StreamReader(SourceQuery.of(options), ["value"]).getDefaultReadLimit()
+
+    assert default() == ReadAllAvailable()
+    assert default(maxBytesPerTrigger="9", minOffsetsPerTrigger="3") == ReadMaxBytes(9)
+    assert default(minOffsetsPerTrigger="3") == ReadMinRows(3)
+    assert default(maxBytesPerTrigger="9", maxOffsetsPerTrigger="4") == ReadMaxRows(4)
+
+
+def test_a_cursor_begins_with_the_query_and_follows_what_is_done(told: ToldDriver) -> None:
+    raw = {"uri": "distributedlog://h:1/n", "log": "flights", "cursorName": "c"}
+    made = StreamReader(SourceQuery.of(Options(raw, Scope.SOURCE_STREAM)), ["value"])
+    made._runtime, made._driver = Runtime("tests"), told  # type: ignore[assignment]
+    try:
+        made.initialOffset()
+        made.commit(at(7).stored())
+        assert told.calls == ["cursor begins at 1:0:0", "cursor at 1:7:0"]
+    finally:
+        made.stop()
 
 
 def test_an_empty_range_is_planned_without_asking_anybody(reader: StreamReader, told: ToldDriver) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from dlspark.core.codec.dlsn import DLSN
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -92,7 +94,7 @@ def test_available_now_reads_all_there_is_and_ends(
     assert start(sink, now=True, subscribe=name).awaitTermination(180)
     assert sink.ids() == list(range(MS, MS + 65))
     (stored,) = offsets(checkpoint).values()
-    assert set(stored) == {"v", "logs"}
+    assert set(stored) == {"v", "logs", "ledgers", "begin"}
     logs.write(name, range(MS + 65, MS + 70))
     assert start(sink, now=True, subscribe=name).awaitTermination(180)
     assert sink.ids() == list(range(MS, MS + 70))
@@ -197,6 +199,45 @@ def test_a_start_at_latest_is_fixed_before_the_first_record_is_read(
     assert sink.ids() == list(range(MS + 10, MS + 20))
 
 
+def test_a_first_batch_that_died_begins_again_where_it_began(start: Callable[..., StreamingQuery], logs: Logs) -> None:
+    """Meanwhile the log begins elsewhere; without the begin in the checkpoint ten records were skipped in silence."""
+    name = logs.create(logs.name())
+    for part in range(3):
+        logs.write(name, range(MS + 10 * part, MS + 10 * part + 10))
+
+    class Dying(Sink):
+        def __call__(self, frame: DataFrame, batch: int) -> None:
+            raise RuntimeError("the first batch dies")
+
+    with pytest.raises(Exception, match="the first batch dies"):
+        start(Dying(), now=True, subscribe=name).awaitTermination(180)
+    logs.delete_first_segment(name)
+    with pytest.raises(Exception, match="TruncatedDataLossError"):
+        start(Sink(), now=True, subscribe=name).awaitTermination(180)
+
+
+def test_small_batches_are_put_off_and_a_cursor_follows_those_that_are_done(
+    start: Callable[..., StreamingQuery], logs: Logs, checkpoint: Path
+) -> None:
+    name = logs.create(logs.name())
+    logs.write(name, range(MS, MS + 3))
+    sink = Sink()
+    query = start(sink, subscribe=name, minOffsetsPerTrigger=5, maxTriggerDelay="1h", cursorName="c")
+    until(lambda: len(sink.ids()) == 3, query)
+    logs.write(name, range(MS + 3, MS + 7))
+    logs.write(name, range(MS + 7, MS + 9))
+    until(lambda: len(sink.ids()) == 9, query)
+    assert sink.sizes in ([3, 6], [3, 5, 1]), "four records alone made no batch"
+    until(lambda: (checkpoint / "commits" / str(sink.batches[-1][0])).exists(), query)
+    query.stop()
+    sink = Sink()
+    # Spark tells of a batch's end when it makes the next one.
+    logs.write(name, range(MS + 9, MS + 15))
+    assert start(sink, now=True, subscribe=name, maxBytesPerTrigger=1, cursorName="c").awaitTermination(180)
+    assert sink.ids() == list(range(MS + 9, MS + 15))
+    assert logs.subscribers(name)["c"] >= DLSN(3, 1, 0)
+
+
 def test_a_start_by_time_and_at_positions(start: Callable[..., StreamingQuery], logs: Logs, tmp_path: Path) -> None:
     name = logs.create(logs.name())
     logs.write(name, range(MS, MS + 40))
@@ -294,11 +335,13 @@ def test_a_log_deleted_under_a_query_is_data_loss_or_a_documented_skip(
     query = start(sink, now=True, subscribe=f"{gone},{stays}", failOnDataLoss="false")
     assert query.awaitTermination(180)
     assert sink.ids(stays) == list(range(MS, MS + 9))
-    # Created again, shorter than the position in the checkpoint: read from its beginning.
+    # Created again, and grown past the position in the checkpoint: another log, to be read from its beginning.
     logs.create(gone)
-    logs.write(gone, range(MS, MS + 3))
+    logs.write(gone, range(MS, MS + 30), entry_records=2)
+    with pytest.raises(Exception, match="RecreatedDataLossError"):
+        start(sink, now=True, subscribe=f"{gone},{stays}").awaitTermination(180)
     assert start(sink, now=True, subscribe=f"{gone},{stays}", failOnDataLoss="false").awaitTermination(180)
-    assert sink.ids(gone) == [*range(MS, MS + 5), *range(MS, MS + 3)]
+    assert sink.ids(gone) == [*range(MS, MS + 5), *range(MS, MS + 30)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,30 @@
+"""Options that go on to the namespace's clients: `bkc.<key>` and `distributedlog.<key>` (docs/settings.md).
+
+Spark hands options over in lower case, so the keys are found again in the registries of settings. Only the driver's
+side needs this; tasks get what follows for them with their partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dlspark.core.settings import Value
+from dlspark.core.settings.registry import CLIENT_PREFIX, describe_settings
+from storage_node.client.settings import client_keys
+
+
+def namespace_settings(passed_on: Mapping[str, str]) -> dict[str, Value]:
+    """Settings by their proper keys. A key that nobody knows stays as it is, for the settings to refuse by name."""
+    if not passed_on:
+        return {}
+    proper = {key.lower(): key for key in _keys()}
+    return {proper.get(key, key): value for key, value in passed_on.items()}
+
+
+def _keys() -> Iterator[str]:
+    for info in describe_settings():
+        yield info.key
+        if info.old_key:
+            yield info.old_key
+    for key in client_keys():
+        yield CLIENT_PREFIX + key

@@ -1,0 +1,416 @@
+"""What a query does with limits, frozen ends, cursors and logs that are not the ones it knew; no Spark.
+
+Real storage nodes in this process, metadata in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from memory_world import World
+from test_source_driver import read
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.spark.driver import SourceDriver
+from dlspark.spark.errors import (
+    DataLossError,
+    DeletedDataLossError,
+    OffsetError,
+    RecreatedDataLossError,
+    TruncatedDataLossError,
+    UnreachableEndDataLossError,
+)
+from dlspark.spark.filters import Bounds
+from dlspark.spark.limits import NO_LIMITS, Limits
+from dlspark.spark.log_bytes import advance_bytes, bytes_between, next_entry_bytes
+from dlspark.spark.offsets import Offsets
+from dlspark.spark.options import Scope
+from metadata.segments import TruncationStatus
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def through_checkpoint(offsets: Offsets) -> Offsets:
+    return Offsets.from_stored(json.loads(json.dumps(offsets.stored())))
+
+
+# ---------------------------------------------------------------------- which log it is
+
+
+async def recreated(world: World, driver: SourceDriver) -> Offsets:
+    """The end of everything in a log of 12 records, which then is deleted and created again, and grows further."""
+    name = await world.create()
+    await world.write(name, range(12), entry=4)
+    begin = await driver.resolve(driver.query.start)
+    end = through_checkpoint(await driver.end_of_batch(begin, NO_LIMITS, None))
+    await world.namespace.delete_log(name)
+    await world.create(name)
+    await world.write(name, range(100, 140), entry=4)
+    return end
+
+
+async def test_a_log_created_again_and_grown_past_the_position_is_refused(world: World) -> None:
+    driver = await world.driver(log="flights")
+    end = await recreated(world, driver)
+    fresh = await world.driver(log="flights")
+    for one in (driver, fresh):
+        with pytest.raises(RecreatedDataLossError, match="deleted and created again") as caught:
+            await one.end_of_batch(end, NO_LIMITS, None)
+        assert isinstance(caught.value, DataLossError)
+        assert (caught.value.log, str(caught.value.dlsn)) == ("flights", str(end["flights"]))
+        assert "failOnDataLoss" in str(caught.value)
+    with pytest.raises(RecreatedDataLossError):
+        await fresh.plan(end, await fresh.latest())
+    with pytest.raises(RecreatedDataLossError):
+        await fresh.plan(Offsets({"flights": DLSN(1, 0, 0)}), end)
+
+
+async def test_a_log_created_again_is_read_from_its_beginning_where_loss_is_allowed(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = await world.driver(log="flights", failOnDataLoss="false")
+    old = await recreated(world, driver)
+    end = await driver.end_of_batch(old, NO_LIMITS, None)
+    assert await read(await driver.plan(old, end)) == list(range(100, 140))
+    assert not old.moved(old)
+    assert old.moved(end)
+    assert "created again" in caplog.text
+    # A batch that was fixed in the old log cannot be made up from the new one.
+    assert await read(await driver.plan(Offsets({"flights": DLSN(1, 0, 0)}), old)) == []
+
+
+async def test_a_log_created_again_with_as_many_records_is_a_batch_although_its_position_reads_the_same(
+    world: World,
+) -> None:
+    name = await world.create()
+    await world.write(name, range(5))
+    driver = await world.driver(log=name, failOnDataLoss="false")
+    old = await driver.latest()
+    await world.namespace.delete_log(name)
+    await world.create(name)
+    await world.write(name, range(50, 55))
+    end = await driver.end_of_batch(old, NO_LIMITS, None)
+    assert end.positions == old.positions
+    assert json.dumps(end.stored()) != json.dumps(old.stored())
+    assert await read(await driver.plan(old, end)) == list(range(50, 55))
+
+
+async def test_a_checkpoint_without_marks_is_read_on_and_gets_them_with_its_next_batch(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(5))
+    driver = await world.driver(log=name)
+    old = Offsets((await driver.latest()).positions)
+    assert await driver.end_of_batch(old, NO_LIMITS, None) == old
+    await world.write(name, range(5, 9))
+    end = await driver.end_of_batch(old, NO_LIMITS, None)
+    assert await read(await driver.plan(old, end)) == list(range(5, 9))
+    assert end.marks.keys() == {name}
+
+
+async def test_marks_stay_true_while_segments_roll_end_and_are_truncated(world: World) -> None:
+    """Batch after batch over a log that changes: the mark of one batch never contradicts the next."""
+    name = await world.create()
+    driver = await world.driver(log=name)
+    position = await driver.resolve(driver.query.start)
+    assert position.marks == {}, "of an empty log nothing was read"
+    found: list[int] = []
+    for part in range(6):
+        await world.write(name, range(10 * part, 10 * part + 10), entry=3, keep_open=part % 2 == 0)
+        if part == 4:
+            await world.truncate(name, 0, TruncationStatus.TRUNCATED)
+        end = through_checkpoint(await driver.end_of_batch(position, Limits(7), None))
+        found += await read(await driver.plan(position, end))
+        position = end
+    while position.moved(end := await driver.end_of_batch(position, NO_LIMITS, None)):
+        found += await read(await driver.plan(position, end))
+        position = end
+    assert found == list(range(60))
+
+
+async def test_a_start_copied_from_a_checkpoint_of_another_log_of_that_name_is_refused(world: World) -> None:
+    old = await recreated(world, await world.driver(log="flights"))
+    text = json.dumps(old.stored())
+    driver = await world.driver(log="flights", startingOffsets=text)
+    with pytest.raises(OffsetError, match="names a position of a log that was deleted"):
+        await driver.resolve(driver.query.start)
+
+
+async def test_truncation_and_deletion_have_errors_of_their_own(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(10), entry=2)
+    await world.write(name, range(10, 20), entry=2)
+    driver = await world.driver(log=name)
+    start = Offsets({name: DLSN(1, 2, 0)})
+    await world.truncate(name, 0, TruncationStatus.TRUNCATED)
+    with pytest.raises(TruncatedDataLossError, match="now begins at 2:0:0"):
+        await driver.end_of_batch(start, NO_LIMITS, None)
+    await world.namespace.delete_log(name)
+    with pytest.raises(DeletedDataLossError, match="does not exist any more"):
+        await driver.end_of_batch(start, NO_LIMITS, None)
+
+
+# ---------------------------------------------------------------------- AvailableNow
+
+
+async def test_a_frozen_end_is_verified_before_each_batch(world: World) -> None:
+    names = [await world.create(f"log-{n}") for n in range(2)]
+    for name in names:
+        await world.write(name, range(10), entry=2)
+    driver = await world.driver(subscribePattern="log-.*")
+    start, target = await driver.resolve(driver.query.start), await driver.latest()
+    reached = await driver.end_of_batch(start, Limits(4), target)
+    # One that the query has no position in yet is looked at, too.
+    nowhere = Offsets({names[0]: reached[names[0]]}, {names[0]: reached.marks[names[0]]})
+    await world.namespace.delete_log(names[1])
+    with pytest.raises(DeletedDataLossError):
+        await driver.end_of_batch(nowhere, Limits(4), target)
+    await world.create(names[1])
+    await world.write(names[1], range(50), entry=2)
+    with pytest.raises(RecreatedDataLossError):
+        await driver.end_of_batch(nowhere, Limits(4), target)
+    tolerant = await world.driver(subscribePattern="log-.*", failOnDataLoss="false")
+    end = await tolerant.end_of_batch(nowhere, NO_LIMITS, target)
+    assert end[names[0]] == target[names[0]]
+    assert names[1] not in end
+
+
+async def test_a_frozen_end_that_the_log_does_not_have_is_refused(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(10), entry=2)
+    driver = await world.driver(log=name)
+    start = await driver.resolve(driver.query.start)
+    target = Offsets({name: DLSN(1, 900, 0)})
+    with pytest.raises(UnreachableEndDataLossError, match="before the end that was fixed when the query began"):
+        await driver.end_of_batch(start, NO_LIMITS, target)
+    tolerant = await world.driver(log=name, failOnDataLoss="false")
+    end = await tolerant.end_of_batch(start, NO_LIMITS, target)
+    assert await read(await tolerant.plan(start, end)) == list(range(10))
+    assert not end.moved(await tolerant.end_of_batch(end, NO_LIMITS, target)), "it ends"
+
+
+# ---------------------------------------------------------------------- limits
+
+
+async def test_bytes_between_positions_are_those_of_the_entries_and_advancing_agrees(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(40), entry=3)
+    await world.write(name, range(40, 45), entry=1)
+    await world.write(name, range(45, 90), entry=7, keep_open=True)
+    view = await world.view(name)
+    begin, end = view.earliest(), await view.latest()
+    walk = [begin]
+    while walk[-1] < end:
+        size = await next_entry_bytes(view, walk[-1], end)
+        after = await advance_bytes(view, walk[-1], end, size)
+        assert await bytes_between(view, walk[-1], after) == size > 0
+        assert await advance_bytes(view, walk[-1], end, size - 1) == walk[-1], "not even one entry fits"
+        walk.append(after)
+    total = await bytes_between(view, begin, end)
+    assert total == sum([await bytes_between(view, one, after) for one, after in pairwise(walk)])
+    assert await advance_bytes(view, begin, end, total) == end
+    for budget in range(0, total, 37):
+        reached = await advance_bytes(view, begin, end, budget)
+        assert reached in walk
+        assert await bytes_between(view, begin, reached) <= budget
+        assert budget < await bytes_between(view, begin, walk[walk.index(reached) + 1])
+
+
+async def test_a_limit_of_bytes_is_kept_and_starves_no_log(world: World) -> None:
+    names = [await world.create(f"log-{n}") for n in range(3)]
+    await world.write(names[0], range(1000, 1400), entry=4)
+    await world.write(names[1], range(1000, 1300), entry=100)
+    await world.write(names[2], range(1000, 1003), entry=1)
+    driver = await world.driver(subscribePattern="log-.*")
+    views = await driver.views()
+    big = await next_entry_bytes(views[names[1]], DLSN(1, 0, 0), await views[names[1]].latest())
+    limit = big + 50
+    position = await driver.resolve(driver.query.start)
+    target = await driver.latest()
+    served: list[set[str]] = []
+    rows: list[int] = []
+    while position.moved(end := await driver.end_of_batch(position, Limits(max_bytes=limit), target)):
+        sizes = {log: await bytes_between(views[log], position[log], end[log]) for log in end}
+        assert sum(sizes.values()) <= limit
+        served.append({log for log, size in sizes.items() if size})
+        rows += await read(await driver.plan(position, end))
+        position = end
+    assert position.positions == target.positions
+    assert sorted(rows) == sorted([*range(1000, 1400), *range(1000, 1300), *range(1000, 1003)])
+    assert set.union(*served[:3]) == set(names), "each log has its turn, whatever its entries and the others' are"
+
+
+async def test_an_entry_above_the_limit_is_a_batch_of_its_own(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(60), entry=20)
+    driver = await world.driver(log=name)
+    position = await driver.resolve(driver.query.start)
+    sizes = []
+    while position.moved(end := await driver.end_of_batch(position, Limits(max_bytes=1), None)):
+        sizes.append(len(await read(await driver.plan(position, end))))
+        position = end
+    assert [size for size in sizes if size] == [20, 20, 20]
+
+
+async def test_limits_of_records_and_of_bytes_hold_together(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(100), entry=2)
+    driver = await world.driver(log=name)
+    start = await driver.resolve(driver.query.start)
+    by_records = await driver.end_of_batch(start, Limits(9, 1 << 20), None)
+    assert await read(await driver.plan(start, by_records)) == list(range(9))
+    one = await next_entry_bytes((await driver.views())[name], start[name], by_records[name])
+    by_bytes = await driver.end_of_batch(start, Limits(9, 3 * one), None)
+    assert await read(await driver.plan(start, by_bytes)) == list(range(6))
+
+
+async def test_fewer_records_than_the_minimum_wait_until_the_delay_is_over(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(3))
+    driver = await world.driver(log=name)
+    limits = Limits(min_records=10, max_delay_ms=60_000)
+    start = await driver.resolve(driver.query.start)
+    first = await driver.end_of_batch(start, limits, None)
+    assert start.moved(first), "a query that starts does not wait"
+    await world.write(name, range(3, 8))
+    world.now_s = 59.0
+    assert not first.moved(await driver.end_of_batch(first, limits, None))
+    assert not first.moved(await driver.wait_for_batch(first, limits, 0.2))
+    world.now_s = 60.0
+    second = await driver.end_of_batch(first, limits, None)
+    assert await read(await driver.plan(first, second)) == [3, 4, 5, 6, 7]
+    await world.write(name, range(8, 17))
+    assert not second.moved(await driver.end_of_batch(second, limits, None))
+    waiting = asyncio.ensure_future(driver.wait_for_batch(second, limits, 60))
+    await world.write(name, range(17, 19))
+    third = await asyncio.wait_for(waiting, 30)
+    assert await read(await driver.plan(second, third)) == list(range(8, 19))
+
+
+async def test_the_minimum_does_not_hold_an_available_now_query_up(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(12))
+    driver = await world.driver(log=name)
+    limits = Limits(max_records=5, min_records=5, max_delay_ms=60_000)
+    position, target = await driver.resolve(driver.query.start), await driver.latest()
+    sizes = []
+    while position.moved(end := await driver.end_of_batch(position, limits, target)):
+        sizes.append(len(await read(await driver.plan(position, end))))
+        position = end
+    assert sizes == [5, 5, 2]
+
+
+async def test_most_records_of_a_partition_are_exact(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(50), entry=20)
+    await world.write(name, range(50, 53), entry=1)
+    await world.write(name, range(53, 60), entry=1)
+    await world.write(name, range(60, 90), entry=25, keep_open=True)
+    for most in (1, 7, 20, 49, 1000):
+        driver = await world.driver(log=name, maxRecordsPerPartition=most)
+        start = Offsets({name: DLSN(1, 0, 3)})
+        planned = await driver.plan(start, await driver.latest())
+        parts = [await read([part]) for part in planned]
+        assert [txid for part in parts for txid in part] == list(range(3, 90))
+        assert all(1 <= len(part) <= most for part in parts), most
+        assert len(parts) <= 87 // most + 4
+
+
+# ---------------------------------------------------------------------- places
+
+
+async def test_each_log_begins_and_ends_at_its_own_time_or_id(world: World) -> None:
+    for name in ("a", "b"):
+        await world.write(await world.create(name), range(100), entry=7)
+    for kind in ("Timestamp", "TransactionId"):
+        places = {
+            f"startingOffsetsBy{kind}": json.dumps({"a": 10, "b": 95}),
+            f"endingOffsetsBy{kind}": json.dumps({"a": 13, "b": 1000}),
+        }
+        driver = await world.driver(Scope.SOURCE_BATCH, subscribe="a,b", **places)
+        start = await driver.resolve(driver.query.start)
+        end = await driver.resolve(driver.query.end, ending=True)
+        assert await read(await driver.plan(start, end)) == [10, 11, 12, 95, 96, 97, 98, 99]
+
+
+async def test_a_time_that_has_not_come_begins_at_the_end_or_is_an_error_as_the_strategy_says(world: World) -> None:
+    for name in ("a", "b"):
+        await world.write(await world.create(name), range(100), entry=7)
+    times = json.dumps({"a": 10, "b": 5000})
+    driver = await world.driver(subscribe="a,b", startingOffsetsByTimestamp=times)
+    assert (await driver.resolve(driver.query.start))["b"] == (await driver.latest())["b"]
+    strict = await world.driver(
+        subscribe="a,b", startingOffsetsByTimestamp=times, startingOffsetsByTimestampStrategy="error"
+    )
+    with pytest.raises(OffsetError, match="has no record at or after 5000 yet") as caught:
+        await strict.resolve(strict.query.start)
+    assert caught.value.log == "b"
+    single = await world.driver(subscribe="a,b", startingTimestamp=5000, startingOffsetsByTimestampStrategy="error")
+    with pytest.raises(OffsetError, match="startingTimestamp"):
+        await single.resolve(single.query.start)
+
+
+async def test_entries_narrow_a_plan(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(20), entry=5)
+    await world.write(name, range(20, 40), entry=5)
+    driver = await world.driver(log=name)
+    start, end = await driver.resolve(driver.query.start), await driver.latest()
+    planned = await driver.plan(start, end, Bounds(min_entry=1, end_entry=3))
+    assert await read(planned) == [*range(5, 15), *range(25, 35)]
+    assert sum(span.entries for part in planned for span in part) == 4, "only these entries are fetched"
+    assert await read(await driver.plan(start, end, Bounds(min_entry=900))) == []
+    of_one_segment = Bounds(min_segment=2, end_segment=3, min_entry=1, end_entry=3)
+    view = (await driver.views())[name]
+    assert await driver.range(view, start, end, of_one_segment) == (DLSN(2, 1, 0), DLSN(2, 3, 0))
+    assert await read(await driver.plan(start, end, of_one_segment)) == list(range(25, 35))
+    assert not of_one_segment.scattered
+    assert Bounds(min_entry=1).scattered
+
+
+# ---------------------------------------------------------------------- cursors
+
+
+async def test_a_cursor_stands_where_the_query_began_follows_it_and_keeps_truncation_back(world: World) -> None:
+    for name in ("a", "b"):
+        await world.create(name)
+        for part in range(3):
+            await world.write(name, range(10 * part, 10 * part + 10), entry=5)
+    driver = await world.driver(subscribe="a,b", cursorName="billing")
+    begin = await driver.resolve(driver.query.start)
+    await driver.begin_cursor(begin)
+    log = await world.namespace.open_log("a")
+    assert await log.subscribers() == {"billing": DLSN(1, 0, 0)}
+    assert await log.truncate(DLSN(3, 0, 0), respect_subscribers=True) == DLSN(1, 0, 0)
+    await driver.move_cursor(Offsets({"a": DLSN(2, 1, 0), "b": DLSN(1, 1, 0)}))
+    assert await log.subscribers() == {"billing": DLSN(2, 1, 0)}
+    assert await log.truncate(DLSN(3, 0, 0), respect_subscribers=True) == DLSN(2, 1, 0)
+    # It does not go back, neither for a batch that is run again nor for a query that begins again.
+    await driver.move_cursor(begin)
+    again = await world.driver(subscribe="a,b", cursorName="billing")
+    await again.begin_cursor(Offsets({"a": DLSN(3, 0, 0), "b": DLSN(3, 0, 0)}))
+    assert await log.subscribers() == {"billing": DLSN(2, 1, 0)}
+    await log.close()
+
+
+async def test_a_cursor_passes_over_logs_that_are_gone(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    name = await world.create()
+    await world.write(name, range(5))
+    driver = await world.driver(log=name, cursorName="billing")
+    with caplog.at_level(logging.WARNING):
+        await driver.move_cursor(Offsets({name: DLSN(1, 1, 0), "gone": DLSN(7, 0, 0)}))
+    assert caplog.text == ""
+    log = await world.namespace.open_log(name)
+    assert await log.subscribers() == {"billing": DLSN(1, 1, 0)}
+    await log.close()
