@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from metadata.errors import DistributedLogError
 from metadata.tasks import end_tasks
 from storage_node.bookie.bookie import Bookie
+from storage_node.bookie.endpoints import shown
 from storage_node.bookie.other_keys import OTHER_KEYS
 from storage_node.bookie.settings import BookieSettings, read_properties
 from storage_node.edge import Disk, Network
@@ -99,28 +100,37 @@ async def _serve(
     store = await ZooKeeperStore.connect(settings.zk_servers, session_timeout_ms=settings.zk_timeout_ms)
     try:
         bookie = Bookie(settings, store, network=network, disk=disk)
-        starting = loop.create_task(bookie.start())
-        signalled = loop.create_task(stopping.wait())
-        await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            await end_tasks([starting], drop_errors=True)
-            return 1
-        if starting.exception() is not None:
-            await end_tasks([signalled])  # or the log would end with a task left pending instead of with the reason
-        starting.result()
-        gc.freeze()  # what a start leaves behind stays: let the collector not walk it again
-        gc.set_threshold(*GC_THRESHOLDS)
-        print(f"bookie {bookie.address.bookie_id} serves on port {bookie.address.port}", flush=True)
-        failed = loop.create_task(bookie.failed.wait())
-        async with _recovering(settings, recovery, network, bookie.address.bookie_id):
-            await asyncio.wait([failed, signalled], return_when=asyncio.FIRST_COMPLETED)
-        await end_tasks([failed, signalled])
-        await bookie.stop()
-        if bookie.failure is not None:
-            raise bookie.failure
-        return 0
+        async with shown(settings, bookie):
+            return await _live(bookie, network, recovery, stopping)
     finally:
         await store.close()
+
+
+async def _live(
+    bookie: Bookie, network: Network | None, recovery: AutoRecoverySettings | None, stopping: asyncio.Event
+) -> int:
+    """Start the node, and stop it when `stopping` is set or it fails; the exit status."""
+    loop = asyncio.get_running_loop()
+    starting = loop.create_task(bookie.start())
+    signalled = loop.create_task(stopping.wait())
+    await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        await end_tasks([starting], drop_errors=True)
+        return 1
+    if starting.exception() is not None:
+        await end_tasks([signalled])  # or the log would end with a task left pending instead of with the reason
+    starting.result()
+    gc.freeze()  # what a start leaves behind stays: let the collector not walk it again
+    gc.set_threshold(*GC_THRESHOLDS)
+    print(f"bookie {bookie.address.bookie_id} serves on port {bookie.address.port}", flush=True)
+    failed = loop.create_task(bookie.failed.wait())
+    async with _recovering(bookie.settings, recovery, network, bookie.address.bookie_id):
+        await asyncio.wait([failed, signalled], return_when=asyncio.FIRST_COMPLETED)
+    await end_tasks([failed, signalled])
+    await bookie.stop()
+    if bookie.failure is not None:
+        raise bookie.failure
+    return 0
 
 
 @asynccontextmanager

@@ -112,6 +112,20 @@ class Bookie:
         return self._storage
 
     @property
+    def serving(self) -> bool:
+        """Connections are accepted and requests answered."""
+        return self._serving
+
+    @property
+    def stopping(self) -> bool:
+        """It is being stopped, or was, or has failed."""
+        return self._stopped or self.failure is not None
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    @property
     def takes_high_priority(self) -> bool:
         storage = self.storage
         return not storage.writing_failed and not storage.full and self.disks.takes_high_priority

@@ -84,6 +84,7 @@ class Connection:
         self._quick_add = VERSION_THREE.quick_add
         self._add_gate = node.limits.adds if node.limits.adds.limit else None
         self._reads = node.limits.reads
+        self.traffic = node.limits.traffic
         self._urgent: deque[bytes] = deque()
         self._line: deque[bytes] = deque()
         self._blocked = False
@@ -264,6 +265,8 @@ class Connection:
         """The records of these adds are durable: their answers leave as one piece."""
         frames = answers.frames
         self.link.send(b"".join(frames))
+        self.traffic.adds += len(frames)
+        self.traffic.add_bytes += answers.bytes_stored
         if self._add_gate is not None:
             self._add_gate.give(len(frames))
         self.flow.done(answers.bytes_stored + REQUEST_BYTES * len(frames))

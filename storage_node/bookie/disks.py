@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from storage_node.bookie.settings import BookieSettings
 from storage_node.edge import Disk
@@ -34,6 +35,13 @@ class _Space:
     @property
     def usage(self) -> float:
         return 1 - self.free / max(self.total, 1)
+
+
+class Spaces(NamedTuple):
+    """(total, free) bytes of each directory's disk, by the directory, as of the last look."""
+
+    journals: dict[str, tuple[int, int]]
+    ledgers: dict[str, tuple[int, int]]
 
 
 class Disks:
@@ -101,6 +109,13 @@ class Disks:
         """(total, free) bytes of the ledger directories' disks, each disk once."""
         disks = {space.device: space for space in self._ledgers}
         return sum(space.total for space in disks.values()), sum(space.free for space in disks.values())
+
+    def spaces(self) -> Spaces:
+        journals, ledgers = (
+            {space.path: (space.total, space.free) for space in directories}
+            for directories in (self._journals, self._ledgers)
+        )
+        return Spaces(journals, ledgers)
 
     def choose(self) -> str:
         """The directory for the next entry log, among those with room: each gets its share by free space, in turns."""

@@ -2,6 +2,7 @@
 
 Gate       at most so many requests; a connection that comes to a closed gate stops reading its socket
 Budget     bytes of answers that wait for their clients; who holds much of them stops reading while they run short
+Traffic    what was answered, counted
 Turnstile  entries read from disk at a time; recovery's reads go first (wire specification 7.12)
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from metadata.errors import check
 
@@ -74,6 +76,16 @@ class Budget:
         self._waiting.append(callback)
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Counters since the start: adds that were acknowledged, entries that were read."""
+
+    adds: int = 0
+    add_bytes: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+
+
 class Turnstile:
     """Lets `limit` pass at a time, what is urgent first."""
 
@@ -117,3 +129,4 @@ class Limits:
         self.reads = Gate(reads)
         self.answers = Budget(answer_bytes)
         self.disk_reads = Turnstile()
+        self.traffic = Traffic()

@@ -80,6 +80,8 @@ def send_entry(
 ) -> None:
     head, tail = dialect_of(request).entry(request, entry_id, len(body), lac, stamp_ms)
     connection.link.send(head, body, tail)
+    connection.traffic.reads += 1
+    connection.traffic.read_bytes += len(body)
 
 
 def refuse(connection: Connection, request: m.ReadRequest, status: Status) -> None:
@@ -219,4 +221,6 @@ def _send_batch(connection: Connection, request: BatchReadRequest, batch: _Batch
         return
     ids = (request.ledger_id, request.entry_id, request.request_id)
     entries = tuple(batch.entries)
+    connection.traffic.reads += len(entries)
+    connection.traffic.read_bytes += sum(map(len, entries))
     connection.link.send(*v2.encode_batch_read_response(Status.EOK, *ids, entries, version=request.version))

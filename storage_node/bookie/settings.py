@@ -119,6 +119,12 @@ class BookieSettings:
         default=MAX_FRAME_BYTES, metadata=_key("nettyMaxFrameSizeBytes", minimum=1024, maximum=7 * MIB)
     )
 
+    http_server_enabled: bool = field(default=False, metadata=_key("httpServerEnabled"))
+    """Serve metrics, and what probes ask for, over HTTP (`endpoints`)."""
+    http_server_host: str = field(default="0.0.0.0", metadata=_key("httpServerHost"))
+    http_server_port: int = field(default=8080, metadata=_key("httpServerPort", minimum=0, maximum=65535))
+    """0 takes a free one, which the log tells."""
+
     def __post_init__(self) -> None:
         for key, directories in (
             ("journalDirectories", self.journal_directories),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import select
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +34,12 @@ def spawn(conf: Path) -> subprocess.Popen[str]:
         text=True,
         cwd=ROOT,
     )
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
@@ -77,6 +85,7 @@ def test_a_node_serves_dies_comes_back_and_stops_in_good_order(zookeeper: Embedd
     conf.write_text(
         f"bookiePort=0\nbookieId=n1\nlisteningAddress=127.0.0.1\njournalDirectories={tmp_path}/j\n"
         f"ledgerDirectories={tmp_path}/l\nzkServers={zookeeper.address}\nzkTimeout=2000\n"
+        f"httpServerEnabled=true\nhttpServerHost=127.0.0.1\nhttpServerPort={(port := free_port())}\n"
     )
     done = 0
     for ending in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
@@ -86,11 +95,32 @@ def test_a_node_serves_dies_comes_back_and_stops_in_good_order(zookeeper: Embedd
         asyncio.run(talk(int(line.rsplit(" ", 1)[1]), range(done, done + 10), range(done + 10)))
         done += 10
         assert asyncio.run(writable(zookeeper.address)) == ["n1"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/bookie/is_ready", timeout=20) as ready:
+            assert ready.status == 200
         process.send_signal(ending)
         out, log = process.communicate(timeout=30)
         assert out == "", "one line on standard output, no more"
         assert process.returncode == (-9 if ending is signal.SIGKILL else 0), log
     assert asyncio.run(writable(zookeeper.address)) == []
+
+
+def test_a_node_whose_http_port_is_taken_does_not_start(zookeeper: EmbeddedZooKeeper, tmp_path: Path) -> None:
+    asyncio.run(initialise(zookeeper.address))
+    conf = tmp_path / "bookie.conf"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        conf.write_text(
+            f"bookiePort=0\njournalDirectories={tmp_path}/j\nledgerDirectories={tmp_path}/l\n"
+            f"zkServers={zookeeper.address}\nhttpServerEnabled=true\nhttpServerHost=127.0.0.1\n"
+            f"httpServerPort={taken.getsockname()[1]}\n"
+        )
+        process = spawn(conf)
+        out, log = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert "set another httpServerPort" in log
+    assert "Traceback" not in log
+    assert not (tmp_path / "j").exists()
 
 
 def test_a_node_that_cannot_start_says_why_and_ends_with_status_one(tmp_path: Path) -> None:
