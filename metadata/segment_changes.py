@@ -4,8 +4,8 @@ Every transaction here begins with a guard, a check that the caller's lock membe
 nothing, however late its request arrives (spec trap 7). Marking a segment deletes its znode and creates it again with
 new data, as upstream does; both happen in one multi, so a segment is never seen twice or missing. A znode that was made
 anew has version 0 again, and tells nobody that it was: so each marking sets the log's own znode `P` as it is, and
-depends on its version from before the list was read. Where owners have no lock to keep them apart (`writeLockEnabled` off) the
-one that read an older list changes nothing, and a truncation never moves back (I8).
+depends on its version from before the list was read. Where owners have no lock to keep them apart (`writeLockEnabled`
+off) the one that read an older list changes nothing, and a truncation never moves back (I8).
 
 Taking a segment off the list and deleting its ledger cannot be one step: they are in different parts of the metadata,
 often in different ensembles. The list comes first, so no listed segment is ever without its ledger; and the same

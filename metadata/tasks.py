@@ -1,4 +1,5 @@
-"""`end_tasks` for every path that cancels tasks and waits for their end, `undisturbed` for what must not be cut off.
+"""`end_tasks` for every path that cancels tasks and waits for their end, `undisturbed` for what must not be cut off,
+`Once` and `each` for what is closed.
 
 Before Python 3.12 a cancellation that meets the result of an `asyncio.wait_for` is lost: `wait_for` returns the result,
 the task goes on as if nobody had cancelled it, and who waits for its end may wait for ever. So there a cancellation is
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -44,7 +45,10 @@ async def _cancel_until_done(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns or raises. A cancellation of the caller is raised only once `work` has ended by itself."""
-    task = asyncio.get_running_loop().create_task(work)
+    return await _ended(asyncio.get_running_loop().create_task(work))
+
+
+async def _ended(task: asyncio.Task[T]) -> T:
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -54,3 +58,35 @@ async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
     if cancelled is not None:
         raise cancelled
     return task.result()
+
+
+class Once:
+    """Work that is done once, to its end, whoever asks for it and is cancelled meanwhile: for closing."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._task is not None
+
+    async def run(self) -> None:
+        """Begin the work, or wait until it has ended. Its failure is raised for who began it."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+            await _ended(self._task)
+        elif not self._task.done():
+            await asyncio.wait([self._task])
+
+
+async def each(steps: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Run all steps in order, whatever becomes of those before. Raises the first failure, after all."""
+    failures: list[Exception] = []
+    for step in steps:
+        try:
+            await step()
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]

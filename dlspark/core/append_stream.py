@@ -126,6 +126,8 @@ class AsyncAppendReader:
         self._records: deque[LogRecord] = deque()
         self._rest = memoryview(b"")
         self._begun = False
+        self._astray = False
+        """Whether the reader may be elsewhere: a seek was cut off."""
 
     @property
     def closed(self) -> bool:
@@ -137,6 +139,8 @@ class AsyncAppendReader:
         Raises AlreadyTruncatedError where bytes before the first one left are asked for, and CorruptDataError for a log
         that is no stream of bytes. Where it raises, or is cancelled, the next one begins where this one did.
         """
+        if self._astray:
+            await self._go_to(self.position)
         parts: list[memoryview] = []
         left = size if size >= 0 else None
         try:
@@ -192,15 +196,22 @@ class AsyncAppendReader:
         )
 
     async def seek(self, position: int) -> int:
-        """Go on at another byte; one behind the end is read once it is there."""
+        """Go on at another byte; one behind the end is read once it is there.
+
+        Where it raises, or is cancelled, reading goes on where it was.
+        """
         if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < MAX_TXID:
             raise CallerError(f"{position!r} is no place in a stream", advice="Give a number of bytes from the start")
+        await self._go_to(position)
+        return position
+
+    async def _go_to(self, position: int) -> None:
+        self._astray = True
         await self._reader.skip_to(position)
         self._records.clear()
         self._rest = memoryview(b"")
-        self._begun = False
+        self._begun = self._astray = False
         self.position = position
-        return position
 
     async def close(self) -> None:
         await self._reader.close()

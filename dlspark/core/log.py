@@ -26,6 +26,7 @@ from metadata.log_admin import LogAdmin
 from metadata.logs import LogNotFoundError
 from metadata.permissions import Action
 from metadata.store import ANY_VERSION
+from metadata.tasks import Once, each
 
 __all__ = ["EARLIEST", "LATEST", "AsyncLog"]
 
@@ -44,11 +45,12 @@ class AsyncLog(LogReaders):
         live.listen(self._settings_changed)
         self._end_measures = services.meter.open_log(self.name, live.current)
         self._open: list[AsyncLogWriter | AsyncLogReader | SegmentWatch] = []
-        self._closed = False
+        self._closing = Once(self._close)
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        """Whether `close` was called."""
+        return self._closing.begun
 
     @property
     def settings(self) -> Settings:
@@ -98,7 +100,7 @@ class AsyncLog(LogReaders):
         """What took time to open: meanwhile settings may have changed, or this handle have been closed, in which case
         nobody would close it (I16). Raises AlreadyClosedError.
         """
-        if self._closed:
+        if self.closed:
             try:
                 await opened.close()
             finally:
@@ -186,21 +188,20 @@ class AsyncLog(LogReaders):
     # ------------------------------------------------------------------ closing
 
     async def close(self) -> None:
-        """Close what was opened through this handle: writers complete their segment, readers end. Idempotent."""
-        self._closed = True
+        """Close what was opened through this handle: writers complete their segment, readers end. Idempotent.
+
+        A cancellation is raised once all of it is closed. Raises the first failure of a writer, after that.
+        """
+        await self._closing.run()
+
+    async def _close(self) -> None:
         self._live.close()
         opened, self._open = self._open, []
-        errors: list[BaseException] = []
-        for one in opened:
-            if one.closed:
-                continue  # Its user has seen how that ended.
-            try:
-                await one.close()
-            except Exception as error:
-                errors.append(error)
-        self._end_measures()
-        if errors:
-            raise errors[0]
+        try:
+            # Of what is closed already its user has seen how that ended.
+            await each([one.close for one in opened if not one.closed])
+        finally:
+            self._end_measures()
 
     async def __aenter__(self) -> AsyncLog:
         return self
@@ -211,5 +212,5 @@ class AsyncLog(LogReaders):
         await self.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise AlreadyClosedError("the log was closed", log=self.name, advice="Open it again")

@@ -36,6 +36,7 @@ from metadata.paths import join
 from metadata.permissions import Action, PermissionStore
 from metadata.segment_listing import SegmentCache
 from metadata.store import MetadataStore, Op
+from metadata.tasks import Once, each
 from storage_node.client import ClientSettings, LedgerClient
 from storage_node.edge import Clock, Network, SystemClock
 
@@ -57,7 +58,7 @@ class AsyncNamespace:
         self._files = files
         self._own = own
         self._logs: list[AsyncLog] = []
-        self._closed = False
+        self._closing = Once(self._close)
         measures = services.meter.root
         measures.write_limiter_permits.follow(self, lambda namespace: namespace._services.shared.outstanding)
         measures.permits_outstanding.follow(services.permits, RollingPermits.outstanding)
@@ -306,7 +307,7 @@ class AsyncNamespace:
         name = self._services.logs.validate_name(name)
         own = self.settings.for_log(settings) if settings else self.settings
         live = await self._files.settings_of(name, own)
-        if self._closed:
+        if self._closing.begun:
             live.close()
         self._check_open()  # It may have been closed meanwhile, and would not close the log any more.
         log = AsyncLog(self._services, name, live)
@@ -346,26 +347,25 @@ class AsyncNamespace:
     async def close(self) -> None:
         """Close every log opened here (writers complete their segments), the ledger client and the session.
 
-        Idempotent. Raises the first failure of a writer, after everything is closed.
+        Idempotent. Raises the first failure of a writer, and a cancellation, after everything is closed.
         """
-        if self._closed:
-            return
-        self._closed = True
-        await self._files.close()
-        errors: list[Exception] = []
-        for log in self._logs:
-            try:
-                await log.close()
-            except Exception as error:
-                errors.append(error)
-        await self._services.shared.close()
-        for ledgers in dict.fromkeys((self._services.ledgers, self._services.reading.ledgers)):
-            await ledgers.close()
-        for store in reversed(self._own):
-            await store.close()
-        self._services.meter.close()
-        if errors:
-            raise errors[0]
+        await self._closing.run()
+
+    async def _close(self) -> None:
+        services = self._services
+        clients = dict.fromkeys((services.ledgers, services.reading.ledgers))
+        try:
+            await each(
+                [
+                    self._files.close,
+                    *(log.close for log in self._logs),
+                    services.shared.close,
+                    *(client.close for client in clients),
+                    *(store.close for store in reversed(self._own)),
+                ]
+            )
+        finally:
+            services.meter.close()
 
     async def __aenter__(self) -> AsyncNamespace:
         return self
@@ -376,7 +376,7 @@ class AsyncNamespace:
         await self.close()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closing.begun:
             raise AlreadyClosedError("the namespace was closed", advice="Open it again")
 
 

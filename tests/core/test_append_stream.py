@@ -113,6 +113,37 @@ async def test_a_read_that_is_cancelled_passes_over_no_byte(world, monkeypatch):
         assert await reader.read(3) == b"rld"
 
 
+@pytest.mark.parametrize("moved", [False, True])
+async def test_a_seek_that_is_cancelled_leaves_reading_where_it_was(world, monkeypatch, moved):
+    namespace = await world.namespace()
+    log = await namespace.open_log("sought")
+    async with await log.open_append_stream() as stream:
+        for part in (b"one ", b"two ", b"three ", b"four"):
+            await stream.append(part)
+            await stream.force()
+    async with await log.open_append_reader() as reader:
+        assert await reader.read(5) == b"one t"
+        skip_to, reached = reader._reader.skip_to, asyncio.Event()
+
+        async def stuck(position):
+            if moved:
+                await skip_to(position)
+            reached.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(reader._reader, "skip_to", stuck)
+        seeking = asyncio.ensure_future(reader.seek(8))
+        await reached.wait()
+        seeking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await seeking
+        monkeypatch.undo()
+        assert reader.position == 5
+        assert await reader.read() == b"wo three four"
+        await reader.seek(8)
+        assert await reader.read() == b"three four"
+
+
 async def test_bytes_before_what_is_no_stream_are_not_lost_with_the_error(namespace):
     log = await _stream(namespace, "mixed", b"hello")
     async with await log.open_writer() as writer:

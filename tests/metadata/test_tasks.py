@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from metadata import tasks
-from metadata.tasks import end_tasks, undisturbed
+from metadata.tasks import Once, each, end_tasks, undisturbed
 
 
 async def a_result_on_its_way(event: asyncio.Event) -> asyncio.Task[None]:
@@ -123,3 +124,47 @@ async def test_undisturbed_work_gives_its_result_or_error() -> None:
 
 async def test_nothing_to_end_is_no_error() -> None:
     await end_tasks([])
+
+
+async def test_work_done_once_goes_on_when_callers_are_cancelled_and_tells_the_first_of_its_failure() -> None:
+    runs, go_on = 0, asyncio.Event()
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        await go_on.wait()
+        raise ValueError("it failed")
+
+    once = Once(work)
+    assert not once.begun
+    first = asyncio.ensure_future(once.run())
+    await asyncio.sleep(0)
+    assert once.begun
+    second, third = asyncio.ensure_future(once.run()), asyncio.ensure_future(once.run())
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([second])
+    assert not first.done()
+    assert not third.done()
+    go_on.set()
+    with pytest.raises(ValueError, match="it failed"):
+        await first
+    await third
+    await once.run()
+    assert runs == 1
+
+
+async def test_each_step_is_taken_whatever_becomes_of_the_others() -> None:
+    taken: list[int] = []
+
+    def step(number: int) -> Callable[[], Awaitable[None]]:
+        async def take() -> None:
+            taken.append(number)
+            if number != 1:
+                raise ValueError(f"step {number}")
+
+        return take
+
+    with pytest.raises(ValueError, match="step 0"):
+        await each([step(0), step(1), step(2)])
+    assert taken == [0, 1, 2]

@@ -28,8 +28,9 @@ from dlspark.errors import (
     InvariantViolation,
     ReadError,
 )
-from metadata.errors import NoNodeError
+from metadata.errors import MetadataUnavailableError, NoNodeError
 from metadata.logs import SegmentMetadata
+from metadata.store import SessionState
 from storage_node.client import LedgerReader
 from storage_node.errors import NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry
@@ -121,6 +122,7 @@ class SegmentFollower:
         self._failures = 0
         if entry is not None:
             await self._put(entry)
+            await asyncio.sleep(0)  # Who waits for it goes first: asking for the next one takes as long as delivering.
         return False
 
     async def _open(self) -> LedgerReader:
@@ -215,7 +217,12 @@ class SegmentFollower:
         return damaged > 0
 
     async def _wait_out(self, error: DistributedLogError) -> None:
-        """Pause after a failure of storage nodes; raise ReadError when it has lasted too long."""
+        """Pause after a failure of storage nodes; raise ReadError when it has lasted too long.
+
+        A metadata session that was closed does not come back: its error is raised.
+        """
+        if isinstance(error, MetadataUnavailableError) and self._services.store.state is SessionState.CLOSED:
+            raise error
         loop = asyncio.get_running_loop()
         if not self._failures:
             self._failing_since = loop.time()

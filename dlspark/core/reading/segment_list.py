@@ -17,7 +17,7 @@ from dlspark.core.settings import Settings
 from metadata.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.logs import LogNotFoundError, SegmentMetadata
 from metadata.segment_listing import SegmentListing, SegmentVanishedError
-from metadata.store import WatchEvent
+from metadata.store import SessionState, WatchEvent
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -51,7 +51,10 @@ class SegmentList:
         return await self.ask(itself)
 
     async def ask(self, question: Callable[[SegmentListing], Awaitable[T]]) -> T:
-        """The answer `question` finds in the list; asked again where the list changes under it."""
+        """The answer `question` finds in the list; asked again where the list changes under it.
+
+        Raises as `load` does, and MetadataUnavailableError once the session was closed.
+        """
         pause_s = self._settings.read_ahead_wait_ms / 1000
         while True:
             try:
@@ -60,6 +63,8 @@ class SegmentList:
                 self.stale = True  # The watch says so, too; its event may be on its way.
             except (OutcomeUnknownError, MetadataUnavailableError) as error:
                 self.stale = True
+                if self._services.logs.store.state is SessionState.CLOSED:
+                    raise  # It does not come back.
                 _log.warning(
                     "log %s: its segments cannot be read, trying again: %s",
                     self._name,
