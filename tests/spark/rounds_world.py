@@ -34,6 +34,7 @@ CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystem
 PATIENCE_S = 240.0
 SESSION_SETTING = ("DLSPARK_SET_zkSessionTimeoutSeconds", "4")
 """A dead process's lock on a log ends soon."""
+FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 HOSTS = ("127.0.0.1", "127.0.0.2")
 """One worker each: Spark runs a second attempt of a task on another host only."""
 
@@ -56,7 +57,7 @@ class Cluster:
 
     def _start(self, name: str, *arguments: str) -> None:
         java = shutil.which("java") or str(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
-        command = [java, "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{SPARK_HOME}/jars/*"]
+        command = [java, "-Xmx192m", *FRUGAL.split(), "-cp", f"{SPARK_HOME}/jars/*"]
         command.append("-Dspark.deploy.maxExecutorRetries=-1")  # executors are killed for a living here
         output = (self._place / f"{name}-{len(self._processes)}.log").open("wb")
         self._processes.append(
@@ -130,6 +131,11 @@ class SparkProcess:
             "spark.log.level": "ERROR",
             "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINTS,
             "spark.sql.warehouse.dir": str(self._place / "warehouse"),
+            # Little data in many small jobs: compiling code costs more than it saves.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.adaptive.enabled": "false",
+            "spark.driver.extraJavaOptions": FRUGAL,
+            "spark.executor.extraJavaOptions": FRUGAL,
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
             "spark.executor.cores": "1",
