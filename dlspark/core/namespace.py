@@ -6,35 +6,30 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from types import TracebackType
 
 from dlspark.core import binding as bindings
+from dlspark.core.assembling import Edges, services_of
 from dlspark.core.binding import settings_from
-from dlspark.core.configuration.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
+from dlspark.core.configuration.features import FeatureProvider
 from dlspark.core.configuration.operator_files import OperatorFiles
 from dlspark.core.display.inquiries import OVERVIEW_S, overview
 from dlspark.core.display.objects import Overview
 from dlspark.core.lifecycle.deletion import delete_log
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics import Meter, Statistics
-from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, Shared, check_region_id
+from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, check_region_id
 from dlspark.core.sessions import connect_all
 from dlspark.core.settings import Settings, Value
 from dlspark.core.writing.allocator_pool import delete_pool
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import AlreadyClosedError, CallerError
 from metadata.allocators import pool_path
-from metadata.bookies import BookieRegistry
-from metadata.federation import FederatedPlaces
-from metadata.ledgers import LedgerStore
 from metadata.log_admin import LogAdmin
 from metadata.log_watch import LogChange, watch_logs
 from metadata.logs import LogNotFoundError, LogStore
 from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
-from metadata.paths import join
 from metadata.permissions import Action, PermissionStore
-from metadata.segment_listing import SegmentCache
 from metadata.store import MetadataStore, Op
 from metadata.tasks import Once, each
 from storage_node.client import ClientSettings, LedgerClient
@@ -132,52 +127,21 @@ class AsyncNamespace:
         check_region_id(region_id)
         meter = Meter.open(statistics, settings)
         files = await OperatorFiles.load(settings, meter.root.rare_paths.values, features)
-
-        def ledger_client(over: MetadataStore) -> tuple[LedgerStore, LedgerClient]:
-            ledgers = LedgerStore(over, binding.ledgers_path, rng=rng)
-            bookies = BookieRegistry(over, binding.ledgers_path)
-            bookies.keep_lists()  # Every segment's ensemble is chosen from them.
-            client = LedgerClient(
-                ledgers,
-                bookies,
-                settings=client_settings or settings.client_settings(),
-                network=network,
-                rng=rng,
-                ensemble_change_disabled=files.features.scope(BKC_SCOPE).feature(DISABLE_ENSEMBLE_CHANGE).is_available,
-            )
-            return ledgers, client
-
-        ledgers, client = ledger_client(ledger_store or store)
-        acl_root = binding.acl_root_path
-        services = Services(
-            store=store,
-            logs=_log_store(store, parsed.path, binding, settings),
-            ledgers=client,
-            binding=binding,
-            settings=settings,
+        edges = Edges(
+            logs=store,
+            ledgers=ledger_store or store,
+            reader_logs=reader_store or store,
+            reader_ledgers=reader_ledger_store or ledger_store or store,
             clock=clock or SystemClock(),
-            permits=RollingPermits(settings.rolling_concurrency),
-            ledger_store=ledgers,
-            shared=Shared(parsed.path),
-            region_id=region_id,
-            features=files.features,
-            meter=meter,
-            permissions=PermissionStore(store, join(parsed.path, acl_root)) if acl_root else None,
+            network=network,
+            rng=rng,
+            client_settings=client_settings,
         )
-        if reader_store not in (None, store) or reader_ledger_store not in (None, ledger_store or store):
-            reader_store = reader_store or store
-            ledgers, client = ledger_client(reader_ledger_store or ledger_store or store)
-            reading = replace(
-                services,
-                store=reader_store,
-                logs=_log_store(reader_store, parsed.path, binding, settings),
-                ledgers=client,
-                ledger_store=ledgers,
-            )
-            services = replace(services, for_readers=reading)
+        services = services_of(
+            edges, parsed.path, binding, settings, features=files.features, meter=meter, region_id=region_id
+        )
         files.start(settings.dynamic_reload_s)
-        reading = services.reading
-        meter.observe((store, ledger_store or store, reading.store, reader_ledger_store or store), settings)
+        meter.observe(edges.stores, settings)
         return cls(parsed, services, files, own=own)
 
     bind = staticmethod(bindings.bind)
@@ -378,25 +342,3 @@ class AsyncNamespace:
     def _check_open(self) -> None:
         if self._closing.begun:
             raise AlreadyClosedError("the namespace was closed", advice="Open it again")
-
-
-def _log_store(store: MetadataStore, path: str, binding: Binding, settings: Settings) -> LogStore:
-    """The logs of the namespace at `path`."""
-    places = None
-    if binding.federated or settings.federated:
-        places = FederatedPlaces(
-            store, path, max_logs=settings.federated_max_logs, ask_on_miss=settings.federated_ask_on_miss
-        )
-    return LogStore(
-        store,
-        path,
-        settings.unpartitioned_stream_name,
-        skip_minimum_version=settings.skip_minimum_version,
-        validate_sequence=settings.validate_sequence,
-        cache=SegmentCache(
-            enabled=settings.segment_cache,
-            max_segments=settings.segment_cache_max,
-            ttl_ms=settings.segment_cache_ttl_ms,
-        ),
-        places=places,
-    )
