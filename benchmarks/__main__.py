@@ -5,23 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 from benchmarks.cluster import Cluster
 from benchmarks.codec import CodecBenchmark
 from benchmarks.java_pairs import java_pairs
+from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM
 from benchmarks.logs import LogBenchmark
 from benchmarks.machine import header
 from benchmarks.results import Row, as_json, table
 from benchmarks.storage import StorageBenchmark
-from dlspark.testing.java_process import OutOfReachError
+from dlspark.testing.java_process import OutOfReachError, class_path_of
 
-SECTIONS = ("codec", "storage", "logs", "spark", "java")
+SECTIONS = ("codec", "storage", "logs", "spark", "java", "kafka")
 NEEDED_BYTES = 30 << 30
 """Three replicas of everything that is written, and the journals; nothing is collected meanwhile."""
 
@@ -38,6 +41,7 @@ class Benchmark(Protocol):
 def main() -> int:
     """Returns 1 if a row missed half of its target, 2 if nothing could be measured, else 0."""
     options = _options()
+    signal.signal(signal.SIGTERM, _leave)
     with tempfile.TemporaryDirectory(prefix="dlspark-bench-", dir=options.dir) as name, ExitStack() as stack:
         directory = Path(name)
         if shutil.disk_usage(directory).free < NEEDED_BYTES:
@@ -61,22 +65,49 @@ def _benchmarks(sections: list[str] | tuple[str, ...], directory: Path, stack: E
     benchmarks: list[Benchmark] = []
     if "codec" in sections:
         benchmarks.append(CodecBenchmark())
-    if {"storage", "logs", "spark", "java"} & set(sections):
+    if set(sections) - {"codec"}:
         cluster = stack.enter_context(Cluster(directory / "cluster"))
     if "storage" in sections:
         benchmarks.append(StorageBenchmark(cluster, directory))
     if "logs" in sections:
         benchmarks.append(LogBenchmark(cluster))
-    if "spark" in sections:
-        from benchmarks.spark_jobs import spark_benchmark  # only here: Spark takes seconds to import
-
-        benchmarks.append(stack.enter_context(spark_benchmark(cluster, directory)))
+    if {"spark", "kafka"} & set(sections):
+        benchmarks += _spark_benchmarks(sections, cluster, directory, stack)
     if "java" in sections:
         try:
             benchmarks.append(stack.enter_context(java_pairs(cluster, directory)))
         except OutOfReachError as reason:
             print(f"no rows P11 and P12: {reason}", file=sys.stderr)
     return benchmarks
+
+
+def _spark_benchmarks(
+    sections: list[str] | tuple[str, ...], cluster: Cluster, directory: Path, stack: ExitStack
+) -> list[Benchmark]:
+    """What runs in a Spark session: one for all, with Kafka's connector where it is asked for and can be had."""
+    from benchmarks.kafka_pairs import kafka_pairs  # only here: Spark takes seconds to import
+    from benchmarks.session import spark_session
+    from benchmarks.spark_jobs import SparkBenchmark
+
+    jars = ""
+    if "kafka" in sections:
+        try:
+            class_path_of(BROKER_POM)
+            jars = class_path_of(CONNECTOR_POM)
+        except OutOfReachError as reason:
+            print(f"no rows P13 to P17: {reason}", file=sys.stderr)
+    spark = stack.enter_context(spark_session(directory, jars))
+    benchmarks: list[Benchmark] = []
+    if "spark" in sections:
+        benchmarks.append(SparkBenchmark(cluster, spark, directory))
+    if jars:
+        benchmarks.append(stack.enter_context(kafka_pairs(cluster, spark, directory)))
+    return benchmarks
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Told to end: in order, so that processes and files go too."""
+    sys.exit(128 + number)
 
 
 def _options() -> argparse.Namespace:

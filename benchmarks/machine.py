@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 
 from benchmarks.cluster import ACK_QUORUM, REPLICAS
+from benchmarks.kafka_broker import BROKER_POM, CONNECTOR_POM, version_of
 from benchmarks.limits import direct_io
 from dlspark.core.runtime import new_event_loop
 
@@ -19,6 +20,7 @@ def header(directory: Path, rounds: int, seconds: float) -> str:
     loop = new_event_loop()
     loop.close()
     mode = "O_DIRECT" if direct_io(directory) else "buffered: O_DIRECT is refused here"
+    broker, connector = version_of(BROKER_POM, "kafka_2.13"), version_of(CONNECTOR_POM, "spark-sql-kafka-0-10_2.13")
     versions = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     return "\n".join(
         (
@@ -32,6 +34,9 @@ def header(directory: Path, rounds: int, seconds: float) -> str:
             "rows P11, P12: Java bookies and the Java client 4.18.0, JVMs as upstream starts them (1 GB heap, 2 GB "
             "direct memory, G1), upstream's defaults with journalFlushWhenQueueEmpty; warmed up uncounted; disks "
             "synced before each window",
+            f"rows P13-P17: Kafka {broker}, one broker (1 GB heap, G1, as upstream starts it); spark-sql-kafka "
+            f"{connector}, acks=all, batches of 256 KB; one Spark session for all; warmed up uncounted; disks synced "
+            "before each window",
             f"rounds: {rounds}, interleaved; limits measured before and after each; median (smallest-largest)",
             "reads (P3, P4): ledgers of 96 MB written just before, so from the nodes' tail caches or the page cache, "
             "not from a cold disk",

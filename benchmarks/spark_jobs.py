@@ -6,37 +6,30 @@ round, and the compared one runs before and after ours.
 
 from __future__ import annotations
 
-import os
-import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.cluster import Cluster
 from benchmarks.results import Row, Target
+from benchmarks.session import CORES, batch_ms
 from benchmarks.spark_sources import IDENTICAL, UNPUBLISHED, IdenticalBatches, Unpublished, rows_per_repeat
 from metadata.errors import check
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-CORES = 2
 SOURCE_REPEATS = 50
 """Times 4 MB of 100 B records, any length: some 1.7 million rows to read."""
 SINK_ROWS = 1_000_000
 MICRO_BATCH_ROWS = 100
-MICRO_BATCHES = 30
+MICRO_BATCHES = 22
 WARM_UP_BATCHES = 8
-MICRO_BATCH_TIMEOUT_S = 120.0
 SOURCE_LOG = "source"
 STREAM_LOG = "stream"
-CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 class SparkBenchmark:
@@ -124,56 +117,12 @@ class SparkBenchmark:
         return self._batch_ms(sink.option("path", f"copy-{self._count}"))
 
     def _batch_ms(self, writer: DataStreamWriter) -> float:
-        """Median duration of a micro-batch, from its begin to its commit in the checkpoint."""
         self._count += 1
         checkpoint = self._directory / f"checkpoint-{self._count}"
-        query = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime="0 seconds").start()
-        try:
-            _await_batches(query)
-        finally:
-            query.stop()
-        durations = [
-            progress.durationMs["triggerExecution"] for progress in query.recentProgress if progress.numInputRows > 0
-        ]
-        return statistics.median(durations[WARM_UP_BATCHES:MICRO_BATCHES])
-
-
-def _await_batches(query: StreamingQuery) -> None:
-    """Wait until the query has run enough micro-batches. Raises what it failed with."""
-    deadline = time.monotonic() + MICRO_BATCH_TIMEOUT_S
-    while sum(progress.numInputRows > 0 for progress in query.recentProgress) < MICRO_BATCHES:
-        if (failure := query.exception()) is not None:
-            raise failure
-        check(time.monotonic() < deadline, f"{MICRO_BATCHES} micro-batches took over {MICRO_BATCH_TIMEOUT_S} s")
-        time.sleep(0.2)
+        return batch_ms(writer, checkpoint, WARM_UP_BATCHES, MICRO_BATCHES)
 
 
 def _seconds(job: Callable[[], None]) -> float:
     begin = time.perf_counter()
     job()
     return time.perf_counter() - begin
-
-
-@contextmanager
-def spark_benchmark(cluster: Cluster, directory: Path) -> Iterator[SparkBenchmark]:
-    """The benchmark with its session, which ends with it."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
-
-    spark = (
-        SparkSession.builder.master(f"local[{CORES}]")
-        .appName("dlspark benchmarks")
-        .config("spark.driver.memory", "2g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.log.level", "OFF")  # a query stopped within a batch logs errors; ours are raised in Python
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
-        .getOrCreate()
-    )
-    try:
-        yield SparkBenchmark(cluster, spark, directory)
-    finally:
-        spark.stop()

@@ -164,6 +164,11 @@ class Sandbox:
         process = self._processes.get(index)
         return process.pid if process is not None and process.poll() is None else None
 
+    @property
+    def zookeeper_pid(self) -> int | None:
+        """ZooKeeper's process, or None where it does not run."""
+        return self._zookeeper.pid if self._zookeeper is not None else None
+
     def node_directory(self, index: int) -> Path:
         return self.directory / f"node-{index}"
 

@@ -89,22 +89,40 @@ class JavaSoftware:
         directory = CACHE / f"{version}-{digest}"
         listed = directory / "classpath"
         classes = directory / "classes"
-        if not (listed.exists() and all(Path(jar).exists() for jar in listed.read_text().split(os.pathsep))):
+        if not _all_there(listed):
             for tool in ("mvn", "java", "javac"):
                 if shutil.which(tool) is None:
                     raise OutOfReachError(f"{tool} is not installed: the Java software cannot be fetched and compiled")
             directory.mkdir(parents=True, exist_ok=True)
-            jars = _fetch(version, directory)
+            jars = _fetch(POM, directory / "resolved", f"-Dbookkeeper.version={version}")
             _compile(jars, sources, classes)
             listed.write_text(jars)
         return cls(version, program, os.pathsep.join([str(program.sources), str(classes), listed.read_text()]))
 
 
-def _fetch(version: str, directory: Path) -> str:
-    """The class path as Maven resolves it (from its local cache where it can)."""
-    output = directory / "resolved"
-    command = ["mvn", "-q", "-B", "-f", str(POM), CLASSPATH_GOAL]
-    command += [f"-Dbookkeeper.version={version}", f"-Dmdep.outputFile={output}"]
+def class_path_of(pom: Path, cache: Path = CACHE) -> str:
+    """The jars that a POM asks for, fetched through Maven unless they are there from an earlier run, kept in `cache`.
+
+    Raises OutOfReachError.
+    """
+    listed = cache / f"{pom.stem}-{hashlib.sha256(pom.read_bytes()).hexdigest()[:16]}.classpath"
+    if not _all_there(listed):
+        for tool in ("mvn", "java"):
+            if shutil.which(tool) is None:
+                raise OutOfReachError(f"{tool} is not installed: the Java software cannot be fetched and run")
+        listed.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(pom, listed)
+    return listed.read_text().strip()
+
+
+def _all_there(listed: Path) -> bool:
+    """Whether every jar of a class path that was kept still lies where it did."""
+    return listed.exists() and all(Path(jar).exists() for jar in listed.read_text().strip().split(os.pathsep))
+
+
+def _fetch(pom: Path, output: Path, *settings: str) -> str:
+    """The class path as Maven resolves it (from its local cache where it can), which it writes to `output`."""
+    command = ["mvn", "-q", "-B", "-f", str(pom), CLASSPATH_GOAL, *settings, f"-Dmdep.outputFile={output}"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, stdin=subprocess.DEVNULL

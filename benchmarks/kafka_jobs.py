@@ -1,0 +1,346 @@
+"""What Spark is made to do with a log, the same for every system, and what it tells of it.
+
+Every job that is timed runs to its end, with the same frames, numbers of rows and partitions. Rates are of as many
+whole runs as a window takes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.kafka_systems import Append, System
+from benchmarks.payloads import any_lengths
+from benchmarks.processes import loopback_bytes, own_cpu_s, tree_cpu_s
+from benchmarks.results import percentile
+from benchmarks.session import CORES, batch_ms, java_of
+from metadata.errors import check
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import Row as SparkRow
+
+SMALL, LARGE = 100, 1024
+FILES = 4
+REPEATS = {SMALL: 4, LARGE: 7}
+"""A file of the frame that is written holds so many times 4 MB: some 140,000 rows of 100 B, 28,000 of 1 KB."""
+STEPS = 8
+"""A log to be read is written in so many batches, a second or so apart."""
+LAST_ROWS = 1_000
+"""Rows behind the point in time from which the log is read again."""
+ONE_BY_ONE_ROWS = 200
+WARM_UP_BATCHES = 5
+MICRO_BATCHES = 20
+SETTLE_S = 3.0
+IDLE_S = 20.0
+TAIL_S = 12.0
+TAIL_WARM_UPS = 3
+PAUSE_S = (0.3, 0.7)
+"""Between two appends, at random, so that no period of a query meets that of the appends."""
+TIMEOUT_S = 60.0
+_PROBE = -1_000_000
+_SEED = 20_130_701
+
+
+class Load(Enum):
+    """What is measured; the figures that `Jobs.measure` gives, in their order."""
+
+    SOURCE_SMALL = auto()
+    """Thousands of rows a second: a batch query from a log of 100 B records to no-op."""
+    SOURCE_LARGE = auto()
+    """The same with records of 1 KB."""
+    SINK_BATCH = auto()
+    """Thousands of rows a second: the frame written in a batch."""
+    SINK_STREAM = auto()
+    """Thousands of rows a second: the frame written by a streaming query, `availableNow`, two files a micro-batch."""
+    TO_SINK = auto()
+    """Milliseconds: a micro-batch with one row from Spark's rate source to the sink."""
+    FROM_SOURCE = auto()
+    """Milliseconds: a micro-batch with one row from the log to no-op."""
+    REWIND = auto()
+    """Milliseconds, and KB over the loopback: the end of a log read by time."""
+    IDLE = auto()
+    """Processor seconds a minute, of Spark and Python and of the servers: a query at the end of its log."""
+    TAIL = auto()
+    """Milliseconds from before an append: to the batch's function, median and 99th percentile; to its rows, median."""
+
+
+@dataclass
+class Arrivals:
+    """When records of a running query were appended, and when a batch had them. Seconds of one clock."""
+
+    sent: dict[int, float] = field(default_factory=dict)
+    begun: dict[int, float] = field(default_factory=dict)
+    """When the function of the record's batch was called."""
+    collected: dict[int, float] = field(default_factory=dict)
+    """When the batch's rows were in the driver's hands."""
+
+    def note(self, numbers: list[int], begun: float, collected: float) -> None:
+        """A batch with these records."""
+        for number in numbers:
+            self.begun.setdefault(number, begun)
+            self.collected.setdefault(number, collected)
+
+    @property
+    def complete(self) -> bool:
+        return self.sent.keys() <= self.collected.keys()
+
+    def figures(self) -> tuple[float, float, float]:
+        """Milliseconds, of records from number 0 on: median and 99th percentile to the batch, median to its rows."""
+        counted = [number for number in self.sent if number >= 0]
+        begun = [(self.begun[number] - self.sent[number]) * 1e3 for number in counted]
+        collected = [(self.collected[number] - self.sent[number]) * 1e3 for number in counted]
+        return percentile(begun, 0.5), percentile(begun, 0.99), percentile(collected, 0.5)
+
+
+class Jobs:
+    """The jobs on one system. Its logs are made, and read once, with it."""
+
+    def __init__(self, spark: SparkSession, system: System, directory: Path, frames: Path) -> None:
+        self.name = system.name
+        self._spark = spark
+        self._system = system
+        self._directory = directory
+        self._frames = frames
+        self._count = 0
+        self._chance = random.Random(_SEED)
+        directory.mkdir()
+        for log, partitions in (
+            ("small", CORES),
+            ("large", CORES),
+            ("sink", CORES),
+            ("few", 1),
+            ("drops", 1),
+            ("tail", 1),
+        ):
+            system.create(log, partitions)
+        self._ways: dict[Load, Callable[[float], tuple[float, ...]]] = {
+            Load.SOURCE_SMALL: partial(self._source_rate, "small"),
+            Load.SOURCE_LARGE: partial(self._source_rate, "large"),
+            Load.SINK_BATCH: lambda seconds: self._sink_rate(self._write_batch, seconds),
+            Load.SINK_STREAM: lambda seconds: self._sink_rate(self._write_stream, seconds),
+            Load.TO_SINK: lambda _: (self._rate_to_sink_ms(),),
+            Load.FROM_SOURCE: lambda _: (self._log_to_noop_ms(),),
+            Load.REWIND: lambda _: self._rewind(),
+            Load.IDLE: lambda _: self._idle(),
+            Load.TAIL: lambda _: self._tail(),
+        }
+
+    def fill(self) -> None:
+        """The logs that are read."""
+        self._rows = {"small": 0, "large": 0}
+        for step in range(STEPS):
+            self._append(self._frame(SMALL, step % FILES), "small")
+        for step in range(FILES):
+            self._append(self._frame(LARGE, step), "large")
+        time.sleep(0.1)
+        self._late_ms = time.time_ns() // 1_000_000
+        time.sleep(0.1)
+        self._append(self._frame(SMALL, 0).limit(LAST_ROWS), "small")
+        for log in ("few", "tail"):
+            self._append(self._spark.range(ONE_BY_ONE_ROWS).selectExpr("cast(id as string) value").coalesce(1), log)
+        for log in ("small", "large"):
+            frame = self._read(log)
+            self._rows[log] = frame.count()
+            found = frame.rdd.getNumPartitions()
+            check(CORES <= found <= CORES + 1, f"{self.name}: {log} is read in {found} partitions, asked for {CORES}")
+        found = self._late().count()
+        check(found == LAST_ROWS, f"{self.name}: {found} rows since the point in time, not {LAST_ROWS}")
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows in the logs that are read, for comparing systems."""
+        return dict(self._rows)
+
+    def measure(self, load: Load, seconds: float) -> tuple[float, ...]:
+        """The figures of a load, in windows of `seconds` where it gives rates."""
+        return self._ways[load](seconds)
+
+    # ------------------------------------------------------------------ frames
+
+    def _frame(self, size: int, number: int) -> DataFrame:
+        return self._spark.read.parquet(str(self._frames / str(size) / f"{number}.parquet")).repartition(CORES)
+
+    def _read(self, log: str) -> DataFrame:
+        options = self._system.source(log) | {"startingOffsets": "earliest", "minPartitions": CORES}
+        return self._spark.read.format(self._system.format).options(**options).load()
+
+    def _late(self) -> DataFrame:
+        options = self._system.source("small") | {"startingTimestamp": self._late_ms}
+        if self._system.format == "kafka":
+            options["startingOffsetsByTimestampStrategy"] = "latest"  # a partition may have got none of the last rows
+        return self._spark.read.format(self._system.format).options(**options).load()
+
+    def _stream(self, log: str, **options: str | int) -> DataFrame:
+        options = self._system.source(log) | options
+        return self._spark.readStream.format(self._system.format).options(**options).load()
+
+    def _append(self, rows: DataFrame, log: str) -> None:
+        rows.write.format(self._system.format).options(**self._system.sink(log)).mode("append").save()
+
+    def _checkpoint(self) -> Path:
+        self._count += 1
+        return self._directory / f"checkpoint-{self._count}"
+
+    # ------------------------------------------------------------------ rates
+
+    def _source_rate(self, log: str, seconds: float) -> tuple[float, ...]:
+        return (self._rows[log] / _run_s(lambda: _to_noop(self._read(log)), seconds) / 1e3,)
+
+    def _sink_rate(self, write: Callable[[], None], seconds: float) -> tuple[float, ...]:
+        return (frame_rows(SMALL) / _run_s(write, seconds) / 1e3,)
+
+    def _write_batch(self) -> None:
+        self._append(self._spark.read.parquet(str(self._frames / str(SMALL))), "sink")
+
+    def _write_stream(self) -> None:
+        source = self._spark.readStream.schema("value binary").option("maxFilesPerTrigger", FILES // 2)
+        frame = source.parquet(str(self._frames / str(SMALL)))
+        sink = frame.writeStream.format(self._system.format).options(**self._system.sink("sink"))
+        query = sink.option("checkpointLocation", str(self._checkpoint())).trigger(availableNow=True).start()
+        query.awaitTermination()
+        check(_input_rows(query) == frame_rows(SMALL), "a streaming query has not written every row")
+
+    # ------------------------------------------------------------------ micro-batches
+
+    def _rate_to_sink_ms(self) -> float:
+        rate = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+        rows = rate.selectExpr("cast(value as string) as value")
+        sink = rows.writeStream.format(self._system.format).options(**self._system.sink("drops"))
+        return batch_ms(sink, self._checkpoint(), WARM_UP_BATCHES, MICRO_BATCHES)
+
+    def _log_to_noop_ms(self) -> float:
+        rows = self._stream("few", startingOffsets="earliest", maxOffsetsPerTrigger=1)
+        return batch_ms(rows.writeStream.format("noop"), self._checkpoint(), WARM_UP_BATCHES, MICRO_BATCHES)
+
+    # ------------------------------------------------------------------ rewind
+
+    def _rewind(self) -> tuple[float, ...]:
+        before, begin = loopback_bytes(), time.perf_counter()
+        _to_noop(self._late())
+        return (time.perf_counter() - begin) * 1e3, (loopback_bytes() - before) / 1e3
+
+    # ------------------------------------------------------------------ a query that waits
+
+    def _idle(self) -> tuple[float, ...]:
+        query = self._stream("tail", startingOffsets="latest").writeStream.format("noop")
+        with _running(query.option("checkpointLocation", str(self._checkpoint())).start()) as running:
+            with self._system.appending("tail") as append:
+                _await_start(running, append)
+            time.sleep(SETTLE_S)
+            return resting_cpu(self._spark, self._system, IDLE_S)
+
+    def _tail(self) -> tuple[float, ...]:
+        arrivals = Arrivals()
+
+        def arrived(batch: DataFrame, _: int) -> None:
+            begun = time.time()
+            rows: list[SparkRow] = batch.select("value").collect()
+            arrivals.note([int(row[0]) for row in rows], begun, time.time())
+
+        query = self._stream("tail", startingOffsets="latest").writeStream.foreachBatch(arrived)
+        running = _running(query.option("checkpointLocation", str(self._checkpoint())).start())
+        with running as started, self._system.appending("tail") as append:
+            _await_start(started, append)
+            time.sleep(SETTLE_S)
+            end = time.monotonic() + TAIL_S
+            number = -TAIL_WARM_UPS
+            while time.monotonic() < end or number <= 0:
+                arrivals.sent[number] = time.time()
+                append(str(number).encode())
+                number += 1
+                time.sleep(self._chance.uniform(*PAUSE_S))
+            _wait(lambda: arrivals.complete, started, "records to arrive")
+        return arrivals.figures()
+
+
+def resting_cpu(spark: SparkSession, system: System, seconds: float) -> tuple[float, float]:
+    """Processor seconds a minute of Spark, its Python workers and this process, and of the system's servers."""
+    spark_pid = int(java_of(spark).java.lang.ProcessHandle.current().pid())
+    servers = system.server_pids()
+
+    def read() -> tuple[float, float]:
+        return tree_cpu_s([spark_pid]) + own_cpu_s(os.getpid()), sum(map(own_cpu_s, servers))
+
+    begin, before = time.perf_counter(), read()
+    time.sleep(seconds)
+    after, elapsed = read(), time.perf_counter() - begin
+    return (after[0] - before[0]) * 60 / elapsed, (after[1] - before[1]) * 60 / elapsed
+
+
+def write_frames(directory: Path) -> None:
+    """The frames that are written, as Parquet: column `value`, some 4 MB of records of any length over and over."""
+    for size, repeats in REPEATS.items():
+        (directory / str(size)).mkdir(parents=True)
+        table = pa.table({"value": pa.chunked_array([any_lengths(size).payloads] * repeats)})
+        for number in range(FILES):
+            pq.write_table(table, directory / str(size) / f"{number}.parquet", compression="none", use_dictionary=False)
+
+
+def frame_rows(size: int) -> int:
+    """Rows of a frame."""
+    return FILES * REPEATS[size] * len(any_lengths(size).txids)
+
+
+def _run_s(job: Callable[[], None], seconds: float) -> float:
+    """Seconds that a run of the job takes, the mean of as many as begin within a window."""
+    runs = 0
+    begin = time.perf_counter()
+    while (elapsed := time.perf_counter() - begin) < seconds or not runs:
+        job()
+        runs += 1
+    return elapsed / runs
+
+
+def _to_noop(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def _input_rows(query: StreamingQuery) -> int:
+    return sum(progress.numInputRows for progress in query.recentProgress)
+
+
+@contextmanager
+def _running(query: StreamingQuery) -> Iterator[StreamingQuery]:
+    """The query while the block runs; what it failed with, if it did, is raised at its end."""
+    try:
+        yield query
+        failure = query.exception()
+        if failure is not None:
+            raise failure
+    finally:
+        query.stop()
+
+
+def _await_start(query: StreamingQuery, append: Append) -> None:
+    """Until a query that begins at a log's end has had a record: those from before it knew the end it never sees."""
+
+    def appended_and_seen() -> bool:
+        append(str(_PROBE).encode())
+        time.sleep(PAUSE_S[1])
+        return _input_rows(query) > 0
+
+    _wait(appended_and_seen, query, "the query to begin")
+
+
+def _wait(done: Callable[[], bool], query: StreamingQuery, what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not done():
+        failure = query.exception()
+        if failure is not None:
+            raise failure
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {TIMEOUT_S} s for {what}")
+        time.sleep(0.05)

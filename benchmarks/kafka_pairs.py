@@ -1,0 +1,165 @@
+"""Rows P13 to P17: our connector to Spark beside Apache Kafka with spark-sql-kafka, in one session.
+
+Ours: three storage nodes and ZooKeeper, every record on three nodes, synced (fdatasync) on two before it counts,
+a batch published exactly once. Kafka: one broker, one copy, `acks=all`; a record counts when it is in the broker's
+page cache ("Kafka") or when it has been synced too ("Kafka flushed": `log.flush.interval.messages=1`, set for the
+topic); a batch that is repeated is there twice. So ours writes three times as much, and waits as "flushed" does.
+
+Systems take turns with each load before the next load begins, on disks that have taken what was left of the one
+before; who begins changes from round to round. Before anything counts every job has run, for JVMs to compile it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from benchmarks.cluster import Cluster
+from benchmarks.kafka_broker import KafkaBroker
+from benchmarks.kafka_jobs import Jobs, Load, resting_cpu, write_frames
+from benchmarks.kafka_systems import KafkaLogs, OurLogs
+from benchmarks.results import Row, Target
+from metadata.errors import check
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WARM_UPS = {
+    Load.SOURCE_SMALL: 2,
+    Load.SOURCE_LARGE: 1,
+    Load.SINK_STREAM: 1,
+    Load.TO_SINK: 1,
+    Load.FROM_SOURCE: 1,
+    Load.REWIND: 2,
+}
+"""Runs before anything counts; what is not named runs the same code as another load, or as the filling of the logs."""
+WARM_UP_S = 3.0
+FLUSHED = {Load.SINK_BATCH, Load.SINK_STREAM, Load.TO_SINK}
+"""Loads that differ where the broker syncs."""
+REST_S = 5.0
+
+
+class LoadedSystem(Protocol):
+    """A system that can be made to work."""
+
+    name: str
+
+    def measure(self, load: Load, seconds: float) -> tuple[float, ...]: ...
+
+
+class KafkaPairs:
+    """Rows P13 to P17 on three systems."""
+
+    def __init__(
+        self,
+        ours: LoadedSystem,
+        kafka: LoadedSystem,
+        flushed: LoadedSystem,
+        resting: Callable[[], float],
+        settle: Callable[[], None] = os.sync,
+    ) -> None:
+        """`resting` gives processor seconds a minute of a session without a query; `settle` has disks take the rest."""
+        self._ours = ours
+        self._others = {kafka.name: kafka, flushed.name: flushed}
+        self._resting = resting
+        self._settle = settle
+        self._count = 0
+        self._table = {
+            (load, name): _rows(load, name)
+            for load in Load
+            for name in (kafka.name, *([flushed.name] if load in FLUSHED else []))
+        }
+        self._no_query = Row(
+            "P16", "no query at all: Spark and Python", "CPU s/min", "CPU s/min: Kafka's idle query", None
+        )
+        self._kafka = kafka.name
+        self.rows = [*(row for rows in self._table.values() for row in rows), self._no_query]
+
+    def warm_up(self) -> None:
+        """Uncounted runs. A flushed broker runs the same code as one that is not."""
+        for load, times in WARM_UPS.items():
+            for _ in range(times):
+                for system in (self._ours, self._others[self._kafka]):
+                    system.measure(load, WARM_UP_S)
+
+    def round(self, seconds: float) -> None:
+        """Every load by every system once."""
+        turn, self._count = self._count, self._count + 1
+        idle = 0.0
+        for load in Load:
+            systems = self._systems(load)
+            first = turn % len(systems)
+            found: dict[str, tuple[float, ...]] = {}
+            for system in systems[first:] + systems[:first]:
+                self._settle()
+                found[system.name] = system.measure(load, seconds)
+            for name in found.keys() & self._others.keys():
+                for row, figure, limit in zip(
+                    self._table[load, name], found[self._ours.name], found[name], strict=True
+                ):
+                    row.add(figure, limit)
+            if load is Load.IDLE:
+                idle = found[self._kafka][0]
+        self._no_query.add(self._resting(), idle)
+
+    def _systems(self, load: Load) -> list[LoadedSystem]:
+        return [self._ours, *(system for name, system in self._others.items() if (load, name) in self._table)]
+
+
+def _rows(load: Load, other: str) -> Sequence[Row]:
+    """A row for each figure of a load."""
+    fast = Target(1.0) if load in FLUSHED and "flushed" not in other else Target(2.0)
+    short = Target(1.0, at_most=True)
+    once = "exactly once, 3 copies, synced"
+    other_once = f"{other}: at least once, 1 copy, {'synced' if 'flushed' in other else 'not synced'}"
+    rate = f"k rows/s: {other}"
+    if load is Load.SOURCE_SMALL:
+        return [Row("P13", "source, 100 B, all 8 columns", "k rows/s", f"{rate}, all 7", fast)]
+    if load is Load.SOURCE_LARGE:
+        return [Row("P13", "source, 1 KB, all 8 columns", "k rows/s", f"{rate}, all 7", fast)]
+    if load is Load.SINK_BATCH:
+        return [Row("P13", f"sink, batch of 100 B, {once}", "k rows/s", f"k rows/s: {other_once}", fast)]
+    if load is Load.SINK_STREAM:
+        return [Row("P13", f"sink, availableNow of 100 B, {once}", "k rows/s", f"k rows/s: {other_once}", fast)]
+    if load is Load.TO_SINK:
+        return [Row("P14", f"micro-batch of 1 row, rate to sink, {once}", "ms", f"ms: {other_once}", short)]
+    if load is Load.FROM_SOURCE:
+        return [Row("P14", "micro-batch of 1 row, log to noop", "ms", f"ms: {other}", short)]
+    if load is Load.REWIND:
+        return [
+            Row("P15", "read a log's end by time: time", "ms", f"ms: {other}", short),
+            Row("P15", "read a log's end by time: loopback", "KB", f"KB: {other}", short),
+        ]
+    if load is Load.IDLE:
+        return [
+            Row("P16", "idle query: Spark and Python", "CPU s/min", f"CPU s/min: {other}", short),
+            Row("P16", "idle query: servers", "CPU s/min", f"CPU s/min: {other}", None),
+        ]
+    return [
+        Row("P17", "append to batch function, p50", "ms", f"ms: {other}", short),
+        Row("P17", "append to batch function, p99", "ms", f"ms: {other}", short),
+        Row("P17", "append to its row collected, p50", "ms", f"ms: {other}", short),
+    ]
+
+
+@contextmanager
+def kafka_pairs(cluster: Cluster, spark: SparkSession, directory: Path) -> Iterator[KafkaPairs]:
+    """The benchmark, with a broker beside the cluster. Raises OutOfReachError."""
+    home = directory / "kafka"
+    write_frames(home / "frames")
+    with KafkaBroker(home / "broker") as broker:
+        own = OurLogs(cluster)
+        ours = Jobs(spark, own, home / "ours", home / "frames")
+        kafka, flushed = (
+            Jobs(spark, KafkaLogs(broker, spark, flushed=each), home / f"kafka-{each}", home / "frames")
+            for each in (False, True)
+        )
+        ours.fill()
+        kafka.fill()
+        check(ours.rows == kafka.rows, f"the logs to be read differ: {ours.rows} and {kafka.rows} rows")
+        pairs = KafkaPairs(ours, kafka, flushed, lambda: resting_cpu(spark, own, REST_S)[0])
+        pairs.warm_up()
+        yield pairs

@@ -1,0 +1,80 @@
+"""The Spark session that the sections `spark` and `kafka` share: a JVM has one, and takes jars when it starts."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from metadata.errors import check
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JVMView
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+CORES = 2
+CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+MICRO_BATCH_TIMEOUT_S = 120.0
+
+
+@contextmanager
+def spark_session(directory: Path, class_path: str = "") -> Iterator[SparkSession]:
+    """A session on two cores with these jars, which ends with the block."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master(f"local[{CORES}]")
+        .appName("dlspark benchmarks")
+        .config("spark.jars", class_path.replace(os.pathsep, ","))
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")  # a query stopped within a batch logs errors; ours are raised in Python
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.sql.streaming.checkpointFileManagerClass", CHECKPOINTS)
+        .getOrCreate()
+    )
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def java_of(spark: SparkSession) -> JVMView:
+    """The packages and classes in the session's JVM."""
+    java = spark._jvm
+    check(java is not None, "the session has no JVM of its own")
+    return java
+
+
+def batch_ms(writer: DataStreamWriter, checkpoint: Path, warm_up: int, batches: int) -> float:
+    """Median duration of a micro-batch, from its begin to its commit in the checkpoint; the first ones do not count."""
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime="0 seconds").start()
+    try:
+        _await_batches(query, warm_up + batches)
+    finally:
+        query.stop()
+    durations = [progress.durationMs["triggerExecution"] for progress in query.recentProgress if progress.numInputRows]
+    return statistics.median(durations[warm_up : warm_up + batches])
+
+
+def _await_batches(query: StreamingQuery, batches: int) -> None:
+    """Wait until the query has run enough micro-batches. Raises what it failed with."""
+    deadline = time.monotonic() + MICRO_BATCH_TIMEOUT_S
+    while sum(progress.numInputRows > 0 for progress in query.recentProgress) < batches:
+        if (failure := query.exception()) is not None:
+            raise failure
+        check(time.monotonic() < deadline, f"{batches} micro-batches took over {MICRO_BATCH_TIMEOUT_S} s")
+        time.sleep(0.2)
