@@ -85,7 +85,7 @@ LOGS: Final = MetadataTable(
         Column("writer", "string", "client id of who holds the log's lock; null: nobody"),
         Column("created_at", "timestamp", "when the log was created, by ZooKeeper's clock"),
         Column("completed_at", "timestamp", "when its newest completed segment was completed"),
-        Column("error", "string", "why the log's metadata could not be read; then all else is null"),
+        Column("error", "string", "what could not be read, and why; what it would have told is null"),
     ),
     of_logs=True,
 )
@@ -117,6 +117,7 @@ SEGMENTS: Final = MetadataTable(
         Column("nodes", "array<string>", "ids of all storage nodes that have entries of it, in the order of use"),
         Column("region", "int", "id of the region whose writer began it"),
         Column("version", "int", "version of its metadata's format"),
+        Column("error", "string", "why storage nodes did not tell of what is being written"),
     ),
     of_logs=True,
 )
@@ -140,6 +141,7 @@ CURSORS: Final = MetadataTable(
         Column("reader", "string", "client id of who reads for it under its lock; null: nobody"),
         Column("moved_at", "timestamp", "when the position was stored last, by ZooKeeper's clock"),
         Column("created_at", "timestamp", "when the cursor was created"),
+        Column("error", "string", "why storage nodes did not tell where the log ends"),
     ),
     of_logs=True,
 )

@@ -25,7 +25,7 @@ from dlspark.spark.lag import NOTHING, Extent, extent
 from dlspark.spark.log_view import LogView
 from metadata.errors import CorruptDataError, MetadataUnavailableError, NoAuthError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
-from metadata.logs import TruncationStatus
+from metadata.logs import LogNotFoundError, TruncationStatus
 from metadata.retry import repeat
 from metadata.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata
 from metadata.store import Stat
@@ -86,9 +86,9 @@ class LogRows:
         return [row | await self._extent_of(name, status)]
 
     async def _extent_of(self, name: str, status: LogStatus) -> Row:
-        told = await self._told(self._whole(name))
+        told, why = await self._told(self._whole(name))
         if told is None:
-            return {}
+            return {"error": why}
         earliest, latest, found = told
         return {
             "earliest": str(earliest),
@@ -115,10 +115,14 @@ class LogRows:
         """A row a segment. Raises LogNotFoundError, CorruptDataError for a list that cannot be read."""
         listed = await self._services.logs.segments(name)
         ledgers = await asyncio.gather(*(self.ledger(one.ledger_id) for one in listed))
-        tails = {one.lssn: await self._told(self._tail_of(name, one)) for one in listed if one.in_progress}
-        return [
-            _segment_row(name, one, ledger, tails.get(one.lssn)) for one, ledger in zip(listed, ledgers, strict=True)
-        ]
+        return [await self._segment(name, one, ledger) for one, ledger in zip(listed, ledgers, strict=True)]
+
+    async def _segment(self, name: str, segment: SegmentMetadata, ledger: LedgerMetadata | None) -> Row:
+        row = _segment_row(name, segment, ledger)
+        if not segment.in_progress:
+            return row | _ended(segment, ledger)
+        tail, why = await self._told(self._tail_of(name, segment))
+        return row | ({"error": why} if tail is None else _grown(tail))
 
     async def ledger(self, ledger_id: int) -> LedgerMetadata | None:
         """A ledger's metadata; None where it is gone."""
@@ -148,7 +152,7 @@ class LogRows:
         positions = await Subscriptions(self._services.logs, name).positions()
         if not positions:
             return []
-        told = await self._told(self._lags(name, positions))
+        told, why = await self._told(self._lags(name, positions))
         rows: list[Row] = []
         for cursor, position in positions.items():
             path = await SubscriberStore(self._services.logs).path(name, cursor)
@@ -164,7 +168,7 @@ class LogRows:
                     "reader": await lock_owner(self._services, f"{path}/{READ_LOCK}"),
                     "moved_at": None if unset else micros(stat.mtime_ms),
                     "created_at": micros(stat.ctime_ms),
-                    **({} if told is None else told[cursor]),
+                    **({"error": why} if told is None else told[cursor]),
                 }
             )
         return rows
@@ -199,17 +203,21 @@ class LogRows:
     async def _stat(self, path: str) -> Stat | None:
         return await repeat(self._services.store, lambda: self._services.store.exists(path))
 
-    async def _told(self, question: Awaitable[_T]) -> _T | None:
-        """What storage nodes tell, None where they do not in time. The metadata store's own absence is raised."""
+    async def _told(self, question: Awaitable[_T]) -> tuple[_T | None, str | None]:
+        """What storage nodes tell; None and the reason where they do not in time, or their data are damaged.
+
+        What the metadata store has to say is raised: that it is away, that the log is gone.
+        """
         left_s = self._until - asyncio.get_running_loop().time()
+        limit_s = max(min(TELL_S, left_s), 0.0)
         try:
-            return await asyncio.wait_for(question, max(min(TELL_S, left_s), 0.0))
+            return await asyncio.wait_for(question, limit_s), None
         except asyncio.TimeoutError:
-            return None
-        except MetadataUnavailableError:
+            return None, f"storage nodes did not tell within {limit_s:.1f} s"
+        except (MetadataUnavailableError, LogNotFoundError):
             raise
-        except DistributedLogError:
-            return None
+        except DistributedLogError as error:
+            return None, f"{type(error).__name__}: {error.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +240,8 @@ def segment_words(segment: SegmentMetadata) -> str:
     return "truncated" if is_truncated(segment) else "completed"
 
 
-def _segment_row(name: str, segment: SegmentMetadata, ledger: LedgerMetadata | None, tail: Tail | None) -> Row:
+def _segment_row(name: str, segment: SegmentMetadata, ledger: LedgerMetadata | None) -> Row:
+    """What is known of a segment in any state."""
     unassigned = segment.start_sequence_id == UNASSIGNED_SEQUENCE_ID or segment.version < 5
     row: Row = {
         "log": name,
@@ -254,7 +263,7 @@ def _segment_row(name: str, segment: SegmentMetadata, ledger: LedgerMetadata | N
             "ledger_state": ledger.state.name,
             "nodes": distinct_nodes(ledger),
         }
-    return row | (_grown(tail) if segment.in_progress else _ended(segment, ledger))
+    return row
 
 
 def _ended(segment: SegmentMetadata, ledger: LedgerMetadata | None) -> Row:
@@ -273,9 +282,7 @@ def _ended(segment: SegmentMetadata, ledger: LedgerMetadata | None) -> Row:
     }
 
 
-def _grown(tail: Tail | None) -> Row:
-    if tail is None:
-        return {}
+def _grown(tail: Tail) -> Row:
     return {
         "last_dlsn": None if tail.dlsn is None else str(tail.dlsn),
         "last_transaction_id": tail.txid,

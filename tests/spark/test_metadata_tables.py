@@ -181,8 +181,11 @@ async def test_what_no_storage_node_tells_is_null_and_the_rest_is_told(world: Wo
     assert first["records"] == 5
     assert last["state"] == "in progress"
     assert [last[column] for column in ("last_dlsn", "records", "bytes", "entries")] == [None] * 4
+    assert first["error"] is None
+    assert last["error"]
     (log,) = await rows(world, "logs", name)
     assert (log["earliest"], log["latest"], log["records"], log["segments"]) == ("1:0:0", None, None, 2)
+    assert log["error"] == last["error"]
 
 
 async def test_logs_are_told_with_their_extent_and_owner(world: World) -> None:
