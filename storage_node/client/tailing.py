@@ -36,30 +36,39 @@ class TailRound:
         self._deadline = deadline
         self._asked: list[tuple[str, int]] = []
         self._outcome: asyncio.Future[Entry | None] = pool.loop.create_future()
+        self._silence: asyncio.TimerHandle | None = None
         self.machine = TailRead(next_entry, metadata.ensemble_size, metadata.ack_quorum)
         if self._settings.reorder_reads:
             self.machine.reorder(lambda order: pool.health.reading_order(order, self._bookies))
 
     async def run(self, changed: asyncio.Future[None]) -> Entry | None:
         """The entry; None where there is none yet, the time is over, or `changed` is done. Raises EUA."""
-        settings = self._settings
-        patience_s = settings.speculative_lac_ms / 1000
-        watched: set[asyncio.Future[Entry | None] | asyncio.Future[None]] = {self._outcome, changed}
+        changed.add_done_callback(self._give_up)
         try:
             self._ask(self.machine.ask_next())
-            while not (self._outcome.done() or changed.done()):
-                left_s = self._deadline - self._loop.time() + settings.read_entry_timeout_ms / 1000
-                limit_s = patience_s or left_s
-                await asyncio.wait(watched, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-                if patience_s and not (self._outcome.done() or changed.done()):
-                    self._ask(self.machine.ask_next())
-                    patience_s = min(
-                        patience_s * settings.speculative_lac_factor, settings.max_speculative_lac_ms / 1000
-                    )
-            return self._outcome.result() if self._outcome.done() else None
+            self._expect_news(self._settings.speculative_lac_ms / 1000)
+            return await self._outcome
         finally:
+            changed.remove_done_callback(self._give_up)
+            if self._silence is not None:
+                self._silence.cancel()
             for bookie, txn_id in self._asked:
                 self._pool.to(bookie, self._ledger_id).forget(txn_id)
+
+    def _give_up(self, _changed: asyncio.Future[None]) -> None:
+        self._end(None)
+
+    def _expect_news(self, patience_s: float) -> None:
+        """Ask another bookie beside if nothing is heard for so long (0: never), and so on, each time later."""
+        if patience_s:
+            self._silence = self._loop.call_later(patience_s, self._ask_beside, patience_s)
+
+    def _ask_beside(self, patience_s: float) -> None:
+        self._silence = None
+        if not self._outcome.done():
+            self._ask(self.machine.ask_next())
+            settings = self._settings
+            self._expect_news(min(patience_s * settings.speculative_lac_factor, settings.max_speculative_lac_ms / 1000))
 
     def _ask(self, index: int | None) -> None:
         if index is None:
