@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.spark.errors import UnreachableEndDataLossError
+from dlspark.spark.errors import OptionError, UnreachableEndDataLossError
 from dlspark.spark.limits import Limits, byte_shares, shares
 from dlspark.spark.log_bytes import advance_bytes, bytes_between, next_entry_bytes
 from dlspark.spark.log_view import LogView
@@ -89,6 +89,9 @@ class BatchEnds:
         found = await gathered(
             {log: advance_bytes(views[log], begins[log], ends[log], share) for log, share in given.items()}
         )
+        for log, end in found.items():
+            if begins[log] < end < ends[log] and await _only_control(views[log], end, ends[log]):
+                found[log] = ends[log]  # or they would make a batch without a row
         # What has no bytes has no records either: it costs nothing to pass.
         passed = {log: ends[log] for log, size in sizes.items() if not size}
         return {**passed, **{log: end for log, end in found.items() if end > begins[log]}}
@@ -109,6 +112,14 @@ class BatchEnds:
             else:
                 ends[log] = position
         return ends
+
+
+async def _only_control(view: LogView, start: DLSN, end: DLSN) -> bool:
+    """Whether no user record lies between two positions; unknown where the writer did not count counts as no."""
+    try:
+        return await view.count(start, end) == 0
+    except OptionError:
+        return False
 
 
 async def gathered(questions: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:

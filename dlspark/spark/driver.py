@@ -19,6 +19,7 @@ from typing import TypeVar
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.logs import about
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.spark.arrivals import Arrivals
 from dlspark.spark.batch_ends import BatchEnds, gathered
 from dlspark.spark.client_settings import namespace_settings
 from dlspark.spark.cursors import Cursors
@@ -67,6 +68,7 @@ class SourceDriver:
         self._losses = Losses(query.fail_on_data_loss)
         self._ends = BatchEnds(self._losses, now_s)
         self._cursors: Cursors | None = None
+        self._arrivals: Arrivals | None = None
         self.newest: Offsets | None = None
         """What `latest` last found."""
 
@@ -79,6 +81,9 @@ class SourceDriver:
         views, self._views = self._views, {}
         for view in views.values():
             await view.close()
+        arrivals, self._arrivals = self._arrivals, None
+        if arrivals is not None:
+            await arrivals.close()
         if self._namespace is not None:
             await self._namespace.close()
             self._namespace = None
@@ -302,13 +307,16 @@ class SourceDriver:
         return (begin, until) if bounds is None else await _narrowed(view, begin, until, bounds)
 
     async def wait_for_news(self, timeout_s: float) -> None:
-        """Return when a log may have something new, or after `timeout_s`."""
+        """Return when a log may have something new, or a log has come under a pattern, or after `timeout_s`."""
         waits = [asyncio.ensure_future(view.wait_for_news()) for view in self._views.values()]
-        if not waits:
-            await asyncio.sleep(timeout_s)
-            return
+        if self.query.selection.pattern is not None:
+            self._arrivals = self._arrivals or Arrivals(self._opened())
+            waits.append(asyncio.ensure_future(self._arrivals.wait()))
         try:
-            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if waits:
+                await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(timeout_s)
         finally:
             await end_tasks(waits, drop_errors=True)
 

@@ -91,7 +91,7 @@ OPTIONS: tuple[Option, ...] = (
         Kind.TEXT,
         Scope.SOURCE,
         "Python regular expression that whole log names must match. A stream also takes up logs that appear later, "
-        "from their beginning.",
+        "from their beginning. Logs in folders (`a/b`) are not looked for: name them by `subscribe`.",
     ),
     Option(
         "startingOffsets",

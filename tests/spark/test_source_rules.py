@@ -260,7 +260,7 @@ async def test_an_entry_above_the_limit_is_a_batch_of_its_own(world: World) -> N
     while position.moved(end := await driver.end_of_batch(position, Limits(max_bytes=1), None)):
         sizes.append(len(await read(await driver.plan(position, end))))
         position = end
-    assert [size for size in sizes if size] == [20, 20, 20]
+    assert sizes == [20, 20, 20], "and control records behind it make none"
 
 
 async def test_limits_of_records_and_of_bytes_hold_together(world: World) -> None:
@@ -377,6 +377,33 @@ async def test_entries_narrow_a_plan(world: World) -> None:
     assert await read(await driver.plan(start, end, of_one_segment)) == list(range(25, 35))
     assert not of_one_segment.scattered
     assert Bounds(min_entry=1).scattered
+
+
+# ---------------------------------------------------------------------- news
+
+
+async def test_a_log_that_comes_under_a_pattern_wakes_the_query(world: World) -> None:
+    """Nothing but the watch ends this wait within its time; there may be no log at all when it begins."""
+    driver = await world.driver(subscribePattern="log-.*")
+    start = await driver.resolve(driver.query.start)
+    for name in ("log-1", "log-2"):
+        waiting = asyncio.ensure_future(driver.wait_for_batch(start, NO_LIMITS, 600))
+        await asyncio.sleep(0)
+        await world.write(await world.create(name), range(5))
+        end = await asyncio.wait_for(waiting, 60)
+        while name not in end:  # woken by the log before its records were there
+            end = await asyncio.wait_for(driver.wait_for_batch(start, NO_LIMITS, 600), 60)
+        assert await read(await driver.plan(start, end)) == list(range(5))
+        start = end
+
+
+async def test_a_watch_for_new_logs_ends_with_its_driver(world: World) -> None:
+    before = asyncio.all_tasks()
+    driver = await world.driver(subscribePattern="log-.*")
+    await driver.latest()
+    await driver.wait_for_news(0.05)
+    await driver.close()
+    assert asyncio.all_tasks() <= before
 
 
 # ---------------------------------------------------------------------- cursors

@@ -1,0 +1,38 @@
+"""Waiting for logs that come or go, so that a query over a pattern takes up a new one at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from dlspark.core.namespace import AsyncNamespace
+from metadata.errors import DistributedLogError
+from metadata.tasks import end_tasks
+
+_log = logging.getLogger(__name__)
+
+
+class Arrivals:
+    """A watch on the namespace's logs. It only wakes: who waits looks himself which logs there are.
+
+    Where the watch fails nobody is woken any more, and new logs are found when the query looks anyway.
+    """
+
+    def __init__(self, namespace: AsyncNamespace) -> None:
+        self._changed = asyncio.Event()
+        self._watch = asyncio.ensure_future(self._follow(namespace))
+
+    async def _follow(self, namespace: AsyncNamespace) -> None:
+        try:
+            async for _ in namespace.watch_logs(existing=True):  # those there are, too: none is missed
+                self._changed.set()
+        except DistributedLogError as error:
+            _log.warning("new logs are taken up a little later, their watch failed: %s", error)
+
+    async def wait(self) -> None:
+        """Return when a log has come or gone since this last returned; to be cancelled."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def close(self) -> None:
+        await end_tasks([self._watch])
