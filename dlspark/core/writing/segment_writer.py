@@ -5,8 +5,8 @@ that was not acknowledged (nothing is sent any more, everything buffered is canc
 
 What a reader may see follows the ledger's last-add-confirmed, which an entry carries for those before it. So the last
 acknowledged entry stays invisible until another one follows: a *control record*, alone in its entry, is written for
-that by `commit`, by the periodic flush and by the immediate flush. `_publish_needed` says that one is due: the last
-acknowledged user entry is above the last-add-confirmed that the newest sent entry carries.
+that by `commit`, by the periodic flush and by the immediate flush (`pace`). `publish_needed` says that one is due: the
+last acknowledged user entry is above the last-add-confirmed that the newest sent entry carries.
 
 Outcomes: a record whose entry was sent and failed is unknown (TransmitError), because the next owner's recovery may
 find it on a storage node; one that was only buffered was definitely not written (WriteCancelledError).
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,6 @@ from dlspark.core.codec.records import (
     FLAG_END_OF_STREAM,
     FLAG_RECORD_SET,
     HEADER_BYTES,
-    KEEPALIVE_PAYLOAD,
     MAX_LOGRECORDSET_SIZE,
     MAX_POSITION,
     MAX_TXID,
@@ -41,51 +39,14 @@ from dlspark.core.metrics import Meter
 from dlspark.core.metrics.entries import EntryMeasures, Moments
 from dlspark.core.settings import Settings
 from dlspark.core.writing.late_answers import LateAnswers
+from dlspark.core.writing.pace import Pace
+from dlspark.core.writing.sent_entries import SentBatch, SentEntry, WrittenEntry, fail_records
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError
 from metadata.errors import DistributedLogError, check
 from metadata.logs import SegmentMetadata
 from storage_node.client import LedgerWriter
 
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenEntry:
-    """One acknowledged entry of a batch: its first record's DLSN (the k-th record has slot + k) and how many follow."""
-
-    dlsn: DLSN
-    record_count: int
-    first_txid: int
-    last_txid: int
-
-
-@dataclass(slots=True)
-class _Batch:
-    """A batch of which some entries wait for acknowledgement."""
-
-    future: asyncio.Future[tuple[WrittenEntry, ...]]
-    waiting: int = 0
-    written: list[WrittenEntry] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Sent:
-    """One entry under way. `futures` are its records' in slot order."""
-
-    entry_id: int
-    encoded: EncodedEntry
-    futures: list[asyncio.Future[DLSN]]
-    batch: _Batch | None
-    has_user_data: bool
-    highest_txid: int
-    """Of all user records up to this entry's."""
-    moments: Moments
-
-
-def _timing(settings: Settings) -> tuple[int, int, bool, bool]:
-    """What decides which timers run, and how often."""
-    at_once = settings.output_buffer_bytes == 0
-    return settings.periodic_flush_ms, settings.keep_alive_ms, settings.immediate_flush, at_once
 
 
 def _brief(error: BaseException | None) -> str:
@@ -140,27 +101,22 @@ class SegmentWriter:
         """Last-add-confirmed that the newest sent entry carries to readers."""
         self._in_flight = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        self._last_transmit = self._loop.time()
+        self.last_sent = self._loop.time()
+        """When an entry was sent last, by the event loop's clock."""
         self._closed = False
         self._ledger_closed = False
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._timers_ended = False
         self._measures = EntryMeasures(meter or Meter(), log, metadata.lssn, metadata.ledger_id)
         counts = self._measures.counts
         self._forget_gauges = (
             counts.seg_writer_pending.follow(self, lambda segment: segment.unacknowledged),
             counts.transmit_outstanding_requests.follow(self, lambda segment: segment._in_flight),
         )
-        self._start_timers()
+        self._pace = Pace(self, settings, counts)
 
     def use_settings(self, settings: Settings) -> None:
-        """From the next record or timer on. The timers begin anew where their times have changed."""
-        before, self._settings = self._settings, settings
-        if self._timers_ended or _timing(before) == _timing(settings):
-            return
-        self._cancel_timer("flush")
-        self._cancel_timer("keep-alive")
-        self._start_timers()
+        """From the next record or timer on."""
+        self._settings = settings
+        self._pace.use_settings(settings)
 
     @property
     def _threshold(self) -> int:
@@ -209,7 +165,7 @@ class SegmentWriter:
         check(self.position + len(txids) <= MAX_POSITION, "a batch would pass the last position of its segment")
         self._transmit()
         self._begin_entry()
-        batch = _Batch(future)
+        batch = SentBatch(future)
         for encoded in encode_entries(
             txids,
             payloads,
@@ -283,7 +239,7 @@ class SegmentWriter:
     def send_due(self) -> None:
         """Send what is buffered where that is enough for an entry."""
         if self._outstanding_bytes > self._threshold:
-            self._transmit_soon()
+            self._pace.send_soon()
 
     async def flush(self) -> None:
         """Send what is buffered and wait until every entry is acknowledged. Raises TransmitError."""
@@ -293,7 +249,7 @@ class SegmentWriter:
     async def commit(self) -> None:
         """Flush, and make everything acknowledged visible to readers."""
         await self.flush()
-        if self._publish_needed:
+        if self.publish_needed:
             self.write_control()
             await self._settled()
 
@@ -307,8 +263,14 @@ class SegmentWriter:
             raise self._transmit_error("Entries were not acknowledged") from self.error
 
     @property
-    def _publish_needed(self) -> bool:
-        return self.last_entry > self._carried
+    def has_buffered(self) -> bool:
+        """Whether records wait to be sent."""
+        return self._builder.count > 0
+
+    @property
+    def publish_needed(self) -> bool:
+        """Whether the last acknowledged user entry is above what readers were told of, and another may follow it."""
+        return self.last_entry > self._carried and self.error is None and not self._closed
 
     def _wake(self, entry_id: int | None) -> None:
         """Wake those who wait for entries up to `entry_id` (None: everybody)."""
@@ -317,22 +279,8 @@ class SegmentWriter:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _transmit_soon(self) -> None:
-        """Send now; or, with a minimum delay between sends set, when it has passed."""
-        delay = self._minimum_delay_s()
-        wait = self._last_transmit + delay - self._loop.time()
-        if wait <= 0:
-            self._transmit()
-        elif "transmit" not in self._timers:
-            self._timers["transmit"] = self._loop.call_later(wait, self._transmit)
-
-    def _minimum_delay_s(self) -> float:
-        if self._settings.immediate_flush and self._threshold == 0:
-            return max(self._settings.immediate_flush_delay_ms, 0) / 1000
-        return 0.0
-
     def _transmit(self) -> None:
-        self._cancel_timer("transmit")
+        self._pace.sending()
         if self.error is not None or not self._builder.count:
             self._measures.counts.data_miss.inc()
             return
@@ -342,9 +290,14 @@ class SegmentWriter:
         self._send(self._builder.finish(), futures, None, has_user_data=has_user_data)
 
     def _send(
-        self, encoded: EncodedEntry, futures: list[asyncio.Future[DLSN]], batch: _Batch | None, *, has_user_data: bool
+        self,
+        encoded: EncodedEntry,
+        futures: list[asyncio.Future[DLSN]],
+        batch: SentBatch | None,
+        *,
+        has_user_data: bool,
     ) -> None:
-        self._last_transmit = self._loop.time()
+        self.last_sent = self._loop.time()
         carried = self.ledger.last_add_confirmed
         sent_at = self._answers.moment()
         try:
@@ -352,16 +305,16 @@ class SegmentWriter:
         except Exception as error:
             # Refused before anything was sent: these records were definitely not written.
             self._fail(error)
-            self._fail_records(futures, batch, self._write_error("The entry was refused; the record was not sent"))
+            fail_records(futures, batch, self._write_error("The entry was refused; the record was not sent"))
             return
-        sent = _Sent(
+        sent = SentEntry(
             self.ledger.last_add_pushed,
             encoded,
             futures,
             batch,
             has_user_data,
             self._highest_txid,
-            Moments(self._accepted_at, self._buffered_at, self._last_transmit),
+            Moments(self._accepted_at, self._buffered_at, self.last_sent),
         )
         if self._measures.wanted:
             self._measures.sent(encoded.size, has_user_data=has_user_data)
@@ -369,116 +322,32 @@ class SegmentWriter:
         self._in_flight += 1
         self._answers.watch(added, sent_at, lambda done: self._answered(sent, done))
 
-    def _answered(self, sent: _Sent, added: asyncio.Future[int]) -> None:
+    def _answered(self, sent: SentEntry, added: asyncio.Future[int]) -> None:
         self._in_flight -= 1
         answered_at = self._loop.time()
         cause = WriteError("the ledger was given up") if added.cancelled() else added.exception()
-        records = len(sent.futures) if sent.batch is None else sent.encoded.record_count
         self._measures.answered(
-            sent.entry_id, records, sent.moments, answered_at, cause, self._settings.data_latency_warn_ms
+            sent.entry_id, sent.records, sent.moments, answered_at, cause, self._settings.data_latency_warn_ms
         )
         if cause is None:
             self._acknowledged(sent)
         else:
             self._fail(cause)
             error = self._transmit_error("The entry was sent, but not acknowledged", sent.entry_id)
-            self._fail_records(sent.futures, sent.batch, error)
+            fail_records(sent.futures, sent.batch, error)
         self._measures.told(self._loop.time() - answered_at, cause)
 
-    def _acknowledged(self, sent: _Sent) -> None:
-        lssn, entry_id = self.metadata.lssn, sent.entry_id
-        for slot, future in enumerate(sent.futures):
-            if not future.done():
-                future.set_result(DLSN(lssn, entry_id, slot))
+    def _acknowledged(self, sent: SentEntry) -> None:
+        sent.acknowledged(self.metadata.lssn)
         if sent.has_user_data:
-            self.last_entry, self.last_slot = entry_id, sent.encoded.record_count - 1
-            users = sent.encoded.record_count - int(sent.encoded.last_txid == MAX_TXID)
-            self.unacknowledged -= users
+            self.last_entry, self.last_slot = sent.entry_id, sent.encoded.record_count - 1
+            self.unacknowledged -= sent.users
             self._on_acknowledged(sent.highest_txid)
-        if sent.batch is not None:
-            self._batch_acknowledged(sent, sent.batch)
-        self._wake(entry_id)
+        sent.batch_acknowledged(self.metadata.lssn)
+        self._wake(sent.entry_id)
         # While others are under way, the last of them decides whether one more entry has to follow.
-        if self._settings.immediate_flush and not self._in_flight:
-            self._publish_soon()
-
-    def _batch_acknowledged(self, sent: _Sent, batch: _Batch) -> None:
-        encoded = sent.encoded
-        dlsn = DLSN(self.metadata.lssn, sent.entry_id, 0)
-        batch.written.append(WrittenEntry(dlsn, encoded.record_count, encoded.first_txid, encoded.last_txid))
-        batch.waiting -= 1
-        if not batch.waiting and not batch.future.done():
-            batch.future.set_result(tuple(batch.written))
-
-    # ------------------------------------------------------------------ making visible
-
-    def _publish_soon(self) -> None:
-        if not self._publish_needed:
-            return
-        wait = self._last_transmit + self._minimum_delay_s() - self._loop.time()
-        if wait <= 0:
-            self._publish()
-        elif "publish" not in self._timers:
-            self._timers["publish"] = self._loop.call_later(wait, self._publish)
-
-    def _publish(self) -> None:
-        """Have an entry follow the acknowledged ones: what is buffered, else a control record."""
-        self._cancel_timer("publish")
-        if self.error is not None or self._closed or not self._publish_needed:
-            return
-        if self._builder.count:
-            self._transmit()
-        else:
-            self.write_control()
-
-    def _flush_period_s(self) -> float:
-        settings = self._settings
-        if settings.immediate_flush and self._threshold == 0:
-            return 0.0
-        return settings.periodic_flush_ms / 2000
-
-    def _start_timers(self) -> None:
-        """Start those that the settings ask for by now, and that do not run."""
-        if self._settings.periodic_flush_ms > 0 and "flush" not in self._timers:
-            self._every("flush", self._flush_period_s, self._flush_tick)
-        if self._settings.keep_alive_ms > 0 and "keep-alive" not in self._timers:
-            self._every("keep-alive", lambda: self._settings.keep_alive_ms / 1000, self._keep_alive_tick)
-
-    def _every(self, name: str, period_s: Callable[[], float], tick: Callable[[], None]) -> None:
-        """Run `tick` again and again, for as long as `period_s` is above 0."""
-
-        def run() -> None:
-            del self._timers[name]
-            self._every(name, period_s, tick)
-            tick()
-
-        seconds = period_s()
-        if seconds > 0:
-            self._timers[name] = self._loop.call_later(seconds, run)
-
-    def _flush_tick(self) -> None:
-        due = self._builder.count or self._publish_needed
-        counts = self._measures.counts
-        (counts.flush_periodic_success if due else counts.flush_periodic_miss).inc()
-        if self._builder.count:
-            self._transmit()
-        else:
-            self._publish()
-
-    def _keep_alive_tick(self) -> None:
-        if self._loop.time() - self._last_transmit >= self._settings.keep_alive_ms / 1000:
-            self.write_control(KEEPALIVE_PAYLOAD)
-
-    def _cancel_timer(self, name: str) -> None:
-        timer = self._timers.pop(name, None)
-        if timer is not None:
-            timer.cancel()
-
-    def stop_timers(self) -> None:
-        """No entry is sent any more without being asked for."""
-        self._timers_ended = True
-        for name in list(self._timers):
-            self._cancel_timer(name)
+        if not self._in_flight:
+            self._pace.acknowledged()
 
     def _end_gauges(self) -> None:
         """Nothing is under way any more."""
@@ -493,7 +362,7 @@ class SegmentWriter:
         Raises TransmitError where entries were not acknowledged; the segment stays in progress then, and the next
         owner's recovery decides.
         """
-        self.stop_timers()
+        self._pace.stop()
         await self.commit()
         self._closed = True
 
@@ -512,7 +381,7 @@ class SegmentWriter:
 
     async def abandon(self) -> None:
         """Let go of the ledger as it is; entries under way end as unknown, recovery closes it."""
-        self.stop_timers()
+        self._pace.stop()
         if not self._ledger_closed:
             self._closed = self._ledger_closed = True
             await self._answers.close()
@@ -524,7 +393,7 @@ class SegmentWriter:
         if self.error is not None:
             return
         self.error = cause
-        self.stop_timers()
+        self._pace.stop()
         futures, self._futures = self._futures, []
         if self._builder.count:
             self._builder.finish()
@@ -533,16 +402,9 @@ class SegmentWriter:
             advice="Open the writer again, and write again from the first record that was not acknowledged",
         )
         error.__cause__ = cause
-        self._fail_records(futures, None, error)
+        fail_records(futures, None, error)
         self._wake(None)
         self._on_failure(cause)
-
-    def _fail_records(self, futures: Sequence[asyncio.Future[DLSN]], batch: _Batch | None, error: Exception) -> None:
-        for future in futures:
-            if not future.done():
-                future.set_exception(error)
-        if batch is not None and not batch.future.done():
-            batch.future.set_exception(error)
 
     def _transmit_error(self, what: str, entry_id: int | None = None) -> TransmitError:
         error = TransmitError(

@@ -38,7 +38,8 @@ from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.writing.operations import BatchWrite, EndOfStreamWrite, Operation, RecordSetWrite, RecordWrite
 from dlspark.core.writing.ownership import OwnershipWatch
-from dlspark.core.writing.segment_writer import SegmentWriter, WrittenEntry
+from dlspark.core.writing.segment_writer import SegmentWriter
+from dlspark.core.writing.sent_entries import WrittenEntry
 from dlspark.core.writing.succession import Succession
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.unawaited import Unawaited

@@ -24,7 +24,7 @@ from dlspark.core.log import EARLIEST, AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.settings import Settings
-from dlspark.core.writing.segment_writer import WrittenEntry
+from dlspark.core.writing.sent_entries import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, PositionGapError, SegmentStateError
 from dlspark.testing.simulation.cluster import Client, World
