@@ -9,9 +9,11 @@ transaction that also sets `.subnamespaces` with that version. So of two that cr
 look again, and a log is never in two places, whatever of Java or ours creates it. Upstream knows logs by the names of
 the children of a sub-namespace; so here a log with slashes in its name is where its first component is.
 
-What is known of a place is relied on until a watch says that the log's znode went. A lookup of what is not known asks
-every sub-namespace; with `ask_on_miss` off it trusts the lists of names that are kept, which the next watch refreshes:
-a log that another process has just created may then be missed for a moment.
+What is known of a place is relied on until a watch says that the log's znode went. ZooKeeper keeps a watch until it is
+heard, so one session leaves MAX_WATCHED of them at most: the places of logs that are looked up beyond those are asked
+for each time. A lookup of what is not known asks every sub-namespace; with `ask_on_miss` off it trusts the lists of
+names that are kept, which the next watch refreshes: a log that another process has just created may then be missed for
+a moment.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from metadata.places import DuplicateLogError, LogPlaces, Place
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.store import MetadataStore, SetData, Watcher, WatchEvent
 
-MAX_KNOWN: Final = 262_144
-"""Logs whose places are kept; beyond it those that were asked for longest ago are forgotten."""
+MAX_WATCHED: Final = 262_144
+"""Logs whose places are relied on, each with a watch in the session."""
+MAX_PASSING: Final = 262_144
+"""Logs without one whose last known places are kept; beyond it those that were asked for longest ago are forgotten."""
 _PREFIX: Final = "NS_"
 _RESERVED: Final = (".", "<")
 
@@ -55,8 +59,9 @@ class FederatedPlaces(LogPlaces):
         self._index = join(root, SUB_NAMESPACES)
         self._max_logs = max_logs
         self._ask_on_miss = ask_on_miss
-        self._known: OrderedDict[str, str] = OrderedDict()
-        self._fresh: set[str] = set()  # of those known, the ones whose watch is still there
+        self._watched: set[str] = set()  # those whose znode has a watch of ours, as far as we know
+        self._fresh: dict[str, str] = {}  # of those, the ones that have their places: nothing was heard since
+        self._passing: OrderedDict[str, str] = OrderedDict()  # the last known places of all others
         self._changes = 0  # watches heard: what was read before one is not kept after it
         self._folders: list[str] | None = None
         self._names: dict[str, frozenset[str]] = {}
@@ -68,13 +73,14 @@ class FederatedPlaces(LogPlaces):
     # ---- looking up -------------------------------------------------------------------------------------------------
 
     def known(self, name: str) -> str | None:
-        return self._known.get(_first(name))
+        first = _first(name)
+        return self._fresh.get(first) or self._passing.get(first)
 
     async def find(self, name: str) -> str | None:
         first = _first(name)
-        if first in self._fresh:
-            self._known.move_to_end(first)
-            return self._known[first]
+        kept = self._fresh.get(first)
+        if kept is not None:
+            return kept
         if not self._ask_on_miss:
             return await repeat(self._store, lambda: self._find_listed(first))
         return await repeat(self._store, lambda: self._ask(first))
@@ -107,22 +113,34 @@ class FederatedPlaces(LogPlaces):
         return folders[0] if folders else None
 
     async def _keep(self, first: str, folder: str) -> bool:
-        """Remember the place for as long as the znode exists; False when it has just gone."""
+        """Remember the place, for as long as the znode exists if it can be watched; False when it has just gone."""
         changes = self._changes
-        if await self._store.exists(join(folder, first), _Forget(self, first)) is None:
+        watch = _Forget(self, first) if first in self._watched or len(self._watched) < MAX_WATCHED else None
+        if watch is not None:
+            self._watched.add(first)
+        if await self._store.exists(join(folder, first), watch) is None:
             return False
-        self._known[first] = folder
-        self._known.move_to_end(first)
-        if self._changes == changes:
-            self._fresh.add(first)
-        if len(self._known) > MAX_KNOWN:
-            self._fresh.discard(self._known.popitem(last=False)[0])
+        if watch is not None and self._changes == changes:
+            self._fresh[first] = folder
+            self._passing.pop(first, None)
+        else:
+            self._pass(first, folder)
         return True
+
+    def _pass(self, first: str, folder: str) -> None:
+        """Keep a place that is asked for again the next time, for who needs the one that he has looked up before."""
+        self._passing[first] = folder
+        self._passing.move_to_end(first)
+        if len(self._passing) > MAX_PASSING:
+            self._passing.popitem(last=False)
 
     def _forget(self, first: str) -> None:
         """The log went, or the watch on it: its place is asked for again, and until then the last one known."""
         self._changes += 1
-        self._fresh.discard(first)
+        self._watched.discard(first)
+        folder = self._fresh.pop(first, None)
+        if folder is not None:
+            self._pass(first, folder)
 
     async def folders(self, watch: Watcher | None = None) -> list[str]:
         async def look() -> list[str]:

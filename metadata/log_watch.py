@@ -1,9 +1,13 @@
-"""`watch_logs`: logs that come and go, told by ZooKeeper's watches; nothing polls."""
+"""`watch_logs`: logs that come and go, told by ZooKeeper's watches; nothing polls.
+
+All who watch through one `LogStore` share one watch a list in the session, and leave no other behind when they end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -14,6 +18,7 @@ from metadata.retry import REPEAT_TIMEOUT_MS, reconnected, repeat
 from metadata.store import SessionState, WatchEvent
 
 T = TypeVar("T")
+_FOLDERS: Final = ""  # in place of a path: the list of folders
 _PAUSE_S: Final = 1.0  # where the session is up and the server does not answer
 
 
@@ -49,7 +54,8 @@ class _Lists:
         """All names there are now. `heard` is set when that changes from here on."""
         self.heard.clear()
         if None not in self.fresh:
-            self.folders = await self._asked(None, self.logs.places.folders(self.folders_changed))
+            watch = self.logs.list_watches.watch(_FOLDERS, self.folders_changed)
+            self.folders = await self._asked(None, self.logs.places.folders(watch))
         for folder in self.folders:
             where = join(folder, self.prefix) if self.prefix else folder
             if where not in self.fresh:
@@ -67,13 +73,25 @@ class _Lists:
 
     async def _list(self, where: str) -> frozenset[str]:
         store = self.logs.store
+        watch = self.logs.list_watches.watch(where, self.names_changed)
         while True:
             try:
-                names, _ = await store.children(where, self.names_changed)
+                names, _ = await store.children(where, watch)
                 return frozenset(self.logs.logs_among(names))
             except NoNodeError:
-                if await store.exists(where, self.names_changed) is None:
+                if await store.exists(where, watch) is None:
                     return frozenset()
+
+    def session_changed(self, state: SessionState) -> None:
+        """A list that is answered while its session is being closed leaves no watch that would tell of the end."""
+        if state is SessionState.CLOSED:
+            self.heard.set()
+
+    def close(self) -> None:
+        """Hear of nothing any more."""
+        self.logs.list_watches.leave(_FOLDERS, self.folders_changed)
+        for where in {*self.names, *(what for what in self.fresh if what is not None)}:
+            self.logs.list_watches.leave(where, self.names_changed)
 
 
 async def watch_logs(logs: LogStore, prefix: str = "", *, existing: bool = False) -> AsyncGenerator[LogChange, None]:
@@ -82,9 +100,20 @@ async def watch_logs(logs: LogStore, prefix: str = "", *, existing: bool = False
     What comes and goes again between two looks may not be told. A lost connection or session is waited for; what
     changed meanwhile is told then.
     """
-    store = logs.store
     lists = _Lists(logs, logs.validate_name(prefix) if prefix.strip("/") else "")
-    known: frozenset[str] | None = frozenset() if existing else None
+    forget_session = logs.store.on_session(lists.session_changed)
+    try:
+        async with aclosing(_changes(lists, frozenset() if existing else None)) as changes:
+            async for change in changes:
+                yield change
+    finally:
+        forget_session()
+        lists.close()
+
+
+async def _changes(lists: _Lists, known: frozenset[str] | None) -> AsyncGenerator[LogChange, None]:
+    """What comes and goes after `known`; with None, after the first look."""
+    store = lists.logs.store
     while True:
         try:
             names = await repeat(store, lists.read)
@@ -100,3 +129,5 @@ async def watch_logs(logs: LogStore, prefix: str = "", *, existing: bool = False
             yield LogChange(name, added=True)
         known = names
         await lists.heard.wait()
+        if store.state is SessionState.CLOSED:
+            return

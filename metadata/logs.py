@@ -120,6 +120,8 @@ class LogStore:
         self._namespace = namespace_path
         self._partition = partition
         self._watches = SharedWatches()
+        self.list_watches = SharedWatches()
+        """For who lists names, by the path of what is listed."""
         self._lister = SegmentLister(
             store,
             cache if cache is not None else SegmentCache(),

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from metadata_worlds import World
 
+from metadata import federation
 from metadata.errors import BadVersionError
 from metadata.federation import FederatedPlaces
 from metadata.logs import LogExistsError, LogNotFoundError, LogStore
@@ -287,3 +288,44 @@ async def test_a_log_that_went_and_came_back_elsewhere_is_not_created_where_it_w
         await logs._create_at(place, "a", b"")
     await logs.create("a")
     assert await placed(logs, "a") == "/.subnamespaces/NS_0000000000/a"
+
+
+async def test_places_beyond_the_limit_of_watches_are_asked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federation, "MAX_WATCHED", 3)
+    tree = MemoryTree()
+    store, others = MemoryStore(tree), MemoryStore(tree)
+    await NamespaceStore(store, "/ns").bind(FEDERATED)
+    logs, elsewhere = federated(store, "/ns"), federated(others, "/ns")
+    for name in "abcdefgh":
+        await elsewhere.create(name)
+    for _ in range(3):
+        found = {name: await placed(logs, name) for name in "abcdefgh"}
+    assert found == {name: await placed(elsewhere, name) for name in "abcdefgh"}
+    for name in "ah":  # one that is watched, and one that is not
+        assert logs.paths(name).root == f"/ns{found[name]}"
+        await elsewhere.delete_tree(name)
+        with pytest.raises(LogNotFoundError):
+            await logs.located(name)
+    await elsewhere.create("i")
+    await elsewhere.create("h")
+    assert await placed(logs, "h") == await placed(elsewhere, "h")
+    watches = [path for path, left in tree._data_watches.items() for session, _ in left if session == store.session_id]
+    assert 0 < len(watches) <= 3
+    await store.close()
+    await others.close()
+
+
+async def test_of_places_that_are_not_watched_a_bounded_number_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(federation, "MAX_WATCHED", 0)
+    monkeypatch.setattr(federation, "MAX_PASSING", 2)
+    store = MemoryStore(MemoryTree())
+    await NamespaceStore(store, "/ns").bind(FEDERATED)
+    logs = federated(store, "/ns")
+    for name in "abc":
+        await logs.create(name)
+        await logs.located(name)
+    with pytest.raises(LogNotFoundError):
+        logs.paths("a")
+    assert [logs.paths(name).root for name in "bc"] == ["/ns/b", "/ns/.subnamespaces/NS_0000000000/c"]
+    assert (await logs.located("a")).root == "/ns/a"
+    await store.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,8 +12,9 @@ from metadata_worlds import World
 from metadata.federation import FederatedPlaces
 from metadata.log_watch import LogChange, watch_logs
 from metadata.logs import LogStore
+from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
-from metadata.store import MetadataStore
+from metadata.store import MetadataStore, Watcher
 
 
 @pytest.fixture(params=["plain", "federated"])
@@ -116,3 +117,48 @@ async def test_the_end_of_the_session_ends_the_watch(logs: LogStore, store: Meta
     await logs.create("b")
     await store.close()
     assert [change.name for change in await asyncio.wait_for(waiting, 30)] in ([], ["b"])
+
+
+@pytest.mark.parametrize("federated", [False, True])
+async def test_all_who_watch_share_a_watch_and_leave_no_other_behind(federated: bool) -> None:
+    tree = MemoryTree()
+    store = MemoryStore(tree)
+    await NamespaceStore(store, "/ns").bind(replace(Binding.for_cluster("h:1"), federated=federated))
+    places = FederatedPlaces(store, "/ns", max_logs=9) if federated else None
+    logs = LogStore(store, "/ns", places=places)
+
+    def left() -> int:
+        """Watches on lists of names; those on single logs tell where they are."""
+        return sum(path == "/ns" or path.startswith("/ns/.") for path, _ in every_watch())
+
+    def every_watch() -> Iterator[tuple[str, Watcher]]:
+        for kind in (tree._child_watches, tree._data_watches):
+            for path, watches in kind.items():
+                yield from ((path, watch) for _, watch in watches)
+
+    async def watched() -> list[AsyncGenerator[LogChange, None]]:
+        """Five who have looked and wait."""
+        every = [watch_logs(logs, existing=True) for _ in range(5)]
+        for changes in every:
+            assert await take(changes, 1) == [("a", True)]
+        return every
+
+    await logs.create("a")
+    one = watch_logs(logs, existing=True)
+    await take(one, 1)
+    alone = left()
+    every = await watched()
+    assert left() == alone
+    await one.aclose()
+    await logs.create("b")
+    for changes in every:
+        assert await take(changes, 1) == [("b", True)]
+        await changes.aclose()
+    assert len(logs.list_watches) == 0
+    for _ in range(20):
+        changes = watch_logs(logs, existing=True)
+        await take(changes, 2)
+        await changes.aclose()
+    assert left() <= alone
+    assert len(logs.list_watches) == 0
+    await store.close()
