@@ -15,9 +15,9 @@ The value `@/path` names a file with that object instead, read at each point: a 
 | `raise` | raise RuntimeError |
 | `lose` | raise ConnectionLossError: an answer that got lost |
 
-An action happens once for each `flag` file: whoever creates it is struck, later passers-by are not. A test proves by
-the file that its point was reached. With `"after": n` a process passes the point n times, counted for each flag, before
-it is struck.
+An action happens once for each `flag` file: whoever creates it is struck, later passers-by are not, unless the action
+says `"everyone": true`. A test proves by the file that its point was reached. With `"after": n` a process passes the
+point n times, counted for each flag, before it is struck.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _act(point: str, script: str) -> None:
     try:
         os.close(os.open(action["flag"], os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
-        return
+        if not action.get("everyone"):
+            return
     kind = action["do"]
     if kind == "hang":
         threading.Event().wait()

@@ -255,16 +255,16 @@ class Round:
         stream.next += batches
         self.mend()
 
-    def strike(self, point: str, do: str) -> None:
-        """From now on `point` strikes, once."""
-        action = {"do": do, "flag": str(self.flag), "until": str(self.go_on)}
+    def strike(self, point: str, do: str, *, everyone: bool = False) -> None:
+        """From now on `point` strikes, once or everyone."""
+        action = {"do": do, "flag": str(self.flag), "until": str(self.go_on), "everyone": everyone}
         self._script({point: action})
 
     def mend(self) -> None:
         """No fault from now on."""
         self._script({})
 
-    def _script(self, script: dict[str, dict[str, str]]) -> None:
+    def _script(self, script: dict[str, dict[str, object]]) -> None:
         temporary = self.spark.script.with_suffix(".new")
         temporary.write_text(json.dumps(script))
         temporary.replace(self.spark.script)

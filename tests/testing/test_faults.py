@@ -35,6 +35,14 @@ def test_a_script_in_a_file_is_read_at_each_point(tmp_path: Path, monkeypatch: p
         faults.reach("here")
 
 
+def test_everyone_may_be_struck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    action = {"do": "raise", "flag": str(tmp_path / "flag"), "everyone": True}
+    monkeypatch.setenv(faults.VARIABLE, json.dumps({"here": action}))
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            faults.reach("here")
+
+
 def test_who_waits_goes_on_when_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flag, until = tmp_path / "flag", tmp_path / "until"
     action = {"do": "wait", "flag": str(flag), "until": str(until)}
