@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from log_helpers import drained, payloads, states, written
+from log_helpers import drained, payloads, states, until, written
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.truncation import completed_head, truncation, truncation_point, with_changes
@@ -246,6 +246,30 @@ async def test_without_a_lock_a_truncation_by_an_older_list_does_not_move_anothe
     assert await slow.truncate(DLSN(3, 1, 0)) == DLSN(3, 1, 0)
     await slow.abort()
     await quick.abort()
+
+
+async def test_a_lock_that_was_lost_and_had_again_since_the_list_was_read_moves_nothing_back(world, monkeypatch):
+    """The lock has a member again when the transaction is sent: it says nothing of who was there in between (I8)."""
+    namespace, other = await world.namespace(), await world.namespace()
+    log = await written(namespace, "log", SEGMENTS)
+    quick = await other.open_log("log")
+    writer = await log.open_writer()
+    segments, overtaken = namespace.logs_store.segments, []
+
+    async def then_be_overtaken(name, watch=None):
+        found = await segments(name, watch)
+        if not overtaken:
+            world.cut_off(namespace)
+            overtaken.append(await quick.truncate(DLSN(2, 1, 0)))
+            world.tree.inject = None
+            await until(lambda: writer.owned.lock.held)
+        return found
+
+    monkeypatch.setattr(namespace.logs_store, "segments", then_be_overtaken)
+    assert await writer.truncate(DLSN(1, 1, 0)) == DLSN(2, 1, 0), "where the log begins now"
+    assert overtaken == [DLSN(2, 1, 0)]
+    assert states(await quick.segments()) == ["t", "2:1:0", "a"]
+    await writer.abort()
 
 
 async def test_a_request_that_arrives_after_the_lock_was_lost_changes_nothing(world):
