@@ -40,7 +40,7 @@ class Operation(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise CallerError unless it may be written; order against earlier writes is the writer's business."""
+        """Raise CallerError unless it may be written; order against earlier writes: see `check_follows`."""
         ...
 
     def check_order(self) -> None:
@@ -50,6 +50,17 @@ class Operation(Protocol):
     def issue(self, segment: SegmentWriter) -> None: ...
 
     def fail(self, error: DistributedLogError) -> None: ...
+
+
+def check_follows(operation: Operation, highest: int, log: str) -> None:
+    """Raise TransactionIdOutOfOrderError where its ids decrease, or one is below `highest`, the log's highest (I4)."""
+    operation.check_order()
+    if operation.first_txid < highest:
+        raise TransactionIdOutOfOrderError(
+            f"transaction id {operation.first_txid} is below the log's highest, {highest}; the record was not written",
+            log=log,
+            advice="Write with ids that do not decrease, or set maxIdSanityCheck=false",
+        )
 
 
 def _check_payload(payload: object) -> None:

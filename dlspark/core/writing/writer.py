@@ -22,12 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID
@@ -36,10 +32,11 @@ from dlspark.core.lifecycle.retention import Retention
 from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
-from dlspark.core.writing.operations import BatchWrite, EndOfStreamWrite, Operation, RecordSetWrite, RecordWrite
+from dlspark.core.writing.appending import Appending
+from dlspark.core.writing.failures import refused, told
+from dlspark.core.writing.operations import EndOfStreamWrite, Operation, check_follows
 from dlspark.core.writing.ownership import OwnershipWatch
 from dlspark.core.writing.segment_writer import SegmentWriter
-from dlspark.core.writing.sent_entries import WrittenEntry
 from dlspark.core.writing.succession import Succession
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.unawaited import Unawaited
@@ -51,21 +48,14 @@ from dlspark.errors import (
     EndOfStreamError,
     InvariantViolation,
     StreamNotReadyError,
-    TransactionIdOutOfOrderError,
     WriteCancelledError,
-    WriteError,
-    WriterDeposedError,
 )
-from metadata.errors import BadVersionError
-from metadata.locks import LockClosedError, LockingError, OwnershipAcquireFailedError
 from metadata.permissions import Action
 
 _log = logging.getLogger(__name__)
 
-_ADVICE_REOPEN = "Open the writer again, and write again from the first record that was not acknowledged"
 
-
-class AsyncLogWriter:
+class AsyncLogWriter(Appending):
     """Writes one log. Open it with `AsyncLog.open_writer`; all calls come from one event loop."""
 
     def __init__(
@@ -131,101 +121,6 @@ class AsyncLogWriter:
         self._succession.use_settings(settings)
 
     # ------------------------------------------------------------------ for users
-
-    def write(self, txid: int, payload: bytes | bytearray | memoryview) -> asyncio.Future[DLSN]:
-        """Append one record; the future gets its DLSN once an ack quorum has it on disk.
-
-        A record is sent when the buffer fills (`writerOutputBufferSize`), by the periodic flush, or by `flush`.
-        Never raises: a refusal is the future's error. Await `wait_for_room` between writes to bound memory.
-
-        With `isDurableWriteEnabled` off the future has DLSN.INVALID as soon as the record is taken. Where it then is
-        not stored, the next call that writes, flushes or closes says so.
-        """
-        future: asyncio.Future[DLSN] = self._loop.create_future()
-        self._accept(RecordWrite(txid, payload, future))
-        return self._promised([future])[0]
-
-    def write_bulk(self, records: Iterable[tuple[int, bytes]]) -> list[asyncio.Future[DLSN]]:
-        """Append records of (transaction id, payload), together where they fit.
-
-        If one is refused, those after it are cancelled with WriteCancelledError without being tried.
-        """
-        futures: list[asyncio.Future[DLSN]] = []
-        writes: list[RecordWrite] = []
-        for txid, payload in records:
-            futures.append(self._loop.create_future())
-            writes.append(RecordWrite(txid, payload, futures[-1], may_transmit=False))
-        if writes:
-            writes[-1].may_transmit = True
-        refused = False
-        for write in writes:
-            if refused:
-                write.fail(WriteCancelledError("A record before it was refused; this one was not written"))
-            else:
-                refused = not self._accept(write)
-        if refused:
-            self._end_bulk(writes)
-        if futures:
-            self._measure_bulk(futures[-1])
-        return self._promised(futures)
-
-    def _end_bulk(self, writes: Sequence[RecordWrite]) -> None:
-        """What was accepted before a refusal is sent as if it had been all: nothing would send it otherwise."""
-        for write in writes:
-            write.may_transmit = True  # of those that wait for a segment
-        if self._succession.current is not None:
-            self._succession.current.send_due()
-
-    def write_record_set(
-        self, txid: int, payloads: Sequence[bytes | bytearray | memoryview], compression: str = "none"
-    ) -> list[asyncio.Future[DLSN]]:
-        """Append payloads as one record set: one transaction id, one record in the entry, all stored or none.
-
-        Each payload gets a future, and a DLSN, of its own; readers see records like any others. `compression` is that
-        of the set: "none" or "lz4". Refused, by RecordTooLongError, are a payload above 1,040,384 bytes and a finished
-        set above 1,040,364. Never raises.
-        """
-        futures: list[asyncio.Future[DLSN]] = [self._loop.create_future() for _ in payloads]
-        if futures:
-            self._accept(RecordSetWrite(txid, payloads, futures, compression))
-            self._measure_bulk(futures[-1])
-        return self._promised(futures)
-
-    def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> asyncio.Future[tuple[WrittenEntry, ...]]:
-        """Append records by columns, encoded at once into entries of their own and sent.
-
-        The future gets the entries once all of them are stored, or one for all with DLSN.INVALID at once where
-        `isDurableWriteEnabled` is off. All records go into one segment. Never raises.
-        """
-        future: asyncio.Future[tuple[WrittenEntry, ...]] = self._loop.create_future()
-        if not (len(txids) or len(payloads)):
-            future.set_result(())
-            return future
-        batch = BatchWrite(txids, payloads, future)
-        self._measure_bulk(future)
-        if not self._accept(batch) or self._settings.durable_writes:
-            return future
-        at_once = WrittenEntry(DLSN.INVALID, batch.records, batch.first_txid, batch.last_txid)
-        return self._unawaited.instead_of(future, (at_once,))
-
-    def _measure_bulk(self, last: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
-        """Time a bulk that is accepted now, and has ended with `last`."""
-        if not self._measured:
-            return
-        began = self._loop.time()
-
-        def ended(future: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
-            if not future.cancelled():
-                # Not by `exception()`: that would tell asyncio that somebody has seen the failure.
-                self._measures.log_writer_bulk_write.record(self._loop.time() - began, future._exception is None)
-
-        last.add_done_callback(ended)
-
-    def _promised(self, futures: list[asyncio.Future[DLSN]]) -> list[asyncio.Future[DLSN]]:
-        """What the caller is to wait for: that records are stored, or only that they were taken."""
-        if self._settings.durable_writes:
-            return futures
-        return [self._unawaited.instead_of(future, DLSN.INVALID) for future in futures]
 
     async def wait_for_room(self) -> None:
         """Return when more may be written without piling up: back-pressure from storage nodes and transitions."""
@@ -328,12 +223,17 @@ class AsyncLogWriter:
 
     # ------------------------------------------------------------------ accepting
 
+    def _send_due(self) -> None:
+        if self._succession.current is not None:
+            self._succession.current.send_due()
+
     def _accept(self, operation: Operation) -> bool:
         """Issue or queue `operation`, or fail it; False if it was refused."""
         try:
             self._check_writable()
             operation.check()
-            self._check_order(operation)
+            if self._settings.max_id_sanity_check:
+                check_follows(operation, self.last_txid, self.name)
             self._limits.check(self._settings, operation, self.unacknowledged, self._queue)
         except DistributedLogError as error:
             operation.fail(error)
@@ -356,25 +256,13 @@ class AsyncLogWriter:
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed; the record was not written", log=self.name)
         if self._error is not None:
-            raise self._failed()
+            raise refused(self.name, self._error)
         self._unawaited.raise_failure("; this record was not written")
         if self._sealed:
             raise EndOfStreamError("the log is sealed; the record was not written", log=self.name)
         if self._settings.fail_fast and (self._transition is not None):
             raise StreamNotReadyError(
                 "a segment is being started; the record was not taken", log=self.name, advice="Try again"
-            )
-
-    def _check_order(self, operation: Operation) -> None:
-        if not self._settings.max_id_sanity_check:
-            return
-        operation.check_order()
-        if operation.first_txid < self.last_txid:
-            raise TransactionIdOutOfOrderError(
-                f"transaction id {operation.first_txid} is below the log's highest, {self.last_txid}; "
-                "the record was not written",
-                log=self.name,
-                advice="Write with ids that do not decrease, or set maxIdSanityCheck=false",
             )
 
     def _obstacle(self, operation: Operation) -> Callable[[], Awaitable[None]] | None:
@@ -505,7 +393,7 @@ class AsyncLogWriter:
 
     def _fail(self, cause: BaseException) -> None:
         """The first failure is final: later writes are refused, and so is what waits in the queue."""
-        cause = _told(self.name, cause)
+        cause = told(self.name, cause)
         if self._error is None:
             self._error = cause
             self._ownership.end()
@@ -514,23 +402,14 @@ class AsyncLogWriter:
             )
             if isinstance(cause, InvariantViolation):
                 self._measures.alerts.inc()
-        self._queue.refuse(self._failed())
+        self._queue.refuse(refused(self.name, self._error))
         if self._succession.current is not None:
             self._succession.current.cancel(cause)
         self._limits.count(self.unacknowledged)
 
     def _raise_failure(self) -> None:
         if self._error is not None:
-            raise self._failed()
-
-    def _failed(self) -> WriteError:
-        kind = WriterDeposedError if isinstance(self._error, WriterDeposedError) else WriteError
-        cause = self._error.message if isinstance(self._error, DistributedLogError) else repr(self._error)
-        error = kind(
-            f"The record was not written, the writer has failed: {cause}", log=self.name, advice=_ADVICE_REOPEN
-        )
-        error.__cause__ = self._error
-        return error
+            raise refused(self.name, self._error)
 
     # ------------------------------------------------------------------ closing
 
@@ -566,26 +445,3 @@ class AsyncLogWriter:
         if transition is not None:
             # A transaction under way is not cut off: half of it could not be told from none.
             await asyncio.wait([transition])
-
-
-def _told(log: str, cause: BaseException) -> BaseException:
-    """The failure of a writer whose log or lock is gone: what has happened to it."""
-    error: WriteError
-    if isinstance(cause, LockClosedError):
-        error = WriteError(
-            f"its lock was given up when the metadata session was closed: {cause.message}",
-            log=log,
-            advice="Open the namespace and the writer again; close writers before the session",
-        )
-    elif isinstance(cause, LockingError):
-        error = WriterDeposedError(f"its lock was lost: {cause.message}", log=log, advice=_ADVICE_REOPEN)
-    elif isinstance(cause, BadVersionError | OwnershipAcquireFailedError):
-        error = WriterDeposedError(
-            f"another owner has the log: {cause.message}",
-            log=log,
-            advice="Open the writer again; it waits for the other owner or reports it",
-        )
-    else:
-        return cause
-    error.__cause__ = cause
-    return error

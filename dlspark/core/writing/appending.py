@@ -1,0 +1,133 @@
+"""`Appending`: how records are given to a writer: one by one, in bulk, as a set of one transaction id, by columns.
+
+Each becomes an operation with futures of its own, which the writer issues, queues or refuses; nothing here raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.metrics import Measures
+from dlspark.core.settings import Settings
+from dlspark.core.writing.operations import BatchWrite, Operation, RecordSetWrite, RecordWrite
+from dlspark.core.writing.sent_entries import WrittenEntry
+from dlspark.core.writing.unawaited import Unawaited
+from dlspark.errors import WriteCancelledError
+
+
+class Appending:
+    """Base of `AsyncLogWriter`."""
+
+    _loop: asyncio.AbstractEventLoop
+    _settings: Settings
+    _measures: Measures
+    _measured: bool
+    _unawaited: Unawaited
+
+    def _accept(self, operation: Operation) -> bool:
+        """Issue or queue `operation`, or fail it; False if it was refused."""
+        raise NotImplementedError
+
+    def _send_due(self) -> None:
+        """Send what is buffered where that is enough for an entry."""
+        raise NotImplementedError
+
+    def write(self, txid: int, payload: bytes | bytearray | memoryview) -> asyncio.Future[DLSN]:
+        """Append one record; the future gets its DLSN once an ack quorum has it on disk.
+
+        A record is sent when the buffer fills (`writerOutputBufferSize`), by the periodic flush, or by `flush`.
+        Never raises: a refusal is the future's error. Await `wait_for_room` between writes to bound memory.
+
+        With `isDurableWriteEnabled` off the future has DLSN.INVALID as soon as the record is taken. Where it then is
+        not stored, the next call that writes, flushes or closes says so.
+        """
+        future: asyncio.Future[DLSN] = self._loop.create_future()
+        self._accept(RecordWrite(txid, payload, future))
+        return self._promised([future])[0]
+
+    def write_bulk(self, records: Iterable[tuple[int, bytes]]) -> list[asyncio.Future[DLSN]]:
+        """Append records of (transaction id, payload), together where they fit.
+
+        If one is refused, those after it are cancelled with WriteCancelledError without being tried.
+        """
+        futures: list[asyncio.Future[DLSN]] = []
+        writes: list[RecordWrite] = []
+        for txid, payload in records:
+            futures.append(self._loop.create_future())
+            writes.append(RecordWrite(txid, payload, futures[-1], may_transmit=False))
+        if writes:
+            writes[-1].may_transmit = True
+        refused = False
+        for write in writes:
+            if refused:
+                write.fail(WriteCancelledError("A record before it was refused; this one was not written"))
+            else:
+                refused = not self._accept(write)
+        if refused:
+            self._end_bulk(writes)
+        if futures:
+            self._measure_bulk(futures[-1])
+        return self._promised(futures)
+
+    def _end_bulk(self, writes: Sequence[RecordWrite]) -> None:
+        """What was accepted before a refusal is sent as if it had been all: nothing would send it otherwise."""
+        for write in writes:
+            write.may_transmit = True  # of those that wait for a segment
+        self._send_due()
+
+    def write_record_set(
+        self, txid: int, payloads: Sequence[bytes | bytearray | memoryview], compression: str = "none"
+    ) -> list[asyncio.Future[DLSN]]:
+        """Append payloads as one record set: one transaction id, one record in the entry, all stored or none.
+
+        Each payload gets a future, and a DLSN, of its own; readers see records like any others. `compression` is that
+        of the set: "none" or "lz4". Refused, by RecordTooLongError, are a payload above 1,040,384 bytes and a finished
+        set above 1,040,364. Never raises.
+        """
+        futures: list[asyncio.Future[DLSN]] = [self._loop.create_future() for _ in payloads]
+        if futures:
+            self._accept(RecordSetWrite(txid, payloads, futures, compression))
+            self._measure_bulk(futures[-1])
+        return self._promised(futures)
+
+    def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> asyncio.Future[tuple[WrittenEntry, ...]]:
+        """Append records by columns, encoded at once into entries of their own and sent.
+
+        The future gets the entries once all of them are stored, or one for all with DLSN.INVALID at once where
+        `isDurableWriteEnabled` is off. All records go into one segment. Never raises.
+        """
+        future: asyncio.Future[tuple[WrittenEntry, ...]] = self._loop.create_future()
+        if not (len(txids) or len(payloads)):
+            future.set_result(())
+            return future
+        batch = BatchWrite(txids, payloads, future)
+        self._measure_bulk(future)
+        if not self._accept(batch) or self._settings.durable_writes:
+            return future
+        at_once = WrittenEntry(DLSN.INVALID, batch.records, batch.first_txid, batch.last_txid)
+        return self._unawaited.instead_of(future, (at_once,))
+
+    def _measure_bulk(self, last: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+        """Time a bulk that is accepted now, and has ended with `last`."""
+        if not self._measured:
+            return
+        began = self._loop.time()
+
+        def ended(future: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+            if not future.cancelled():
+                # Not by `exception()`: that would tell asyncio that somebody has seen the failure.
+                self._measures.log_writer_bulk_write.record(self._loop.time() - began, future._exception is None)
+
+        last.add_done_callback(ended)
+
+    def _promised(self, futures: list[asyncio.Future[DLSN]]) -> list[asyncio.Future[DLSN]]:
+        """What the caller is to wait for: that records are stored, or only that they were taken."""
+        if self._settings.durable_writes:
+            return futures
+        return [self._unawaited.instead_of(future, DLSN.INVALID) for future in futures]
