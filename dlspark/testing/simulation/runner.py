@@ -6,6 +6,7 @@ Each seed is a run of its own (`scenarios.run_seed`), so nothing is shared but t
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import sys
 import time
@@ -19,6 +20,8 @@ from dlspark.testing.simulation.scenarios import Report, run_seed
 
 COLLECT_EVERY = 25
 """Runs between two garbage collections, which are off within a run."""
+_RUNS = itertools.count(1)
+"""Counts the runs of this process."""
 PROGRESS_EVERY = 250
 """Runs between two lines that say how far it has come."""
 
@@ -56,16 +59,22 @@ def replay_command(seed: int, *, logs: bool = False, names: bool = False) -> str
 
 def reports(seeds: Iterable[int], processes: int = 1, *, logs: bool = False, names: bool = False) -> Iterator[Report]:
     """One report a seed, in no particular order where there are several processes."""
+    run = partial(_run_and_collect, logs=logs, names=names)
     if processes <= 1:
-        for count, seed in enumerate(seeds, 1):
-            yield run_seed(seed, logs=logs, names=names)
-            if count % COLLECT_EVERY == 0:
-                with unheard():
-                    gc.collect()
+        yield from map(run, seeds)
         return
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes, maxtasksperchild=500) as pool:
-        yield from pool.imap_unordered(partial(run_seed, logs=logs, names=names), seeds, chunksize=10)
+        yield from pool.imap_unordered(run, seeds, chunksize=10)
+
+
+def _run_and_collect(seed: int, *, logs: bool, names: bool) -> Report:
+    """One run; what it and those before it left behind goes after every `COLLECT_EVERY` of them."""
+    report = run_seed(seed, logs=logs, names=names)
+    if next(_RUNS) % COLLECT_EVERY == 0:
+        with unheard():
+            gc.collect()
+    return report
 
 
 def run_many(
