@@ -5,7 +5,9 @@ is fetched in the background while the one before it is decoded and handed to Sp
 
 Fault model: a storage node may be slow, down or answer with a damaged entry: `ReplicaReader` asks the next replica.
 What no replica can give fails the task with the entry's place; Spark may run the task again. What the task yields
-depends on its partition alone, so a second attempt yields the same rows.
+depends on its partition alone, so a second attempt yields the same rows. Entries that were deleted after the plan was
+made are data loss whatever `failOnDataLoss` says: only the driver, which sees the log's metadata, can tell a deleted
+segment from nodes that lost it, and does so when the batch is planned again.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from dlspark.core.codec.entries import DecodedBatch, decode_entries
 from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
 from dlspark.spark.columns import record_batches, select
+from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.planning import Partition, Span
 from metadata.tasks import end_tasks
 from storage_node.client import ClientSettings, ReplicaReader
+from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
 from storage_node.protocol.digests import Entry
+from storage_node.protocol.reading import MISSING
 
 CHUNK_BYTES = 4 << 20
 """Entries are decoded together up to about this many stored bytes."""
@@ -113,14 +118,28 @@ async def _fetch(reader: ReplicaReader, spans: Sequence[Span]) -> AsyncGenerator
     for span in spans:
         entries: list[Entry] = []
         size = 0
-        async for entry in reader.entries(span.ledger, span.first_entry, span.last_entry):
-            entries.append(entry)
-            size += len(entry.payload)
-            if size >= CHUNK_BYTES:
-                yield _Chunk(span, entries)
-                entries, size = [], 0
+        try:
+            async for entry in reader.entries(span.ledger, span.first_entry, span.last_entry):
+                entries.append(entry)
+                size += len(entry.payload)
+                if size >= CHUNK_BYTES:
+                    yield _Chunk(span, entries)
+                    entries, size = [], 0
+        except MISSING as error:  # each replica said so: one that is down would have been told instead
+            raise _gone(span, error) from error
         if entries:
             yield _Chunk(span, entries)
+
+
+def _gone(span: Span, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
+    return TruncatedDataLossError(
+        f"No storage node has this entry any more: segment {span.lssn} was deleted since the batch was planned",
+        advice="Run the query again: it is planned anew, and failOnDataLoss=false then goes on at what is still there",
+        log=span.log,
+        dlsn=f"{span.lssn}:{error.entry_id if error.entry_id is not None else span.first_entry}:0",
+        ledger_id=span.ledger.ledger_id,
+        entry_id=error.entry_id,
+    )
 
 
 def _decode(chunk: _Chunk) -> DecodedBatch:

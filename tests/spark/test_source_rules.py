@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -159,6 +160,24 @@ async def test_truncation_and_deletion_have_errors_of_their_own(world: World) ->
     await world.namespace.delete_log(name)
     with pytest.raises(DeletedDataLossError, match="does not exist any more"):
         await driver.end_of_batch(start, NO_LIMITS, None)
+
+
+async def test_a_segment_deleted_after_the_plan_is_data_loss_in_the_task(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(10), entry=2)
+    driver = await world.driver(log=name)
+    start = await driver.resolve(driver.query.start)
+    ((span,),) = await driver.plan(start, await driver.latest())
+    collected = replace(span, first_entry=2, ledger=replace(span.ledger, ledger_id=span.ledger.ledger_id + 1000))
+    with pytest.raises(TruncatedDataLossError, match="was deleted since the batch was planned") as caught:
+        await read([(collected,)])
+    assert (caught.value.log, str(caught.value.dlsn)) == (name, "1:2:0")
+    assert "failOnDataLoss" in str(caught.value)
+    # A node that does not answer may have it: that is another error.
+    await world.stop_node(0)
+    with pytest.raises(Exception) as other:
+        await read([(collected,)])
+    assert not isinstance(other.value, DataLossError)
 
 
 # ---------------------------------------------------------------------- AvailableNow
