@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -38,20 +39,18 @@ async def list_sinks(
     async with at.open() as namespace:
         _, found = await _survey(namespace, sinks, min_age)
     rows: list[Json] = [_as_json(one, ledgers) for one in found]
-    shown = table("sink", "kind", "batch", "when", "staged", *(verdict.value for verdict in Verdict))
+    at.result({"sinks": rows}, table("sink", "kind", "batch", "when", "staged", rows=_cells(found, ledgers)))
+
+
+def _cells(found: list[Survey], ledgers: bool) -> Iterator[tuple[object, ...]]:
     for one in found:
+        counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in Verdict if one.of(verdict)]
         batch = None if one.mark.batch == NO_BATCH else one.mark.batch
-        counts = [len(one.of(verdict)) or None for verdict in Verdict]
-        shown.add_row(*_cells(one.sink_id, one.kind, batch, when(one.moved_ms), len(one.ledgers), *counts))
+        yield one.sink_id, one.kind, batch, when(one.moved_ms), ", ".join(counts) or "nothing"
         if ledgers:
             for listed in one.ledgers:
-                what = f"ledger {listed.ledger.ledger_id} of batch {listed.ledger.batch}: {listed.verdict.value}"
-                shown.add_row(*_cells("", "", None, when(listed.listed_ms), what))
-    at.result({"sinks": rows}, shown)
-
-
-def _cells(*cells: object) -> list[str]:
-    return ["" if cell is None else str(cell) for cell in cells]
+                what = f"ledger {listed.ledger.ledger_id}: {listed.verdict.value}"
+                yield None, None, listed.ledger.batch, when(listed.listed_ms), what
 
 
 @over_namespace

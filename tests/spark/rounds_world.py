@@ -35,6 +35,9 @@ PATIENCE_S = 240.0
 SESSION_SETTING = ("DLSPARK_SET_zkSessionTimeoutSeconds", "4")
 """A dead process's lock on a log ends soon."""
 FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+SLOW_START = "waiting for the Python worker to connect back"
+"""Spark gives a Python process ten seconds to start; where a busy machine needs more, the query is started again."""
+SLOW_STARTS = 3
 HOSTS = ("127.0.0.1", "127.0.0.2")
 """One worker each: Spark runs a second attempt of a task on another host only."""
 
@@ -288,9 +291,13 @@ class Round:
 
     def run(self, until: int | None = None) -> str | None:
         """Run until a batch is committed. Returns why the query ended before, if it did."""
-        self.begin(until)
-        error: str | None = self.spark.ask("until", batch=self.last if until is None else until)
-        self.stream.running = error is None
+        error: str | None = None
+        for _ in range(SLOW_STARTS):
+            self.begin(until)
+            error = self.spark.ask("until", batch=self.last if until is None else until)
+            self.stream.running = error is None
+            if error is None or SLOW_START not in error:
+                break
         return error
 
     def finish(self) -> None:
