@@ -271,7 +271,7 @@ def run_round(sandbox: Sandbox, place: Place, directory: Path, seed: int) -> Non
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "round_seed" in metafunc.fixturenames:
         seed = metafunc.config.getoption("--seed")
-        few = 2 if "standalone" in metafunc.fixturenames else 4
+        few = 2 if "standalone" in metafunc.fixturenames else 3
         rounds = range(metafunc.config.getoption("--rounds") or few)
         seeds = [seed] if seed is not None else list(rounds)
         metafunc.parametrize("round_seed", seeds, ids=[f"{one}-{FAULTS[one % len(FAULTS)].__name__}" for one in seeds])
