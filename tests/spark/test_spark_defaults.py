@@ -1,0 +1,57 @@
+"""The example spark-defaults.conf in the root: read by a program that sets nothing itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import javaproperties
+import pytest
+
+if TYPE_CHECKING:
+    from source_world import Logs
+
+    from dlspark.sandbox import Sandbox
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("defaults_app.py")
+
+
+def settings() -> dict[str, str]:
+    """What the file sets, but for the jars: Spark tells their paths in words of its own."""
+    found = javaproperties.loads((ROOT / "spark-defaults.conf").read_text())
+    return {key: value for key, value in found.items() if key != "spark.jars"}
+
+
+def test_the_namespace_is_an_example_and_not_set() -> None:
+    text = (ROOT / "spark-defaults.conf").read_text()
+    assert "# spark.distributedlog.uri" in text
+    assert "spark.distributedlog.uri" not in settings()
+
+
+@pytest.mark.spark
+@pytest.mark.processes
+def test_a_program_without_settings_works_with_the_defaults_of_the_root(
+    sandbox: Sandbox, logs: Logs, tmp_path: Path
+) -> None:
+    name = logs.name("defaults")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
+    environment |= {"SPARK_CONF_DIR": ".", "SPARK_LOCAL_IP": "127.0.0.1", "DLSPARK_URI": sandbox.uri}
+    environment |= {"PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), name, str(tmp_path), *settings()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"late": 7, "streamed": 100, "conf": settings()}
+    assert len(settings()) >= 3
