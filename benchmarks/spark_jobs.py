@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 from benchmarks.cluster import Cluster
 from benchmarks.results import Row, Target
 from benchmarks.session import CORES, batch_ms
-from benchmarks.spark_sources import IDENTICAL, UNPUBLISHED, IdenticalBatches, Unpublished, rows_per_repeat
+from benchmarks.spark_sources import (
+    IDENTICAL,
+    NOTHING,
+    UNPUBLISHED,
+    IdenticalBatches,
+    Nothing,
+    Unpublished,
+    rows_per_repeat,
+)
 from metadata.errors import check
 
 if TYPE_CHECKING:
@@ -45,7 +53,10 @@ class SparkBenchmark:
         )
         self._sink = Row("P7", "sink, 1 M rows of 100 B a batch", "k rows/s", "k rows/s: not published", Target(0.9))
         self._overhead = Row("P8", "micro-batch, source to sink", "ms", "ms: rate to noop", Target(1.5, at_most=True))
-        self.rows = [self._source, self._sink, self._overhead]
+        self._own_share = Row(
+            "P8", "micro-batch, source to sink", "ms", "ms: Python, doing nothing", Target(1.5, at_most=True)
+        )
+        self.rows = [self._source, self._sink, self._overhead, self._own_share]
         self._prepare()
 
     def round(self, seconds: float) -> None:
@@ -57,13 +68,17 @@ class SparkBenchmark:
         times = [_seconds(partial(self._write, name)) for name in sinks]
         before, ours, after = (SINK_ROWS / each / 1e3 for each in times)
         self._sink.add(ours, before, after)
-        before, ours, after = self._rate_to_noop(), self._source_to_sink(), self._rate_to_noop()
+        before, python_before = self._rate_to_noop(), self._nothing_to_nothing()
+        ours = self._source_to_sink()
+        python_after, after = self._nothing_to_nothing(), self._rate_to_noop()
         self._overhead.add(ours, before, after)
+        self._own_share.add(ours, python_before, python_after)
 
     def _prepare(self) -> None:
         """Fill the logs that are read, and run every job once."""
         self._spark.dataSource.register(IdenticalBatches)
         self._spark.dataSource.register(Unpublished)
+        self._spark.dataSource.register(Nothing)
         self._partitions = CORES
         self._append(self._identical().select("value"), SOURCE_LOG)
         total = MICRO_BATCH_ROWS * MICRO_BATCHES * 4
@@ -103,6 +118,10 @@ class SparkBenchmark:
     def _rate_to_noop(self) -> float:
         rate = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", MICRO_BATCH_ROWS).load()
         return self._batch_ms(rate.writeStream.format("noop"))
+
+    def _nothing_to_nothing(self) -> float:
+        stream = self._spark.readStream.format(NOTHING).option("rows", MICRO_BATCH_ROWS).load()
+        return self._batch_ms(stream.select("value").writeStream.format(NOTHING))
 
     def _source_to_sink(self) -> float:
         stream = (

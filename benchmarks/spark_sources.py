@@ -1,4 +1,4 @@
-"""Data sources that rows P6 and P7 compare with: ours with the work left out.
+"""Data sources that rows P6 to P8 compare with: ours with the work left out.
 
 Spark pickles these classes into its workers by name, so they live in a module of their own that starts nothing.
 """
@@ -13,10 +13,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.types import StructType
 
 from benchmarks.payloads import any_lengths
@@ -31,6 +35,7 @@ from metadata.sinks import job_sink
 PAYLOAD_BYTES = 100
 IDENTICAL = "identical_batches"
 UNPUBLISHED = "distributedlog_unpublished"
+NOTHING = "nothing"
 
 
 class IdenticalBatches(DataSource):
@@ -102,3 +107,60 @@ class Unpublished(DistributedLogDataSource):
 class _UnpublishedWriter(BatchWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish nothing."""
+
+
+class Nothing(DataSource):
+    """A stream in Python that does nothing at either end: a batch has one partition of `rows` rows, and is dropped."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NOTHING
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return _NothingReader(schema.names, int(self.options["rows"]))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return _NothingWriter()
+
+
+class _NothingReader(DataSourceStreamReader):
+    """Each batch has the same rows; offsets count the batches."""
+
+    def __init__(self, names: Sequence[str], rows: int) -> None:
+        self._names = tuple(names)
+        self._rows = rows
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"batch": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        return {"batch": start["batch"] + 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [_Share(self._rows)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, _Share):
+            yield _batches(self._names)[0].slice(0, partition.repeat)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing is held."""
+
+
+class _NothingWriter(DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing was kept."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing was kept."""

@@ -19,6 +19,7 @@ from dlspark.spark.sink_messages import JobId, Publication, SinkMessage, StagedS
 from dlspark.spark.sink_schema import SinkColumns
 from dlspark.spark.sink_session import SinkSession, open_session
 from dlspark.spark.sink_task import Cut, StageSettings, TaskWriter
+from dlspark.spark.worker_memory import begin_use
 from dlspark.testing import faults
 from metadata.errors import DistributedLogError, check
 from metadata.sinks import JOB_PREFIX
@@ -40,6 +41,7 @@ def on_planner() -> bool:
 
 def check_ready(options: Options, logs: tuple[str, ...]) -> None:
     """Raise what would keep every task from writing: no ZooKeeper, too few storage nodes, a missing or sealed log."""
+    begin_use()
     Runtime.shared().run(_check_ready(options, logs))
 
 
@@ -62,6 +64,7 @@ def run_task(
     that turns out only when something goes wrong: another driver may have published the batch and swept what this task
     was writing.
     """
+    begin_use()
     runtime = Runtime.shared()
     session = runtime.run(open_session(options))
     if runtime.run(session.begin(job)):
@@ -122,6 +125,7 @@ class _Pipe:
 
 def commit_batch(options: Options, messages: Sequence[SinkMessage], batch: int) -> None:
     """Publish a batch from its tasks' messages; called in the driver's commit worker. Raises as `Publisher.publish`."""
+    begin_use()
     publication = _one_publication(messages)
     if publication is None:
         return

@@ -45,6 +45,7 @@ from dlspark.spark.options import Options
 from dlspark.spark.partition_reader import LogPartition, read_partition
 from dlspark.spark.schema import column_names
 from dlspark.spark.selection import SourceQuery
+from dlspark.spark.worker_memory import begin_use
 from metadata.errors import check
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [LogPartition(spans, driver.client_settings) for spans in self._run(driver.plan(begin, until))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        begin_use()
         return read_partition(partition, self._names)
 
     def commit(self, end: StoredOffset) -> None:
