@@ -454,9 +454,11 @@ class LogStore:
                 continue
         return await question(await self.listing(name))
 
-    async def claim(self, name: str, state: LogState, *, ledgers: bool = True, allocation: bool = True) -> LogState:
+    async def claim(
+        self, name: str, state: LogState, extra: Sequence[Op] = (), *, ledgers: bool = True, allocation: bool = True
+    ) -> LogState:
         """Set `ledgers` and `allocation`, or one of them, as they are: whoever built on their versions before can begin
-        and end no segment any more, and name no ledger for one.
+        and end no segment any more, and name no ledger for one. `extra` is in the same transaction.
 
         Raises BadVersionError when somebody else owns the log, or an OutcomeUnknownError.
         """
@@ -469,7 +471,7 @@ class LogStore:
         if allocation:
             ops.append(SetData(paths.allocation, allocated.value, allocated.version))
             allocated = Versioned(allocated.value, allocated.version + 1)
-        await self._store.multi(ops)
+        await self._store.multi([*ops, *extra])
         return replace(state, max_lssn=lssn, allocation=allocated)
 
     async def start_segment(

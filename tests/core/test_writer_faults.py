@@ -376,6 +376,23 @@ async def test_a_log_that_changes_under_one_who_does_not_own_it_is_left_alone(wo
     assert namespace.counters["recovery-begun-again"] == 0
 
 
+async def test_an_owner_whose_lock_is_gone_deposes_nobody(world, monkeypatch):
+    namespace = await world.namespace()
+    await namespace.create_log("gone")
+    logs = namespace.logs_store
+    claim, before = logs.claim, await logs.open("gone")
+
+    async def late(*arguments, **named):
+        for member in (await world.operator.children("/dl/gone/<default>/lock"))[0]:
+            await world.operator.delete(f"/dl/gone/<default>/lock/{member}")
+        return await claim(*arguments, **named)
+
+    monkeypatch.setattr(logs, "claim", late)
+    with pytest.raises(WriterDeposedError):
+        await (await namespace.open_log("gone")).open_writer()
+    assert await logs.open("gone") == before
+
+
 async def test_a_deposed_recovery_does_not_remove_the_segment_that_took_the_number_of_an_empty_one(world, monkeypatch):
     one = await world.namespace()
     writer = await (await one.open_log("number")).open_writer()

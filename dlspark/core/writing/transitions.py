@@ -143,11 +143,14 @@ class SegmentTransitions:
         allocation = not (ready or self._settings.allocator_pool)
         if not (ledgers or allocation):
             return
+
+        async def attempt() -> LogState:
+            owned = await self._owned()
+            return await logs.claim(self.name, state, owned, ledgers=ledgers, allocation=allocation)
+
         try:
-            self.state = await self.retried(
-                lambda: logs.claim(self.name, state, ledgers=ledgers, allocation=allocation)
-            )
-        except (BadVersionError, OutcomeUnknownError) as error:
+            self.state = await self.retried(attempt)
+        except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
             raise self._deposed() from error
         if allocation:
             self._allocator = None  # It knows an older version.
