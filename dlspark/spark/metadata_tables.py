@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from dlspark.spark.errors import OptionError
-from dlspark.spark.options import Options
+from dlspark.spark.options import PASSED_ON, Options
 
 OPTION: Final = "metadata"
 _SELECTING: Final = ("subscribe", "subscribePattern")
@@ -249,11 +249,14 @@ def requested(options: Options) -> MetadataTable | None:
     if name is None:
         return None
     table = table_named(name)
-    idle = options.given_names() - _TAKEN
+    idle = {option for option in options.given_names() - _TAKEN if not option.startswith(PASSED_ON)}
     if idle:
         raise OptionError(
             f"{', '.join(sorted(idle))} have no meaning for the metadata table {table.name}",
-            advice=f"Remove them; a metadata table takes uri, and which logs: {', '.join(('log', *_SELECTING))}",
+            advice=(
+                f"Remove them; a metadata table takes uri, which logs ({', '.join(('log', *_SELECTING))}), and "
+                f"settings of clients ({', '.join(f'{prefix}...' for prefix in PASSED_ON)})"
+            ),
         )
     if not table.of_logs and (options.one_log() is not None or any(map(options.given, _SELECTING))):
         raise _without_logs(table)

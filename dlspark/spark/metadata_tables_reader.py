@@ -6,7 +6,8 @@ runs the task. What was found travels with the partition as compressed Arrow; th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
+from dlspark.spark.client_settings import namespace_settings
 from dlspark.spark.errors import OptionError
 from dlspark.spark.filters import Bounds, push
 from dlspark.spark.metadata_tables import BOOKIES, CURSORS, LEDGERS, LOGS, SINKS, MetadataTable
@@ -57,24 +59,33 @@ def table_reader(table: MetadataTable, options: Options, schema: StructType, *, 
     named = options.one_log() is not None or options.given("subscribe") or options.given("subscribePattern")
     selection = selection_of(options) if named else None
     kind = FilteringTableReader if filters and table.of_logs else TableReader
-    return kind(table, options.uri, selection, names)
+    return kind(table, options.uri, selection, names, options.passed_on())
 
 
 class TableReader(DataSourceReader):
     """Asks on the driver, hands on in the task; pickled in between."""
 
-    def __init__(self, table: MetadataTable, uri: str, selection: Selection | None, names: Sequence[str]) -> None:
-        """`selection`: None for all logs."""
+    def __init__(
+        self,
+        table: MetadataTable,
+        uri: str,
+        selection: Selection | None,
+        names: Sequence[str],
+        passed_on: Mapping[str, str] | None = None,
+    ) -> None:
+        """`selection`: None for all logs; `passed_on`: settings for the namespace's clients."""
         self._table = table
         self._uri = uri
         self._selection = selection
         self._names = tuple(names)
+        self._passed_on = dict(passed_on or {})
         self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
         runtime = Runtime("dlspark-metadata")
         try:
-            rows = runtime.run(rows_of(self._table, self._uri, self._selection, self._bounds))
+            connect = partial(AsyncNamespace.open, settings=namespace_settings(self._passed_on) or None)
+            rows = runtime.run(rows_of(self._table, self._uri, self._selection, self._bounds, connect))
         finally:
             runtime.close()
         return [TablePartition(encoded(rows, self._table, self._names))]

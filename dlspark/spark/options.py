@@ -237,7 +237,7 @@ OPTIONS: tuple[Option, ...] = (
         Kind.TEXT,
         Scope.SOURCE_BATCH,
         "Read what the namespace says of itself: `logs`, `segments`, `cursors`, `bookies`, `ledgers`, `sinks` "
-        "(docs/spark-metadata.md). Takes `uri` and which logs, no other options.",
+        "(docs/spark-metadata.md). Takes `uri`, which logs, and settings of clients.",
         default_words="read the logs",
     ),
     Option(

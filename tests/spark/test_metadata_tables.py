@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import SettingsError
 from dlspark.spark import metadata_tables as tables
 from dlspark.spark import metadata_tables_reader as reading
 from dlspark.spark.datasource import DistributedLogDataSource
@@ -93,6 +94,14 @@ def test_options_that_a_metadata_table_cannot_take_are_refused(given: dict[str, 
     source = DistributedLogDataSource({"uri": URI, **given})
     with pytest.raises(OptionError, match=re.escape(words)):
         source.reader(source.schema())
+
+
+def test_settings_of_clients_go_on_and_unknown_ones_are_refused_by_name() -> None:
+    given = {"uri": "distributedlog://127.0.0.1:1/x", "metadata": "segments", "distributedlog.nonsense": "1"}
+    options = Options(given, Scope.SOURCE_BATCH)
+    assert tables.requested(options) is tables.SEGMENTS
+    with pytest.raises(SettingsError, match="nonsense"):
+        reading.table_reader(tables.SEGMENTS, options, tables.SEGMENTS.schema, filters=False).partitions()
 
 
 def test_a_stream_or_a_write_of_a_metadata_table_is_refused() -> None:
