@@ -14,6 +14,7 @@ from functools import partial
 from random import Random
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.deletion import delete_log
 from dlspark.core.log import AsyncLog
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, LogNotFoundError
@@ -94,7 +95,7 @@ class NameWorkload(LogWorkload):
             try:
                 self.names.deleting(name)
                 with self.world.history.operation(client.name, "delete", name):
-                    await namespace.delete_log(name)
+                    await delete_log(namespace.services, name, log.settings, client.name)
             finally:
                 await self.close_namespace(namespace)
 
@@ -170,7 +171,7 @@ class NameWorkload(LogWorkload):
     async def _delete_last(self, log: SimulatedLog, client: Client) -> None:
         namespace = await self.open_namespace(log, client)
         try:
-            await namespace.delete_log(log.name)
+            await delete_log(namespace.services, log.name, log.settings, client.name)
         except LogNotFoundError:
             self.world.reached("names.deleted-before")
         finally:
