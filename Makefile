@@ -8,7 +8,7 @@ export PYTHONWARNINGS :=
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types contracts unit bench notebooks sim sim-logs torture clean
+.PHONY: help setup demo test lint types contracts unit bench notebooks sim sim-logs torture shim clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ sim: $(STAMP) ## clusters in simulation (SEEDS=n, 2000 if not said; FIRST=n to b
 
 sim-logs: $(STAMP) ## the same with logs in every run
 	$(BIN)/python -m dlspark.testing.simulation --logs --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)
+
+shim: $(STAMP) ## the SQL catalog's jar from jvm-shim/ (needs a JDK; the jar is committed)
+	$(BIN)/python jvm-shim/build.py
 
 bench: $(STAMP) ## one table of speed ratios, measured in one run
 	$(BIN)/python -m benchmarks

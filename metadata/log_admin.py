@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from metadata.errors import (
@@ -32,6 +33,15 @@ from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData, Stat
 
 MAX_LISTINGS: Final = 64
 """Znodes of one recursive listing that are asked for at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """A name directly below another. It may be both a log, and a folder that further logs' names begin with."""
+
+    name: str
+    is_log: bool
+    is_folder: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +202,27 @@ class LogAdmin:
         start = prefix.strip("/")
         found = await asyncio.gather(*(self._walk(folder, start, room) for folder in folders))
         return sorted({name for part in found for name in part})
+
+    async def below(self, prefix: str = "") -> list[Below]:
+        """What is directly below the namespace, or below `prefix` in it, sorted; nothing where that does not exist.
+
+        Raises InvalidLogNameError, DuplicateLogError.
+        """
+        start = prefix.strip("/")
+        room = asyncio.Semaphore(MAX_LISTINGS)
+
+        async def look(name: str) -> Below | None:
+            paths = await self._logs.located(f"{start}/{name}" if start else name)
+            async with room:
+                root, log = await asyncio.gather(
+                    *(repeat(self._store, partial(self._store.exists, path)) for path in (paths.root, paths.partition))
+                )
+            if root is None:
+                return None
+            return Below(name, is_log=log is not None, is_folder=root.num_children > (log is not None))
+
+        found = await asyncio.gather(*(look(name) for name in await self._logs.list(start)))
+        return [one for one in found if one is not None and (one.is_log or one.is_folder)]
 
     async def _walk(self, path: str, name: str, room: asyncio.Semaphore) -> list[str]:
         """Names of the logs below the znode at `path`, which is called `name`."""

@@ -1,7 +1,7 @@
-"""The Spark connector: format `distributedlog` for reading and writing, batch and streaming.
+"""The Spark connector: format `distributedlog` for reading and writing, batch and streaming, and its SQL catalog.
 
-Spark finds it by itself (module `pyspark_distributedlog`); `register` is needed only to hand on a conf that was set
-in a running session.
+Spark finds the format by itself (module `pyspark_distributedlog`); `register` is needed only to hand on a conf that
+was set in a running session, `enable` switches the catalog on.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dlspark.spark.catalog import catalog_jar, enable
     from dlspark.spark.datasource import register
     from dlspark.spark.listener import LagListener
     from dlspark.spark.sink_foreach import ForeachLogWriter
 
-__all__ = ["ForeachLogWriter", "LagListener", "register"]
+__all__ = ["ForeachLogWriter", "LagListener", "catalog_jar", "enable", "register"]
 
 
 def __getattr__(name: str) -> object:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> object:
         from dlspark.spark.datasource import register
 
         return register
+    if name in ("catalog_jar", "enable"):
+        from dlspark.spark import catalog
+
+        return getattr(catalog, name)
     if name == "ForeachLogWriter":
         from dlspark.spark.sink_foreach import ForeachLogWriter
 

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from dlspark.spark.catalog_tables import REQUEST, SCAN, pushed, unpacked
 from dlspark.spark.connection import defaults_among, resolve_uri, session_defaults
 from dlspark.spark.metadata_tables import OPTION as METADATA
 from dlspark.spark.metadata_tables import refuse_stream, requested, table_named
@@ -44,6 +45,14 @@ class DistributedLogDataSource(DataSource):
         return "distributedlog"
 
     def schema(self) -> StructType:
+        if REQUEST in self.options:
+            from dlspark.spark import catalog_requests
+
+            plain = {name: value for name, value in self.options.items() if name != REQUEST}
+            session = session_defaults(os.environ, self.session_conf)
+            return catalog_requests.answer(
+                self.options[REQUEST], lambda: resolve_uri(Options(plain, Scope.ANY, session))
+            )
         options = Options(dict(self.options), Scope.ANY)
         return table_named(options.text(METADATA) or "").schema if options.given(METADATA) else SCHEMA
 
@@ -56,12 +65,17 @@ class DistributedLogDataSource(DataSource):
             from dlspark.spark.metadata_tables_reader import table_reader
 
             return table_reader(table, options, schema, filters=filters)
+        if SCAN in self.options:
+            from dlspark.spark.catalog_scan import Pushed
+
+            down = Pushed.of(pushed(self.options))
+            return source.batch_reader(options, schema, filters=False, bounds=down.bounds, take=down.take)
         return source.batch_reader(options, schema, filters=filters)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from dlspark.spark import stream
 
-        refuse_stream(Options(dict(self.options), Scope.ANY))
+        refuse_stream(Options(unpacked(self.options, Scope.SOURCE_STREAM), Scope.ANY))
         return stream.stream_reader(self._settled(Scope.SOURCE_STREAM), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -76,7 +90,7 @@ class DistributedLogDataSource(DataSource):
 
     def _settled(self, scope: Scope) -> Options:
         """The checked options, with the namespace's URI settled: the one place where conf and environment are asked."""
-        options = Options(dict(self.options), scope, session_defaults(os.environ, self.session_conf))
+        options = Options(unpacked(self.options, scope), scope, session_defaults(os.environ, self.session_conf))
         return options.with_uri(resolve_uri(options))
 
 

@@ -13,10 +13,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
 from dlspark.core.metrics.logs import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.arrivals import Arrivals
@@ -47,6 +49,18 @@ _T = TypeVar("_T")
 
 BUSY_PAUSE_S = 0.05
 """While a batch is too small, how long at least until it is counted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """How many rows of each log will do: the first ones by position, or the `last` ones.
+
+    `timed`: they are wanted by `timestamp`, in whose order rows without one stand elsewhere than by position.
+    """
+
+    records: int
+    last: bool = False
+    timed: bool = False
 
 
 class SourceDriver:
@@ -256,14 +270,18 @@ class SourceDriver:
 
     # ------------------------------------------------------------------ the plan
 
-    async def plan(self, start: Offsets, end: Offsets, bounds: Bounds | None = None) -> list[Partition]:
+    async def plan(
+        self, start: Offsets, end: Offsets, bounds: Bounds | None = None, take: Take | None = None
+    ) -> list[Partition]:
         """The partitions from `start` to before `end`, from these alone: nothing that was asked before matters."""
         wanted = start.moved(end)
         found = await self.views() if wanted else {}
         for log in wanted:
             if log not in found:
                 self._losses.deleted(log, start.get(log, DLSN.INITIAL), "it is left out")
-        planned = await gathered({log: self._spans(found[log], start, end, bounds) for log in wanted if log in found})
+        planned = await gathered(
+            {log: self._spans(found[log], start, end, bounds, take) for log in wanted if log in found}
+        )
         spans = [span for part in planned.values() for span in part]
         await check_served(self._opened(), spans)
         return partitions(
@@ -273,17 +291,23 @@ class SourceDriver:
             max_records=self.query.max_records_per_partition,
         )
 
-    async def _spans(self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None) -> list[Span]:
+    async def _spans(
+        self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
+    ) -> list[Span]:
         try:
-            return await self._spans_now(view, start, end, bounds)
+            return await self._spans_now(view, start, end, bounds, take)
         except NoNodeError:
             # A segment was deleted after it was listed: what is lost by that shows in the list as it is now.
             view.look_again()
             await view.latest()
-            return await self._spans_now(view, start, end, bounds)
+            return await self._spans_now(view, start, end, bounds, take)
 
-    async def _spans_now(self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None) -> list[Span]:
+    async def _spans_now(
+        self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
+    ) -> list[Span]:
         begin, until = await self.range(view, start, end, bounds)
+        if begin < until and take is not None and not (bounds is not None and bounds.scattered):
+            begin, until = await _taken(view, begin, until, take)
         spans = await view.spans(begin, until) if begin < until else []
         if bounds is not None and bounds.scattered:
             spans = [kept for span in spans if (kept := clip(span, bounds.min_entry, bounds.end_entry)) is not None]
@@ -348,6 +372,21 @@ async def _narrowed(view: LogView, begin: DLSN, end: DLSN, bounds: Bounds) -> tu
         last = await view.at_txid(bounds.end_txid)
         end = min(end, last) if last is not None else end
     return begin, end
+
+
+async def _taken(view: LogView, begin: DLSN, end: DLSN, take: Take) -> tuple[DLSN, DLSN]:
+    """The part of a range that will do; all of it where that cannot be told: the caller limits again."""
+    if take.timed:
+        timeless = await view.at_txid(MAX_TIMESTAMP_MS + 1)
+        if timeless is not None and timeless < end:
+            return begin, end
+    try:
+        if not take.last:
+            return begin, await view.advance(begin, end, take.records)
+        surplus = await view.count(begin, end) - take.records
+        return (begin if surplus <= 0 else await view.advance(begin, end, surplus)), end
+    except OptionError:  # The writer was set not to count records.
+        return begin, end
 
 
 async def _pieces(view: LogView, span: Span, most: int) -> list[Span]:

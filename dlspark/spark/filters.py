@@ -111,6 +111,8 @@ def _around(bounds: Bounds, candidate: Filter) -> Bounds:
 def _narrow(bounds: Bounds, candidate: Filter) -> Bounds | None:
     """`bounds` with the filter in it, or None if it cannot be expressed exactly."""
     if isinstance(candidate, IsNotNull):
+        if candidate.attribute == ("timestamp",):
+            return bounds._txids(0, MAX_TIMESTAMP_MS + 1)
         return bounds if len(candidate.attribute) == 1 and candidate.attribute[0] in _NEVER_NULL else None
     if isinstance(candidate, In):
         names = candidate.value

@@ -10,7 +10,7 @@ What lies behind a segment in progress does not exist for a reader yet: the view
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from dlspark.core.codec.dlsn import DLSN
@@ -22,7 +22,7 @@ from dlspark.core.writing.transitions import lssn_without_segments
 from dlspark.spark.errors import OptionError
 from dlspark.spark.offsets import Mark
 from dlspark.spark.planning import Span
-from metadata.errors import check
+from metadata.errors import InvariantViolation, check
 from metadata.ledger_metadata import LedgerState
 from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.store import WatchEvent
@@ -188,30 +188,41 @@ class LogView:
 
     async def count(self, start: DLSN, end: DLSN) -> int:
         """User records from `start` to before `end`; found from segment metadata and at most two entries."""
-        total = 0
-        for segment in self._between(start, end):
-            first = await self._records_before(segment, start) if segment.lssn == start.lssn else 0
-            last = (
-                await self._records_before(segment, end) if segment.lssn == end.lssn else await self._records(segment)
-            )
-            total += max(0, last - first)
-        return total
+        return sum([here async for _, _, here in self._counts(start, end)])
 
     async def advance(self, start: DLSN, end: DLSN, records: int) -> DLSN:
         """The position `records` user records after `start`, at most `end`; one binary search in one segment."""
         left = records
-        for segment in self._between(start, end):
-            first = await self._records_before(segment, start) if segment.lssn == start.lssn else 0
-            last = (
-                await self._records_before(segment, end) if segment.lssn == end.lssn else await self._records(segment)
-            )
-            here = max(0, last - first)
+        async for segment, first, here in self._counts(start, end):
             if left < here:
                 return DLSN(segment.lssn, *await self._located(segment, first + left + 1))
             left -= here
             if left == 0:
                 return end if segment.lssn == end.lssn else _end_position(segment)
         return end
+
+    async def record_at(self, start: DLSN, end: DLSN, number: int) -> tuple[int, int]:
+        """Segment and transaction id of user record `number`, counted from 0, of those from `start` to before `end`.
+
+        There must be so many.
+        """
+        left = number
+        async for segment, first, here in self._counts(start, end):
+            if left < here:
+                entry_id, slot_id = await self._located(segment, first + left + 1)
+                records = await (await self._reader(segment)).records(entry_id)
+                return segment.lssn, next(record.txid for record in records if record.dlsn.slot_id == slot_id)
+            left -= here
+        raise InvariantViolation(f"record {number} lies behind the end", log=self.name, dlsn=end)
+
+    async def _counts(self, start: DLSN, end: DLSN) -> AsyncIterator[tuple[SegmentMetadata, int, int]]:
+        """Each segment of a range, how many user records of it lie before the range, and how many in it."""
+        for segment in self._between(start, end):
+            first = await self._records_before(segment, start) if segment.lssn == start.lssn else 0
+            last = (
+                await self._records_before(segment, end) if segment.lssn == end.lssn else await self._records(segment)
+            )
+            yield segment, first, max(0, last - first)
 
     # ------------------------------------------------------------------ what a lag is measured by (dlspark.spark.lag)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -37,11 +38,19 @@ CHUNK_BYTES = 4 << 20
 """Entries are decoded together up to about this many stored bytes."""
 
 
+MAX_HOSTS = 3
+"""Hosts that a partition prefers at most."""
+
+
 class LogPartition(InputPartition):
-    """What one task reads: some spans, in order, with the ledger client's settings of the driver."""
+    """What one task reads: some spans, in order, with the ledger client's settings of the driver.
+
+    Its value is the hosts that have the data, in a form that the SQL catalog finds in the pickled partition
+    (LocatedBatch.java): Spark asks Python sources for no preferred hosts.
+    """
 
     def __init__(self, spans: Partition, client_settings: ClientSettings) -> None:
-        super().__init__(None)
+        super().__init__(f"dlspark-hosts[{','.join(hosts_of(spans))}]")
         self.spans = spans
         self.client_settings = client_settings
 
@@ -50,6 +59,20 @@ class LogPartition(InputPartition):
             f"{s.log} {s.lssn}:{s.first_entry}:{s.first_slot} to {s.last_entry}:{s.end_slot or ''}" for s in self.spans
         )
         return f"LogPartition({ranges})"
+
+
+def hosts_of(spans: Partition) -> list[str]:
+    """The hosts that have most of what `spans` read, as their storage nodes registered; `MAX_HOSTS` at most."""
+    stored: Counter[str] = Counter()
+    for span in spans:
+        ensembles = span.ledger.metadata.ensembles
+        for ensemble, following in zip(ensembles, [*ensembles[1:], None], strict=True):
+            last = span.last_entry if following is None else min(span.last_entry, following.first_entry - 1)
+            entries = last - max(span.first_entry, ensemble.first_entry) + 1
+            for bookie in ensemble.bookies if entries > 0 else ():
+                if bookie in span.ledger.addresses:
+                    stored[span.ledger.addresses[bookie][0]] += entries * max(1, span.entry_bytes)
+    return [host for host, _ in stored.most_common(MAX_HOSTS)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructType
+from pyspark.sql.types import BinaryType, ByteType, DataType, IntegerType, LongType, ShortType, StringType, StructType
 
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.spark.errors import SchemaError
@@ -25,7 +25,7 @@ MAX_TXID = 2**63 - 1
 
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "value": (StringType, BinaryType),
-    "transaction_id": (LongType,),
+    "transaction_id": (LongType, IntegerType, ShortType, ByteType),
     "log": (StringType,),
 }
 _TYPE_WORDS = {"value": "string or binary", "transaction_id": "bigint", "log": "string"}
@@ -207,7 +207,7 @@ def _refuse_long(values: pa.Array, task: str) -> None:
 
 def _transaction_ids(column: pa.Array, task: str) -> npt.NDArray[np.int64]:
     _refuse_nulls(column, "transaction_id", task, "fill it, or leave the column out: the batch then carries one time")
-    txids: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False)
+    txids: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     outside = np.flatnonzero((txids < 0) | (txids == MAX_TXID))
     if len(outside):
         raise TransactionOrderError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -16,20 +17,33 @@ from dlspark.spark.partition_reader import LogPartition, read_partition
 from dlspark.spark.schema import column_names
 from dlspark.spark.selection import SourceQuery
 
+if TYPE_CHECKING:
+    from dlspark.spark.driver import Take
 
-def batch_reader(options: Options, schema: StructType, *, filters: bool) -> DataSourceReader:
-    """The reader of one batch query; with `filters`, one that takes filters (Spark refuses it where they are off)."""
+
+def batch_reader(
+    options: Options, schema: StructType, *, filters: bool, bounds: Bounds | None = None, take: Take | None = None
+) -> DataSourceReader:
+    """The reader of one batch query; with `filters`, one that takes filters (Spark refuses it where they are off).
+
+    `bounds` and `take` are what a planner that knows more of Spark has pushed down (the SQL catalog's).
+    """
     query, names = SourceQuery.of(options), column_names(schema)
-    return FilteringBatchReader(query, names) if filters else BatchReader(query, names)
+    if filters:
+        return FilteringBatchReader(query, names)
+    return BatchReader(query, names, bounds, take)
 
 
 class BatchReader(DataSourceReader):
     """Plans on the driver, reads in tasks; pickled in between."""
 
-    def __init__(self, query: SourceQuery, names: Sequence[str]) -> None:
+    def __init__(
+        self, query: SourceQuery, names: Sequence[str], bounds: Bounds | None = None, take: Take | None = None
+    ) -> None:
         self._query = query
         self._names = tuple(names)
-        self._bounds = Bounds()
+        self._bounds = bounds or Bounds()
+        self._take = take
 
     def partitions(self) -> Sequence[InputPartition]:
         runtime = Runtime("dlspark-plan")
@@ -55,7 +69,7 @@ class BatchReader(DataSourceReader):
                 )
             start = await driver.resolve(self._query.start)
             end = await driver.resolve(self._query.end, ending=True)
-            planned = await driver.plan(start, end, self._bounds)
+            planned = await driver.plan(start, end, self._bounds, self._take)
             return [LogPartition(spans, driver.client_settings) for spans in planned]
         finally:
             await driver.close()

@@ -10,7 +10,7 @@ from metadata_worlds import World
 from metadata.errors import BadVersionError, CallerError
 from metadata.federation import FederatedPlaces
 from metadata.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
-from metadata.log_admin import LogAdmin
+from metadata.log_admin import Below, LogAdmin
 from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError, LogStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
@@ -272,6 +272,20 @@ async def test_all_names_are_listed_in_full_and_folders_are_none(logs: LogStore,
     assert await admin.names("a") == ["a/b", "a/c", "a/c/d"]
     assert await admin.names("a/c") == ["a/c/d"]
     assert await admin.names("nothing") == []
+
+
+async def test_what_is_directly_below_a_name_is_a_log_or_a_folder_or_both(logs: LogStore, admin: LogAdmin) -> None:
+    assert await admin.below() == []
+    for name in ("x", "a/b", "a/c/d", "a/c"):
+        await logs.create(name)
+    await logs.store.create(f"{logs.namespace_path}/.hidden/log", make_parents=True)
+    await logs.store.create(f"{logs.namespace_path}/a/empty")
+    assert await admin.below() == [Below("a", is_log=False, is_folder=True), Below("x", is_log=True, is_folder=False)]
+    assert await admin.below("a/") == [
+        Below("b", is_log=True, is_folder=False),
+        Below("c", is_log=True, is_folder=True),
+    ]
+    assert await admin.below("x") == await admin.below("nothing") == []
 
 
 async def test_a_partition_of_another_name_is_no_log(store: MetadataStore, root: str) -> None:

@@ -47,7 +47,7 @@ def test_a_log_named_by_option_counts_for_every_row() -> None:
         ({"transaction_id": LongType()}, "needs a column value"),
         ({"value": IntegerType()}, "value must be string or binary, not int"),
         ({"value": ArrayType(StringType())}, "value must be string or binary"),
-        ({"value": StringType(), "transaction_id": IntegerType()}, "transaction_id must be bigint, not int"),
+        ({"value": StringType(), "transaction_id": StringType()}, "transaction_id must be bigint, not string"),
         ({"value": StringType(), "transaction_id": TimestampType()}, "transaction_id must be bigint, not timestamp"),
         ({"value": StringType(), "log": BinaryType()}, "log must be string, not binary"),
         ({"value": StringType(), "segment": LongType()}, "'segment'"),

@@ -167,6 +167,10 @@ def test_logs_are_intersected() -> None:
     assert push([EqualTo(("log",), "a"), EqualTo(("log",), "b")])[0].empty
 
 
+def test_a_time_is_there_up_to_the_last_year_that_has_one() -> None:
+    assert push([IsNotNull(("timestamp",))]) == (Bounds(end_txid=MAX_TIMESTAMP_MS + 1), [])
+
+
 @pytest.mark.parametrize(
     "inexact",
     [
@@ -174,7 +178,7 @@ def test_logs_are_intersected() -> None:
         In(("transaction_id",), (1, None)),
         In(("value",), (b"x",)),
         IsNull(("transaction_id",)),
-        IsNotNull(("timestamp",)),
+        IsNotNull(("timestamp", "part")),
         StringStartsWith(("log",), "a"),
         EqualTo(("value",), b"x"),
         EqualTo(("slot",), 5),

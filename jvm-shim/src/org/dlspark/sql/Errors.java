@@ -1,0 +1,70 @@
+package org.dlspark.sql;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import org.apache.spark.sql.catalyst.analysis.NamespaceAlreadyExistsException;
+import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
+import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
+import org.apache.spark.sql.catalyst.analysis.NonEmptyNamespaceException;
+import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
+import org.apache.spark.sql.connector.catalog.Identifier;
+import org.apache.spark.sql.errors.QueryCompilationErrors;
+
+/**
+ * What Python refused, as the exceptions that Spark knows: an unknown table becomes {@code TABLE_OR_VIEW_NOT_FOUND}, and
+ * so on. What has no name of its own in Spark is a {@code PYTHON_DATA_SOURCE_ERROR}, as it is for
+ * {@code format("distributedlog")}, with the connector's own words.
+ *
+ * <p>Spark's analysis exceptions are checked ones to Java, and most methods of a catalog do not declare them, though
+ * Spark's own catalogs (in Scala) throw them everywhere: {@link #thrown} passes them by the compiler.
+ */
+final class Errors {
+
+  private static final Identifier NOBODY = Identifier.of(new String[0], "");
+
+  private final Identifier table;
+  private final Identifier target;
+  private final String[] namespace;
+
+  private Errors(Identifier table, Identifier target, String[] namespace) {
+    this.table = table;
+    this.target = target;
+    this.namespace = namespace;
+  }
+
+  static Errors ofTable(Identifier table) {
+    return new Errors(table, table, table.namespace());
+  }
+
+  static Errors ofRename(Identifier table, Identifier target) {
+    return new Errors(table, target, table.namespace());
+  }
+
+  static Errors ofNamespace(String[] namespace) {
+    return new Errors(NOBODY, NOBODY, namespace);
+  }
+
+  /** The exception for an answer's {@code error}, to be thrown. */
+  RuntimeException of(JsonNode error, String operation, String catalog) {
+    switch (error.get("kind").asText()) {
+      case "no_such_table":
+        return thrown(new NoSuchTableException(table));
+      case "no_such_namespace":
+        return thrown(new NoSuchNamespaceException(namespace));
+      case "table_exists":
+        return thrown(new TableAlreadyExistsException(target));
+      case "namespace_exists":
+        return thrown(new NamespaceAlreadyExistsException(namespace));
+      case "namespace_not_empty":
+        return thrown(new NonEmptyNamespaceException(namespace));
+      default:
+        String subject = table == NOBODY ? String.join(".", namespace) : table.toString();
+        String action = operation.replace('_', ' ') + " `" + catalog + "." + subject + "` in";
+        return thrown(QueryCompilationErrors.pythonDataSourceError(action, Requests.FORMAT, error.get("text").asText()));
+    }
+  }
+
+  @SuppressWarnings("unchecked")
+  private static <E extends Throwable> RuntimeException thrown(Throwable error) throws E {
+    throw (E) error;
+  }
+}

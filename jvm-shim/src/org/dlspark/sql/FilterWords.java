@@ -1,0 +1,87 @@
+package org.dlspark.sql;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.sql.Timestamp;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
+import org.apache.spark.sql.sources.EqualNullSafe;
+import org.apache.spark.sql.sources.EqualTo;
+import org.apache.spark.sql.sources.Filter;
+import org.apache.spark.sql.sources.GreaterThan;
+import org.apache.spark.sql.sources.GreaterThanOrEqual;
+import org.apache.spark.sql.sources.In;
+import org.apache.spark.sql.sources.IsNotNull;
+import org.apache.spark.sql.sources.LessThan;
+import org.apache.spark.sql.sources.LessThanOrEqual;
+
+/**
+ * A filter as JSON, {@code ["=", "segment", 3]}: comparisons of a column with text, an integer, or a time (as
+ * {@code {"us": microseconds}}). What else there is stays with Spark.
+ */
+final class FilterWords {
+
+  private FilterWords() {}
+
+  /** The filter's words, or null for one that has none. */
+  static JsonNode of(Filter filter) {
+    if (filter instanceof EqualTo it) {
+      return words("=", it.attribute(), it.value());
+    }
+    if (filter instanceof EqualNullSafe it) {
+      return words("<=>", it.attribute(), it.value());
+    }
+    if (filter instanceof GreaterThan it) {
+      return words(">", it.attribute(), it.value());
+    }
+    if (filter instanceof GreaterThanOrEqual it) {
+      return words(">=", it.attribute(), it.value());
+    }
+    if (filter instanceof LessThan it) {
+      return words("<", it.attribute(), it.value());
+    }
+    if (filter instanceof LessThanOrEqual it) {
+      return words("<=", it.attribute(), it.value());
+    }
+    if (filter instanceof IsNotNull it) {
+      return Requests.JSON.createArrayNode().add("not null").add(it.attribute());
+    }
+    return filter instanceof In it ? in(it) : null;
+  }
+
+  private static JsonNode in(In filter) {
+    ArrayNode values = Requests.JSON.createArrayNode();
+    for (Object one : filter.values()) {
+      JsonNode value = value(one);
+      if (value == null) {
+        return null;
+      }
+      values.add(value);
+    }
+    ArrayNode words = Requests.JSON.createArrayNode().add("in").add(filter.attribute());
+    return words.add(values);
+  }
+
+  private static JsonNode words(String comparison, String column, Object compared) {
+    JsonNode value = value(compared);
+    return value == null ? null : Requests.JSON.createArrayNode().add(comparison).add(column).add(value);
+  }
+
+  private static JsonNode value(Object value) {
+    if (value instanceof Long || value instanceof Integer || value instanceof Short || value instanceof Byte) {
+      return Requests.JSON.getNodeFactory().numberNode(((Number) value).longValue());
+    }
+    if (value instanceof String text) {
+      return Requests.JSON.getNodeFactory().textNode(text);
+    }
+    if (value instanceof Timestamp time) {
+      return time(time.toInstant());
+    }
+    return value instanceof Instant instant ? time(instant) : null;
+  }
+
+  private static ObjectNode time(Instant instant) {
+    return Requests.JSON.createObjectNode().put("us", ChronoUnit.MICROS.between(Instant.EPOCH, instant));
+  }
+}

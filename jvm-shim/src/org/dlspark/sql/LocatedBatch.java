@@ -1,0 +1,103 @@
+package org.dlspark.sql;
+
+import java.nio.charset.StandardCharsets;
+import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.InputPartition;
+import org.apache.spark.sql.connector.read.PartitionReader;
+import org.apache.spark.sql.connector.read.PartitionReaderFactory;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonInputPartition;
+import org.apache.spark.sql.vectorized.ColumnarBatch;
+
+/**
+ * A batch whose partitions say which hosts have their data: Spark then prefers an executor on one of them.
+ *
+ * <p>Python data sources have no way to say this. The connector's partitions carry the hosts as a marked piece of text,
+ * which is found here in their pickled form without unpickling it. A partition without the mark stays as it is.
+ */
+record LocatedBatch(Batch python) implements Batch {
+
+  /** Begins and ends the hosts, which are separated by commas; see {@code LogPartition} in Python. */
+  private static final byte[] BEGIN = "dlspark-hosts[".getBytes(StandardCharsets.UTF_8);
+
+  private static final char END = ']';
+
+  /** The longest list of hosts that is looked at. */
+  private static final int MAX_HOSTS_BYTES = 4096;
+
+  @Override
+  public InputPartition[] planInputPartitions() {
+    InputPartition[] partitions = python.planInputPartitions();
+    for (int i = 0; i < partitions.length; i++) {
+      if (partitions[i] instanceof PythonInputPartition one) {
+        String[] hosts = hosts(one.pickedPartition());
+        partitions[i] = hosts.length == 0 ? one : new LocatedPartition(one, hosts);
+      }
+    }
+    return partitions;
+  }
+
+  @Override
+  public PartitionReaderFactory createReaderFactory() {
+    return new LocatedReaderFactory(python.createReaderFactory());
+  }
+
+  static String[] hosts(byte[] pickled) {
+    int begin = indexOf(pickled, BEGIN);
+    if (begin < 0) {
+      return new String[0];
+    }
+    int end = begin;
+    while (end < pickled.length && end - begin < MAX_HOSTS_BYTES && pickled[end] != END) {
+      end++;
+    }
+    String text = new String(pickled, begin, end - begin, StandardCharsets.UTF_8);
+    return text.isEmpty() ? new String[0] : text.split(",");
+  }
+
+  /** The place behind {@code mark}, or -1. */
+  private static int indexOf(byte[] bytes, byte[] mark) {
+    for (int i = 0; i + mark.length <= bytes.length; i++) {
+      int matching = 0;
+      while (matching < mark.length && bytes[i + matching] == mark[matching]) {
+        matching++;
+      }
+      if (matching == mark.length) {
+        return i + mark.length;
+      }
+    }
+    return -1;
+  }
+
+  /** A partition of the Python connector with the hosts that have its data. */
+  record LocatedPartition(InputPartition python, String[] hosts) implements InputPartition {
+
+    @Override
+    public String[] preferredLocations() {
+      return hosts;
+    }
+  }
+
+  /** Reads located partitions as what they are to Python. */
+  record LocatedReaderFactory(PartitionReaderFactory python) implements PartitionReaderFactory {
+
+    private static InputPartition inner(InputPartition partition) {
+      return partition instanceof LocatedPartition located ? located.python() : partition;
+    }
+
+    @Override
+    public PartitionReader<InternalRow> createReader(InputPartition partition) {
+      return python.createReader(inner(partition));
+    }
+
+    @Override
+    public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
+      return python.createColumnarReader(inner(partition));
+    }
+
+    @Override
+    public boolean supportColumnarReads(InputPartition partition) {
+      return python.supportColumnarReads(inner(partition));
+    }
+  }
+}

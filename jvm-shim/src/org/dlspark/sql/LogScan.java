@@ -1,0 +1,84 @@
+package org.dlspark.sql;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.OptionalLong;
+import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.read.Batch;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.Statistics;
+import org.apache.spark.sql.connector.read.SupportsReportStatistics;
+import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/** One read of a table, done by the Python connector's scan with the columns, filters and limit of the query. */
+final class LogScan implements SupportsReportStatistics {
+
+  private final LogTable table;
+  private final StructType columns;
+  private final CaseInsensitiveStringMap options;
+  private final ObjectNode pushed;
+  private final Scan python;
+  private Statistics statistics;
+
+  LogScan(LogTable table, StructType columns, CaseInsensitiveStringMap options, ObjectNode pushed) {
+    this.table = table;
+    this.columns = columns;
+    this.options = options;
+    this.pushed = pushed;
+    SupportsRead source = (SupportsRead) table.pythonTable(columns, options, pushed);
+    this.python = source.newScanBuilder(table.options(options, pushed)).build();
+  }
+
+  @Override
+  public StructType readSchema() {
+    return columns;
+  }
+
+  @Override
+  public String description() {
+    return "distributedlog " + table.name() + " " + Requests.write(pushed);
+  }
+
+  @Override
+  public Batch toBatch() {
+    return new LocatedBatch(python.toBatch());
+  }
+
+  @Override
+  public MicroBatchStream toMicroBatchStream(String checkpointLocation) {
+    return python.toMicroBatchStream(checkpointLocation);
+  }
+
+  @Override
+  public ColumnarSupportMode columnarSupportMode() {
+    return python.columnarSupportMode();
+  }
+
+  @Override
+  public CustomMetric[] supportedCustomMetrics() {
+    return python.supportedCustomMetrics();
+  }
+
+  /** Asked for only where Spark weighs plans, so that a plain read pays nothing for it. */
+  @Override
+  public Statistics estimateStatistics() {
+    if (statistics == null) {
+      JsonNode answer =
+          table.takesPushDown()
+              ? table.askAboutScan(Requests.request("statistics"), options, pushed)
+              : Requests.JSON.nullNode();
+      statistics = new Extent(number(answer, "bytes"), number(answer, "rows"));
+    }
+    return statistics;
+  }
+
+  private static OptionalLong number(JsonNode answer, String name) {
+    return answer.hasNonNull(name) ? OptionalLong.of(answer.get(name).asLong()) : OptionalLong.empty();
+  }
+
+  /** How much a scan reads: stored bytes of one replica, and records. */
+  private record Extent(OptionalLong sizeInBytes, OptionalLong numRows) implements Statistics {}
+}

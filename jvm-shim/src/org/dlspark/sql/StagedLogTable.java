@@ -1,0 +1,27 @@
+package org.dlspark.sql;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import org.apache.spark.sql.connector.catalog.Identifier;
+import org.apache.spark.sql.connector.catalog.StagedTable;
+
+/**
+ * The log that {@code CREATE TABLE ... AS SELECT} has just created. Its rows are published whole by the write itself,
+ * so there is nothing to commit; if the query fails, the log goes again, as it was not there before.
+ */
+final class StagedLogTable extends LogTable implements StagedTable {
+
+  private final Runnable drop;
+
+  StagedLogTable(Requests requests, String catalog, Identifier ident, JsonNode about, Runnable drop) {
+    super(requests, catalog, ident, about);
+    this.drop = drop;
+  }
+
+  @Override
+  public void commitStagedChanges() {}
+
+  @Override
+  public void abortStagedChanges() {
+    drop.run();
+  }
+}

@@ -1,0 +1,475 @@
+"""The SQL catalog's questions and answers without Spark: metadata in memory, storage nodes in this process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from memory_world import URI, World
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.settings import Settings
+from dlspark.spark.catalog_creation import check_layout, own_properties
+from dlspark.spark.catalog_requests import answered
+from dlspark.spark.catalog_scan import Pushed, Rows
+from dlspark.spark.catalog_tables import (
+    HANDLE,
+    NOT_OF_A_TABLE,
+    SCAN,
+    TableHandle,
+    TableProperties,
+    checked_properties,
+    pushed,
+    unpacked,
+)
+from dlspark.spark.driver import Take
+from dlspark.spark.errors import OptionError, SchemaError
+from dlspark.spark.filters import Bounds
+from dlspark.spark.log_view import LogView
+from dlspark.spark.options import OPTIONS, Scope
+from metadata.errors import InvariantViolation
+from metadata.memory import MemoryStore
+from metadata.segments import TruncationStatus
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def ask(world: World, operation: str, **words: object) -> object:
+    """The result of a question. AssertionError with the answer where it is an error."""
+    said = await answer(world, operation, **words)
+    assert "result" in said, said
+    return said["result"]
+
+
+async def answer(world: World, operation: str, **words: object) -> dict[str, object]:
+    request = {"operation": operation, "catalog": "dlog", "defaults": {}, **words}
+    return await answered(json.loads(json.dumps(request)), lambda: URI, lambda uri: connected(world, uri))
+
+
+async def connected(world: World, uri: str) -> AsyncNamespace:
+    """As the catalog connects: who has a log's lock is told at once."""
+    store = MemoryStore(world.tree)
+    return await AsyncNamespace.over(store, uri, Settings(lock_timeout_s=0), own=(store,))
+
+
+async def kind(world: World, operation: str, **words: object) -> object:
+    """What kind of error the answer is."""
+    error = (await answer(world, operation, **words))["error"]
+    assert isinstance(error, dict)
+    return error["kind"]
+
+
+async def text(world: World, operation: str, **words: object) -> str:
+    error = (await answer(world, operation, **words))["error"]
+    assert isinstance(error, dict)
+    assert error["kind"] == "refused"
+    return str(error["text"])
+
+
+def creation(*table: str, **properties: str) -> dict[str, object]:
+    return {"table": table, "schema": StructType().json(), "default_provider": "parquet", "properties": properties}
+
+
+async def read_options(world: World, log: str, **given: str) -> dict[str, str]:
+    found = await ask(world, "load", table=[log])
+    assert isinstance(found, dict)
+    return {HANDLE: json.dumps(found["handle"]), **given}
+
+
+# ---------------------------------------------------------------------- names
+
+
+async def test_a_log_is_a_table_in_the_namespace_that_its_name_begins_with(world: World) -> None:
+    for name in ("top", "a/b/c", "a/b/d", "a/e", "a"):
+        await world.create(name)
+    assert await ask(world, "tables", namespace=[]) == ["a", "top"]
+    assert await ask(world, "namespaces", namespace=[]) == ["a"]
+    assert await ask(world, "tables", namespace=["a"]) == ["e"]
+    assert await ask(world, "namespaces", namespace=["a"]) == ["b"]
+    assert await ask(world, "tables", namespace=["a", "b"]) == ["c", "d"]
+    assert await ask(world, "namespaces", namespace=["a", "b"]) == []
+    for missing in (["nowhere"], ["top"], ["a", "b", "c"], ["<bad>"]):
+        assert await kind(world, "tables", namespace=missing) == "no_such_namespace"
+    assert await ask(world, "namespace", namespace=["a"]) == {"location": f"{URI}/a"}
+
+
+async def test_namespaces_come_and_go_with_logs_and_are_not_made_or_dropped(world: World) -> None:
+    await world.create("a/b")
+    assert await kind(world, "create_namespace", namespace=["a"]) == "namespace_exists"
+    assert "CREATE TABLE x.y.<name>" in await text(world, "create_namespace", namespace=["x", "y"])
+    assert await kind(world, "drop_namespace", namespace=["a"]) == "namespace_not_empty"
+    assert await kind(world, "drop_namespace", namespace=["x"]) == "no_such_namespace"
+    assert await ask(world, "drop", table=["a", "b"]) is True
+    assert await kind(world, "drop_namespace", namespace=["a"]) == "no_such_namespace"
+
+
+async def test_a_metadata_table_is_found_where_no_log_has_its_name(world: World) -> None:
+    await world.create("flights")
+    found = await ask(world, "load", table=["flights", "Segments"])
+    assert isinstance(found, dict)
+    assert (found["writable"], found["pushdown"]) == (False, False)
+    assert unpacked({HANDLE: json.dumps(found["handle"])}, Scope.SOURCE_BATCH) == {
+        "uri": URI,
+        "metadata": "segments",
+        "log": "flights",
+    }
+    found = await ask(world, "load", table=["bookies"])
+    assert isinstance(found, dict)
+    assert {column["name"] for column in found["columns"]} >= {"bookie", "host"}
+    for missing in (["flights", "bookies"], ["other", "segments"], ["flights", "x"], ["<bad>"]):
+        assert await kind(world, "load", table=missing) == "no_such_table"
+    assert "no older versions" in await text(world, "load", table=["bookies"], version="1:0:0")
+    for change in ("drop", "alter", "rename"):
+        assert "can only be read" in await text(world, change, table=["flights", "segments"], new_table=["x"])
+    await world.create("flights/segments")
+    found = await ask(world, "load", table=["flights", "segments"])
+    assert isinstance(found, dict)
+    assert found["writable"] is True
+
+
+# ---------------------------------------------------------------------- creating, changing, dropping
+
+
+async def test_creation_keeps_properties_that_later_queries_get_unless_they_say_otherwise(world: World) -> None:
+    given = creation("a", "t", MAXOFFSETSPERTRIGGER="5", compressionType="lz4", startingOffsets="latest", comment="x")
+    made = await ask(world, "create", **given)
+    assert isinstance(made, dict)
+    loaded = await ask(world, "load", table=["a", "t"], defaults={"minPartitions": "2", "startingTimestamp": "7"})
+    assert isinstance(loaded, dict)
+    assert (
+        loaded["properties"]
+        == made["properties"]
+        == {
+            "comment": "x",
+            "compressionType": "lz4",
+            "location": f"{URI}/a/t",
+            "maxOffsetsPerTrigger": "5",
+            "provider": "distributedlog",
+            "startingOffsets": "latest",
+        }
+    )
+    handle = {HANDLE: json.dumps(loaded["handle"])}
+    place = {"uri": URI, "log": "a/t"}
+    batch = {**place, "startingOffsets": "latest", "minPartitions": "2"}
+    assert unpacked(handle, Scope.SOURCE_BATCH) == batch
+    assert unpacked(handle, Scope.SOURCE_STREAM) == {**batch, "maxOffsetsPerTrigger": "5"}
+    assert unpacked(handle, Scope.SINK_BATCH) == {**place, "compressionType": "lz4"}
+    own = {**handle, "startingTransactionId": "3", "MinPartitions": "9"}
+    assert unpacked(own, Scope.SOURCE_BATCH) == {**place, "startingTransactionId": "3", "MinPartitions": "9"}
+
+
+async def test_creation_is_refused_before_anything_is_done(world: World) -> None:
+    assert "Did you mean maxOffsetsPerTrigger" in await text(world, "create", **creation("t", maxOfsetsPerTrigger="5"))
+    assert "must be an integer" in await text(world, "create", **creation("t", minPartitions="many"))
+    for name in ("uri", "subscribe", "txnAppId", "numLogs"):
+        assert "cannot be a property of a table" in await text(world, "create", **creation("t", **{name: "1"}))
+    assert "InvalidLogNameError" in await text(world, "create", **creation("<t>"))
+    assert await world.namespace.logs(recursive=True) == []
+    await world.create("t")
+    assert await kind(world, "create", **creation("t")) == "table_exists"
+
+
+def test_a_log_has_its_columns_and_no_layout_of_its_own() -> None:
+    check_layout(StructType(), [], constrained=False)
+    check_layout(
+        StructType([StructField("VALUE", StringType()), StructField("segment", LongType())]), [], constrained=False
+    )
+    for schema, partitioning, constrained in (
+        (StructType([StructField("a", IntegerType())]), [], False),
+        (StructType([StructField("segment", IntegerType())]), [], False),
+        (StructType(), ["log"], False),
+        (StructType(), [], True),
+    ):
+        with pytest.raises(SchemaError):
+            check_layout(schema, partitioning, constrained=constrained)
+    own = {"minPartitions": "1", "comment": "x"}
+    assert own_properties({**own, "provider": "Parquet", "owner": "me", "option.a": "1"}, "parquet") == own
+    for refused in ({"provider": "csv"}, {"location": "/x"}):
+        with pytest.raises(OptionError):
+            own_properties(refused, "parquet")
+
+
+async def test_properties_are_changed_under_their_version_and_foreign_bytes_are_left_alone(world: World) -> None:
+    await ask(world, "create", **creation("t", minPartitions="2", compressionType="lz4"))
+    changed = await ask(
+        world, "alter", table=["t"], set={"minPartitions": "3", "comment": "c"}, remove=["COMPRESSIONTYPE"]
+    )
+    assert isinstance(changed, dict)
+    assert changed["properties"] == {
+        "comment": "c",
+        "location": f"{URI}/t",
+        "minPartitions": "3",
+        "provider": "distributedlog",
+    }
+    assert "AddColumn" in await text(world, "alter", table=["t"], set={}, remove=[], others=["AddColumn"])
+    await ask(world, "alter", table=["t"], set={}, remove=["minPartitions", "comment"])
+    log = await world.namespace.open_log("t")
+    assert (await log.metadata()).value == b""
+    await log.set_metadata(b"another application's")
+    assert "bytes of its own" in await text(world, "alter", table=["t"], set={"minPartitions": "3"}, remove=[])
+    loaded = await ask(world, "load", table=["t"])
+    assert isinstance(loaded, dict)
+    assert set(loaded["properties"]) == {"location", "provider"}
+    assert (await log.metadata()).value == b"another application's"
+    assert await kind(world, "alter", table=["none"], set={}, remove=[]) == "no_such_table"
+
+
+def test_further_keys_of_a_stored_object_stay_and_other_versions_are_foreign() -> None:
+    kept = TableProperties.decode(b'{"app": [1], "dlspark": {"v": 1, "properties": {"minPartitions": "2"}}}')
+    assert json.loads(kept.changed("t", {}, ["minPartitions"]).encode()) == {"app": [1]}
+    assert TableProperties.decode(kept.encode()) == kept
+    for foreign in (b"\xff", b"[]", b"3", b'{"dlspark": {"v": 2}}', b'{"dlspark": {"v": 1, "properties": [1]}}'):
+        assert TableProperties.decode(foreign).foreign, foreign
+    assert TableProperties.decode(b"") == TableProperties()
+
+
+async def test_a_log_is_renamed_and_dropped_unless_somebody_writes_it(world: World) -> None:
+    await world.create("old")
+    await world.create("taken")
+    assert await kind(world, "rename", table=["old"], new_table=["taken"]) == "table_exists"
+    assert await kind(world, "rename", table=["none"], new_table=["x"]) == "no_such_table"
+    assert await ask(world, "rename", table=["old"], new_table=["a", "new"]) is True
+    await world.write("a/new", range(5), keep_open=True)
+    assert "OwnershipAcquireFailedError" in await text(world, "drop", table=["a", "new"])
+    assert "OwnershipAcquireFailedError" in await text(world, "rename", table=["a", "new"], new_table=["x"])
+    await world.write("a/new", [5])
+    assert await ask(world, "drop", table=["a", "new"]) is True
+    assert await ask(world, "drop", table=["a", "new"]) is False
+    assert await world.namespace.logs(recursive=True) == ["taken"]
+
+
+async def test_a_log_that_is_there_is_not_replaced(world: World) -> None:
+    await world.create("t")
+    for operation in ("replace", "create_or_replace"):
+        assert "only grows" in await text(world, operation, **creation("t"))
+    assert await kind(world, "replace", **creation("new")) == "no_such_table"
+    await ask(world, "create_or_replace", **creation("new"))
+    assert await world.namespace.logs() == ["new", "t"]
+
+
+# ---------------------------------------------------------------------- older versions
+
+
+async def test_a_version_ends_with_the_record_that_is_named(world: World) -> None:
+    await world.create("t")
+    await world.write("t", range(100, 107), entry=3)
+    await world.write("t", range(107, 109))
+    for version, expected in (("1:0:0", 1), ("1:0:2", 3), ("1:1:0", 4), ("1:2:0", 7), ("2:0:1", 9)):
+        loaded = await ask(world, "load", table=["t"], version=version)
+        assert isinstance(loaded, dict)
+        assert loaded["writable"] is False
+        counted = await ask(
+            world,
+            "summarise",
+            options={HANDLE: json.dumps(loaded["handle"])},
+            functions=[{"function": "count"}, {"function": "max", "column": "transaction_id"}],
+        )
+        assert counted == [expected, 99 + expected], version
+    assert "no record 2:1:0 yet" in await text(world, "load", table=["t"], version="2:1:0")
+    assert "not a position" in await text(world, "load", table=["t"], version="7")
+
+
+async def test_a_version_that_was_truncated_is_gone_and_not_empty(world: World) -> None:
+    await world.create("t")
+    await world.write("t", range(5))
+    await world.write("t", range(5, 9))
+    await world.truncate("t", 0, TruncationStatus.TRUNCATED)
+    assert "DataLossError" in await text(world, "load", table=["t"], version="1:0:2")
+
+
+async def test_a_time_ends_before_the_next_millisecond(world: World) -> None:
+    await world.create("t")
+    await world.write("t", range(100, 110))
+    for micros, expected in ((99_999, 0), (100_000, 1), (100_999, 1), (101_000, 2), (10**12, 10), (-5, 0)):
+        loaded = await ask(world, "load", table=["t"], timestamp_us=micros)
+        assert isinstance(loaded, dict)
+        options = {HANDLE: json.dumps(loaded["handle"])}
+        assert await ask(world, "summarise", options=options, functions=[{"function": "count"}]) == [expected], micros
+
+
+def test_an_option_that_names_another_log_or_another_end_is_refused() -> None:
+    handle = {HANDLE: json.dumps(TableHandle(URI, "t").to_json())}
+    for name in ("uri", "log", "Subscribe", "path", "metadata"):
+        with pytest.raises(OptionError, match="no meaning for a table"):
+            unpacked({**handle, name: "x"}, Scope.SOURCE_BATCH)
+    older = {HANDLE: json.dumps(TableHandle(URI, "t").until(position="1:2:4").to_json())}
+    assert unpacked(older, Scope.SOURCE_BATCH)["endingOffsets"] == '{"t": "1:2:4"}'
+    with pytest.raises(OptionError, match="contradict"):
+        unpacked({**older, "endingTimestamp": "5"}, Scope.SOURCE_BATCH)
+
+
+def test_every_option_may_be_a_property_or_is_refused_as_one() -> None:
+    samples = {"integer >= 1": "3", "integer >= 0": "3", "true / false": "true", "epoch milliseconds or ISO-8601": "3"}
+    allowed = set()
+    for option in OPTIONS:
+        value = option.default or samples.get(option.kind.value, "latest" if "Offsets" in option.name else "x")
+        if option.name in NOT_OF_A_TABLE:
+            with pytest.raises(OptionError, match="cannot be a property"):
+                checked_properties({option.name.upper(): value})
+        else:
+            allowed |= set(checked_properties({option.name.upper(): value}))
+    assert {"startingOffsets", "minPartitions", "compressionType", "failOnDataLoss"} <= allowed
+
+
+# ---------------------------------------------------------------------- what is pushed down
+
+
+async def test_filters_that_are_kept_exactly_are_told_from_those_that_are_not(world: World) -> None:
+    said = [
+        [">=", "timestamp", {"us": 1_500}],
+        ["=", "log", "t"],
+        ["in", "log", ["t", "u"]],
+        ["not null", "value"],
+        ["<", "segment", 3],
+        ["=", "value", "x"],
+        ["not null", "timestamp"],
+    ]
+    exact = await ask(world, "filters", filters=said)
+    assert exact == [True, True, True, True, True, False, True]
+    kept = [words for words, one in zip(said, exact, strict=True) if one]
+    assert Pushed.of({"filters": kept}).bounds == Bounds(
+        logs=frozenset({"t"}), end_segment=3, min_txid=2, end_txid=MAX_TIMESTAMP_MS + 1
+    )
+    with pytest.raises(InvariantViolation):
+        Pushed.of({"filters": said})
+
+
+def test_filters_that_spark_sees_to_still_spare_what_cannot_satisfy_them() -> None:
+    hinted = Pushed.of(
+        {"filters": [[">", "segment", 1]], "hints": [["in", "transaction_id", [7, 3]], ["=", "slot", 1]]}
+    )
+    assert hinted.bounds == Bounds(min_segment=2, min_txid=3, end_txid=8)
+
+
+@pytest.mark.parametrize(
+    ("words", "take"),
+    [
+        ({"limit": 5}, Take(5)),
+        ({"limit": 5, "order": ["transaction_id"], "descending": True}, Take(5, last=True)),
+        ({"limit": 5, "order": ["timestamp"], "descending": False}, Take(5, timed=True)),
+        ({"limit": 5, "order": ["segment", "entry", "slot"], "descending": True}, Take(5, last=True)),
+        ({"limit": 5, "order": ["value"], "descending": True}, None),
+        ({"limit": 5, "order": ["entry", "segment"], "descending": True}, None),
+        ({}, None),
+    ],
+)
+def test_a_limit_is_taken_where_the_order_is_the_logs_own(words: dict[str, object], take: Take | None) -> None:
+    assert Pushed.of(pushed({SCAN: json.dumps(words)})).take == take
+
+
+async def test_a_limited_plan_reads_at_least_the_rows_that_are_wanted_and_only_their_entries(world: World) -> None:
+    await world.create("t")
+    await world.write("t", range(100, 140), entry=4)
+    await world.write("t", range(140, 160), entry=4, keep_open=True)
+    driver = await world.driver(Scope.SOURCE_BATCH, log="t")
+    start = await driver.resolve(driver.query.start)
+    end = await driver.resolve(driver.query.end, ending=True)
+    for records, last in itertools.product((1, 4, 5, 41, 60, 99), (False, True)):
+        spans = [
+            span for partition in await driver.plan(start, end, None, Take(records, last=last)) for span in partition
+        ]
+        entries = sum(span.entries for span in spans)
+        assert min(records, 60) / 4 <= entries <= min(records, 60) / 4 + 2, (records, last)
+        first = spans[0]
+        assert (first.lssn, first.first_entry, first.first_slot) == (1, 0, 0) or last
+        # The last entry of the open segment is read whatever the limit, when the last records are wanted.
+        assert not last or spans[-1].lssn == 2
+
+
+async def test_records_without_a_time_make_the_order_by_time_another_one(world: World) -> None:
+    await world.create("t")
+    await world.write("t", [1, 2, MAX_TIMESTAMP_MS + 1], entry=1)
+    driver = await world.driver(Scope.SOURCE_BATCH, log="t")
+    start = await driver.resolve(driver.query.start)
+    end = await driver.resolve(driver.query.end, ending=True)
+
+    async def entries(take: Take, bounds: Bounds | None = None) -> int:
+        return sum(span.entries for part in await driver.plan(start, end, bounds, take) for span in part)
+
+    assert await entries(Take(1, last=True)) <= 2
+    assert await entries(Take(1, last=True, timed=True)) >= 3
+    assert await entries(Take(1, last=True, timed=True), Bounds(end_txid=MAX_TIMESTAMP_MS + 1)) == 1
+
+
+FUNCTIONS = [
+    {"function": "count"},
+    {"function": "count", "column": "value"},
+    {"function": "min", "column": "transaction_id"},
+    {"function": "max", "column": "timestamp"},
+    {"function": "max", "column": "segment"},
+]
+
+
+async def test_aggregates_from_metadata_are_those_of_the_rows(world: World) -> None:
+    await world.create("t")
+    await world.write("t", range(100, 140), entry=4)
+    await world.write("t", range(140, 160), entry=4, keep_open=True)
+    await world.commit("t")
+    for low, high in itertools.product((0, 100, 103, 139, 140, 158, 500), (None, 101, 141, 160)):
+        rows = [txid for txid in range(100, 160) if low <= txid and (high is None or txid < high)]
+        filters = [[">=", "transaction_id", low]] + ([] if high is None else [["<", "transaction_id", high]])
+        options = await read_options(world, "t", **{SCAN: json.dumps({"filters": filters})})
+        found = await ask(world, "summarise", options=options, functions=FUNCTIONS)
+        if rows:
+            assert found == [len(rows), len(rows), rows[0], rows[-1] * 1000, 1 if rows[-1] < 140 else 2], filters
+        else:
+            assert found == [0, 0, None, None, None], filters
+    statistics = await ask(world, "statistics", options=await read_options(world, "t"))
+    assert isinstance(statistics, dict)
+    assert statistics["rows"] == 60
+    assert statistics["bytes"] > 60 * 3
+
+
+async def test_aggregates_that_metadata_does_not_tell_are_not_answered(world: World) -> None:
+    await world.create("t")
+    await world.write("t", [1, 2, MAX_TIMESTAMP_MS + 1])
+    options = await read_options(world, "t")
+
+    async def asked(*functions: dict[str, str]) -> object:
+        return await ask(world, "summarise", options=options, functions=list(functions))
+
+    assert await asked({"function": "max", "column": "transaction_id"}) == [MAX_TIMESTAMP_MS + 1]
+    for unknown in (
+        {"function": "max", "column": "timestamp"},
+        {"function": "count", "column": "timestamp"},
+        {"function": "max", "column": "value"},
+        {"function": "max", "column": "entry"},
+    ):
+        assert await asked({"function": "count"}, unknown) is None, unknown
+
+
+class Uncounted(LogView):
+    """A log whose writer kept no record counts, as this library's never is: what the view says of it."""
+
+    async def count(self, start: DLSN, end: DLSN) -> int:
+        raise OptionError("this log was written without record counts")
+
+
+async def test_a_log_whose_writer_did_not_count_has_no_aggregates(world: World) -> None:
+    await world.create("t")
+    await world.write("t", range(5))
+    view = await Uncounted.open(world.namespace, "t")
+    rows = Rows(view, view.earliest(), await view.latest())
+    assert await rows.records() is None
+    assert await rows.summary([{"function": "count"}]) is None
+    statistics = await rows.statistics()
+    assert statistics["rows"] is None
+    assert statistics["bytes"]
+    await view.close()
+
+
+async def test_what_python_did_not_expect_is_no_answer(world: World) -> None:
+    with pytest.raises(KeyError):
+        await answer(world, "dance")
