@@ -35,7 +35,7 @@ PATIENCE_S = 240.0
 SESSION_SETTING = ("DLSPARK_SET_zkSessionTimeoutSeconds", "4")
 """A dead process's lock on a log ends soon."""
 FRUGAL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-SLOW_START = "waiting for the Python worker to connect back"
+SLOW_START = "Python worker failed to connect back"
 """Spark gives a Python process ten seconds to start; where a busy machine needs more, the query is started again."""
 SLOW_STARTS = 3
 HOSTS = ("127.0.0.1", "127.0.0.2")
