@@ -14,45 +14,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from pages import DOCS, ROOT, broken_links, examples, linked_files
 
 import dlspark
 from dlspark.core.runtime import Runtime
 from dlspark.sandbox import Sandbox
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
 ENTRY = DOCS / "python.md"
 PAGES = [ENTRY, *sorted((DOCS / "python").glob("*.md"))]
 SERVER = "127.0.0.1:2181"
 PROGRAM = ROOT / "tests" / "typed_program.py"
-
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-_LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")
-
-
-class Example(NamedTuple):
-    """A block of Python, and what it prints: the block of text right behind it."""
-
-    line: int
-    source: str
-    printed: str | None
-
-
-def examples(page: Path) -> list[Example]:
-    text = page.read_text()
-    found = list(_FENCE.finditer(text))
-    blocks = []
-    for number, block in enumerate(found):
-        if block[1] != "python":
-            continue
-        behind = found[number + 1] if number + 1 < len(found) else None
-        follows = behind is not None and behind[1] == "text" and not text[block.end() : behind.start()].strip()
-        line = text.count("\n", 0, block.start(2)) + 1
-        blocks.append(Example(line, block[2], behind[2] if behind is not None and follows else None))
-    return blocks
 
 
 def name_of(page: Path) -> str:
@@ -121,19 +94,12 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
-    for target, anchor in _LINK.findall(page.read_text()):
-        linked = (page.parent / target).resolve()
-        assert linked.exists(), f"{page.name}: {target}"
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.M)
-            anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
-            assert anchor[1:] in anchors, f"{page.name}: {target}{anchor}"
+    assert broken_links(page) == []
 
 
 def test_the_entry_page_links_every_page_and_names_every_public_name() -> None:
     text = ENTRY.read_text()
-    linked = {(DOCS / target).resolve() for target, _ in _LINK.findall(text)}
-    assert set(PAGES[1:]) <= linked
+    assert set(PAGES[1:]) <= linked_files(ENTRY)
     for name in set(dlspark.__all__) - {"__version__"}:
         assert re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", text), name
 
