@@ -135,7 +135,7 @@ def crc32s(columns: list[pa.Array]) -> npt.NDArray[np.int64]:
     """CRC-32 of each row's columns, as text joined by SEPARATOR with nulls left out."""
     texts = [_bytes(column) for column in columns]
     if len(texts) > 1:
-        # Arrow leaves out a row of which every part is null (seen in 26.0), and takes each row after it for another one.
+        # Arrow leaves out a row of which every part is null (26.0), and takes each row after it for another one.
         # So each begins with a part that is there; it and the separator after it are not hashed.
         first = pa.array([b""] * len(texts[0]), pa.large_binary())
         joined = pc.binary_join_element_wise(first, *texts, SEPARATOR, null_handling="skip")
