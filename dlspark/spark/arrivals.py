@@ -12,19 +12,25 @@ from metadata.tasks import end_tasks
 _log = logging.getLogger(__name__)
 
 
+async def logs_in(namespace: AsyncNamespace, folder: str) -> list[str]:
+    """Full names of what is directly in `folder` ("" for the root): logs, and folders with logs."""
+    names = await namespace.logs(folder)
+    return [f"{folder}/{name}" for name in names] if folder else names
+
+
 class Arrivals:
-    """A watch on the namespace's logs. It only wakes: who waits looks himself which logs there are.
+    """A watch on the logs of one folder. It only wakes: who waits looks himself which logs there are.
 
     Where the watch fails nobody is woken any more, and new logs are found when the query looks anyway.
     """
 
-    def __init__(self, namespace: AsyncNamespace) -> None:
+    def __init__(self, namespace: AsyncNamespace, folder: str = "") -> None:
         self._changed = asyncio.Event()
-        self._watch = asyncio.ensure_future(self._follow(namespace))
+        self._watch = asyncio.ensure_future(self._follow(namespace, folder))
 
-    async def _follow(self, namespace: AsyncNamespace) -> None:
+    async def _follow(self, namespace: AsyncNamespace, folder: str) -> None:
         try:
-            async for _ in namespace.watch_logs(existing=True):  # those there are, too: none is missed
+            async for _ in namespace.watch_logs(folder, existing=True):  # those there are, too: none is missed
                 self._changed.set()
         except DistributedLogError as error:
             _log.warning("new logs are taken up a little later, their watch failed: %s", error)

@@ -21,7 +21,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
 from dlspark.core.metrics.logs import about
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.spark.arrivals import Arrivals
+from dlspark.spark.arrivals import Arrivals, logs_in
 from dlspark.spark.batch_ends import BatchEnds, gathered
 from dlspark.spark.client_settings import namespace_settings
 from dlspark.spark.cursors import Cursors
@@ -116,7 +116,7 @@ class SourceDriver:
         if selection.pattern is None:
             names = list(selection.names)
         else:
-            names = selection.of(await namespace.logs())
+            names = selection.of(await logs_in(namespace, selection.folder))
         for gone in [name for name in self._views if name not in names]:
             await self._views.pop(gone).close()
         new = [name for name in names if name not in self._views]
@@ -334,7 +334,7 @@ class SourceDriver:
         """Return when a log may have something new, or a log has come under a pattern, or after `timeout_s`."""
         waits = [asyncio.ensure_future(view.wait_for_news()) for view in self._views.values()]
         if self.query.selection.pattern is not None:
-            self._arrivals = self._arrivals or Arrivals(self._opened())
+            self._arrivals = self._arrivals or Arrivals(self._opened(), self.query.selection.folder)
             waits.append(asyncio.ensure_future(self._arrivals.wait()))
         try:
             if waits:

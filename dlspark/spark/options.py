@@ -91,7 +91,8 @@ OPTIONS: tuple[Option, ...] = (
         Kind.TEXT,
         Scope.SOURCE,
         "Python regular expression that whole log names must match. A stream also takes up logs that appear later, "
-        "from their beginning. Logs in folders (`a/b`) are not looked for: name them by `subscribe`.",
+        "from their beginning. Logs are looked for in the folder that the pattern begins with (`a/b` of `a/b/c-.*`), "
+        "and not in those below it.",
     ),
     Option(
         "startingOffsets",

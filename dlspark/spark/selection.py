@@ -86,6 +86,14 @@ class Selection:
     names: tuple[str, ...] = ()
     pattern: str | None = None
 
+    @property
+    def folder(self) -> str:
+        """Where all names that match the pattern lie, by its literal beginning: "a/b" of `a/b/c-.*`; "" for the root.
+
+        Logs are looked for there alone: a look into all folders would take a request for every log.
+        """
+        return _literal_folder(self.pattern or "")
+
     def selects(self, name: str) -> bool:
         """Whether a log of this name is read."""
         return name in self.names if self.pattern is None else re.fullmatch(self.pattern, name) is not None
@@ -208,6 +216,29 @@ def _assigned(text: str) -> list[str]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise OptionError(f"Option assign must be a JSON list of names, not {text!r}", advice=advice)
     return names
+
+
+def _literal_folder(pattern: str) -> str:
+    if _has_alternatives(pattern):
+        return ""
+    literal = re.match(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^\w\s])*", pattern)
+    assert literal is not None  # it matches the empty text
+    rest = pattern[literal.end() :]
+    text = re.sub(r"\\(.)", r"\1", literal[0])
+    if rest[:1] and rest[0] in "*+?{":
+        text = text[:-1]  # that speaks of the character before it
+    return text.rpartition("/")[0]
+
+
+def _has_alternatives(pattern: str) -> bool:
+    """Whether a `|` stands outside of all groups and classes, or where that cannot be told so simply."""
+    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", pattern)
+    depth = 0
+    for character in plain:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "|" and depth <= 0:
+            return True
+    return False
 
 
 def _checked_pattern(pattern: str) -> str:

@@ -11,7 +11,7 @@ from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.limits import Limits
 from dlspark.spark.offsets import Bound, Mark, Offsets, parse_places
 from dlspark.spark.options import Options, Scope
-from dlspark.spark.selection import AtTxid, Everywhere, PerLog, SourceQuery
+from dlspark.spark.selection import AtTxid, Everywhere, PerLog, Selection, SourceQuery
 from metadata.errors import CallerError
 
 GOLDEN = '{"v": 1, "logs": {"aviation": "12:0:0", "flights": "3:1200:0"}}'
@@ -238,3 +238,23 @@ def test_limits_of_a_stream() -> None:
     raw = {"maxOffsetsPerTrigger": "9", "maxBytesPerTrigger": "1000", "minOffsetsPerTrigger": "3"}
     assert query(Scope.SOURCE_STREAM, path="a", **raw).limits == Limits(9, 1000, 3, 15 * 60_000)
     assert query(Scope.SOURCE_STREAM, path="a", maxTriggerDelay="90s", **raw).limits.max_delay_ms == 90_000
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folder"),
+    [
+        ("flights-.*", ""),
+        ("ny/.*", "ny"),
+        ("a/b/c-\\d+", "a/b"),
+        ("team/raw/flights", "team/raw"),
+        ("a\\.b/c", "a.b"),
+        ("x/(a|b)", "x"),
+        ("x/[a|b]/c", "x"),
+        ("a/b|c/d", ""),
+        ("a/?b", ""),
+        ("(?i)ny/.*", ""),
+        ("t.*/x", ""),
+    ],
+)
+def test_logs_are_looked_for_in_the_folder_that_a_pattern_begins_with(pattern: str, folder: str) -> None:
+    assert Selection(pattern=pattern).folder == folder

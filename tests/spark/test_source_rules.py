@@ -401,11 +401,12 @@ async def test_entries_narrow_a_plan(world: World) -> None:
 # ---------------------------------------------------------------------- news
 
 
-async def test_a_log_that_comes_under_a_pattern_wakes_the_query(world: World) -> None:
+@pytest.mark.parametrize("folder", ["", "team/raw/"])
+async def test_a_log_that_comes_under_a_pattern_wakes_the_query(world: World, folder: str) -> None:
     """Nothing but the watch ends this wait within its time; there may be no log at all when it begins."""
-    driver = await world.driver(subscribePattern="log-.*")
+    driver = await world.driver(subscribePattern=f"{folder}log-.*")
     start = await driver.resolve(driver.query.start)
-    for name in ("log-1", "log-2"):
+    for name in (f"{folder}log-1", f"{folder}log-2"):
         waiting = asyncio.ensure_future(driver.wait_for_batch(start, NO_LIMITS, 600))
         await asyncio.sleep(0)
         await world.write(await world.create(name), range(5))
