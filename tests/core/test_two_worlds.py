@@ -22,6 +22,7 @@ BY_LOG = "the log's method opens it"
 LISTENER = "called by the log when its settings change"
 FILE = "the synchronous one is a Python file, with a file's methods"
 
+LOOP = "what a synchronous loop over records takes them from"
 ONLY_ASYNC = {
     "Namespace": dict.fromkeys(("ledgers", "logs_store", "over", "services", "store"), OVER_EDGES),
     "Log": {"open_segment": OVER_EDGES},
@@ -32,10 +33,12 @@ ONLY_ASYNC = {
         "wait_for_room": "writing synchronously waits for room by itself",
     },
     "LogReader": {
+        "lend": LOOP,
         "use_settings": LISTENER,
         "read_available": "that is what reading synchronously does",
     },
     "LockedReader": {
+        "lend": LOOP,
         "open": BY_LOG,
         "use_settings": LISTENER,
         "read_available": "that is what reading synchronously does",

@@ -233,7 +233,7 @@ def test_a_log_that_is_being_written_is_not_dropped(sql: SparkSession, flights: 
 def test_namespaces_are_what_names_of_logs_begin_with(sql: SparkSession, logs: Logs, flights: str) -> None:
     top = logs.name("top")
     logs.write(logs.create(f"{top}/below/deep-log"), [1, 2])
-    assert (top,) in rows(sql, "SHOW NAMESPACES IN dlog")
+    assert (f"`{top}`",) in rows(sql, "SHOW NAMESPACES IN dlog")
     assert ("", flights, False) in rows(sql, "SHOW TABLES IN dlog")
     assert rows(sql, f"SHOW NAMESPACES IN dlog.`{top}`") == [(f"`{top}`.below",)]
     assert rows(sql, f"SHOW TABLES IN dlog.`{top}`.below LIKE 'deep*'") == [(f"`{top}`.below", "deep-log", False)]
