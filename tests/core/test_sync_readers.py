@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 import threading
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from dlspark import DLSN, Namespace, Runtime
+from dlspark.core.codec.entries import DecodedBatch
+from dlspark.core.reading.undelivered import SLICE
 from dlspark.core.settings import Settings
 from dlspark.errors import LockingError, LogNotFoundError, OwnershipAcquireFailedError, ReadCancelledError
 from dlspark.testing.cluster import InProcessCluster
@@ -92,6 +96,37 @@ def test_two_loops_over_one_reader_share_its_records(log):
     with log.open_reader() as reader:
         one, other = iter(reader), iter(reader)
         assert [next(loop).payload for loop in (one, other, other, one, other)] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("interrupted", [1, 2])
+def test_a_loop_goes_on_after_another_one_was_interrupted_while_records_were_made(namespace, monkeypatch, interrupted):
+    slices = 0
+    made = DecodedBatch.records
+
+    def records(batch):
+        nonlocal slices
+        if threading.current_thread() is threading.main_thread():
+            slices += 1
+            if slices == interrupted:
+                raise KeyboardInterrupt
+        return made(batch)
+
+    total = 3 * SLICE + 1
+    with namespace.open_log(f"interrupted-{interrupted}") as log:
+        with log.open_writer() as writer:
+            writer.write_batch(np.arange(total), pa.array([b"%032d" % i for i in range(total)]))
+            writer.mark_end_of_stream()
+        with log.open_reader() as reader:
+            monkeypatch.setattr(DecodedBatch, "records", records)
+            delivered = []
+            with pytest.raises(KeyboardInterrupt):
+                delivered.extend(record.txid for record in reader)
+            assert reader.position == DLSN(1, 0, len(delivered))
+            loans = iter(range(10))  # A loop that asks for ever and is given nothing ends here.
+            lend = reader._inner.lend
+            monkeypatch.setattr(reader._inner, "lend", lambda: (next(loans), lend())[1])
+            delivered += [record.txid for record in reader]
+            assert delivered == list(range(total))
 
 
 def test_a_loop_ends_at_the_end_of_a_sealed_log(log):

@@ -112,7 +112,8 @@ class AsyncLogReader:
     @property
     def caught_up(self) -> bool:
         """Everything that was confirmed a moment ago has been delivered."""
-        lent = self._loan is not None and not self._loan.spent
+        loan = self._loan  # Once: it may end in another thread.
+        lent = loan is not None and not loan.spent
         return self._ahead.caught_up and not lent and not self._records and self._ahead.peek() is None
 
     async def read_next(self) -> LogRecord:
@@ -127,14 +128,13 @@ class AsyncLogReader:
     async def lend(self) -> Loan:
         """The next records, for another thread that delivers them one by one; waits at the tail.
 
-        What has not been delivered comes back with the next call of any other method that reads, and is taken away
-        where the reader ends. A loan that is not used up is given again.
+        What has not been delivered comes back with the next call of any method that reads, this one included, and is
+        taken away where the reader ends.
         """
         async with self._turn:
-            if self._loan is None or self._loan.spent:
-                self._end_loan()
-                await self._wait_for_records(None)
-                self._loan = self._records.lend()
+            self._end_loan()
+            await self._wait_for_records(None)
+            self._loan = self._records.lend()
             return self._loan
 
     async def read_bulk(self, count: int, wait_ms: int | None = None) -> list[LogRecord]:

@@ -115,19 +115,20 @@ class Loan:
         self._before: LogRecord | None = None  # the last record of the slice before
         self._returned: int | None = None  # how many of the slice were delivered when it was taken back
         self.rest: Iterator[LogRecord] = chain.from_iterable(self._slices())
-        """Those that were not delivered yet, from the first one on."""
+        """Those that were not delivered yet, from the first one on. It ends, too, where it was interrupted."""
 
     def _slices(self) -> Iterator[Iterator[LogRecord]]:
         yield self._left
         while True:
             with self._lock:
-                if self._returned is not None or self._columns is None:
+                columns = self._columns
+                if self._returned is not None or columns is None:
                     return
-                self._before = self._slice[-1] if self._slice else self._before
-                self._slice = self._columns.sliced(0, SLICE).records()
-                self._left = iter(self._slice)
-                left = len(self._columns) - len(self._slice)
-                self._columns = self._columns.sliced(len(self._slice), len(self._columns)) if left else None
+                made = columns.sliced(0, SLICE).records()
+                before, left = self._slice[-1] if self._slice else self._before, iter(made)
+                rest = columns.sliced(len(made), len(columns)) if len(made) < len(columns) else None
+                # No call among these: what interrupts the thread (KeyboardInterrupt) finds all of it done, or nothing.
+                self._before, self._slice, self._left, self._columns = before, made, left, rest
             yield self._left
 
     @property
