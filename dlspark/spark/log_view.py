@@ -455,17 +455,31 @@ class LogView:
     async def _records(self, segment: SegmentMetadata) -> int:
         """User records of a whole segment."""
         if segment.in_progress:
-            return (await self._look_at_tail(segment)).records
-        if segment.record_count == 0 and segment.last_entry >= 0:
-            _check_counted(await self._summary(segment, segment.last_entry), self.name)
+            return self._counted(await self._look_at_tail(segment))
+        if segment.record_count == 0:
+            await self._check_counted_before(segment, segment.last_entry + 1)
         return segment.record_count
+
+    def _counted(self, tail: _Tail) -> int:
+        """User records of the segment in progress; OptionError where its writer does not count them."""
+        if tail.end is not None and not tail.records:
+            raise _uncounted(self.name)
+        return tail.records
+
+    async def _check_counted_before(self, segment: SegmentMetadata, entry_id: int) -> None:
+        """No records counted before an entry: there are none, or they were not counted, which is an OptionError."""
+        for earlier in range(entry_id - 1, -1, -1):
+            summary = await self._summary(segment, earlier)
+            if summary.user_count:
+                _check_counted(summary, self.name)
+                return
 
     async def _records_before(self, segment: SegmentMetadata, position: DLSN) -> int:
         """User records of a segment that lie before a position in it."""
         if (position.entry_id, position.slot_id) <= (0, 0):
             return 0
         if self._tail is not None and self._tail.end == position and segment.in_progress:
-            return self._tail.records
+            return self._counted(self._tail)
         reader = await self._reader(segment)
         if position.entry_id > (reader.lac if segment.in_progress else min(reader.lac, segment.last_entry)):
             return await self._records(segment)
@@ -480,6 +494,8 @@ class LogView:
         summary = await self._summary(segment, position.entry_id)
         _check_counted(summary, self.name)
         if not summary.user_count:
+            if summary.first_position == 0:
+                await self._check_counted_before(segment, position.entry_id)
             return summary.first_position
         before = summary.first_position - 1
         if position.slot_id == 0:
@@ -532,9 +548,13 @@ def _end_position(segment: SegmentMetadata) -> DLSN:
 def _check_counted(summary: EntrySummary, log: str) -> None:
     """A writer may be set not to count records; then positions are all 0 and records cannot be counted by search."""
     if summary.user_count and summary.first_position == 0:
-        raise OptionError(
-            "Options maxOffsetsPerTrigger, minOffsetsPerTrigger and maxRecordsPerPartition need record counts, and "
-            "this log was written without them",
-            advice="Leave these options out for this log, or use maxBytesPerTrigger and maxBytesPerPartition",
-            log=log,
-        )
+        raise _uncounted(log)
+
+
+def _uncounted(log: str) -> OptionError:
+    return OptionError(
+        "Options maxOffsetsPerTrigger, minOffsetsPerTrigger and maxRecordsPerPartition need record counts, and "
+        "this log was written without them",
+        advice="Leave these options out for this log, or use maxBytesPerTrigger and maxBytesPerPartition",
+        log=log,
+    )

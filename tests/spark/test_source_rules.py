@@ -18,21 +18,25 @@ from memory_world import World
 from test_source_driver import read
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import EntrySummary
 from dlspark.spark.driver import SourceDriver
 from dlspark.spark.errors import (
     DataLossError,
     DeletedDataLossError,
     OffsetError,
+    OptionError,
     RecreatedDataLossError,
     TruncatedDataLossError,
     UnreachableEndDataLossError,
 )
 from dlspark.spark.filters import Bounds
+from dlspark.spark.lag import extent
 from dlspark.spark.limits import NO_LIMITS, Limits
 from dlspark.spark.log_bytes import advance_bytes, bytes_between, next_entry_bytes
+from dlspark.spark.log_view import LogView
 from dlspark.spark.offsets import Offsets
 from dlspark.spark.options import Scope
-from metadata.segments import TruncationStatus
+from metadata.segments import SegmentMetadata, TruncationStatus
 
 
 @pytest.fixture
@@ -41,6 +45,51 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await made.start()
     yield made
     await made.stop()
+
+
+@pytest.fixture
+def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries as a writer leaves them that does not count (enableRecordCounts of Java's library); ours always does."""
+    counted = LogView._summary
+
+    async def summary(view: LogView, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
+        return replace(await counted(view, segment, entry_id), first_position=0, last_position=0)
+
+    monkeypatch.setattr(LogView, "_summary", summary)
+
+
+@pytest.mark.usefixtures("uncounted")
+async def test_records_of_an_open_segment_that_are_not_counted_are_never_taken_for_none(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(5), entry=1, keep_open=True)
+    for behind in range(3):  # control records behind the last record
+        view = await world.view(name)
+        end = await view.latest()
+        assert end == DLSN(1, 5, 0)
+        for start, until in ((view.earliest(), end), (DLSN(1, 2, 0), end), (view.earliest(), DLSN(1, 6, 0))):
+            with pytest.raises(OptionError, match="written without them"):
+                await view.count(start, until)
+        assert (await extent(view, DLSN(1, 0, 0), end)).records is None, behind
+        await world.commit(name)
+    driver = await world.driver(subscribe=name, maxOffsetsPerTrigger=2)
+    with pytest.raises(OptionError, match="maxBytesPerTrigger"):
+        await driver.end_of_batch(await driver.resolve(driver.query.start), driver.query.limits, None)
+    await world.write(name, [])
+
+
+@pytest.mark.usefixtures("uncounted")
+async def test_records_before_a_control_record_that_are_not_counted_are_never_taken_for_none(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(5), entry=1, keep_open=True)  # a control record is entry 5
+    await world.write(name, [5])
+    view = await world.view(name)
+    [segment] = view.between(DLSN(1, 0, 0), await view.latest())
+    assert (segment.last_entry, segment.record_count) == (6, 6)
+    with pytest.raises(OptionError, match="written without them"):
+        await view.count(DLSN(1, 0, 0), DLSN(1, 5, 0))
+    view._segments = [replace(segment, record_count=0, last_entry=5)]
+    with pytest.raises(OptionError, match="written without them"):
+        await view.count(DLSN(1, 0, 0), DLSN(2, 0, 0))
 
 
 def through_checkpoint(offsets: Offsets) -> Offsets:
