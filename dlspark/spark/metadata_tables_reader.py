@@ -58,7 +58,9 @@ def table_reader(table: MetadataTable, options: Options, schema: StructType, *, 
     names = column_names(schema, table.schema)
     named = options.one_log() is not None or options.given("subscribe") or options.given("subscribePattern")
     selection = selection_of(options) if named else None
-    kind = FilteringTableReader if filters and table.of_logs else TableReader
+    # Of all ledgers some have no log, and a log has some that are no segment of it: Spark looks at each itself.
+    by_log = table.of_logs and (table is not LEDGERS or named)
+    kind = FilteringTableReader if filters and by_log else TableReader
     return kind(table, options.uri, selection, names, options.passed_on())
 
 
@@ -144,7 +146,7 @@ async def rows_of(
         if table is SINKS:
             return await sink_rows(namespace)
         logs = LogRows(namespace)
-        if table is LEDGERS and selection is None and (bounds is None or bounds.logs is None):
+        if table is LEDGERS and selection is None:
             return await LedgerRows(namespace, logs).all()
         names = [name for name in await _names(namespace, selection) if bounds is None or bounds.admits(name)]
         by_log: dict[MetadataTable, Callable[[str], Awaitable[list[Row]]]] = {LOGS: logs.log, CURSORS: logs.cursors}

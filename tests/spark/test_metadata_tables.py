@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from memory_world import URI, World
-from pyspark.sql.datasource import EqualTo, GreaterThan, In
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
@@ -138,6 +138,17 @@ def test_filters_on_the_log_are_kept_and_others_go_back() -> None:
     assert not table._bounds.admits("c")  # type: ignore[attr-defined]
     bookies = Options({"uri": URI, "metadata": "bookies"}, Scope.SOURCE_BATCH)
     assert not hasattr(reading.table_reader(tables.BOOKIES, bookies, tables.BOOKIES.schema, filters=True), "_left")
+
+
+def test_filters_on_the_log_of_ledgers_go_back_where_some_have_none() -> None:
+    def left(**given: str) -> list[Filter]:
+        options = Options({"uri": URI, "metadata": "ledgers", **given}, Scope.SOURCE_BATCH)
+        table = reading.table_reader(tables.LEDGERS, options, tables.LEDGERS.schema, filters=True)
+        return list(table.pushFilters(filters)) if isinstance(table, reading.FilteringTableReader) else filters
+
+    filters: list[Filter] = [IsNotNull(("log",)), EqualTo(("log",), "a")]
+    assert left() == filters
+    assert left(log="a") == []
 
 
 def test_a_table_too_large_for_a_partition_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
