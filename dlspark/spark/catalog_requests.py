@@ -11,6 +11,7 @@ ends it: Spark's workers live and die as Spark pleases, and must leave none behi
 | `load` | `table`, and `version` or `timestamp_us` | the table: columns, properties, handle |
 | `create`, `replace`, `create_or_replace`, `alter` | `table`, `properties` ...; `set`, `remove` | the table |
 | `drop`, `rename` | `table`; `new_table` | whether there was one; true |
+| `abandon` | `table`, and `created` of the answer to `create` | whether it was still there |
 | `filters` | `filters` | for each whether it is kept exactly |
 | `statistics`, `summarise` | `options` of a read; `functions` | rows and bytes; values of aggregates |
 """
@@ -24,9 +25,11 @@ from typing import Final
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.deletion import creation_of, delete_unwritten_log
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings import Settings
+from dlspark.core.writing.write_lock import default_client_id
 from dlspark.spark.catalog_creation import FORMAT, check_layout, own_properties
 from dlspark.spark.catalog_scan import Pushed, Rows, exact
 from dlspark.spark.catalog_tables import Json, TableHandle, TableProperties, checked_properties, pushed, unpacked
@@ -42,6 +45,7 @@ from dlspark.spark.selection import SourceQuery
 from metadata.errors import CallerError, DistributedLogError, InvariantViolation
 from metadata.log_admin import Below, LogAdmin
 from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError
+from metadata.permissions import Action
 
 _COMMENTS: Final = {
     "log": "the log's name",
@@ -118,6 +122,7 @@ class Catalog:
             "create": self.create,
             "replace": self.refuse_replacement,
             "create_or_replace": self.create_or_replace,
+            "abandon": self.abandon,
             "alter": self.alter,
             "drop": self.drop,
             "rename": self.rename,
@@ -257,7 +262,23 @@ class Catalog:
             raise _Named("table_exists") from None
         if (await self._admin.metadata(log)).value != data:
             raise _Named("table_exists")  # somebody else created it meanwhile, with properties of their own
-        return await self.load(request)
+        return {**await self.load(request), "created": await creation_of(self._namespace.services, log)}
+
+    async def abandon(self, request: Json) -> bool:
+        """Delete the log that a failed `CREATE TABLE ... AS SELECT` created, unless others have written to it."""
+        log, services = self._log(request), self._namespace.services
+        await services.permit(log, Action.DELETE)
+        created = int(str(request["created"]))
+        try:
+            if await delete_unwritten_log(services, log, self._namespace.settings, default_client_id(), created):
+                return True
+        except LogNotFoundError:
+            return False
+        raise CallerError(
+            "The log that was created for the query stays: it has been written to since, or is another one by now",
+            advice="Look at what it holds before DROP TABLE, which deletes it with its data",
+            log=log,
+        )
 
     async def refuse_replacement(self, request: Json) -> Json:
         """Spark's way to replace a table is to delete it and to write another."""

@@ -98,7 +98,10 @@ def _filter(comparison: object, column: object, value: object = None) -> Filter:
 
 def _value(value: object) -> object:
     if isinstance(value, dict):
-        return _EPOCH + timedelta(microseconds=value["us"])
+        try:
+            return _EPOCH + timedelta(microseconds=value["us"])
+        except OverflowError:
+            return None  # A year that Python has not: the filter is left to Spark.
     return value
 
 

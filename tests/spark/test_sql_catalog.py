@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql.functions import udf
 
 from dlspark.spark import enable
 from dlspark.spark.catalog import CATALOG_CLASS
@@ -196,6 +197,24 @@ def test_a_query_that_fails_leaves_no_table_of_it(sql: SparkSession, new: str) -
     assert not sql.catalog.tableExists(f"dlog.{new}")
     assert "column a int" in str(refused(sql, f"CREATE TABLE dlog.{new} AS SELECT 1 AS a"))
     assert not sql.catalog.tableExists(f"dlog.{new}")
+
+
+def test_what_others_wrote_stays_when_the_query_that_created_the_log_fails(
+    sql: SparkSession, new: str, sandbox: Sandbox
+) -> None:
+    uri = sandbox.uri
+
+    def write_and_fail(record: int) -> str:
+        import dlspark
+
+        with dlspark.Namespace.open(uri) as namespace, namespace.open_log(new) as log, log.open_writer() as writer:
+            writer.write(1, b"somebody else's").result()
+        raise ValueError("not today")
+
+    query = sql.range(0, 1, 1, 1).select(udf(write_and_fail, "string", useArrow=False)("id").alias("value"))
+    with pytest.raises(Exception, match="not today"):
+        query.writeTo(f"dlog.{new}").create()
+    assert rows(sql, f"SELECT count(*), max(CAST(value AS string)) FROM dlog.{new}") == [(1, "somebody else's")]
 
 
 # ---------------------------------------------------------------------- tables and namespaces

@@ -250,6 +250,34 @@ async def test_a_log_is_renamed_and_dropped_unless_somebody_writes_it(world: Wor
     assert await world.namespace.logs(recursive=True) == ["taken"]
 
 
+async def test_a_log_that_a_failed_query_created_goes_unless_it_has_become_somebody_elses(world: World) -> None:
+    async def created(name: str) -> dict[str, object]:
+        said = await ask(world, "create", **creation(name))
+        assert isinstance(said, dict)
+        return {"table": [name], "created": said["created"]}
+
+    unused = await created("unused")
+    assert await ask(world, "abandon", **unused) is True
+    assert await ask(world, "abandon", **unused) is False
+    written = await created("written")
+    await world.write("written", range(3))
+    assert "written to since" in await text(world, "abandon", **written)
+    await world.truncate("written", 0, TruncationStatus.TRUNCATED)
+    await world.namespace.logs_store.delete_segment(
+        "written", (await world.namespace.logs_store.segments("written"))[0]
+    )
+    assert "written to since" in await text(world, "abandon", **written), "although no segment is left"
+    writing = await created("writing")
+    await world.write("writing", range(3), keep_open=True)
+    assert "OwnershipAcquireFailedError" in await text(world, "abandon", **writing)
+    await world.write("writing", [3])
+    again = await created("again")
+    await ask(world, "drop", table=["again"])
+    await world.create("again")
+    assert "another one" in await text(world, "abandon", **again)
+    assert await world.namespace.logs() == ["again", "writing", "written"]
+
+
 async def test_a_log_that_is_there_is_not_replaced(world: World) -> None:
     await world.create("t")
     for operation in ("replace", "create_or_replace"):
@@ -344,6 +372,12 @@ async def test_filters_that_are_kept_exactly_are_told_from_those_that_are_not(wo
     )
     with pytest.raises(InvariantViolation):
         Pushed.of({"filters": said})
+
+
+async def test_a_time_beyond_the_years_of_python_is_left_to_spark(world: World) -> None:
+    said = [["<", "timestamp", {"us": 1 << 60}], [">", "timestamp", {"us": -(1 << 60)}], ["=", "segment", 1]]
+    assert await ask(world, "filters", filters=said) == [False, False, True]
+    assert Pushed.of({"filters": said[2:], "hints": said[:2]}).bounds == Bounds(min_segment=1, end_segment=2)
 
 
 def test_filters_that_spark_sees_to_still_spare_what_cannot_satisfy_them() -> None:

@@ -14,10 +14,12 @@ is left of the log.
 
 from __future__ import annotations
 
-from dlspark.core.lifecycle.owned_segments import taken
+from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from metadata.errors import NoNodeError
+from metadata.log_names import log_not_found
+from metadata.retry import repeat
 from metadata.segment_changes import check_guard
 
 
@@ -28,9 +30,38 @@ async def delete_log(services: Services, name: str, settings: Settings, client_i
     on the way.
     """
     async with taken(services, name, settings, client_id) as owned:
-        await owned.clear()
-        try:
-            await services.logs.delete_tree(name, owned.guard)
-        except NoNodeError as error:
-            check_guard(error, name)
-            raise
+        await _delete(services, owned)
+
+
+async def delete_unwritten_log(services: Services, name: str, settings: Settings, client_id: str, created: int) -> bool:
+    """Delete a log that has had no segment; False, and nothing is done, if it has, or is not the one `created` tells.
+
+    For whoever created a log and does not need it after all: others may have found it meanwhile. Raises as
+    `delete_log`.
+    """
+    async with taken(services, name, settings, client_id) as owned:
+        if await creation_of(services, name) != created or await owned.written():
+            return False
+        await _delete(services, owned)
+        return True
+
+
+async def creation_of(services: Services, name: str) -> int:
+    """What tells a log from a later one of its name: ZooKeeper's number of the transaction that created it.
+
+    Raises LogNotFoundError.
+    """
+    path = (await services.logs.located(name)).ledgers
+    stat = await repeat(services.store, lambda: services.store.exists(path))
+    if stat is None:
+        raise log_not_found(name, path)
+    return stat.czxid
+
+
+async def _delete(services: Services, owned: OwnedSegments) -> None:
+    await owned.clear()
+    try:
+        await services.logs.delete_tree(owned.name, owned.guard)
+    except NoNodeError as error:
+        check_guard(error, owned.name)
+        raise

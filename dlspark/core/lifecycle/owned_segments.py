@@ -108,6 +108,11 @@ class OwnedSegments:
             self._services.meter.of(self.name).segments_delete.record(loop.time() - began, times=len(removed))
         return len(removed)
 
+    async def written(self) -> bool:
+        """Whether the log has, or has had, a segment: it may have been written to."""
+        segments = await self._segments()
+        return bool(segments) or (await self._services.logs.open(self.name)).max_lssn.value > 0
+
     async def clear(self) -> None:
         """Take every segment off the list, whatever its state, and delete their ledgers: the log is to be deleted."""
 

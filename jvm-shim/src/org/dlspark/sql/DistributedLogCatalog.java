@@ -116,7 +116,15 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
   }
 
   private StagedTable staged(Identifier ident, JsonNode about) {
-    return new StagedLogTable(requests, name, ident, about, () -> dropTable(ident));
+    return new StagedLogTable(requests, name, ident, about, () -> abandon(ident, about));
+  }
+
+  /** Deletes the log that was created for a query that has failed; refused if others have written to it meanwhile. */
+  private void abandon(Identifier ident, JsonNode about) {
+    ObjectNode request = Requests.request("abandon");
+    Requests.putTable(request, ident);
+    request.set("created", about.get("created"));
+    requests.ask(request, Errors.ofTable(ident));
   }
 
   private JsonNode create(String operation, Identifier ident, TableInfo info) {

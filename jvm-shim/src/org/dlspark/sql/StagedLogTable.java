@@ -6,15 +6,16 @@ import org.apache.spark.sql.connector.catalog.StagedTable;
 
 /**
  * The log that {@code CREATE TABLE ... AS SELECT} has just created. Its rows are published whole by the write itself,
- * so there is nothing to commit; if the query fails, the log goes again, as it was not there before.
+ * so there is nothing to commit; if the query fails, the log goes again, as it was not there before, unless others have
+ * written to it since.
  */
 final class StagedLogTable extends LogTable implements StagedTable {
 
-  private final Runnable drop;
+  private final Runnable abandon;
 
-  StagedLogTable(Requests requests, String catalog, Identifier ident, JsonNode about, Runnable drop) {
+  StagedLogTable(Requests requests, String catalog, Identifier ident, JsonNode about, Runnable abandon) {
     super(requests, catalog, ident, about);
-    this.drop = drop;
+    this.abandon = abandon;
   }
 
   @Override
@@ -22,6 +23,6 @@ final class StagedLogTable extends LogTable implements StagedTable {
 
   @Override
   public void abortStagedChanges() {
-    drop.run();
+    abandon.run();
   }
 }
