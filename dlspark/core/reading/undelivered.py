@@ -104,7 +104,7 @@ class Loan:
     """Records for another thread, which delivers them without asking for each.
 
     Taking a record from `rest`, and taking back what is left of a slice, are one step of the interpreter each; the lock
-    is for what happens once a slice.
+    is for what happens once a slice, and never held for long.
     """
 
     def __init__(self, records: list[LogRecord], columns: DecodedBatch | None) -> None:
@@ -119,17 +119,18 @@ class Loan:
 
     def _slices(self) -> Iterator[Iterator[LogRecord]]:
         yield self._left
-        while True:
+        while (columns := self._columns) is not None:
+            # Without the lock: a signal's handler may run meanwhile, in this thread, and ask for the position or close
+            # the reader; and the event loop does not wait for so long.
+            made = columns.sliced(0, SLICE).records()
+            before, left = self._slice[-1] if self._slice else self._before, iter(made)
+            rest = columns.sliced(len(made), len(columns)) if len(made) < len(columns) else None
             with self._lock:
-                columns = self._columns
-                if self._returned is not None or columns is None:
+                if self._returned is not None:
                     return
-                made = columns.sliced(0, SLICE).records()
-                before, left = self._slice[-1] if self._slice else self._before, iter(made)
-                rest = columns.sliced(len(made), len(columns)) if len(made) < len(columns) else None
                 # No call among these: what interrupts the thread (KeyboardInterrupt) finds all of it done, or nothing.
                 self._before, self._slice, self._left, self._columns = before, made, left, rest
-            yield self._left
+            yield left
 
     @property
     def spent(self) -> bool:
