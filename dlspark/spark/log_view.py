@@ -84,7 +84,11 @@ class LogView:
     async def open(cls, namespace: AsyncNamespace, name: str) -> LogView:
         """Raises LogNotFoundError if there is no such log."""
         view = cls(namespace, await namespace.open_log(name))
-        await view._refresh()
+        try:
+            await view._refresh()
+        except BaseException:
+            await view.close()
+            raise
         return view
 
     async def close(self) -> None:

@@ -475,6 +475,15 @@ async def test_a_watch_for_new_logs_ends_with_its_driver(world: World) -> None:
     assert asyncio.all_tasks() <= before
 
 
+async def test_looking_again_and_again_for_logs_that_are_not_there_leaves_nothing_open(world: World) -> None:
+    await world.create("team/raw/log")  # so that "team" is in the list, and no log
+    for given in ({"subscribePattern": "t.*"}, {"subscribe": "nowhere"}):
+        driver = await world.driver(**given)
+        for _ in range(3):
+            assert await driver.latest() == Offsets({})
+        assert [log.name for log in driver._opened()._logs if not log.closed] == []
+
+
 # ---------------------------------------------------------------------- cursors
 
 
