@@ -232,7 +232,7 @@ def _literal_folder(pattern: str) -> str:
 
 def _has_alternatives(pattern: str) -> bool:
     """Whether a `|` stands outside of all groups and classes, or where that cannot be told so simply."""
-    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", pattern)
+    plain = re.sub(r"\(\?#[^)]*\)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern)
     depth = 0
     for character in plain:
         depth += {"(": 1, ")": -1}.get(character, 0)
