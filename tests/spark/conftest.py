@@ -1,22 +1,34 @@
-"""What the tests on a real Spark session share: one sandbox of processes and one session for all of them."""
+"""What the tests of the Spark connector share: a world in memory for each; a sandbox and a session for all of them."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from memory_world import World
     from pyspark.sql import SparkSession
     from source_world import Logs
 
     from dlspark.sandbox import Sandbox
 
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """Storage nodes in this process, and metadata in memory."""
+    from memory_world import World
+
+    made = World(tmp_path)
+    await made.start()
+    yield made
+    await made.stop()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,14 +32,6 @@ from metadata.segments import TruncationStatus
 from metadata.sinks import Mark, SinkStore, StagedLedger, application_sink, job_sink, query_sink
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-metadata.md"
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def rows(world: World, name: str, *logs: str, pattern: str | None = None) -> list[Row]:

@@ -7,8 +7,7 @@ import itertools
 import json
 import math
 import pickle
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 from memory_world import World
@@ -27,14 +26,6 @@ from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.logs import LogNotFoundError
 from metadata.segments import SegmentMetadata, TruncationStatus
 from storage_node.client import ClientSettings
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def read(partitions: Sequence[Partition]) -> list[int]:

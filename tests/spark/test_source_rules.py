@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from memory_world import World
@@ -37,14 +35,6 @@ from dlspark.spark.log_view import LogView
 from dlspark.spark.offsets import Offsets
 from dlspark.spark.options import Scope
 from metadata.segments import SegmentMetadata, TruncationStatus
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 @pytest.fixture

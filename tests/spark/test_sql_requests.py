@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from memory_world import URI, World
@@ -36,14 +34,6 @@ from dlspark.spark.options import OPTIONS, Scope
 from metadata.errors import InvariantViolation
 from metadata.memory import MemoryStore
 from metadata.segments import TruncationStatus
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 async def ask(world: World, operation: str, **words: object) -> object:
