@@ -341,6 +341,19 @@ async def test_a_log_whose_quorums_are_others_than_the_pools_uses_its_own_alloca
     assert (await namespace.logs_store.open("two")).allocation.version > 0
 
 
+async def test_a_ledger_that_the_owner_before_names_late_is_refused_also_for_a_log_beside_the_pool(world):
+    namespace = await world.namespace(**POOL)
+    await namespace.create_log("two")
+    found = (await namespace.logs_store.open("two")).allocation
+    log = await namespace.open_log("two", {"bkcEnsembleSize": 2, "bkcWriteQuorumSize": 2})
+    async with await log.open_writer() as writer:
+        with pytest.raises(BadVersionError):
+            await world.operator.put(namespace.logs_store.paths("two").allocation, b"9", found.version)
+        future = writer.write(1, b"x")
+        await writer.flush()
+        assert await future == DLSN(1, 0, 0)
+
+
 async def test_two_processes_that_share_a_pool_lose_neither_ledgers_nor_records(world):
     one, other = await world.namespace(**POOL), await world.namespace(**POOL)
     for i in range(4):

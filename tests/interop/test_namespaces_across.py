@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count
@@ -20,6 +22,7 @@ from metadata.zookeeper import ZooKeeperStore
 
 JAVA_LOG_EXISTS = 522
 LOGS_A_SUB_NAMESPACE = 2
+JAVA_HEARS_S = 30.0
 _roots = count(1)
 
 
@@ -47,6 +50,13 @@ class Both:
     async def ask(self, command: str, **arguments: Any) -> Any:
         """The Java namespace."""
         return await self._java.ask(f"dl.{command}", namespace=self._theirs, **arguments)
+
+    async def until_java_lists(self, names: list[str]) -> None:
+        """Java keeps the sub-namespaces it knows in memory, and hears of one that we made by a watch."""
+        deadline = time.monotonic() + JAVA_HEARS_S
+        while (found := await self.ask("list")) != names:
+            assert time.monotonic() < deadline, f"Java lists {found}"
+            await asyncio.sleep(0.02)
 
     async def write_java(self, log: str, first_txid: int) -> None:
         writer = await self.ask("writer", log=log)
@@ -111,7 +121,8 @@ async def test_logs_of_a_federated_namespace_are_made_by_either_and_found_by_bot
         else:
             await here.ask("create", log=f"log-{number}")
     names = [f"log-{number}" for number in range(6)]
-    assert await here.ours.logs() == names == await here.ask("list")
+    assert await here.ours.logs() == names
+    await here.until_java_lists(names)
     places = [[name for name in (await store.children(root))[0] if not name.startswith(".")]]
     for child in (await store.children(f"{root}/.subnamespaces"))[0]:
         places.append((await store.children(f"{root}/.subnamespaces/{child}"))[0])

@@ -8,14 +8,13 @@ namespaces and logs that are closed have counted stays in the sums, so that coun
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dlspark.core.metrics.catalog import METRICS, Measures, MetricInfo
-from metadata.errors import CallerError
+from dlspark.core.metrics.registration import OnePerRegistry
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -98,22 +97,9 @@ def _filled(name: str, info: MetricInfo, scopes: dict[str | None, list[Measures]
     return family
 
 
-_COLLECTIONS: weakref.WeakKeyDictionary[CollectorRegistry, Collection] = weakref.WeakKeyDictionary()
-_LOCK = threading.Lock()
+_COLLECTIONS: Final = OnePerRegistry(Collection, "namespace")
 
 
 def collection_of(registry: CollectorRegistry) -> Collection:
     """The one collection of `registry`, registered there. Raises CallerError where its names are taken."""
-    with _LOCK:
-        collection = _COLLECTIONS.get(registry)
-        if collection is None:
-            collection = Collection()
-            try:
-                registry.register(collection)
-            except ValueError as error:
-                raise CallerError(
-                    f"the registry has metrics of dlspark's names already: {error}",
-                    advice="Give the namespace a registry of its own: statistics=Statistics(CollectorRegistry())",
-                ) from error
-            _COLLECTIONS[registry] = collection
-        return collection
+    return _COLLECTIONS.of(registry)

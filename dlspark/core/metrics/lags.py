@@ -7,16 +7,14 @@ also takes it away when the query ends: a gauge that stays would look like a que
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dlspark.core.metrics.meter import Statistics, registry_of
-from metadata.errors import CallerError
+from dlspark.core.metrics.registration import OnePerRegistry
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
 
@@ -100,8 +98,7 @@ def _family(metric: LagMetric) -> Metric:
     return Metric(metric.name, f"{metric.meaning}{f' ({metric.unit})' if metric.unit else ''}", "gauge")
 
 
-_LAGS: weakref.WeakKeyDictionary[CollectorRegistry, QueryLags] = weakref.WeakKeyDictionary()
-_LOCK = threading.Lock()
+_LAGS: Final = OnePerRegistry(QueryLags, "listener")
 
 
 def lags_of(statistics: Statistics | None) -> QueryLags | None:
@@ -112,17 +109,4 @@ def lags_of(statistics: Statistics | None) -> QueryLags | None:
     statistics = statistics if statistics is not None else Statistics()
     if not statistics.collect:
         return None
-    registry = registry_of(statistics)
-    with _LOCK:
-        found = _LAGS.get(registry)
-        if found is None:
-            found = QueryLags()
-            try:
-                registry.register(found)
-            except ValueError as error:
-                raise CallerError(
-                    f"the registry has metrics of these names already: {error}",
-                    advice="Give the listener a registry of its own: statistics=Statistics(CollectorRegistry())",
-                ) from error
-            _LAGS[registry] = found
-        return found
+    return _LAGS.of(registry_of(statistics))

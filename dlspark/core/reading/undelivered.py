@@ -32,12 +32,6 @@ class Undelivered:
     def __len__(self) -> int:
         return len(self.made) + (0 if self._columns is None else len(self._columns))
 
-    @property
-    def last(self) -> LogRecord:
-        """The last one of all. Raises IndexError where there is none."""
-        self._make(len(self))
-        return self.made[-1]
-
     def add(self, record: LogRecord) -> None:
         self._make(len(self))
         self.made.append(record)

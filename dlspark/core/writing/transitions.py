@@ -140,7 +140,7 @@ class SegmentTransitions:
         logs, state = self._services.logs, self.state
         ledgers = state.max_lssn.version == self._version_found
         ready = self._allocator is not None and self._allocator.phase is Phase.ALLOCATED
-        allocation = not (ready or self._settings.allocator_pool)
+        allocation = not (ready or self._pool() is not None)
         if not (ledgers or allocation):
             return
 
