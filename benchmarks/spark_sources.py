@@ -25,11 +25,11 @@ from pyspark.sql.types import StructType
 
 from benchmarks.payloads import any_lengths
 from dlspark.core.codec.entries import decode_entries
-from dlspark.spark.columns import record_batches
 from dlspark.spark.datasource import DistributedLogDataSource
-from dlspark.spark.options import Scope
-from dlspark.spark.schema import SCHEMA
-from dlspark.spark.sink import BatchWriter
+from dlspark.spark.options.registry import Scope
+from dlspark.spark.sink.writer import BatchWriter
+from dlspark.spark.source.columns import record_batches
+from dlspark.spark.source.schema import SCHEMA
 from metadata.sinks import job_sink
 
 PAYLOAD_BYTES = 100

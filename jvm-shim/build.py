@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "src"
-JAR = HERE.parent / "dlspark" / "spark" / "dlspark-sql.jar"
+JAR = HERE.parent / "dlspark" / "spark" / "catalog" / "dlspark-sql.jar"
 RELEASE = 17
 """The oldest Java that the supported Sparks run on."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)

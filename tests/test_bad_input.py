@@ -33,9 +33,9 @@ from dlspark.errors import (
 )
 from dlspark.sandbox import SandboxError
 from dlspark.spark.errors import OffsetError, OptionError
-from dlspark.spark.offsets import Offsets
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.selection import SourceQuery
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.source.offsets import Offsets
+from dlspark.spark.source.selection import SourceQuery
 from metadata.errors import MetadataUnavailableError
 from metadata.ledger_metadata import DigestType
 from metadata.logs import InvalidLogNameError

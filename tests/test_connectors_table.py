@@ -8,8 +8,8 @@ import pages
 
 import dlspark.spark
 from dlspark.core.settings.registry import describe_settings
-from dlspark.spark.foreign_options import ELSEWHERE
-from dlspark.spark.options import OPTIONS
+from dlspark.spark.options.foreign import ELSEWHERE
+from dlspark.spark.options.registry import OPTIONS
 from storage_node.client.settings import client_keys
 
 ROWS = list(pages.table_rows(pages.DOCS / "connectors.md"))

@@ -16,12 +16,13 @@ from types import SimpleNamespace
 import pages
 import pytest
 
-from dlspark.spark import ForeachLogWriter, catalog
+from dlspark.spark import ForeachLogWriter
+from dlspark.spark.catalog import switch as catalog
 from dlspark.spark.connection import resolve_uri
-from dlspark.spark.metadata_tables import requested
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.selection import SourceQuery
-from dlspark.spark.sink_routing import routing_of
+from dlspark.spark.metadata_tables.registry import requested
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.routing import routing_of
+from dlspark.spark.source.selection import SourceQuery
 
 PAGES = [pages.DOCS / f"{name}.md" for name in ("spark", "spark-options", "spark-metadata", "sql", "connectors")]
 EXAMPLES = {page: [ast.parse(one.source) for one in pages.examples(page)] for page in PAGES}

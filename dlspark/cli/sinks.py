@@ -9,8 +9,8 @@ import typer
 
 from dlspark.cli.common import At, DryRunOption, Json, YesOption, confirm, over_namespace, table, when
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.spark.sink_survey import MIN_AGE_MS, Survey, Verdict, survey, sweep
-from dlspark.spark.sink_sweep import Sweeper
+from dlspark.spark.sink.survey import MIN_AGE_MS, Survey, Verdict, survey, sweep
+from dlspark.spark.sink.sweep import Sweeper
 from metadata.sinks import NO_BATCH, SinkStore
 
 _HOUR_MS = 3_600_000

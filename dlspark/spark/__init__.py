@@ -6,33 +6,29 @@ was set in a running session, `enable` switches the catalog on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from dlspark.spark.catalog import catalog_jar, enable
+    from dlspark.spark.catalog.switch import catalog_jar, enable
     from dlspark.spark.datasource import register
     from dlspark.spark.listener import LagListener
-    from dlspark.spark.sink_foreach import ForeachLogWriter
+    from dlspark.spark.sink.foreach import ForeachLogWriter
 
 __all__ = ["ForeachLogWriter", "LagListener", "catalog_jar", "enable", "register"]
 
 
+_MODULES: Final = {
+    "ForeachLogWriter": "dlspark.spark.sink.foreach",
+    "LagListener": "dlspark.spark.listener",
+    "catalog_jar": "dlspark.spark.catalog.switch",
+    "enable": "dlspark.spark.catalog.switch",
+    "register": "dlspark.spark.datasource",
+}
+
+
 def __getattr__(name: str) -> object:
-    """Import the data source only when it is asked for: it needs PySpark, its errors and options do not."""
-    if name == "register":
-        from dlspark.spark.datasource import register
-
-        return register
-    if name in ("catalog_jar", "enable"):
-        from dlspark.spark import catalog
-
-        return getattr(catalog, name)
-    if name == "ForeachLogWriter":
-        from dlspark.spark.sink_foreach import ForeachLogWriter
-
-        return ForeachLogWriter
-    if name == "LagListener":
-        from dlspark.spark.listener import LagListener
-
-        return LagListener
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import what needs PySpark only when it is asked for: the connector's errors and options do not."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dlspark.spark.errors import OptionError
-from dlspark.spark.options import CONF_PREFIX, Options
+from dlspark.spark.options.registry import CONF_PREFIX, Options
 
 CONF_KEY = f"{CONF_PREFIX}uri"
 ENVIRONMENT_KEY = "DLSPARK_URI"

@@ -20,12 +20,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from dlspark.spark.catalog_tables import REQUEST, SCAN, pushed, unpacked
+from dlspark.spark.catalog.tables import REQUEST, SCAN, pushed, unpacked
 from dlspark.spark.connection import defaults_among, resolve_uri, session_defaults
-from dlspark.spark.metadata_tables import OPTION as METADATA
-from dlspark.spark.metadata_tables import refuse_stream, requested, table_named
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.schema import SCHEMA
+from dlspark.spark.metadata_tables.registry import OPTION as METADATA
+from dlspark.spark.metadata_tables.registry import refuse_stream, requested, table_named
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.source.schema import SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,47 +46,45 @@ class DistributedLogDataSource(DataSource):
 
     def schema(self) -> StructType:
         if REQUEST in self.options:
-            from dlspark.spark import catalog_requests
+            from dlspark.spark.catalog.requests import answer
 
             plain = {name: value for name, value in self.options.items() if name != REQUEST}
             session = session_defaults(os.environ, self.session_conf)
-            return catalog_requests.answer(
-                self.options[REQUEST], lambda: resolve_uri(Options(plain, Scope.ANY, session))
-            )
+            return answer(self.options[REQUEST], lambda: resolve_uri(Options(plain, Scope.ANY, session)))
         options = Options(dict(self.options), Scope.ANY)
         return table_named(options.text(METADATA) or "").schema if options.given(METADATA) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from dlspark.spark import source
+        from dlspark.spark.source.batch import batch_reader
 
         options, filters = self._settled(Scope.SOURCE_BATCH), _PUSHDOWN_MODULE in sys.modules
         table = requested(options)
         if table is not None:
-            from dlspark.spark.metadata_tables_reader import table_reader
+            from dlspark.spark.metadata_tables.reader import table_reader
 
             return table_reader(table, options, schema, filters=filters)
         if SCAN in self.options:
-            from dlspark.spark.catalog_scan import Pushed
+            from dlspark.spark.catalog.scan import Pushed
 
             down = Pushed.of(pushed(self.options))
-            return source.batch_reader(options, schema, filters=False, bounds=down.bounds, take=down.take)
-        return source.batch_reader(options, schema, filters=filters)
+            return batch_reader(options, schema, filters=False, bounds=down.bounds, take=down.take)
+        return batch_reader(options, schema, filters=filters)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from dlspark.spark import stream
+        from dlspark.spark.source.stream import stream_reader
 
         refuse_stream(Options(unpacked(self.options, Scope.SOURCE_STREAM), Scope.ANY))
-        return stream.stream_reader(self._settled(Scope.SOURCE_STREAM), schema)
+        return stream_reader(self._settled(Scope.SOURCE_STREAM), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from dlspark.spark import sink
+        from dlspark.spark.sink.writer import batch_writer
 
-        return sink.batch_writer(self._settled(Scope.SINK_BATCH), schema, overwrite)
+        return batch_writer(self._settled(Scope.SINK_BATCH), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from dlspark.spark import sink
+        from dlspark.spark.sink.writer import stream_writer
 
-        return sink.stream_writer(self._settled(Scope.SINK_STREAM), schema, overwrite)
+        return stream_writer(self._settled(Scope.SINK_STREAM), schema, overwrite)
 
     def _settled(self, scope: Scope) -> Options:
         """The checked options, with the namespace's URI settled: the one place where conf and environment are asked."""

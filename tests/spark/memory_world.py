@@ -12,10 +12,10 @@ import pyarrow as pa
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings import Settings
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.spark.driver import SourceDriver
-from dlspark.spark.log_view import LogView
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.selection import SourceQuery
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.source.driver import SourceDriver
+from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.selection import SourceQuery
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore

@@ -23,8 +23,8 @@ from sink_driver import Plan, read_values
 
 from dlspark.core.runtime import Runtime
 from dlspark.sandbox import Sandbox
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.sink_session import open_session
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.session import open_session
 from dlspark.testing import faults
 from metadata.sinks import query_sink
 

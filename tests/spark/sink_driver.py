@@ -18,10 +18,10 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from dlspark.core.sync import Namespace
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.sink_messages import JobId, SinkMessage
-from dlspark.spark.sink_run import commit_batch, run_task
-from dlspark.spark.sink_schema import columns_of
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.messages import JobId, SinkMessage
+from dlspark.spark.sink.run import commit_batch, run_task
+from dlspark.spark.sink.schema import columns_of
 from metadata.segments import TruncationStatus
 from storage_node.edge import SystemClock
 

@@ -7,10 +7,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from dlspark.spark.sink_commit import Publisher
-from dlspark.spark.sink_logs import LogRules, NamespaceLogs
-from dlspark.spark.sink_messages import JobId, Publication, StagedSegment
-from dlspark.spark.sink_sweep import Sweeper
+from dlspark.spark.sink.commit import Publisher
+from dlspark.spark.sink.logs import LogRules, NamespaceLogs
+from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink.sweep import Sweeper
 from metadata.logs import LogStore, SegmentMetadata
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.sinks import SinkStore

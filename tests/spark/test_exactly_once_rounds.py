@@ -22,8 +22,8 @@ from sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.runtime import Runtime
 from dlspark.sandbox import Sandbox
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.sink_session import open_session
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.session import open_session
 from dlspark.testing import faults
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]

@@ -22,8 +22,8 @@ from dlspark.core.metrics.lags import LAG_METRICS
 from dlspark.core.metrics.page import metrics_page
 from dlspark.errors import CallerError
 from dlspark.spark import LagListener
-from dlspark.spark.lag import NO_LAG, Lag
 from dlspark.spark.listener import MAX_ENDED, told_lags
+from dlspark.spark.source.lag import NO_LAG, Lag
 
 A, B = uuid.UUID(int=1), uuid.UUID(int=2)
 

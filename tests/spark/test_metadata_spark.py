@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from dlspark.core.metrics import Statistics
 from dlspark.spark import LagListener
-from dlspark.spark.lag import NO_LAG
-from dlspark.spark.metadata_tables import TABLES
+from dlspark.spark.metadata_tables.registry import TABLES
+from dlspark.spark.source.lag import NO_LAG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

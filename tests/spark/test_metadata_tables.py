@@ -15,15 +15,15 @@ from pyspark.sql.types import StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import SettingsError
-from dlspark.spark import metadata_tables as tables
-from dlspark.spark import metadata_tables_reader as reading
 from dlspark.spark.datasource import DistributedLogDataSource
 from dlspark.spark.errors import OptionError, SchemaError
-from dlspark.spark.lag import NO_LAG, extent
-from dlspark.spark.log_view import LogView
-from dlspark.spark.metadata_tables_logs import Row
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.selection import Selection, selection_of
+from dlspark.spark.metadata_tables import reader as reading
+from dlspark.spark.metadata_tables import registry as tables
+from dlspark.spark.metadata_tables.logs import Row
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.source.lag import NO_LAG, extent
+from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.selection import Selection, selection_of
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.errors import MetadataUnavailableError
 from metadata.logs import LogNotFoundError

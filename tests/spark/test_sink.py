@@ -12,9 +12,9 @@ from sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.runtime import Runtime
 from dlspark.core.sync import Namespace
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.sink_errors import LogBusyError
-from dlspark.spark.sink_session import open_session
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.errors import LogBusyError
+from dlspark.spark.sink.session import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

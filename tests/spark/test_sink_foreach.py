@@ -16,10 +16,10 @@ from sink_driver import read_values
 from dlspark.core.runtime import Runtime
 from dlspark.spark import ForeachLogWriter
 from dlspark.spark.errors import OptionError, SchemaError
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.sink_errors import BatchRefusedError, TransactionOrderError
-from dlspark.spark.sink_foreach import GROUP_BYTES
-from dlspark.spark.sink_session import open_session
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
+from dlspark.spark.sink.foreach import GROUP_BYTES
+from dlspark.spark.sink.session import open_session
 from metadata.errors import CallerError
 
 if TYPE_CHECKING:
@@ -41,12 +41,18 @@ def values(sandbox: Sandbox, log: str) -> list[bytes]:
     return read_values(sandbox.uri, log)[1]
 
 
-def staged_jobs(sandbox: Sandbox) -> list[str]:
-    async def names() -> list[str]:
+def staged_jobs(sandbox: Sandbox) -> set[str]:
+    async def names() -> set[str]:
         session = await open_session(Options({"uri": sandbox.uri}, Scope.SINK_STREAM))
-        return [name for name in await session.sinks.sinks() if await session.sinks.staged(name)]
+        return {name for name in await session.sinks.sinks() if await session.sinks.staged(name)}
 
     return Runtime.shared().run(names())
+
+
+@pytest.fixture
+def staged_by_others(sandbox: Sandbox) -> set[str]:
+    """What failed batches of the tests before have left in the servers that tests share."""
+    return staged_jobs(sandbox)
 
 
 def as_in_a_task(writer: ForeachLogWriter, partition: int = 0, epoch: int = 0) -> ForeachLogWriter:
@@ -56,14 +62,16 @@ def as_in_a_task(writer: ForeachLogWriter, partition: int = 0, epoch: int = 0) -
     return copy
 
 
-def test_rows_are_there_when_the_task_has_ended_in_order_and_in_groups(sandbox: Sandbox, log: str) -> None:
+def test_rows_are_there_when_the_task_has_ended_in_order_and_in_groups(
+    sandbox: Sandbox, log: str, staged_by_others: set[str]
+) -> None:
     writer = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_rows=4, group_ms=NEVER_MS))
     for number in range(10):
         writer.process(Row(value=f"row {number}"))
     assert values(sandbox, log) == [f"row {number}".encode() for number in range(8)]
     writer.close(None)
     assert values(sandbox, log) == [f"row {number}".encode() for number in range(10)]
-    assert staged_jobs(sandbox) == []
+    assert staged_jobs(sandbox) <= staged_by_others
 
 
 def test_a_group_ends_by_bytes_or_with_time_as_well(sandbox: Sandbox, log: str) -> None:
@@ -129,7 +137,7 @@ def test_tasks_of_one_log_take_turns_and_rows_go_by_column_or_hash(sandbox: Sand
     assert len(values(sandbox, f"{log}-even")) == len(values(sandbox, f"{log}-odd")) == 15
 
 
-def test_transaction_ids_hold_as_in_the_sink(sandbox: Sandbox, log: str) -> None:
+def test_transaction_ids_hold_as_in_the_sink(sandbox: Sandbox, log: str, staged_by_others: set[str]) -> None:
     writer = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_ms=NEVER_MS))
     writer.process(Row(value="a", transaction_id=7))
     writer.close(None)
@@ -139,7 +147,7 @@ def test_transaction_ids_hold_as_in_the_sink(sandbox: Sandbox, log: str) -> None
     with pytest.raises(TransactionOrderError, match="below the log's highest, 7"):
         writer.close(None)
     assert values(sandbox, log) == [b"a"]
-    assert staged_jobs(sandbox) == []
+    assert staged_jobs(sandbox) <= staged_by_others
 
 
 @pytest.mark.parametrize(
@@ -169,7 +177,7 @@ def test_bad_rows_fail_the_task_with_nothing_of_their_group_visible(
 
 def test_wrong_options_are_refused_where_the_writer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DLSPARK_URI", raising=False)
-    monkeypatch.setattr("dlspark.spark.sink_foreach._session_confs", dict)  # a session of other tests knows a namespace
+    monkeypatch.setattr("dlspark.spark.sink.foreach._session_confs", dict)  # a session of other tests knows a namespace
     uri = "distributedlog://127.0.0.1:1/x"
     for options, says in (
         ({"failOnDataLoss": False}, "recognises no replay"),

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from sink_world import NS, SINK, job, staged_segment
 
-from dlspark.spark.sink_commit import MAX_MULTI_BYTES, Outcome, Publisher, check_size
-from dlspark.spark.sink_errors import BatchRefusedError
-from dlspark.spark.sink_logs import LogRules, NamespaceLogs
-from dlspark.spark.sink_messages import Publication, StagedSegment
+from dlspark.spark.sink.commit import MAX_MULTI_BYTES, Outcome, Publisher, check_size
+from dlspark.spark.sink.errors import BatchRefusedError
+from dlspark.spark.sink.logs import LogRules, NamespaceLogs
+from dlspark.spark.sink.messages import Publication, StagedSegment
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.ledgers import Versioned
 from metadata.logs import LogState, LogStore, SegmentMetadata

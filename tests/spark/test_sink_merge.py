@@ -10,12 +10,12 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from sink_driver import arrow_batches, read_values
 
 from dlspark.core.runtime import Runtime
-from dlspark.spark import sink_commit
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.sink_messages import JobId
-from dlspark.spark.sink_run import commit_batch, run_task
-from dlspark.spark.sink_schema import columns_of
-from dlspark.spark.sink_session import open_session
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink import commit as sink_commit
+from dlspark.spark.sink.messages import JobId
+from dlspark.spark.sink.run import commit_batch, run_task
+from dlspark.spark.sink.schema import columns_of
+from dlspark.spark.sink.session import open_session
 
 if TYPE_CHECKING:
     from dlspark.sandbox import Sandbox

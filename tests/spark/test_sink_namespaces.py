@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from sink_world import NS, SINK, job, staged_segment
 
-from dlspark.spark.sink_commit import Outcome, Publisher
-from dlspark.spark.sink_logs import LogRules, NamespaceLogs
-from dlspark.spark.sink_messages import Publication, StagedSegment
+from dlspark.spark.sink.commit import Outcome, Publisher
+from dlspark.spark.sink.logs import LogRules, NamespaceLogs
+from dlspark.spark.sink.messages import Publication, StagedSegment
 from metadata.federation import FederatedPlaces
 from metadata.logs import LogStore
 from metadata.memory import MemoryStore, MemoryTree

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from sink_world import NS, SINK, Process, World, job, staged_segment
 
-from dlspark.spark import sink_commit
-from dlspark.spark.sink_checks import order_segments
-from dlspark.spark.sink_commit import Outcome
-from dlspark.spark.sink_errors import (
+from dlspark.spark.sink import commit as sink_commit
+from dlspark.spark.sink.checks import order_segments
+from dlspark.spark.sink.commit import Outcome
+from dlspark.spark.sink.errors import (
     BatchRefusedError,
     BatchSweptError,
     LogBusyError,
@@ -21,8 +21,8 @@ from dlspark.spark.sink_errors import (
     ReplayDiffersError,
     TransactionOrderError,
 )
-from dlspark.spark.sink_merge import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
-from dlspark.spark.sink_messages import JobId, Publication, SinkMessage, gather
+from dlspark.spark.sink.merge import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
+from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
 from metadata.errors import CorruptDataError, MetadataUnavailableError
 from metadata.locks import DistributedLock
 from metadata.logs import SegmentMetadata

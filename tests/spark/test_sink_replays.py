@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 from sink_driver import arrow_batches, read_values
 
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.sink_errors import ReplayDiffersError
-from dlspark.spark.sink_messages import JobId
-from dlspark.spark.sink_run import commit_batch, run_task
-from dlspark.spark.sink_schema import columns_of
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.errors import ReplayDiffersError
+from dlspark.spark.sink.messages import JobId
+from dlspark.spark.sink.run import commit_batch, run_task
+from dlspark.spark.sink.schema import columns_of
 
 if TYPE_CHECKING:
     from dlspark.sandbox import Sandbox

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from dlspark.core.codec.entries import Compression, decode_entries
-from dlspark.spark import sink_task
-from dlspark.spark.sink_errors import BatchRefusedError, TransactionOrderError
-from dlspark.spark.sink_messages import StagedSegment
-from dlspark.spark.sink_schema import SinkColumns
-from dlspark.spark.sink_task import StageSettings, TaskWriter, Window
+from dlspark.spark.sink import task as sink_task
+from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
+from dlspark.spark.sink.messages import StagedSegment
+from dlspark.spark.sink.schema import SinkColumns
+from dlspark.spark.sink.task import StageSettings, TaskWriter, Window
 from metadata.errors import InvariantViolation
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from storage_node.errors import QuorumWriteError

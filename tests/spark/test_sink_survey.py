@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from sink_world import SINK, Process, World, job
 
-from dlspark.spark.sink_commit import Outcome
-from dlspark.spark.sink_errors import BatchSweptError
-from dlspark.spark.sink_survey import MIN_AGE_MS, Survey, Verdict, survey, sweep
+from dlspark.spark.sink.commit import Outcome
+from dlspark.spark.sink.errors import BatchSweptError
+from dlspark.spark.sink.survey import MIN_AGE_MS, Survey, Verdict, survey, sweep
 from metadata.errors import CallerError
 
 HOUR_MS = 3_600_000

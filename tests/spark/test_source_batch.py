@@ -17,10 +17,10 @@ from pyspark.sql import functions as f
 
 from dlspark.spark import register
 from dlspark.spark.connection import CONF_KEY
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.partition_reader import LogPartition
-from dlspark.spark.schema import SCHEMA
-from dlspark.spark.source import batch_reader
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.source.batch import batch_reader
+from dlspark.spark.source.partition_reader import LogPartition
+from dlspark.spark.source.schema import SCHEMA
 from metadata.errors import CallerError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from dlspark.core.codec.entries import Compression, DecodedBatch, decode_entries, encode_entries
 from dlspark.core.codec.rows import MAX_TIMESTAMP_MS, timestamps
-from dlspark.spark.columns import TARGET_BATCH_BYTES, TYPES, record_batches, select
 from dlspark.spark.errors import SchemaError
-from dlspark.spark.schema import SCHEMA, column_names
+from dlspark.spark.source.columns import TARGET_BATCH_BYTES, TYPES, record_batches, select
+from dlspark.spark.source.schema import SCHEMA, column_names
 
 NAMES = list(TYPES)
 FIELDS = {field.name: field for field in SCHEMA.fields}

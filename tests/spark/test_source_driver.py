@@ -15,13 +15,13 @@ from memory_world import World
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError
-from dlspark.spark.filters import Bounds
-from dlspark.spark.limits import NO_LIMITS, Limits
-from dlspark.spark.offsets import Offsets
-from dlspark.spark.options import Scope
-from dlspark.spark.partition_reader import LogPartition, read_partition, shared_reader
-from dlspark.spark.planning import Partition
-from dlspark.spark.serving import orphans
+from dlspark.spark.options.registry import Scope
+from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.limits import NO_LIMITS, Limits
+from dlspark.spark.source.offsets import Offsets
+from dlspark.spark.source.partition_reader import LogPartition, read_partition, shared_reader
+from dlspark.spark.source.planning import Partition
+from dlspark.spark.source.serving import orphans
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.logs import LogNotFoundError
 from metadata.segments import SegmentMetadata, TruncationStatus
@@ -254,7 +254,7 @@ async def test_a_skip_is_logged_once(world: World, caplog: pytest.LogCaptureFixt
     start = Offsets({name: places[2]})
     for _ in range(2):
         await driver.plan(start, await driver.end_of_batch(start, NO_LIMITS, None))
-    warnings = [record.getMessage() for record in caplog.records if record.name == "dlspark.spark.losses"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "dlspark.spark.source.losses"]
     assert len(warnings) == 1
     assert "failOnDataLoss is false" in warnings[0]
 

@@ -12,10 +12,10 @@ import pytest
 from dlspark.core.settings import Settings
 from dlspark.core.settings.registry import describe_settings
 from dlspark.spark import connection
-from dlspark.spark.client_settings import namespace_settings
 from dlspark.spark.errors import OptionError
-from dlspark.spark.foreign_options import ELSEWHERE
-from dlspark.spark.options import OPTIONS, Options, Scope, options_table
+from dlspark.spark.options.client_settings import namespace_settings
+from dlspark.spark.options.foreign import ELSEWHERE
+from dlspark.spark.options.registry import OPTIONS, Options, Scope, options_table
 from metadata.errors import CallerError
 from storage_node.client.settings import client_keys
 

@@ -23,9 +23,9 @@ from pyspark.sql.datasource import (
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
-from dlspark.spark.filters import Bounds, push
-from dlspark.spark.limits import byte_shares, shares
-from dlspark.spark.planning import Span, clip, cut, partitions, split
+from dlspark.spark.source.filters import Bounds, push
+from dlspark.spark.source.limits import byte_shares, shares
+from dlspark.spark.source.planning import Span, clip, cut, partitions, split
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.client import LedgerLocation
 

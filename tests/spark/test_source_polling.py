@@ -14,14 +14,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
-from dlspark.spark import stream
-from dlspark.spark.lag import Lag
-from dlspark.spark.limits import Limits
-from dlspark.spark.offsets import Mark, Offsets
-from dlspark.spark.options import Options, Scope
-from dlspark.spark.planning import Partition
-from dlspark.spark.selection import SourceQuery, Where
-from dlspark.spark.stream import StreamReader
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.source import stream
+from dlspark.spark.source.lag import Lag
+from dlspark.spark.source.limits import Limits
+from dlspark.spark.source.offsets import Mark, Offsets
+from dlspark.spark.source.planning import Partition
+from dlspark.spark.source.selection import SourceQuery, Where
+from dlspark.spark.source.stream import StreamReader
 
 
 def at(entry: int) -> Offsets:
@@ -222,7 +222,7 @@ def test_before_the_first_batch_only_the_position_is_reported(reader: StreamRead
 def test_a_second_sigterm_neither_waits_for_the_first_ones_handler_nor_cuts_the_end_off() -> None:
     program = textwrap.dedent("""
         import os, signal, sys
-        from dlspark.spark import stream
+        from dlspark.spark.source import stream
 
         def again(frame, event, argument):
             if event == "call" and frame.f_code.co_name == "notify_all":  # the handler holds a lock

@@ -17,7 +17,6 @@ from test_source_driver import read
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntrySummary
-from dlspark.spark.driver import SourceDriver
 from dlspark.spark.errors import (
     DataLossError,
     DeletedDataLossError,
@@ -27,13 +26,14 @@ from dlspark.spark.errors import (
     TruncatedDataLossError,
     UnreachableEndDataLossError,
 )
-from dlspark.spark.filters import Bounds
-from dlspark.spark.lag import extent
-from dlspark.spark.limits import NO_LIMITS, Limits
-from dlspark.spark.log_bytes import advance_bytes, bytes_between, next_entry_bytes
-from dlspark.spark.log_view import LogView
-from dlspark.spark.offsets import Offsets
-from dlspark.spark.options import Scope
+from dlspark.spark.options.registry import Scope
+from dlspark.spark.source.driver import SourceDriver
+from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.lag import extent
+from dlspark.spark.source.limits import NO_LIMITS, Limits
+from dlspark.spark.source.log_bytes import advance_bytes, bytes_between, next_entry_bytes
+from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.offsets import Offsets
 from metadata.segments import SegmentMetadata, TruncationStatus
 
 

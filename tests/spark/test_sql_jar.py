@@ -13,7 +13,7 @@ import pyspark
 import pytest
 
 from dlspark.spark import catalog_jar
-from dlspark.spark.catalog import CATALOG_CLASS, _check_version, supported_spark_versions
+from dlspark.spark.catalog.switch import CATALOG_CLASS, _check_version, supported_spark_versions
 from dlspark.spark.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,8 +48,8 @@ def test_building_again_gives_the_same_bytes(build: ModuleType, tmp_path: Path) 
 def test_a_wheel_and_a_source_distribution_contain_the_jar() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    assert "dlspark-sql.jar" in config["options.package_data"]["dlspark.spark"]
-    assert catalog_jar().relative_to(ROOT).as_posix() == "dlspark/spark/dlspark-sql.jar"
+    assert "dlspark-sql.jar" in config["options.package_data"]["dlspark.spark.catalog"]
+    assert catalog_jar().relative_to(ROOT).as_posix() == "dlspark/spark/catalog/dlspark-sql.jar"
 
 
 def test_the_versions_are_those_that_the_project_supports() -> None:

@@ -13,10 +13,10 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings import Settings
-from dlspark.spark.catalog_creation import check_layout, own_properties
-from dlspark.spark.catalog_requests import answered
-from dlspark.spark.catalog_scan import Pushed, Rows
-from dlspark.spark.catalog_tables import (
+from dlspark.spark.catalog.creation import check_layout, own_properties
+from dlspark.spark.catalog.requests import answered
+from dlspark.spark.catalog.scan import Pushed, Rows
+from dlspark.spark.catalog.tables import (
     HANDLE,
     NOT_OF_A_TABLE,
     SCAN,
@@ -26,11 +26,11 @@ from dlspark.spark.catalog_tables import (
     pushed,
     unpacked,
 )
-from dlspark.spark.driver import Take
 from dlspark.spark.errors import OptionError, SchemaError
-from dlspark.spark.filters import Bounds
-from dlspark.spark.log_view import LogView
-from dlspark.spark.options import OPTIONS, Scope
+from dlspark.spark.options.registry import OPTIONS, Scope
+from dlspark.spark.source.driver import Take
+from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.log_view import LogView
 from metadata.errors import InvariantViolation
 from metadata.memory import MemoryStore
 from metadata.segments import TruncationStatus

@@ -350,7 +350,8 @@ def _go_on_behind_the_entry(deliver: Method) -> Method:
 def _commit_what_is_read_ahead(commit: Method) -> Method:
     @wraps(commit)
     async def mutated(self: AsyncLockedReader, dlsn: DLSN | None = None) -> DLSN:
-        ahead = self._records.last.dlsn.next if self._records else None
+        self._records.keep(lambda _: True)
+        ahead = self._records.made[-1].dlsn.next if self._records else None
         told: DLSN = await commit(self, dlsn or ahead)
         return told if ahead is None else self.position
 

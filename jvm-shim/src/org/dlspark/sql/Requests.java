@@ -23,7 +23,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * worker on the driver; the answer is the metadata of that schema's only column. So no job runs, and no process is
  * started beside those that Spark keeps for Python data sources anyway.
  *
- * <p>The other side of this class is {@code dlspark/spark/catalog_requests.py}, which says what can be asked.
+ * <p>The other side of this class is {@code dlspark/spark/catalog/requests.py}, which says what can be asked.
  */
 final class Requests {
 

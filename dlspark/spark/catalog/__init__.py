@@ -1,0 +1,1 @@
+"""The SQL catalog: switching it on, and the answers to what its Java part asks."""

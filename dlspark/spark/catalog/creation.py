@@ -1,0 +1,63 @@
+"""What `CREATE TABLE` may say of a log, and what Spark says with it of its own accord. Pure: no I/O.
+
+A log has always the same columns and no layout to choose. Properties are checked by `dlspark.spark.catalog.tables`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pyspark.sql.types import StringType, StructType
+
+from dlspark.spark.errors import OptionError, SchemaError
+from dlspark.spark.source.schema import SCHEMA
+
+FORMAT: Final = "distributedlog"
+_ADDED_BY_SPARK: Final = frozenset({"provider", "owner", "is_managed_location", "table_type"})
+
+
+def check_layout(schema: StructType, partitioning: Sequence[str], *, constrained: bool) -> None:
+    """Raise SchemaError for columns that a log has not, and for what no log can have.
+
+    Columns may be left out. `CREATE TABLE ... AS SELECT` names those of its query, which are to be written: there
+    `value` may be a string.
+    """
+    if partitioning:
+        raise SchemaError(
+            f"A log cannot be partitioned by {', '.join(partitioning)}; nothing was created",
+            advice="A log is one sequence of records; make several logs, as option numLogs of the sink does",
+        )
+    if constrained:
+        raise SchemaError("A log has no constraints; nothing was created", advice="Leave them out")
+    ours = {field.name: field.dataType for field in SCHEMA.fields}
+    for field in schema.fields:
+        name = field.name.lower()
+        if ours.get(name) != field.dataType and not (name == "value" and field.dataType == StringType()):
+            raise SchemaError(
+                f"A log has no column {field.name} {field.dataType.simpleString()}: its columns are "
+                f"{', '.join(f'{name} {kind.simpleString()}' for name, kind in ours.items())}; nothing was created",
+                advice="Leave the columns out. In CREATE TABLE ... AS SELECT, choose value, and transaction_id if "
+                "wanted; pack others: to_json(struct(*)) AS value",
+            )
+
+
+def own_properties(given: Mapping[str, str], default_provider: str) -> dict[str, str]:
+    """What the user set: without what Spark adds, which has each of OPTIONS (...) a second time as `option.<name>`.
+
+    Raises OptionError for another format than ours, and for a location.
+    """
+    provider = given.get("provider", FORMAT).lower()
+    # saveAsTable and toTable name the session's default source where the caller named none.
+    if provider not in (FORMAT, default_provider.lower()):
+        raise OptionError(
+            f"A table of this catalog is a log, and not of format {provider}; nothing was created",
+            advice=f"Leave USING out, or write USING {FORMAT}",
+        )
+    if "location" in given or "external" in given:
+        raise OptionError("A log has no location of its own; nothing was created", advice="Leave LOCATION out")
+    return {
+        name: value
+        for name, value in given.items()
+        if name.lower() not in _ADDED_BY_SPARK and not name.lower().startswith("option.")
+    }

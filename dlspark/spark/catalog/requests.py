@@ -1,0 +1,416 @@
+"""The SQL catalog's questions, answered: the other side of `Requests.java`, and the only one that knows metadata.
+
+A question is JSON in option `REQUEST` of the data source; Spark asks for the data source's schema in a worker on the
+driver, and the answer is the metadata of that schema's one column: `{"result": ...}`, or `{"error": {"kind": ...,
+"text": ...}}`, of which the Java side makes Spark's own exceptions. Each question opens a session with ZooKeeper and
+ends it: Spark's workers live and die as Spark pleases, and must leave none behind (I16).
+
+| operation | what it needs beside `catalog`, `defaults` | result |
+|---|---|---|
+| `tables`, `namespaces`, `namespace` | `namespace` | names of tables, of namespaces below; its properties |
+| `load` | `table`, and `version` or `timestamp_us` | the table: columns, properties, handle |
+| `create`, `replace`, `create_or_replace`, `alter` | `table`, `properties` ...; `set`, `remove` | the table |
+| `drop`, `rename` | `table`; `new_table` | whether there was one; true |
+| `abandon` | `table`, and `created` of the answer to `create` | whether it was still there |
+| `filters` | `filters` | for each whether it is kept exactly |
+| `statistics`, `summarise` | `options` of a read; `functions` | rows and bytes; values of aggregates |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+from pyspark.sql.types import StringType, StructField, StructType
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.deletion import creation_of, delete_unwritten_log
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.runtime import Runtime
+from dlspark.core.settings import Settings
+from dlspark.core.writing.write_lock import default_client_id
+from dlspark.spark.catalog.creation import FORMAT, check_layout, own_properties
+from dlspark.spark.catalog.scan import Pushed, Rows, exact
+from dlspark.spark.catalog.tables import Json, TableHandle, TableProperties, checked_properties, pushed, unpacked
+from dlspark.spark.errors import DataLossError, OffsetError, OptionError, SchemaError
+from dlspark.spark.metadata_tables.registry import TABLES, MetadataTable, table_named
+from dlspark.spark.opening import Connect, open_namespace
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.source.driver import SourceDriver
+from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.offsets import parse_dlsn
+from dlspark.spark.source.schema import SCHEMA
+from dlspark.spark.source.selection import SourceQuery
+from metadata.errors import CallerError, DistributedLogError, InvariantViolation
+from metadata.log_admin import Below, LogAdmin
+from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError
+from metadata.permissions import Action
+
+_COMMENTS: Final = {
+    "log": "the log's name",
+    "segment": "the record's position: segment,",
+    "entry": "entry in it,",
+    "slot": "record in that; together its DLSN",
+    "sequence_id": "number of the record in its log, from 0",
+    "transaction_id": "as the writer gave it; never decreases",
+    "timestamp": "the transaction id read as milliseconds since the epoch",
+    "value": "the payload",
+}
+
+
+class _Named(Exception):
+    """An answer that has a name of its own in Spark; `kind` is what the Java side calls it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+def answer(request: str, uri: Callable[[], str]) -> StructType:
+    """The answer to a question, packed into a schema. `uri` tells the namespace, or raises OptionError."""
+    runtime = Runtime("dlspark-catalog")
+    try:
+        said = runtime.run(answered(json.loads(request), uri))
+    finally:
+        runtime.close()
+    return StructType([StructField("answer", StringType(), metadata={"answer": json.dumps(said)})])
+
+
+async def _connect(uri: str) -> AsyncNamespace:
+    """A statement that cannot have a log's lock says who has it, instead of waiting for it."""
+    return await AsyncNamespace.open(uri, Settings.from_environment().with_values({"lockTimeoutSeconds": 0}))
+
+
+async def answered(request: Json, uri: Callable[[], str], connect: Connect = _connect) -> Json:
+    """The answer to a question: its result, or the error that the Java side has to raise."""
+    operation = str(request["operation"])
+    try:
+        if operation == "filters":
+            return {"result": exact([_words(one) for one in _list(request, "filters")])}
+        if operation in ("statistics", "summarise"):
+            return {"result": await _about_rows(operation, request, connect)}
+        defaults = checked_properties(_texts(request, "defaults"))
+        place = uri()
+        namespace = await open_namespace(place, connect)
+        try:
+            return {"result": await Catalog(namespace, place, defaults).do(operation, request)}
+        finally:
+            await namespace.close()
+    except _Named as named:
+        return {"error": {"kind": named.kind}}
+    except DistributedLogError as error:
+        return {"error": {"kind": "refused", "text": f"{type(error).__name__}: {error}"}}
+
+
+class Catalog:
+    """The statements of one catalog on an open namespace."""
+
+    def __init__(self, namespace: AsyncNamespace, uri: str, defaults: Mapping[str, str]) -> None:
+        self._namespace = namespace
+        self._admin = LogAdmin(namespace.logs_store)
+        self._uri = uri
+        self._defaults = defaults
+        self._operations: dict[str, Callable[[Json], Awaitable[object]]] = {
+            "tables": self.tables,
+            "namespaces": self.namespaces,
+            "namespace": self.about_namespace,
+            "create_namespace": self.create_namespace,
+            "alter_namespace": self.refuse_namespace_change,
+            "drop_namespace": self.drop_namespace,
+            "load": self.load,
+            "create": self.create,
+            "replace": self.refuse_replacement,
+            "create_or_replace": self.create_or_replace,
+            "abandon": self.abandon,
+            "alter": self.alter,
+            "drop": self.drop,
+            "rename": self.rename,
+        }
+
+    async def do(self, operation: str, request: Json) -> object:
+        return await self._operations[operation](request)
+
+    # ------------------------------------------------------------------ namespaces
+
+    async def tables(self, request: Json) -> list[str]:
+        """Names of the logs directly in a namespace."""
+        return [one.name for one in await self._below(self._folder(request)) if one.is_log]
+
+    async def namespaces(self, request: Json) -> list[str]:
+        """Names of the namespaces directly below one: what other logs' names begin with."""
+        return [one.name for one in await self._below(self._folder(request)) if one.is_folder]
+
+    async def about_namespace(self, request: Json) -> dict[str, str]:
+        folder = self._folder(request)
+        await self._below(folder)
+        return {"location": f"{self._uri}/{folder}" if folder else self._uri}
+
+    async def create_namespace(self, request: Json) -> object:
+        folder = self._folder(request)
+        if not folder or await self._admin.below(folder):
+            raise _Named("namespace_exists")
+        raise CallerError(
+            "A namespace of this catalog cannot be empty: it is what the names of its logs begin with",
+            advice=f"Create a table in it: CREATE TABLE {folder.replace('/', '.')}.<name>",
+        )
+
+    async def refuse_namespace_change(self, request: Json) -> object:
+        raise CallerError(
+            "A namespace of this catalog has no properties to change", advice="Tables have: TBLPROPERTIES"
+        )
+
+    async def drop_namespace(self, request: Json) -> object:
+        """It goes with its last log, so one that is there is never empty."""
+        await self._below(self._folder(request))
+        raise _Named("namespace_not_empty")
+
+    async def _below(self, folder: str) -> list[Below]:
+        """What is directly in a namespace. One without a log does not exist, but for the root."""
+        found = await self._admin.below(folder)
+        if folder and not found:
+            raise _Named("no_such_namespace")
+        return found
+
+    def _folder(self, request: Json) -> str:
+        folder = "/".join(map(str, _list(request, "namespace")))
+        if folder:
+            try:
+                self._namespace.logs_store.validate_name(folder)
+            except InvalidLogNameError:
+                raise _Named("no_such_namespace") from None
+        return folder
+
+    # ------------------------------------------------------------------ tables
+
+    async def load(self, request: Json) -> Json:
+        """A log, or a metadata table where no log has the name."""
+        log = self._log(request)
+        try:
+            properties = TableProperties.decode((await self._admin.metadata(log)).value)
+        except (LogNotFoundError, InvalidLogNameError):
+            return await self._metadata_table(request)
+        handle = TableHandle(self._uri, log, self._defaults, {} if properties.foreign else properties.properties)
+        if "version" in request:
+            handle = await self._as_of(handle, str(request["version"]))
+        elif "timestamp_us" in request:
+            # Ids are milliseconds, so those up to this microsecond lie before the next millisecond.
+            handle = handle.until(txid=max(0, int(str(request["timestamp_us"])) // 1000 + 1))
+        return _table(SCHEMA, _COMMENTS, properties, handle, log=log)
+
+    async def _as_of(self, handle: TableHandle, version: str) -> TableHandle:
+        """The table up to and with the record that is named, which must be there."""
+        record = parse_dlsn(version, "VERSION AS OF")
+        view = await LogView.open(self._namespace, str(handle.log))
+        try:
+            latest = await view.latest()
+            if record >= latest:
+                raise OffsetError(
+                    f"The log has no record {record} yet: the next one will be at {latest}",
+                    advice="Name a record's position, segment:entry:slot, or leave VERSION AS OF out",
+                    log=handle.log,
+                )
+            if record < view.earliest():
+                raise DataLossError(
+                    f"The log as of {record} is gone: it begins at {view.earliest()} now; nothing was read",
+                    advice="Name a later record",
+                    log=handle.log,
+                )
+        finally:
+            await view.close()
+        return handle.until(position=str(DLSN(record.lssn, record.entry_id, record.slot_id + 1)))
+
+    async def _metadata_table(self, request: Json) -> Json:
+        """`flights.segments`, `bookies`: what the namespace says of itself."""
+        table, log = await self._find_metadata_table(request)
+        if table is None:
+            raise _Named("no_such_table")
+        if "version" in request or "timestamp_us" in request:
+            raise OptionError(
+                f"The metadata table {table.name} has no older versions: it is what there is at one moment",
+                advice="Leave VERSION AS OF or TIMESTAMP AS OF out",
+            )
+        comments = {column.name: column.meaning for column in table.columns}
+        return _table(table.schema, comments, TableProperties(), TableHandle(self._uri, log, metadata=table.name))
+
+    async def _find_metadata_table(self, request: Json) -> tuple[MetadataTable | None, str | None]:
+        *above, name = map(str, _list(request, "table"))
+        if name.lower() not in TABLES:
+            return None, None
+        table, log = table_named(name), "/".join(above) or None
+        if log is not None and not (table.of_logs and await self._namespace.log_exists(log)):
+            return None, None
+        return table, log
+
+    async def create(self, request: Json) -> Json:
+        """Create a log. What its properties cannot be is refused before anything is done."""
+        log = self._log(request)
+        check_layout(
+            StructType.fromJson(json.loads(str(request["schema"]))),
+            [str(one) for one in _list(request, "partitioning")],
+            constrained=bool(request.get("constraints")),
+        )
+        given = own_properties(_texts(request, "properties"), str(request.get("default_provider", "")))
+        properties = TableProperties().changed(log, given, ())
+        self._namespace.logs_store.validate_name(log)
+        if await self._namespace.log_exists(log):
+            raise _Named("table_exists")
+        data = properties.encode()
+        try:
+            await self._namespace.create_log(log, data)
+        except LogExistsError:
+            raise _Named("table_exists") from None
+        if (await self._admin.metadata(log)).value != data:
+            raise _Named("table_exists")  # somebody else created it meanwhile, with properties of their own
+        return {**await self.load(request), "created": await creation_of(self._namespace.services, log)}
+
+    async def abandon(self, request: Json) -> bool:
+        """Delete the log that a failed `CREATE TABLE ... AS SELECT` created, unless others have written to it."""
+        log, services = self._log(request), self._namespace.services
+        await services.permit(log, Action.DELETE)
+        created = int(str(request["created"]))
+        try:
+            if await delete_unwritten_log(services, log, self._namespace.settings, default_client_id(), created):
+                return True
+        except LogNotFoundError:
+            return False
+        raise CallerError(
+            "The log that was created for the query stays: it has been written to since, or is another one by now",
+            advice="Look at what it holds before DROP TABLE, which deletes it with its data",
+            log=log,
+        )
+
+    async def refuse_replacement(self, request: Json) -> Json:
+        """Spark's way to replace a table is to delete it and to write another."""
+        log = await self._existing(request)
+        raise CallerError(
+            "A table of this catalog cannot be replaced: a log only grows; nothing was changed",
+            advice="Write to another log, or DROP TABLE first, which deletes the log with its data",
+            log=log,
+        )
+
+    async def create_or_replace(self, request: Json) -> Json:
+        return await (self.refuse_replacement if await self._exists(request) else self.create)(request)
+
+    async def alter(self, request: Json) -> Json:
+        """Set and remove properties; whoever changes them at the same time is not overwritten."""
+        log = await self._existing(request)
+        others = _list(request, "others")
+        if others:
+            raise SchemaError(
+                f"A log's columns cannot be changed: {', '.join(map(str, others))}",
+                advice="ALTER TABLE can set and unset TBLPROPERTIES, and rename the table",
+                log=log,
+            )
+        stored = await self._admin.metadata(log)
+        removed = [str(name) for name in _list(request, "remove")]
+        new = TableProperties.decode(stored.value).changed(log, _texts(request, "set"), removed)
+        await self._admin.set_metadata(log, new.encode(), stored.version)
+        return await self.load(request)
+
+    async def drop(self, request: Json) -> bool:
+        """Delete a log with its data; False if there is none. A log that is being written is refused."""
+        if not await self._exists(request):
+            return False
+        try:
+            await self._namespace.delete_log(self._log(request))
+        except LogNotFoundError:
+            return False
+        return True
+
+    async def rename(self, request: Json) -> bool:
+        log = await self._existing(request)
+        new = "/".join(map(str, _list(request, "new_table")))
+        try:
+            await self._namespace.rename_log(log, new)
+        except LogExistsError:
+            raise _Named("table_exists") from None
+        return True
+
+    async def _exists(self, request: Json) -> bool:
+        try:
+            await self._existing(request)
+        except _Named:
+            return False
+        return True
+
+    def _log(self, request: Json) -> str:
+        return "/".join(map(str, _list(request, "table")))
+
+    async def _existing(self, request: Json) -> str:
+        """The log that a statement changes. A metadata table is refused, a missing log is `no_such_table`."""
+        log = self._log(request)
+        try:
+            if await self._namespace.log_exists(log):
+                return log
+        except InvalidLogNameError:
+            raise _Named("no_such_table") from None
+        table, _ = await self._find_metadata_table(request)
+        if table is None:
+            raise _Named("no_such_table")
+        raise CallerError(
+            f"{table.name} is a metadata table: it can only be read; nothing was changed",
+            advice="Name a log",
+        )
+
+
+async def _about_rows(operation: str, request: Json, connect: Connect) -> object:
+    """What is known of the rows of one read, from metadata and a few entries."""
+    raw = _texts(request, "options")
+    options = Options(unpacked(raw, Scope.SOURCE_BATCH), Scope.SOURCE_BATCH)
+    driver = SourceDriver(SourceQuery.of(options), connect)
+    try:
+        await driver.open()
+        bounds = Pushed.of(pushed(raw)).bounds
+        if bounds.scattered and operation != "statistics":
+            return None  # some entries of each segment: no one range of positions
+        rows = await Rows.of(driver, bounds)
+        if operation == "statistics":
+            return await rows.statistics()
+        return await rows.summary([one for one in _list(request, "functions") if isinstance(one, dict)])
+    finally:
+        await driver.close()
+
+
+def _table(
+    schema: StructType,
+    comments: Mapping[str, str],
+    about: TableProperties,
+    handle: TableHandle,
+    *,
+    log: str | None = None,
+) -> Json:
+    """What the Java side has to know of a table."""
+    properties = dict(handle.properties)
+    if about.comment is not None:
+        properties["comment"] = about.comment
+    if log is not None:
+        properties |= {"provider": FORMAT, "location": f"{handle.uri}/{log}"}
+    columns = [
+        {"name": one.name, "type": one.dataType.simpleString(), "comment": comments.get(one.name, "")}
+        for one in schema.fields
+    ]
+    is_log = log is not None
+    return {
+        "columns": columns,
+        "properties": properties,
+        "handle": handle.to_json(),
+        "writable": is_log and not handle.ends,
+        "pushdown": is_log,
+    }
+
+
+def _texts(request: Json, name: str) -> dict[str, str]:
+    found = request.get(name, {})
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _list(request: Json, name: str) -> Sequence[object]:
+    found = request.get(name, [])
+    return found if isinstance(found, list) else []
+
+
+def _words(filter_: object) -> list[object]:
+    if not isinstance(filter_, list):
+        raise InvariantViolation(f"a filter came as {filter_!r}")
+    return filter_

@@ -1,0 +1,187 @@
+"""What Spark's planner pushed down to one read of a catalog's table, and what can be said of its rows without reading.
+
+The Java side sends filters as JSON, `["=", "segment", 3]`; here they become Spark's own classes again and go the way
+of all filters (`dlspark.spark.source.filters`). What is answered is exact, or it is not answered, and Spark reads the
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Final
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
+from dlspark.spark.catalog.tables import Json
+from dlspark.spark.errors import OptionError
+from dlspark.spark.source.driver import SourceDriver, Take
+from dlspark.spark.source.filters import Bounds, push
+from dlspark.spark.source.lag import extent
+from dlspark.spark.source.log_view import LogView
+from metadata.errors import InvariantViolation
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_COMPARISONS: Final[dict[str, Callable[[tuple[str, ...], object], Filter]]] = {
+    "=": EqualTo,
+    "<=>": EqualNullSafe,
+    ">": GreaterThan,
+    ">=": GreaterThanOrEqual,
+    "<": LessThan,
+    "<=": LessThanOrEqual,
+}
+_LOG_ORDERS: Final = (
+    (),
+    ("transaction_id",),
+    ("timestamp",),
+    ("segment",),
+    ("segment", "entry"),
+    ("segment", "entry", "slot"),
+)
+"""By what rows may be sorted so that the first ones are the log's first: none of these decreases along a log."""
+_NEVER_NULL: Final = frozenset({"log", "segment", "entry", "slot", "sequence_id", "transaction_id", "value"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What was pushed down: bounds that rows must satisfy, and how many of them will do."""
+
+    bounds: Bounds
+    take: Take | None
+
+    @classmethod
+    def of(cls, words: Json) -> Pushed:
+        """Read what the Java side sent: filters that `exact` accepted, and as hints those that Spark sees to itself."""
+        kept, hints = filters_of(_list(words, "filters")), filters_of(_list(words, "hints"))
+        left = push(kept)[1]
+        if left:
+            raise InvariantViolation(f"Spark was told that these filters are kept exactly, and they are not: {left}")
+        bounds, limit, order = push([*kept, *hints])[0], words.get("limit"), words.get("order", [])
+        columns = tuple(order) if isinstance(order, list) else ()
+        if not isinstance(limit, int) or columns not in _LOG_ORDERS:
+            return cls(bounds, None)
+        return cls(bounds, Take(limit, last=words.get("descending") is True, timed="timestamp" in columns))
+
+
+def filters_of(said: Sequence[Sequence[object]]) -> list[Filter]:
+    """Filters from their words."""
+    return [_filter(*words) for words in said]
+
+
+def exact(said: Sequence[Sequence[object]]) -> list[bool]:
+    """Which of the filters the source keeps exactly, so that Spark need not look at the rows again."""
+    filters = filters_of(said)
+    _, left = push(filters)
+    return [not any(one is other for other in left) for one in filters]
+
+
+def _filter(comparison: object, column: object, value: object = None) -> Filter:
+    attribute = (str(column),)
+    if comparison == "not null":
+        return IsNotNull(attribute)
+    if comparison == "in" and isinstance(value, list):
+        return In(attribute, tuple(_value(one) for one in value))
+    return _COMPARISONS[str(comparison)](attribute, _value(value))
+
+
+def _value(value: object) -> object:
+    if isinstance(value, dict):
+        try:
+            return _EPOCH + timedelta(microseconds=value["us"])
+        except OverflowError:
+            return None  # A year that Python has not: the filter is left to Spark.
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one read of one log: user records from `begin` to before `end`."""
+
+    view: LogView
+    begin: DLSN
+    end: DLSN
+
+    @classmethod
+    async def of(cls, driver: SourceDriver, bounds: Bounds) -> Rows:
+        """Where the query of an open driver begins and ends in its one log. Raises what planning it raises."""
+        [view] = (await driver.required_views()).values()
+        start = await driver.resolve(driver.query.start)
+        end = await driver.resolve(driver.query.end, ending=True)
+        return cls(view, *await driver.range(view, start, end, bounds))
+
+    async def records(self) -> int | None:
+        """How many there are, by metadata and at most two entries; None where the writer did not count."""
+        if self.begin >= self.end:
+            return 0
+        try:
+            return await self.view.count(self.begin, self.end)
+        except OptionError:
+            return None
+
+    async def statistics(self) -> dict[str, int | None]:
+        """What Spark weighs plans by: stored bytes of one replica, estimated, and records, None where not counted."""
+        found = await extent(self.view, self.begin, self.end)
+        return {"bytes": found.bytes, "rows": found.records}
+
+    async def summary(self, functions: Sequence[Json]) -> list[int | None] | None:
+        """The values of aggregates over all rows, or None where they are not known exactly without reading.
+
+        A time is given in microseconds since the epoch; the least and greatest of no rows are None.
+        """
+        if not all(_known(function) for function in functions):
+            return None
+        count = await self.records()
+        if count is None:
+            return None
+        ends: tuple[_Place, _Place] | None = None
+        if count and any(function["function"] != "count" for function in functions):
+            ends = await self._at(0), await self._at(count - 1)
+            if ends[1].txid > MAX_TIMESTAMP_MS and any(one.get("column") == "timestamp" for one in functions):
+                return None  # the last ones have no timestamp, and which is the greatest that there is must be read
+        return [_aggregate(function, count, ends) for function in functions]
+
+    async def _at(self, number: int) -> _Place:
+        """The record of this number among the rows."""
+        return _Place(*await self.view.record_at(self.begin, self.end, number))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    segment: int
+    txid: int
+
+    def value(self, column: str) -> int:
+        return {"segment": self.segment, "transaction_id": self.txid, "timestamp": self.txid * 1000}[column]
+
+
+def _known(function: Json) -> bool:
+    column = function.get("column")
+    if function["function"] == "count":
+        return column is None or column in _NEVER_NULL
+    return column in ("segment", "transaction_id", "timestamp")
+
+
+def _aggregate(function: Json, count: int, ends: tuple[_Place, _Place] | None) -> int | None:
+    if function["function"] == "count":
+        return count
+    if ends is None:
+        return None
+    return ends[0 if function["function"] == "min" else 1].value(str(function["column"]))
+
+
+def _list(words: Json, name: str) -> list[list[object]]:
+    found = words.get(name, [])
+    return found if isinstance(found, list) else []

@@ -1,0 +1,197 @@
+"""A log as a table of the SQL catalog: what its properties may say, where they are kept, and how a query gets them.
+
+Properties are options of the connector that hold for every query of the table, unless the query says otherwise. They
+are kept with the log, in the bytes that DistributedLog leaves to the application (the data of the log's znode), as
+JSON: `{"dlspark": {"v": 1, "comment": "...", "properties": {...}}}`. Bytes of another application are left alone.
+
+A `TableHandle` is what the catalog's Java side carries unread from `load` to each read and write, in option `HANDLE`;
+`unpacked` turns it into options before anything else looks at them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Final, TypeAlias
+
+from dlspark.spark.errors import OptionError
+from dlspark.spark.options.registry import OPTIONS, Option, Options, Scope
+
+HANDLE: Final = "dlspark.catalog.table"
+SCAN: Final = "dlspark.catalog.scan"
+REQUEST: Final = "dlspark.catalog.request"
+
+Json: TypeAlias = "dict[str, object]"
+
+_KEY: Final = "dlspark"
+_VERSION: Final = 1
+_COMMENT: Final = "comment"
+_NAMED_BY_THE_TABLE: Final = ("uri", "log", "path", "subscribe", "subscribePattern", "metadata")
+NOT_OF_A_TABLE: Final = frozenset(
+    {*_NAMED_BY_THE_TABLE, "createStreamIfNotExists", "numLogs", "partitionBy", "txnAppId", "txnVersion"}
+)
+"""Options that say which log it is, or belong to one write alone."""
+
+_BY_NAME: Final = {option.name.lower(): option for option in OPTIONS}
+
+
+def property_options() -> dict[str, Option]:
+    """The options that may be properties of a table, by lower-case name."""
+    return {name: option for name, option in _BY_NAME.items() if option.name not in NOT_OF_A_TABLE}
+
+
+def checked_properties(given: Mapping[str, str]) -> dict[str, str]:
+    """Table properties under their registered names. OptionError for what no table can have, with the nearest name."""
+    found: dict[str, str] = {}
+    for name, value in given.items():
+        option = _BY_NAME.get(name.lower())
+        if option is not None and option.name in NOT_OF_A_TABLE:
+            raise OptionError(
+                f"Option {option.name} cannot be a property of a table: it names logs, or belongs to one write",
+                advice=f"Properties may be: {', '.join(one.name for one in property_options().values())}",
+            )
+        Options({name: value}, option.scope if option is not None else Scope.ANY)  # unknown or malformed: it raises
+        if option is not None:
+            found[option.name] = value
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class TableProperties:
+    """What a log's znode says of it as a table. `foreign`: the bytes there are another application's."""
+
+    properties: Mapping[str, str] = field(default_factory=dict)
+    comment: str | None = None
+    others: Mapping[str, object] = field(default_factory=dict)
+    """Further keys of the same JSON object, which are not ours."""
+    foreign: bool = False
+
+    @classmethod
+    def decode(cls, data: bytes) -> TableProperties:
+        """Read a log's application bytes; what is not ours is `foreign`, never an error."""
+        if not data:
+            return cls()
+        try:
+            stored: object = json.loads(data)
+        except ValueError:
+            return cls(foreign=True)
+        if not isinstance(stored, dict):
+            return cls(foreign=True)
+        others = {name: value for name, value in stored.items() if name != _KEY}
+        ours = stored.get(_KEY)
+        if ours is None:
+            return cls(others=others)
+        if not isinstance(ours, dict) or ours.get("v") != _VERSION:
+            return cls(foreign=True)
+        properties, comment = ours.get("properties", {}), ours.get(_COMMENT)
+        if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
+            return cls(foreign=True)
+        return cls(properties, comment if isinstance(comment, str) else None, others)
+
+    def encode(self) -> bytes:
+        """The bytes to keep; empty where there is nothing to say."""
+        ours: Json = {"v": _VERSION}
+        if self.comment is not None:
+            ours[_COMMENT] = self.comment
+        if self.properties:
+            ours["properties"] = dict(self.properties)
+        stored = {**self.others, **({_KEY: ours} if len(ours) > 1 else {})}
+        return json.dumps(stored).encode() if stored else b""
+
+    def changed(self, log: str, set_: Mapping[str, str], removed: Iterable[str]) -> TableProperties:
+        """These with some set and some removed. OptionError for what cannot be one, or where the bytes are foreign."""
+        if self.foreign:
+            raise OptionError(
+                "Another application keeps bytes of its own with this log; nothing was changed",
+                advice="Give the options with each query, or as options of the catalog (spark.sql.catalog.<name>.)",
+                log=log,
+            )
+        gone = {name.lower() for name in removed}
+        comment = None if _COMMENT in gone else set_.get(_COMMENT, self.comment)
+        kept = {name: value for name, value in self.properties.items() if name.lower() not in gone}
+        new = checked_properties({name: value for name, value in set_.items() if name != _COMMENT})
+        return replace(self, properties=dict(sorted({**kept, **new}.items())), comment=comment)
+
+
+@dataclass(frozen=True)
+class TableHandle:
+    """Which table a query reads or writes: its log, its properties, and where it ends if it is an older version.
+
+    `end_position` ends it before a position, `end_txid` before a transaction id; `metadata` names a metadata table.
+    """
+
+    uri: str
+    log: str | None
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    end_position: str | None = None
+    end_txid: int | None = None
+    metadata: str | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is an older version of the log."""
+        return self.end_position is not None or self.end_txid is not None
+
+    def until(self, *, position: str | None = None, txid: int | None = None) -> TableHandle:
+        """The table as it was before a position, or before a transaction id."""
+        return replace(self, end_position=position, end_txid=txid)
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+    def options(self, given: Mapping[str, str], scope: Scope) -> dict[str, str]:
+        """The options of one query of this table: the query's own before the table's before the catalog's."""
+        lowered = {name.lower() for name in given}
+        for name in _NAMED_BY_THE_TABLE:
+            if name.lower() in lowered:
+                raise OptionError(
+                    f"Option {name} has no meaning for a table, which is one log of one namespace",
+                    advice='Leave it out, or use format("distributedlog")',
+                )
+        if self.metadata is not None:
+            log = {} if self.log is None else {"log": self.log}
+            return {**given, "uri": self.uri, "metadata": self.metadata, **log}
+        found = {**given, **self._end(lowered), "uri": self.uri, "log": str(self.log)}
+        for layer in (self.properties, self.defaults):
+            taken = {_place(name) for name in found}
+            for name, value in layer.items():
+                if _BY_NAME[name.lower()].scope & scope and _place(name) not in taken:
+                    found[name] = value
+        return found
+
+    def _end(self, given: set[str]) -> dict[str, str]:
+        """The option that ends an older version of the log."""
+        if not self.ends:
+            return {}
+        ending = sorted(name for name in given if _place(name) == "ending")
+        if ending:
+            raise OptionError(
+                f"Option {ending[0]} and an older version of the table contradict each other: each names an end",
+                advice="Keep one of them",
+            )
+        if self.end_position is not None:
+            return {"endingOffsets": json.dumps({self.log: self.end_position})}
+        return {"endingTransactionId": str(self.end_txid)}
+
+
+def _place(name: str) -> str:
+    """Options of which a query takes one: all that say where to start, all that say where to end; else the name."""
+    lowered = name.lower()
+    if lowered.endswith("strategy"):
+        return lowered
+    return next((word for word in ("starting", "ending") if lowered.startswith(word)), lowered)
+
+
+def unpacked(raw: Mapping[str, str], scope: Scope) -> dict[str, str]:
+    """A query's options with the catalog's in them, if it is a query of a catalog's table, and without its own keys."""
+    given = {name: value for name, value in raw.items() if name.lower() not in (HANDLE, SCAN)}
+    text = {name.lower(): value for name, value in raw.items()}.get(HANDLE)
+    return given if text is None else TableHandle(**json.loads(text)).options(given, scope)
+
+
+def pushed(raw: Mapping[str, str]) -> Json:
+    """What Spark's planner pushed down to a query of a catalog's table; empty for any other query."""
+    text = {name.lower(): value for name, value in raw.items()}.get(SCAN)
+    return {} if text is None else json.loads(text)

@@ -1,0 +1,1 @@
+"""Tables of what a namespace knows of itself: logs, segments, ledgers, bookies, cursors, sinks."""

@@ -1,0 +1,192 @@
+"""The reader of a metadata table: all is asked while the query is planned, the one task only hands it on.
+
+So a task needs no ZooKeeper session here either, and a query sees each table as it was at one time, however often Spark
+runs the task. What was found travels with the partition as compressed Arrow; that bounds it (`MAX_BYTES`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.runtime import Runtime
+from dlspark.spark.errors import OptionError
+from dlspark.spark.metadata_tables.cluster import LedgerRows, bookie_rows, sink_rows
+from dlspark.spark.metadata_tables.logs import LogRows, Row
+from dlspark.spark.metadata_tables.registry import BOOKIES, CURSORS, LEDGERS, LOGS, SINKS, MetadataTable
+from dlspark.spark.opening import Connect, open_namespace
+from dlspark.spark.options.client_settings import namespace_settings
+from dlspark.spark.options.registry import Options
+from dlspark.spark.source.filters import Bounds, push
+from dlspark.spark.source.schema import column_names
+from dlspark.spark.source.selection import Selection, selection_of
+from metadata.errors import CallerError
+from metadata.logs import LogNotFoundError
+from storage_node.autorecovery.pacing import for_each
+
+MAX_BYTES: Final = 256 << 20
+"""Compressed size of a table that a partition may carry: some millions of rows."""
+BATCH_ROWS: Final = 16_384
+_LOGS_AT_ONCE: Final = 16
+
+_ARROW: Final[dict[str, pa.DataType]] = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "array<string>": pa.list_(pa.field("element", pa.string())),
+}
+
+
+class TablePartition(InputPartition):
+    """A whole table, as an Arrow stream."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(0)
+        self.data = data
+
+
+def table_reader(table: MetadataTable, options: Options, schema: StructType, *, filters: bool) -> DataSourceReader:
+    """The reader of one query; with `filters`, one that takes filters (Spark refuses it where they are off)."""
+    names = column_names(schema, table.schema)
+    named = options.one_log() is not None or options.given("subscribe") or options.given("subscribePattern")
+    selection = selection_of(options) if named else None
+    # Of all ledgers some have no log, and a log has some that are no segment of it: Spark looks at each itself.
+    by_log = table.of_logs and (table is not LEDGERS or named)
+    kind = FilteringTableReader if filters and by_log else TableReader
+    return kind(table, options.uri, selection, names, options.passed_on())
+
+
+class TableReader(DataSourceReader):
+    """Asks on the driver, hands on in the task; pickled in between."""
+
+    def __init__(
+        self,
+        table: MetadataTable,
+        uri: str,
+        selection: Selection | None,
+        names: Sequence[str],
+        passed_on: Mapping[str, str] | None = None,
+    ) -> None:
+        """`selection`: None for all logs; `passed_on`: settings for the namespace's clients."""
+        self._table = table
+        self._uri = uri
+        self._selection = selection
+        self._names = tuple(names)
+        self._passed_on = dict(passed_on or {})
+        self._bounds = Bounds()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        runtime = Runtime("dlspark-metadata")
+        try:
+            connect = partial(AsyncNamespace.open, settings=namespace_settings(self._passed_on) or None)
+            rows = runtime.run(rows_of(self._table, self._uri, self._selection, self._bounds, connect))
+        finally:
+            runtime.close()
+        return [TablePartition(encoded(rows, self._table, self._names))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, TablePartition)
+        with pa.ipc.open_stream(partition.data) as stream:
+            yield from stream
+
+
+class FilteringTableReader(TableReader):
+    """A reader that asks only for the logs that the query's filters leave."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        of_logs = [one for one in filters if one.attribute == ("log",)]  # type: ignore[attr-defined]
+        self._bounds, left = push(of_logs)
+        return [one for one in filters if one not in of_logs or one in left]
+
+
+def arrow_schema(table: MetadataTable, names: Sequence[str]) -> pa.Schema:
+    """The table's columns of these names, in their order, as Spark wants them."""
+    kinds = {column.name: column.kind for column in table.columns}
+    return pa.schema([pa.field(name, _ARROW[kinds[name]]) for name in names])
+
+
+def encoded(rows: Sequence[Row], table: MetadataTable, names: Sequence[str]) -> bytes:
+    """Rows as a compressed Arrow stream. Raises CallerError where they are too many for one partition."""
+    found = pa.Table.from_pylist([dict(row) for row in rows], schema=arrow_schema(table, names))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, found.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
+        stream.write_table(found, max_chunksize=BATCH_ROWS)
+    data = sink.getvalue()
+    if data.size > MAX_BYTES:
+        raise CallerError(
+            f"The metadata table {table.name} has {len(rows):,} rows, {data.size:,} bytes: too much at once",
+            advice="Read it for some logs at a time: subscribe, subscribePattern",
+        )
+    return bytes(data)
+
+
+async def rows_of(
+    table: MetadataTable,
+    uri: str,
+    selection: Selection | None,
+    bounds: Bounds | None = None,
+    connect: Connect = AsyncNamespace.open,
+) -> list[Row]:
+    """Ask for the rows of a table: of the selected logs (None: of all) that `bounds` admit.
+
+    Raises MetadataUnavailableError, LogNotFoundError for a log that is named and not there, CorruptDataError.
+    """
+    namespace = await open_namespace(uri, connect)
+    try:
+        if table is BOOKIES:
+            return await bookie_rows(namespace)
+        if table is SINKS:
+            return await sink_rows(namespace)
+        logs = LogRows(namespace)
+        if table is LEDGERS and selection is None:
+            return await LedgerRows(namespace, logs).all()
+        names = [name for name in await _names(namespace, selection) if bounds is None or bounds.admits(name)]
+        by_log: dict[MetadataTable, Callable[[str], Awaitable[list[Row]]]] = {LOGS: logs.log, CURSORS: logs.cursors}
+        one_log = LedgerRows(namespace, logs).of_log if table is LEDGERS else by_log.get(table, logs.segments)
+        return await _of_each(names, one_log, selection)
+    finally:
+        await namespace.close()
+
+
+async def _names(namespace: AsyncNamespace, selection: Selection | None) -> list[str]:
+    if selection is not None and selection.pattern is None:
+        return list(selection.names)
+    existing = await namespace.logs(recursive=True)
+    if selection is None:
+        return sorted(existing)
+    found = selection.of(existing)
+    if not found:
+        raise OptionError(
+            f"No log matches subscribePattern {selection.pattern!r}; nothing was read",
+            advice="The pattern must match whole names; `dlspark log list` shows them",
+        )
+    return found
+
+
+async def _of_each(
+    names: Sequence[str], rows_of_log: Callable[[str], Awaitable[list[Row]]], selection: Selection | None
+) -> list[Row]:
+    """The rows of each log in turn. One that is gone has none, unless the query names it."""
+    found: dict[str, list[Row]] = {}
+
+    async def ask(name: str) -> None:
+        try:
+            found[name] = await rows_of_log(name)
+        except LogNotFoundError as error:
+            if selection is not None and selection.pattern is None:
+                raise LogNotFoundError(
+                    f"No such log: {name}; nothing was read",
+                    advice=f"Create it (`dlspark log create {name}`), correct the name, or read by subscribePattern",
+                    log=name,
+                ) from error
+
+    await for_each(names, _LOGS_AT_ONCE, ask)
+    return [row for name in names for row in found.get(name, [])]

@@ -1,0 +1,502 @@
+"""The one registry of the connector's options, for source and sink, batch and streaming.
+
+Each option says its name, type, default, scope and meaning; parsing, error messages and the documentation's table
+(`options_table`) all come from here. Names are case-insensitive, as Spark's own are. An unknown name, a malformed
+value, or an option that belongs to another kind of query is an error before anything is read or written: an option
+never silently does nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Flag
+
+from dlspark.spark.errors import OptionError
+from dlspark.spark.options.foreign import elsewhere
+from dlspark.spark.options.values import (
+    PARSERS,
+    Kind,
+    parse_count,
+    parse_duration,
+    parse_flag,
+    parse_instant,
+    parse_long,
+    parse_text,
+)
+from metadata.errors import check
+
+
+class Scope(Flag):
+    """The kinds of query that an option has a meaning for."""
+
+    SOURCE_BATCH = 1
+    SOURCE_STREAM = 2
+    SINK_BATCH = 4
+    SINK_STREAM = 8
+    SOURCE = SOURCE_BATCH | SOURCE_STREAM
+    SINK = SINK_BATCH | SINK_STREAM
+    ANY = SOURCE | SINK
+
+
+_SCOPE_WORDS = {
+    Scope.ANY: "source and sink",
+    Scope.SOURCE: "source",
+    Scope.SOURCE_BATCH: "source, batch",
+    Scope.SOURCE_STREAM: "source, streaming",
+    Scope.SINK: "sink",
+    Scope.SINK_BATCH: "sink, batch",
+    Scope.SINK_STREAM: "sink, streaming",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `default` is the text that stands in when the option is not given; None: there is none."""
+
+    name: str
+    kind: Kind
+    scope: Scope
+    meaning: str
+    default: str | None = None
+    default_words: str | None = None
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "uri",
+        Kind.TEXT,
+        Scope.ANY,
+        "Namespace to connect to: `distributedlog://host:port[,host:port]/path`. Without it the conf "
+        "`spark.distributedlog.uri` is used, else the environment variable `DLSPARK_URI`.",
+        default_words="conf, environment",
+    ),
+    Option(
+        "log",
+        Kind.TEXT,
+        Scope.ANY,
+        'The one log to read or write; the same as `load("name")` and `save("name")`. A sink without it needs a column '
+        "`log`. With `numLogs` a template of names: `flights-{}`.",
+    ),
+    Option("subscribe", Kind.TEXT, Scope.SOURCE, "Logs to read, separated by commas."),
+    Option(
+        "assign",
+        Kind.TEXT,
+        Scope.SOURCE,
+        'Logs to read, as a JSON list of names: `["flights", "a,b"]`. As `subscribe`, for any name.',
+    ),
+    Option(
+        "subscribePattern",
+        Kind.TEXT,
+        Scope.SOURCE,
+        "Python regular expression that whole log names must match. A stream also takes up logs that appear later, "
+        "from their beginning. Logs are looked for in the folder that the pattern begins with (`a/b` of `a/b/c-.*`), "
+        "and not in those below it.",
+    ),
+    Option(
+        "startingOffsets",
+        Kind.TEXT,
+        Scope.SOURCE,
+        "Where to begin: `earliest`, `latest` (streams only), or JSON with one place a log, a position or one of these "
+        'words (or -2, -1): `{"flights": "3:1200:0", "other": "earliest"}`. A stream uses it only when it has no '
+        "checkpoint yet.",
+        default="earliest",
+    ),
+    Option(
+        "endingOffsets",
+        Kind.TEXT,
+        Scope.SOURCE_BATCH,
+        "Where to stop: `latest`, or JSON with one place a log, as for `startingOffsets`; the position itself is not "
+        "read.",
+        default="latest",
+    ),
+    Option(
+        "startingTimestamp",
+        Kind.INSTANT,
+        Scope.SOURCE,
+        "Begin at the first record whose transaction id, read as milliseconds since the epoch, is at or after this "
+        "time (without a zone: UTC). If there is none yet: see `startingOffsetsByTimestampStrategy`.",
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        Kind.TEXT,
+        Scope.SOURCE,
+        "As `startingTimestamp`, with one time a log, in JSON: "
+        '`{"flights": 1372636800000, "other": "2013-07-01T00:00:00Z"}`.',
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        Kind.TEXT,
+        Scope.SOURCE,
+        "What a log without a record at or after the given time (or transaction id) does: `latest` begins at its end, "
+        "so that what is written from now on is read; `error` fails the query.",
+        default="latest",
+    ),
+    Option(
+        "endingTimestamp",
+        Kind.INSTANT,
+        Scope.SOURCE_BATCH,
+        "Stop before the first record at or after this time (exclusive); at the end of the log if there is none.",
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        Kind.TEXT,
+        Scope.SOURCE_BATCH,
+        "As `endingTimestamp`, with one time a log, in JSON as for `startingOffsetsByTimestamp`.",
+    ),
+    Option(
+        "startingTransactionId",
+        Kind.LONG,
+        Scope.SOURCE,
+        "Begin at the first record with this transaction id or a higher one. If there is none yet: see "
+        "`startingOffsetsByTimestampStrategy`.",
+    ),
+    Option(
+        "startingOffsetsByTransactionId",
+        Kind.TEXT,
+        Scope.SOURCE,
+        'As `startingTransactionId`, with one id a log, in JSON: `{"flights": 1200, "other": 7}`.',
+    ),
+    Option(
+        "endingTransactionId",
+        Kind.LONG,
+        Scope.SOURCE_BATCH,
+        "Stop before the first record with this transaction id or a higher one (exclusive); at the end of the log if "
+        "there is none.",
+    ),
+    Option(
+        "endingOffsetsByTransactionId",
+        Kind.TEXT,
+        Scope.SOURCE_BATCH,
+        "As `endingTransactionId`, with one id a log, in JSON as for `startingOffsetsByTransactionId`.",
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        Kind.COUNT,
+        Scope.SOURCE_STREAM,
+        "Most records in one micro-batch, over all logs together; each log with news gets a share.",
+        default_words="no limit",
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        Kind.COUNT,
+        Scope.SOURCE_STREAM,
+        "Most stored bytes in one micro-batch, in whole entries, over all logs together; each log with news gets a "
+        "share. A single entry that is larger makes a batch of its own.",
+        default_words="no limit",
+    ),
+    Option(
+        "minOffsetsPerTrigger",
+        Kind.COUNT,
+        Scope.SOURCE_STREAM,
+        "Fewest records, over all logs together, that make a micro-batch; fewer wait until `maxTriggerDelay` is over. "
+        "Not with `Trigger.AvailableNow`, which reads what is there.",
+        default_words="no minimum",
+    ),
+    Option(
+        "maxTriggerDelay",
+        Kind.DURATION,
+        Scope.SOURCE_STREAM,
+        "With `minOffsetsPerTrigger`: how long after the last micro-batch fewer records make one all the same: `15m`, "
+        "`90s`, `500ms`. The first batch of a query that starts does not wait.",
+        default="15m",
+    ),
+    Option(
+        "minPartitions",
+        Kind.COUNT,
+        Scope.SOURCE,
+        "Split into at least this many Spark partitions, as far as there are entries to split.",
+        default="1",
+    ),
+    Option(
+        "maxBytesPerPartition",
+        Kind.COUNT,
+        Scope.SOURCE,
+        "Split a segment into ranges of about this many stored bytes; smaller neighbours share a partition.",
+        default=str(32 << 20),
+    ),
+    Option(
+        "maxRecordsPerPartition",
+        Kind.COUNT,
+        Scope.SOURCE,
+        "Most records in one Spark partition; the cuts may lie within an entry, which is then fetched by both tasks.",
+        default_words="no limit",
+    ),
+    Option(
+        "failOnDataLoss",
+        Kind.FLAG,
+        Scope.ANY,
+        "Source: what to do when records the query still needs are gone (truncated, or the log deleted): true fails "
+        "with an error; false goes on at the first record still there and logs a warning. Sink: what to do when a "
+        "batch that was published before comes again with another number of rows (a checkpoint rolled back or "
+        "copied): true fails, false skips it whole and logs a warning; it is never written twice.",
+        default="true",
+    ),
+    Option(
+        "metadata",
+        Kind.TEXT,
+        Scope.SOURCE_BATCH,
+        "Read what the namespace says of itself: `logs`, `segments`, `cursors`, `bookies`, `ledgers`, `sinks` "
+        "(docs/spark-metadata.md). Takes `uri`, which logs, and settings of clients.",
+        default_words="read the logs",
+    ),
+    Option(
+        "cursorName",
+        Kind.TEXT,
+        Scope.SOURCE_STREAM,
+        "Publish the query's position in each log under this name among the log's subscribers, as each micro-batch is "
+        "done: `dlspark log subscribers list` shows it, and `dlspark log truncate --respect-subscribers` does not pass "
+        "it. A name serves one query.",
+    ),
+    Option(
+        "createStreamIfNotExists",
+        Kind.FLAG,
+        Scope.SINK,
+        "Create a log that does not exist yet; false: the batch fails.",
+        default="true",
+    ),
+    Option(
+        "numLogs",
+        Kind.COUNT,
+        Scope.SINK,
+        "Spread rows by hash over so many logs (at most 1000), whose names are option `log` with the numbers from 0 on "
+        "for `{}`. A row's number is `crc32(concat_ws('\\u001f', key columns)) % numLogs`, as Spark SQL would say it.",
+        default_words="one log, or column `log`",
+    ),
+    Option(
+        "partitionBy",
+        Kind.TEXT,
+        Scope.SINK,
+        "With `numLogs`: the key columns, separated by commas; string, binary, boolean or integer. They are hashed, "
+        "not stored. All rows of a key are in one log.",
+        default_words="`value`",
+    ),
+    Option(
+        "txnAppId",
+        Kind.TEXT,
+        Scope.SINK_BATCH,
+        "With `txnVersion`: makes a batch write (or foreachBatch) idempotent. Names the writing application.",
+    ),
+    Option(
+        "txnVersion",
+        Kind.LONG,
+        Scope.SINK_BATCH,
+        "Number of this write for `txnAppId`; a write whose number is not above the last one published is skipped, or "
+        "refused if that number was published with other rows (`failOnDataLoss`).",
+    ),
+    Option(
+        "compressionType",
+        Kind.TEXT,
+        Scope.SINK,
+        "`none` or `lz4`: how entries are stored.",
+        default_words="the namespace's setting, else `none`",
+    ),
+    Option("ensembleSize", Kind.COUNT, Scope.SINK, "Storage nodes that a segment is spread over.", default="3"),
+    Option("writeQuorumSize", Kind.COUNT, Scope.SINK, "Copies of each entry.", default="3"),
+    Option("ackQuorumSize", Kind.COUNT, Scope.SINK, "Copies that must be on disk before an entry counts.", default="2"),
+)
+
+CLIENT_PREFIX = "bkc."
+SETTINGS_PREFIX = "distributedlog."
+PASSED_ON = (CLIENT_PREFIX, SETTINGS_PREFIX)
+"""How the names of options begin that are settings of the ledger client, or of the log core."""
+
+CONF_PREFIX = "spark.distributedlog."
+"""How the names of confs begin that are the session's defaults of options."""
+
+_OF_ONE_QUERY = frozenset(
+    option.name for option in OPTIONS if option.name.startswith(("starting", "ending", "subscribe", "txn"))
+) | {"log", "assign", "cursorName", "metadata"}
+"""Options that say what one query does, and so cannot be a session's defaults."""
+
+_BY_NAME: dict[str, Option] = {option.name.lower(): option for option in OPTIONS}
+
+# What Spark itself hands over beside the user's options: the path of load/save, the sink's checkpoint and query name,
+# and what a session-catalog table carries.
+_PATH = "path"
+_PATHS = "paths"
+_SPARKS_OWN = frozenset(
+    {
+        _PATH,
+        _PATHS,
+        "checkpointlocation",
+        "queryname",
+        "provider",
+        "owner",
+        "location",
+        "comment",
+        "external",
+        "table_type",
+    }
+)
+
+
+class Options:
+    """The options of one query: known, well-formed, of the right scope. Immutable and picklable."""
+
+    __slots__ = ("_given", "_path", "_session", "scope")
+
+    def __init__(self, raw: Mapping[str, str], scope: Scope, session: Mapping[str, str] | None = None) -> None:
+        """Check `raw` (names in any case) for a query of kind `scope`; OptionError says what to change.
+
+        `session` are the session's defaults, by option name: they stand before the registry's, and those that have no
+        meaning for this kind of query are left out.
+        """
+        self.scope = scope
+        self._session = _session_defaults(session or {}, scope)
+        self._given: dict[str, str] = {}
+        lowered = {name.lower(): value for name, value in raw.items()}
+        self._path = lowered.get(_PATH) or None
+        if _PATHS in lowered and lowered[_PATHS] not in ("", "[]"):
+            raise OptionError(
+                f"load() was given several paths: {lowered[_PATHS]}",
+                advice='Name several logs with option("subscribe", "first,second") and call load() without a path',
+            )
+        for name, value in lowered.items():
+            if name in _SPARKS_OWN or name.startswith("option."):
+                continue
+            if name.startswith(PASSED_ON):
+                self._given[name] = parse_text(name, value)
+                continue
+            option = _known(name)
+            if not option.scope & scope:
+                raise OptionError(
+                    f"Option {option.name} has no meaning here: it belongs to: {_SCOPE_WORDS[option.scope]}",
+                    advice=f"This is: {_scope_words(scope)}. Remove the option",
+                )
+            PARSERS[option.kind](option.name, value)
+            self._given[option.name] = value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Options, (self._raw(), self.scope, self._session))
+
+    def _raw(self) -> dict[str, str]:
+        return dict(self._given) if self._path is None else {**self._given, _PATH: self._path}
+
+    def with_uri(self, uri: str) -> Options:
+        """The same options with the namespace's URI settled, wherever it came from."""
+        return Options({**self._raw(), "uri": uri}, self.scope, self._session)
+
+    @property
+    def uri(self) -> str:
+        """The namespace's URI; the data source settles it before it makes a reader or writer."""
+        found = self.text("uri")
+        check(found is not None, "the namespace's URI was not settled")
+        return str(found)
+
+    @property
+    def path(self) -> str | None:
+        """What load() or save() was given, if anything."""
+        return self._path
+
+    def given(self, name: str) -> bool:
+        """Whether the query or the session's conf sets the option (a default does not count)."""
+        found = _registered(name).name
+        return found in self._given or found in self._session
+
+    def asked(self, name: str) -> bool:
+        """Whether the query itself sets the option."""
+        return _registered(name).name in self._given
+
+    def given_names(self) -> frozenset[str]:
+        """The names of all options that the user set."""
+        return frozenset(self._given)
+
+    def text(self, name: str) -> str | None:
+        """The option's text, or the session's default, or the registry's, or None."""
+        option = _registered(name)
+        return self._given.get(option.name, self._session.get(option.name, option.default))
+
+    def passed_on(self) -> dict[str, str]:
+        """The settings for the namespace's clients that options hand on, with keys in lower case as Spark leaves them:
+        `bkc.<key>` as they are, `distributedlog.<key>` without that prefix."""
+        merged = {**self._session, **self._given}
+        return {
+            name.removeprefix(SETTINGS_PREFIX): value for name, value in merged.items() if name.startswith(PASSED_ON)
+        }
+
+    def flag(self, name: str) -> bool:
+        """The value of a true/false option (all of them have a default)."""
+        return parse_flag(name, self.text(name) or "")
+
+    def integer(self, name: str) -> int | None:
+        """The value of an integer option, or None if it is not given and has no default."""
+        value = self.text(name)
+        if value is None:
+            return None
+        return parse_count(name, value) if _registered(name).kind is Kind.COUNT else parse_long(name, value)
+
+    def duration_ms(self, name: str) -> int | None:
+        """The value of a duration in milliseconds, or None."""
+        value = self.text(name)
+        return None if value is None else parse_duration(name, value)
+
+    def instant_ms(self, name: str) -> int | None:
+        """The value of a point in time as milliseconds since the epoch, or None."""
+        value = self.text(name)
+        return None if value is None else parse_instant(name, value)
+
+    def one_log(self) -> str | None:
+        """The log named by the option `log` or by load/save; OptionError if they name different ones."""
+        named = self.text("log")
+        if named is not None and self._path is not None and named != self._path:
+            raise OptionError(
+                f"Two logs are named: option log says {named!r}, the path says {self._path!r}",
+                advice="Give the name once",
+            )
+        return named if named is not None else self._path
+
+
+def options_table() -> str:
+    """The registry as a Markdown table, for the documentation."""
+    lines = ["| option | type | default | scope | meaning |", "|---|---|---|---|---|"]
+    for option in OPTIONS:
+        default = option.default_words or (f"`{option.default}`" if option.default is not None else "none")
+        meaning = option.meaning.replace("|", "\\|")
+        lines.append(
+            f"| `{option.name}` | {option.kind.value} | {default} | {_SCOPE_WORDS[option.scope]} | {meaning} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _scope_words(scope: Scope) -> str:
+    return _SCOPE_WORDS.get(scope, str(scope))
+
+
+def _registered(name: str) -> Option:
+    return _BY_NAME[name.lower()]
+
+
+def _session_defaults(session: Mapping[str, str], scope: Scope) -> dict[str, str]:
+    """The checked session defaults that concern a query of kind `scope`."""
+    found: dict[str, str] = {}
+    for name, value in session.items():
+        try:
+            if name.lower().startswith(PASSED_ON):
+                found[name.lower()] = parse_text(name, value)
+                continue
+            option = _known(name.lower())
+            if option.name in _OF_ONE_QUERY:
+                raise OptionError("It says what one query does, not what all do", advice="Make it the query's option")
+            PARSERS[option.kind](option.name, value)
+        except OptionError as error:
+            raise OptionError(f"Conf {CONF_PREFIX}{name}: {error.message}", advice=error.advice) from None
+        if option.scope & scope:
+            found[option.name] = value
+    return found
+
+
+def _known(name: str) -> Option:
+    option = _BY_NAME.get(name)
+    if option is not None:
+        return option
+    instead = elsewhere(name)
+    if instead is not None:
+        raise OptionError(f"Option {name!r} is another connector's", advice=instead)
+    near = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.6)
+    hint = f"Did you mean {_BY_NAME[near[0]].name}? " if near else ""
+    raise OptionError(
+        f"Unknown option {name!r}",
+        advice=f"{hint}Known options: {', '.join(option.name for option in OPTIONS)}",
+    )

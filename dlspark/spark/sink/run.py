@@ -1,0 +1,174 @@
+"""Running the sink from Spark's threads: `run_task` in a task, `commit_batch` and `abort_batch` on the driver.
+
+These are the only synchronous parts; they drive coroutines on the process's `Runtime` and share its open session.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from dlspark.core.runtime import Runtime
+from dlspark.spark.options.registry import Options
+from dlspark.spark.sink.commit import Outcome
+from dlspark.spark.sink.errors import ReplayDiffersError
+from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, StagedSegment, gather
+from dlspark.spark.sink.schema import SinkColumns
+from dlspark.spark.sink.session import SinkSession, open_session
+from dlspark.spark.sink.task import Cut, StageSettings, TaskWriter
+from dlspark.spark.worker_memory import begin_use
+from dlspark.testing import faults
+from metadata.errors import DistributedLogError, check
+from metadata.sinks import JOB_PREFIX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Set only in the worker that plans a write; the commit's worker makes a writer as well, and must not ask again whether
+# the batch could be written.
+_PLANNER_MODULE = "pyspark.sql.worker.write_into_data_source"
+
+_log = logging.getLogger(__name__)
+
+
+def on_planner() -> bool:
+    """Whether this process plans writes, so that an error ends the query before any task runs."""
+    return _PLANNER_MODULE in sys.modules
+
+
+def check_ready(options: Options, logs: tuple[str, ...]) -> None:
+    """Raise what would keep every task from writing: no ZooKeeper, too few storage nodes, a missing or sealed log."""
+    begin_use()
+    Runtime.shared().run(_check_ready(options, logs))
+
+
+async def _check_ready(options: Options, logs: tuple[str, ...]) -> None:
+    session = await open_session(options)
+    await session.check_ready(logs)
+
+
+def run_task(
+    options: Options,
+    columns: SinkColumns,
+    job: JobId,
+    partition: int,
+    stamp_ms: int,
+    batches: Iterator[pa.RecordBatch],
+) -> SinkMessage:
+    """Stage a task's rows; called in Spark's thread.
+
+    If the batch has been published before (a replay) nothing is written, and rows are only counted. The same holds if
+    that turns out only when something goes wrong: another driver may have published the batch and swept what this task
+    was writing.
+    """
+    begin_use()
+    runtime = Runtime.shared()
+    session = runtime.run(open_session(options))
+    if runtime.run(session.begin(job)):
+        return SinkMessage(job, covered=True, rows=sum(batch.num_rows for batch in batches))
+    task = runtime.run(_new_task(session, columns, job, partition, stamp_ms))
+    try:
+        segments = _stage(runtime, task, batches)
+    except DistributedLogError:
+        runtime.run(task.abandon())
+        if runtime.run(session.covered(job)):
+            return SinkMessage(job, covered=True)
+        raise
+    faults.reach("sink.staged")
+    return SinkMessage(job, segments=segments)
+
+
+async def _new_task(
+    session: SinkSession, columns: SinkColumns, job: JobId, partition: int, stamp_ms: int
+) -> TaskWriter:
+    settings = StageSettings(columns, session.compression, session.settings.max_segment_bytes, partition, stamp_ms)
+    return TaskWriter(settings, lambda: session.create_ledger(job), session.stamp)
+
+
+def _stage(runtime: Runtime, task: TaskWriter, batches: Iterator[pa.RecordBatch]) -> tuple[StagedSegment, ...]:
+    pipe = _Pipe(runtime, task)
+    for batch in batches:
+        rows = task.split(batch)
+        unmet = task.unmet(rows)
+        if unmet:
+            runtime.run(task.meet(unmet))
+        for cut in task.take(rows):
+            pipe.push(cut)
+    for cut in task.rest():
+        pipe.push(cut)
+    pipe.drain()
+    faults.reach("sink.writing")
+    return runtime.run(task.finish())
+
+
+class _Pipe:
+    """Sends cuts in order, one at a time on the event loop while the next one is being encoded."""
+
+    def __init__(self, runtime: Runtime, task: TaskWriter) -> None:
+        self._runtime = runtime
+        self._task = task
+        self._under_way: Future[None] | None = None
+
+    def push(self, cut: Cut) -> None:
+        self.drain()
+        self._under_way = self._runtime.submit(self._task.send(cut))
+
+    def drain(self) -> None:
+        """Wait for the cut under way. Raises what it failed with."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.result()
+
+
+def commit_batch(options: Options, messages: Sequence[SinkMessage], batch: int) -> None:
+    """Publish a batch from its tasks' messages; called in the driver's commit worker. Raises as `Publisher.publish`."""
+    begin_use()
+    publication = _one_publication(messages)
+    if publication is None:
+        return
+    check(publication.job.batch == batch, f"tasks wrote batch {publication.job.batch}, and {batch} is to be committed")
+    Runtime.shared().run(_commit(options, publication))
+
+
+async def _commit(options: Options, publication: Publication) -> Outcome:
+    session = await open_session(options)
+    try:
+        outcome = await session.publisher.publish(publication)
+    except ReplayDiffersError as error:
+        if options.flag("failOnDataLoss"):
+            raise
+        _log.warning("skipped, because failOnDataLoss is false: %s", error)
+        outcome = Outcome.COVERED
+    faults.reach("sink.published")
+    sink_id = publication.job.sink_id
+    # Before the sweep: it removes the sink of a finished job, which is the one that tells the server's time.
+    if session.abandoned_jobs_due(always=sink_id.startswith(JOB_PREFIX)):
+        await session.sweeper.abandoned_jobs(sink_id)
+    await session.sweeper.after_commit(sink_id, publication.job.batch)
+    return outcome
+
+
+def abort_jobs(options: Options, jobs: Iterable[JobId]) -> None:
+    """Sweep what aborted jobs have listed so far; tasks of theirs that still run add to it, for a later commit's sweep.
+
+    A commit whose answer was lost is followed by an abort as well: what it published has no listing any more, so the
+    sweep cannot touch it.
+    """
+    doomed = list(jobs)
+    if doomed:
+        Runtime.shared().run(_abort(options, doomed))
+
+
+async def _abort(options: Options, jobs: Sequence[JobId]) -> None:
+    session = await open_session(options)
+    for job in jobs:
+        await session.sweeper.own(job)
+
+
+def _one_publication(messages: Sequence[SinkMessage]) -> Publication | None:
+    publications = gather(messages)
+    check(len(publications) <= 1, f"tasks of {len(publications)} different jobs are to be committed as one batch")
+    return publications[0] if publications else None

@@ -1,0 +1,241 @@
+"""The columns a sink takes, and rows cut from Arrow batches by log.
+
+`value` (string or binary) is required; `transaction_id` (bigint) is optional; `log` (string) is needed unless an option
+or the path names one log, which then counts for every row, or rows are spread by hash (`sink_routing`), when columns
+may be there that are only hashed. Anything else is refused rather than dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import BinaryType, ByteType, DataType, IntegerType, LongType, ShortType, StringType, StructType
+
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
+from dlspark.spark.errors import SchemaError
+from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
+from dlspark.spark.sink.routing import HashRoute, Routing, route_of
+from metadata.logs import InvalidLogNameError, LogStore
+
+MAX_TXID = 2**63 - 1
+
+_TYPES: dict[str, tuple[type[DataType], ...]] = {
+    "value": (StringType, BinaryType),
+    "transaction_id": (LongType, IntegerType, ShortType, ByteType),
+    "log": (StringType,),
+}
+_TYPE_WORDS = {"value": "string or binary", "transaction_id": "bigint", "log": "string"}
+_CASTS = {
+    "value": "to_json(struct(*)) or cast(value as string)",
+    "transaction_id": "cast(transaction_id as bigint), or unix_millis(time) of a timestamp",
+    "log": "cast(log as string)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SinkColumns:
+    """Where the columns are; `log` is None if every row goes to `one_log`, or by `route`."""
+
+    value: int
+    transaction_id: int | None
+    log: int | None
+    one_log: str | None
+    route: HashRoute | None = None
+
+    @property
+    def known_logs(self) -> tuple[str, ...]:
+        """The logs that rows may go to, as far as they can be known before any row was seen."""
+        if self.route is not None:
+            return self.route.logs
+        return () if self.one_log is None else (self.one_log,)
+
+
+def columns_of(schema: StructType, one_log: str | None, routing: Routing | None = None) -> SinkColumns:
+    """Check a data frame's columns. `one_log` does not count where there is `routing`.
+
+    Raises SchemaError or InvalidLogNameError; nothing has run then.
+    """
+    places = _places(schema, routing.keys if routing is not None else ())
+    if routing is not None:
+        route = route_of(routing, schema.fields, places["value"])
+        return SinkColumns(places["value"], places.get("transaction_id"), None, None, route)
+    if one_log is not None:
+        one_log = LogStore.validate_name(one_log)
+    elif "log" not in places:
+        raise SchemaError(
+            "No log to write to: there is neither an option or path that names one, nor a column log",
+            advice='Give option("log", "name"), or save("name"), or add a string column log',
+        )
+    return SinkColumns(
+        places["value"], places.get("transaction_id"), places["log"] if one_log is None else None, one_log
+    )
+
+
+def _places(schema: StructType, keys: tuple[str, ...]) -> dict[str, int]:
+    """The columns by name in lower case, with the right types; those in `keys` may be there beside ours."""
+    places: dict[str, int] = {}
+    for place, field in enumerate(schema.fields):
+        name = field.name.lower()
+        if name in keys and name not in _TYPES and name not in places:
+            places[name] = place
+            continue
+        if name not in _TYPES or name in places:
+            what = "twice" if name in places else f"that is called {field.name!r}"
+            raise SchemaError(
+                f"The sink was given a column {what}: it takes value, transaction_id and log ({schema.simpleString()})",
+                advice='Choose columns, for example df.select("transaction_id", "value"), '
+                'or pack them: to_json(struct("*")) as value; partitionBy names columns that are only hashed',
+            )
+        if not isinstance(field.dataType, _TYPES[name]):
+            raise SchemaError(
+                f"Column {name} must be {_TYPE_WORDS[name]}, not {field.dataType.simpleString()}",
+                advice=f"Convert it: {_CASTS[name]}",
+            )
+        places[name] = place
+    if "value" not in places:
+        raise SchemaError(
+            f"The sink needs a column value, string or binary ({schema.simpleString()})",
+            advice='Make one, for example to_json(struct("*")) as value',
+        )
+    return places
+
+
+@dataclass(frozen=True, slots=True)
+class LogRows:
+    """Rows of one log in their order. `txids` is None where the batch carries its own timestamp."""
+
+    log: str
+    txids: npt.NDArray[np.int64] | None
+    values: pa.Array
+
+
+def rows_by_log(batch: pa.RecordBatch, columns: SinkColumns, task: str) -> list[LogRows]:
+    """Cut `batch` by log, keeping the order of rows within each; `task` is for messages.
+
+    Raises BatchRefusedError for nulls and bad names: the whole batch fails with nothing visible.
+    """
+    if batch.num_rows == 0:
+        return []
+    values = _payloads(batch.column(columns.value), task)
+    txids = _transaction_ids(batch.column(columns.transaction_id), task) if columns.transaction_id is not None else None
+    if columns.route is not None:
+        return _split(list(columns.route.logs), columns.route.numbers(batch), txids, values, task)
+    if columns.log is None:
+        check_order(txids, str(columns.one_log), task)
+        return [LogRows(str(columns.one_log), txids, values)]
+    names = batch.column(columns.log)
+    _refuse_nulls(names, "log", task, "fill it: coalesce(log, 'name')")
+    coded = names.dictionary_encode()
+    logs: list[str] = coded.dictionary.to_pylist()
+    for log in logs:
+        _check_name(log, task)
+    if len(logs) == 1:
+        check_order(txids, logs[0], task)
+        return [LogRows(logs[0], txids, values)]
+    return _split(logs, coded.indices.to_numpy(zero_copy_only=False), txids, values, task)
+
+
+def _split(
+    logs: list[str],
+    codes: npt.NDArray[np.int64],
+    txids: npt.NDArray[np.int64] | None,
+    values: pa.Array,
+    task: str,
+) -> list[LogRows]:
+    order = np.argsort(codes, kind="stable")
+    values = values.take(pa.array(order))
+    sorted_txids = None if txids is None else txids[order]
+    ends = np.cumsum(np.bincount(codes, minlength=len(logs)))
+    rows: list[LogRows] = []
+    begin = 0
+    for log, end in zip(logs, ends.tolist(), strict=True):
+        if begin == end:
+            continue
+        part = None if sorted_txids is None else sorted_txids[begin:end]
+        check_order(part, log, task)
+        rows.append(LogRows(log, part, values.slice(begin, end - begin)))
+        begin = end
+    return rows
+
+
+def check_order(txids: npt.NDArray[np.int64] | None, log: str, task: str, last: int = -1) -> None:
+    """Raise TransactionOrderError if ids decrease, also from `last`, the highest that the task wrote before."""
+    if txids is None or len(txids) == 0:
+        return
+    steps = np.flatnonzero(txids[1:] < txids[:-1])
+    if len(steps):
+        raise _decreasing(log, task, int(txids[steps[0]]), int(txids[steps[0] + 1]))
+    if txids[0] < last:
+        raise _decreasing(log, task, last, int(txids[0]))
+
+
+def _decreasing(log: str, task: str, before: int, after: int) -> TransactionOrderError:
+    return TransactionOrderError(
+        f"Transaction ids decrease in {task}: {after} follows {before}; nothing of the batch is visible",
+        log=log,
+        advice='Write df.repartitionByRange("transaction_id").sortWithinPartitions("transaction_id")',
+    )
+
+
+def _payloads(column: pa.Array, task: str) -> pa.Array:
+    _refuse_nulls(column, "value", task, "drop such rows: df.where('value is not null')")
+    if not (
+        pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) or pa.types.is_string(column.type)
+    ):
+        column = column.cast(pa.large_binary())  # large strings, views: the bytes are not touched
+    _refuse_long(column, task)
+    return column
+
+
+def _refuse_long(values: pa.Array, task: str) -> None:
+    """Raise BatchRefusedError for a value that fits in no record, before anything of these rows is sent."""
+    if values.nbytes <= MAX_PAYLOAD_BYTES:
+        return
+    lengths = pc.binary_length(values)
+    longest = pc.max(lengths).as_py()
+    if longest > MAX_PAYLOAD_BYTES:
+        raise BatchRefusedError(
+            f"Column value has {longest} bytes in row {pc.index(lengths, longest).as_py()} in {task}, and a record "
+            f"holds {MAX_PAYLOAD_BYTES} at most; nothing of the batch is visible",
+            advice="Cut or compress such values, or keep them in files and write their names",
+        )
+
+
+def _transaction_ids(column: pa.Array, task: str) -> npt.NDArray[np.int64]:
+    _refuse_nulls(column, "transaction_id", task, "fill it, or leave the column out: the batch then carries one time")
+    txids: npt.NDArray[np.int64] = column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    outside = np.flatnonzero((txids < 0) | (txids == MAX_TXID))
+    if len(outside):
+        raise TransactionOrderError(
+            f"Transaction id {int(txids[outside[0]])} in {task}: ids lie from 0 to 2^63 - 2; "
+            "nothing of the batch is visible",
+            advice="Write ids in that range, for example milliseconds since the epoch",
+        )
+    return txids
+
+
+def _refuse_nulls(column: pa.Array, name: str, task: str, mend: str) -> None:
+    if column.null_count:
+        row = pc.index(pc.is_null(column), True).as_py()
+        raise BatchRefusedError(
+            f"Column {name} is null in {column.null_count} of {len(column)} rows in {task}, first in row {row}; "
+            "nothing of the batch is visible",
+            advice=f"Correct the column: {mend}",
+        )
+
+
+def _check_name(log: str, task: str) -> None:
+    try:
+        # Two spellings of one name would be two logs to the batch and one to the namespace.
+        why = None if LogStore.validate_name(log) == log else "a name has no leading slash"
+    except InvalidLogNameError as error:
+        why = error.message
+    if why is not None:
+        raise BatchRefusedError(
+            f"Column log in {task} holds {log!r}, which cannot name a log: {why}; nothing of the batch is visible",
+            advice="Correct the column's values",
+        )

@@ -1,0 +1,215 @@
+"""The open namespace that the sink of this process writes to, and what is done with its ledgers.
+
+One session a process and target: Spark reuses its Python workers, and opening costs more than a small batch. A worker
+that was forked, or whose session was closed, opens another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+
+from dlspark.core.codec.entries import Compression
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.runtime import Runtime
+from dlspark.core.settings import Settings
+from dlspark.core.writing.recovery import recover_segments
+from dlspark.core.writing.transitions import SegmentTransitions
+from dlspark.spark.options.client_settings import namespace_settings
+from dlspark.spark.options.registry import Options
+from dlspark.spark.sink.checks import sealed, swept
+from dlspark.spark.sink.commit import TAILS_AT_ONCE, Publisher
+from dlspark.spark.sink.logs import LogRules, NamespaceLogs, missing
+from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink.rewrite import rewrite
+from dlspark.spark.sink.schema import MAX_TXID
+from dlspark.spark.sink.sweep import Sweeper
+from metadata.bookies import BookieAddress
+from metadata.logs import LogNotFoundError
+from metadata.permissions import Action
+from metadata.sinks import SinkStore
+from metadata.store import SessionState
+from storage_node.autorecovery.pacing import for_each
+from storage_node.client import LedgerWriter
+from storage_node.errors import NotEnoughBookiesError
+
+ABANDONED_JOBS_EVERY_S = 3600.0
+READY_FOR_S = 60.0
+"""A running query asks once whether it can write, and again only after a pause of this long."""
+
+_SETTINGS_OF_OPTIONS = {
+    "compressionType": "compressionType",
+    "ensembleSize": "bkcEnsembleSize",
+    "writeQuorumSize": "bkcWriteQuorumSize",
+    "ackQuorumSize": "bkcAckQuorumSize",
+    "createStreamIfNotExists": "createStreamIfNotExists",
+}
+_COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
+
+
+class SinkSession:
+    """An open namespace with what the sink does there. All coroutines run on the process's `Runtime`."""
+
+    def __init__(self, namespace: AsyncNamespace, settings: Settings) -> None:
+        self.namespace = namespace
+        self.settings = settings
+        self.compression = _COMPRESSIONS[settings.compression]
+        self.sinks = SinkStore(namespace.store, namespace.uri.path)
+        self._services = namespace.services
+        self._one_zookeeper = self._services.ledger_store.store is namespace.store
+        self._create_missing = settings.create_log_if_missing and self._services.create_missing
+        self._services.ledgers.bookies.keep_lists()  # each ledger's ensemble is chosen from them
+        rules = LogRules(
+            owner=f"dlspark-sink:{socket.gethostname()}:{os.getpid()}",
+            lock_timeout_ms=settings.lock_timeout_s * 1000,
+            create_missing=self._create_missing,
+            first_lssn=self._services.binding.first_lssn or settings.first_lssn,
+        )
+        self.logs = NamespaceLogs(
+            namespace.store,
+            self._services.logs,
+            rules,
+            recover=self._recover,
+            rewrite=self._rewrite,
+            permit=lambda log: self._services.permit(log, Action.ACQUIRE, Action.WRITE),
+        )
+        self.publisher = Publisher(namespace.store, self.sinks, self.logs, clock=self._services.clock)
+        self.sweeper = Sweeper(self.sinks, self._services.ledgers.delete)
+        self._ahead: asyncio.Future[tuple[BaseException | None, list[BookieAddress] | BaseException]] | None = None
+        self._abandoned_due_at = 0.0
+        self._ready_until: dict[tuple[str, ...], float] = {}
+
+    async def check_ready(self, logs: tuple[str, ...]) -> None:
+        """Raise what would keep every task from writing: too few storage nodes, a log that is missing or sealed.
+
+        A query that has just been found ready is not asked again: a storage node that fails while it runs is the
+        ledger client's affair.
+        """
+        now = asyncio.get_running_loop().time()
+        fresh = self._ready_until.get(logs, 0.0) > now
+        if not fresh:
+            await self._check_storage()
+            await for_each(logs, TAILS_AT_ONCE, self._check_log)
+        self._ready_until[logs] = now + READY_FOR_S
+
+    async def _check_storage(self) -> None:
+        ensemble_size, _, _ = self.settings.quorums
+        writable = len(await self._services.ledgers.bookies.writable())
+        if writable < ensemble_size:
+            raise NotEnoughBookiesError(
+                f"{writable} storage nodes are writable, and a segment needs {ensemble_size}; no task was started",
+                advice="Start storage nodes, or lower ensembleSize (with writeQuorumSize and ackQuorumSize)",
+            )
+
+    async def _check_log(self, log: str) -> None:
+        highest = await self._highest_txid(log)
+        if highest is None and not self._create_missing:
+            raise missing(log)
+        if highest == MAX_TXID:
+            raise sealed(log)
+
+    async def _highest_txid(self, log: str) -> int | None:
+        """The log's highest transaction id as far as it is completed; None if there is no such log."""
+        try:
+            state = await self._services.logs.open(log)
+        except LogNotFoundError:
+            return None
+        return state.max_txid.value
+
+    async def covered(self, job: JobId) -> bool:
+        """Whether the job's batch has been published. The sink is created if this is its first task."""
+        mark = await self.sinks.ensure(job.sink_id)
+        return mark.value.covers(job.batch)
+
+    async def begin(self, job: JobId) -> bool:
+        """`covered`; what the task's first ledger needs is fetched meanwhile, and while Spark gets its first rows."""
+        # What fails is asked for again when it is needed, and fails there.
+        self._ahead = asyncio.gather(
+            self._services.ledger_store.reserve_id(), self._services.ledgers.bookies.writable(), return_exceptions=True
+        )
+        return await self.covered(job)
+
+    async def stamp(self, log: str, stamp_ms: int) -> int:
+        """The timestamp that this job's rows carry in `log`: chosen when the job began, not below the log's highest.
+
+        Should the log move on before the batch is published, the commit mends it (`Publisher`).
+        """
+        highest = await self._services.logs.highest_txid(log)
+        if highest == MAX_TXID:
+            raise sealed(log)
+        return stamp_ms if highest is None else max(stamp_ms, highest)
+
+    async def create_ledger(self, job: JobId) -> LedgerWriter:
+        """A new ledger of `job`, listed under its sink in the transaction that makes it.
+
+        Where ledgers have a ZooKeeper of their own it is listed first, and BatchSweptError is raised if the listing was
+        swept meanwhile: the sweep found no ledger, and this one must not outlive it.
+        """
+        ensemble_size, write_quorum, ack_quorum = self.settings.quorums
+
+        async def list_first(ledger_id: int) -> None:
+            if self._one_zookeeper:
+                listing = self.sinks.listing_op(job.sink_id, job.staged(ledger_id))
+                self._services.ledger_store.join_creation(ledger_id, [listing])
+            else:
+                await self.sinks.list_ledger(job.sink_id, job.staged(ledger_id))
+
+        ledger = await self._services.ledgers.create(
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            password=self.settings.password,
+            before_create=list_first,
+        )
+        # A listing that was made with the ledger cannot have been swept before the ledger existed.
+        if not self._one_zookeeper and not await self.sinks.stands(job.sink_id, job.staged(ledger.ledger_id)):
+            await ledger.abandon()
+            await self._services.ledgers.delete(ledger.ledger_id)
+            raise swept(job)
+        return ledger
+
+    def abandoned_jobs_due(self, *, always: bool) -> bool:
+        """Whether this commit should look for abandoned jobs: batch writes always do, a query now and then."""
+        now = asyncio.get_running_loop().time()
+        if not always and now < self._abandoned_due_at:
+            return False
+        self._abandoned_due_at = now + ABANDONED_JOBS_EVERY_S
+        return True
+
+    async def _recover(self, log: str) -> None:
+        state = await self._services.logs.open(log)
+        transitions = SegmentTransitions(self._services, log, self.settings, state)
+        await transitions.load()
+        await recover_segments(self._services, transitions, self.settings)
+
+    async def _rewrite(
+        self, publication: Publication, segments: Sequence[StagedSegment], txid: int | None
+    ) -> StagedSegment:
+        return await rewrite(
+            self._services.ledgers,
+            await self.create_ledger(publication.job),
+            segments,
+            txid,
+            password=self.settings.password,
+            compression=self.compression,
+        )
+
+
+_sessions: dict[tuple[object, ...], SinkSession] = {}
+
+
+async def open_session(options: Options) -> SinkSession:
+    """This process's session for the target of `options`. Raises what opening the namespace raises."""
+    values = {key: options.text(name) or "" for name, key in _SETTINGS_OF_OPTIONS.items() if options.given(name)}
+    settings = Settings.from_environment().with_values({**namespace_settings(options.passed_on()), **values})
+    # The runtime is part of the key: after a fork, or once it was closed, sessions of the old one are of no use.
+    key = (os.getpid(), id(Runtime.shared()), options.uri, settings)
+    session = _sessions.get(key)
+    if session is not None and session.namespace.store.state is not SessionState.CLOSED:
+        return session
+    namespace = await AsyncNamespace.open(options.uri, settings)
+    session = _sessions[key] = SinkSession(namespace, settings)
+    Runtime.shared().on_close(namespace.close)
+    return session

@@ -1,0 +1,161 @@
+"""Writing with Spark, exactly once: what Spark calls, on the planner, in the tasks and at the commit.
+
+| where | what happens |
+|---|---|
+| planner, once a job | options and columns are checked; attempt id and timestamp are chosen and travel to the tasks |
+| each task | rows are staged in ledgers that no log refers to (`sink_task`), a small message goes back |
+| driver's commit | one conditional metadata write publishes all or nothing (`sink_commit`), then left-overs are swept |
+| driver's abort | what the job has listed is swept; what a publication took in time stays published |
+
+Spark makes a new writer for each micro-batch on the planner and another, with no state of the first, for the commit:
+what the commit needs travels in the messages. A batch write's own object travels to tasks and commit alike.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+
+from dlspark.spark.errors import OptionError
+from dlspark.spark.options.registry import Options
+from dlspark.spark.sink.messages import JobId, SinkMessage
+from dlspark.spark.sink.routing import routing_of
+from dlspark.spark.sink.schema import SinkColumns, columns_of
+from metadata.errors import InvariantViolation, check
+from metadata.sinks import application_sink, job_sink, query_sink
+from storage_node.edge import SystemClock
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import TaskContext
+    from pyspark.sql.types import StructType
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+
+def batch_writer(options: Options, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    """The writer of `df.write`. Raises OptionError, SchemaError, or what keeps the namespace from being written."""
+    if overwrite:
+        raise OptionError(
+            'mode("overwrite") cannot be done: a log only grows',
+            advice='Use mode("append"), or write to another log',
+        )
+    attempt = uuid.uuid4().hex
+    application, version = options.text("txnAppId"), options.integer("txnVersion")
+    if (application is None) != (version is None):
+        raise OptionError(
+            "txnAppId and txnVersion belong together: who writes, and the number of this write",
+            advice="Give both, with a number that rises from write to write and stays the same when one is repeated",
+        )
+    if application is None or version is None:
+        return BatchWriter(options, schema, job_sink(attempt), 0, attempt)
+    return BatchWriter(options, schema, application_sink(application), version, attempt)
+
+
+def stream_writer(options: Options, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    """The writer of one micro-batch of `df.writeStream`. Raises as `batch_writer`."""
+    if overwrite:
+        raise OptionError(
+            'outputMode("complete") cannot be done: a log only grows',
+            advice='Use outputMode("append"), for example with a watermark, or foreachBatch',
+        )
+    return StreamWriter(options, schema, uuid.uuid4().hex)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One batch write. Picklable: the tasks and the commit get copies."""
+
+    def __init__(self, options: Options, schema: StructType, sink_id: str, batch: int, attempt: str) -> None:
+        self._options = options
+        self._columns = columns_of(schema, options.one_log(), routing_of(options))
+        self._job = JobId(sink_id, batch, attempt)
+        self._stamp_ms = SystemClock().now_ms()
+        _check_ready(options, self._columns)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        from dlspark.spark.sink.run import run_task
+
+        partition = _task_context().partitionId()
+        return run_task(self._options, self._columns, self._job, partition, self._stamp_ms, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        from dlspark.spark.sink.run import commit_batch
+
+        commit_batch(self._options, _sink_messages(messages), self._job.batch)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        from dlspark.spark.sink.run import abort_jobs
+
+        abort_jobs(self._options, {self._job, *(message.job for message in _sink_messages(messages))})
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """One micro-batch; the sink is the query, whose id only the tasks can see."""
+
+    def __init__(self, options: Options, schema: StructType, attempt: str) -> None:
+        self._options = options
+        self._columns = columns_of(schema, options.one_log(), routing_of(options))
+        self._attempt = attempt
+        self._stamp_ms = SystemClock().now_ms()
+        _check_ready(options, self._columns)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        from dlspark.spark.sink.run import run_task
+
+        context = _task_context()
+        query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        if query is None or batch is None:
+            raise InvariantViolation(
+                f"Spark did not tell the task its query and batch ({_QUERY_ID}={query}, {_BATCH_ID}={batch})",
+                advice="Without them a replay could not be recognised; use a Spark version from 4.2 on",
+            )
+        job = JobId(query_sink(query), int(batch), self._attempt)
+        return run_task(self._options, self._columns, job, context.partitionId(), self._stamp_ms, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        from dlspark.spark.sink.run import commit_batch
+
+        commit_batch(self._options, _sink_messages(messages), batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        # Without a message nobody knows the query here: its left-overs wait for the next commit.
+        from dlspark.spark.sink.run import abort_jobs
+
+        abort_jobs(self._options, {message.job for message in _sink_messages(messages)})
+
+
+def _check_ready(options: Options, columns: SinkColumns) -> None:
+    """On the planner: raise what would keep every task from writing. The commit has no use for it."""
+    from dlspark.spark.sink.run import check_ready, on_planner
+
+    if on_planner():
+        check_ready(options, columns.known_logs)
+
+
+def _task_context() -> TaskContext:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        raise InvariantViolation("a sink's write ran outside a Spark task")
+    return context
+
+
+def _sink_messages(messages: Sequence[WriterCommitMessage | None]) -> list[SinkMessage]:
+    """The messages of tasks that succeeded."""
+    found: list[SinkMessage] = []
+    for message in messages:
+        check(message is None or isinstance(message, SinkMessage), f"a foreign commit message: {message!r}")
+        if isinstance(message, SinkMessage):
+            found.append(message)
+    return found

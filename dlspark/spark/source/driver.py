@@ -1,0 +1,410 @@
+"""The driver's side of a source: which logs there are, from where to where to read, and the finished plan for tasks.
+
+One `SourceDriver` holds one ZooKeeper session and a view of each log. It answers from what the logs are now; what Spark
+has to remember between batches is only the offsets, so a plan can be made again from them alone, after any restart.
+
+Positions of the query that are not there any more are data loss (I8): with `failOnDataLoss` the query stops before a
+task runs; without it, it goes on at the first record still there, and says so in a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
+from dlspark.core.metrics.logs import about
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
+from dlspark.spark.opening import Connect, open_namespace
+from dlspark.spark.options.client_settings import namespace_settings
+from dlspark.spark.source.arrivals import Arrivals, logs_in
+from dlspark.spark.source.batch_ends import BatchEnds, gathered
+from dlspark.spark.source.cursors import Cursors
+from dlspark.spark.source.filters import Bounds
+from dlspark.spark.source.lag import NO_LAG, Lag, extent
+from dlspark.spark.source.limits import Limits
+from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.losses import Losses
+from dlspark.spark.source.offsets import Bound, Mark, Offsets, Place
+from dlspark.spark.source.planning import Partition, Span, clip, cut, partitions
+from dlspark.spark.source.selection import AtTxid, Everywhere, PerLog, SourceQuery, Where
+from dlspark.spark.source.serving import check_served
+from metadata.errors import DistributedLogError, NoNodeError
+from metadata.logs import LogNotFoundError
+from metadata.tasks import end_tasks
+from storage_node.client import ClientSettings
+
+LAG_S = 2.0
+"""How long it may take to find how far a query is behind in one log; the batch waits for it."""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+BUSY_PAUSE_S = 0.05
+"""While a batch is too small, how long at least until it is counted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """How many rows of each log will do: the first ones by position, or the `last` ones.
+
+    `timed`: they are wanted by `timestamp`, in whose order rows without one stand elsewhere than by position.
+    """
+
+    records: int
+    last: bool = False
+    timed: bool = False
+
+
+class SourceDriver:
+    """Opened once for a query (or a plan), asked many times, closed; one call at a time."""
+
+    def __init__(
+        self,
+        query: SourceQuery,
+        connect: Connect | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`connect` opens the namespace, by default with the settings that the query's options hand on."""
+        self.query = query
+        self._connect = connect or partial(
+            AsyncNamespace.open, settings=namespace_settings(dict(query.client_settings)) or None
+        )
+        self._namespace: AsyncNamespace | None = None
+        self._views: dict[str, LogView] = {}
+        self._losses = Losses(query.fail_on_data_loss)
+        self._ends = BatchEnds(self._losses, now_s)
+        self._cursors: Cursors | None = None
+        self._arrivals: Arrivals | None = None
+        self.newest: Offsets | None = None
+        """What `latest` last found."""
+
+    async def open(self) -> None:
+        """Connect. Raises MetadataUnavailableError, or CallerError for a namespace that does not exist."""
+        self._namespace = await open_namespace(self.query.uri, self._connect)
+        self._namespace.ledgers.bookies.keep_lists()  # each plan asks for them
+
+    async def close(self) -> None:
+        views, self._views = self._views, {}
+        for view in views.values():
+            await view.close()
+        arrivals, self._arrivals = self._arrivals, None
+        if arrivals is not None:
+            await arrivals.close()
+        if self._namespace is not None:
+            await self._namespace.close()
+            self._namespace = None
+
+    @property
+    def client_settings(self) -> ClientSettings:
+        """The ledger client's settings (`bkc.`), for the tasks."""
+        return self._opened().ledgers.settings
+
+    # ------------------------------------------------------------------ logs
+
+    async def views(self) -> dict[str, LogView]:
+        """The selected logs that exist now."""
+        namespace = self._opened()
+        selection = self.query.selection
+        if selection.pattern is None:
+            names = list(selection.names)
+        else:
+            names = selection.of(await logs_in(namespace, selection.folder))
+        for gone in [name for name in self._views if name not in names]:
+            await self._views.pop(gone).close()
+        new = [name for name in names if name not in self._views]
+        for name, view in zip(
+            new, await asyncio.gather(*(_existing(LogView.open(namespace, n)) for n in new)), strict=True
+        ):
+            if view is not None:
+                self._views[name] = view
+        return dict(sorted(self._views.items()))
+
+    async def required_views(self) -> dict[str, LogView]:
+        """The selected logs; an error if one that is named is missing."""
+        found = await self.views()
+        missing = [name for name in self.query.selection.names if name not in found]
+        if missing:
+            raise LogNotFoundError(
+                f"No such log: {', '.join(missing)}; nothing was read",
+                advice=f"Create it (`dlspark log create {missing[0]}`), correct the name, or read by subscribePattern",
+                log=missing[0],
+            )
+        return found
+
+    def _opened(self) -> AsyncNamespace:
+        if self._namespace is None:
+            raise OptionError("The source is closed", advice="Start the query again")
+        return self._namespace
+
+    # ------------------------------------------------------------------ options to offsets
+
+    async def resolve(self, where: Where, *, ending: bool = False) -> Offsets:
+        """The position in each log that options ask for."""
+        found = await self.required_views()
+        if isinstance(where, PerLog):
+            foreign = [name for name in where.places if name not in found]
+            if foreign:
+                raise OffsetError(
+                    f"Option {where.option} has a position for {', '.join(foreign)}, which the query does not read",
+                    advice="Remove it, or widen the pattern",
+                )
+        places = await gathered({name: self._resolve_one(view, where, ending) for name, view in found.items()})
+        marks = {name: found[name].mark(position) for name, position in places.items()}
+        return Offsets(places, _known(marks))
+
+    async def _resolve_one(self, view: LogView, where: Where, ending: bool) -> DLSN:
+        place: Place | AtTxid
+        if isinstance(where, PerLog):
+            place = where.places.get(view.name, Bound.EARLIEST)
+        else:
+            place = where.bound if isinstance(where, Everywhere) else where
+        if isinstance(place, AtTxid):
+            return await self._at_txid(view, place, ending)
+        if isinstance(place, Bound):
+            return view.earliest() if place is Bound.EARLIEST else await view.latest()
+        option = where.option if isinstance(where, PerLog) else ""
+        if isinstance(where, PerLog) and view.differs(where.marks.get(view.name)):
+            raise OffsetError(
+                f"Option {option} names a position of a log that was deleted; this one was created later",
+                advice="Give a position in the log as it is now, earliest or latest",
+                log=view.name,
+                dlsn=place,
+            )
+        if await view.beyond_end(place):
+            raise OffsetError(
+                f"Option {option} names a position behind the log's end ({await view.latest()})",
+                advice="Correct it, or use latest",
+                log=view.name,
+                dlsn=place,
+            )
+        return place
+
+    async def _at_txid(self, view: LogView, place: AtTxid, ending: bool) -> DLSN:
+        found = await view.at_txid(place.txid)
+        if found is None and self.query.late_start_fails and not ending:
+            raise OffsetError(
+                f"Option {place.option}: the log has no record at or after {place.txid} yet; nothing was read",
+                advice="Give an earlier one, or wait for new records with startingOffsetsByTimestampStrategy=latest",
+                log=view.name,
+            )
+        return found if found is not None else await view.latest()
+
+    async def latest(self) -> Offsets:
+        """The end of each selected log that has any record, now."""
+        found = await self._answers({name: view.latest for name, view in (await self.views()).items()})
+        marks = {name: self._views[name].mark(position) for name, position in found.items()}
+        self.newest = Offsets(found, _known(marks))
+        return self.newest
+
+    async def lags(self, reached: Offsets) -> dict[str, Lag | None]:
+        """How far `reached` is behind what `latest` last found: logs that are not behind are left out, None is a log
+        whose lag could not be found within `LAG_S`. Raises nothing that a query could fail of."""
+        newest = self.newest or Offsets({})
+        begins = {
+            log: max(reached.get(log, DLSN.INITIAL), self._views[log].earliest())
+            for log in newest
+            if log in self._views
+        }
+        asked = {log: begin for log, begin in begins.items() if begin < newest[log]}
+        found = await asyncio.gather(*(self._lag(log, begin, newest[log]) for log, begin in asked.items()))
+        return {log: lag for log, lag in zip(asked, found, strict=True) if lag != NO_LAG}
+
+    async def _lag(self, log: str, begin: DLSN, end: DLSN) -> Lag | None:
+        try:
+            return (await asyncio.wait_for(extent(self._views[log], begin, end), LAG_S)).lag
+        except (DistributedLogError, asyncio.TimeoutError) as error:
+            _log.warning("log %s: how far the query is behind cannot be told: %s", log, error, extra=about(log=log))
+            return None
+
+    # ------------------------------------------------------------------ how far a batch goes
+
+    async def end_of_batch(self, start: Offsets, limits: Limits, target: Offsets | None) -> Offsets:
+        """How far a batch from `start` goes, within `limits` and up to `target` if there is one; `start` itself if
+        there is nothing to read yet.
+
+        A log that is gone or not selected any more keeps its position, so that nothing is lost if it comes back.
+        """
+        latest = await self.latest()
+        for log in start:
+            if log not in latest and self.query.selection.selects(log):
+                self._losses.deleted(log, start[log], "it is left out until it exists again")
+        ends = latest if target is None else await self._ends.frozen(self._views, target)
+        return await self._ends.end(self._views, start, ends, limits, wait=target is None)
+
+    async def wait_for_batch(self, start: Offsets, limits: Limits, timeout_s: float) -> Offsets:
+        """The end of the next batch as soon as there is one; `start` if there is none within about `timeout_s`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (left := deadline - loop.time()) > 0:
+            due = self._ends.due_in_s
+            await self.wait_for_news(left if due is None else min(left, due))
+            end = await self.end_of_batch(start, limits, None)
+            if start.moved(end):
+                return end
+            if self._ends.due_in_s is not None:
+                await asyncio.sleep(min(BUSY_PAUSE_S, self._ends.due_in_s))
+        return start
+
+    async def begin_cursor(self, position: Offsets) -> None:
+        """Publish where the query begins, unless its cursor is there already."""
+        if self.query.cursor is not None:
+            await self._cursor(self.query.cursor).begin(position)
+
+    async def move_cursor(self, position: Offsets) -> None:
+        """Publish how far the query has come, if it has a cursor."""
+        if self.query.cursor is not None:
+            await self._cursor(self.query.cursor).move(position)
+
+    def _cursor(self, name: str) -> Cursors:
+        if self._cursors is None:
+            self._cursors = Cursors(self._opened().logs_store, name)
+        return self._cursors
+
+    # ------------------------------------------------------------------ the plan
+
+    async def plan(
+        self, start: Offsets, end: Offsets, bounds: Bounds | None = None, take: Take | None = None
+    ) -> list[Partition]:
+        """The partitions from `start` to before `end`, from these alone: nothing that was asked before matters."""
+        wanted = start.moved(end)
+        found = await self.views() if wanted else {}
+        for log in wanted:
+            if log not in found:
+                self._losses.deleted(log, start.get(log, DLSN.INITIAL), "it is left out")
+        planned = await gathered(
+            {log: self._spans(found[log], start, end, bounds, take) for log in wanted if log in found}
+        )
+        spans = [span for part in planned.values() for span in part]
+        await check_served(self._opened(), spans)
+        return partitions(
+            spans,
+            min_partitions=self.query.min_partitions,
+            max_bytes=self.query.max_bytes_per_partition,
+            max_records=self.query.max_records_per_partition,
+        )
+
+    async def _spans(
+        self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
+    ) -> list[Span]:
+        try:
+            return await self._spans_now(view, start, end, bounds, take)
+        except NoNodeError:
+            # A segment was deleted after it was listed: what is lost by that shows in the list as it is now.
+            view.look_again()
+            await view.latest()
+            return await self._spans_now(view, start, end, bounds, take)
+
+    async def _spans_now(
+        self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
+    ) -> list[Span]:
+        begin, until = await self.range(view, start, end, bounds)
+        if begin < until and take is not None and not (bounds is not None and bounds.scattered):
+            begin, until = await _taken(view, begin, until, take)
+        spans = await view.spans(begin, until) if begin < until else []
+        if bounds is not None and bounds.scattered:
+            spans = [kept for span in spans if (kept := clip(span, bounds.min_entry, bounds.end_entry)) is not None]
+        most = self.query.max_records_per_partition
+        return spans if most is None else [piece for span in spans for piece in await _pieces(view, span, most)]
+
+    async def range(self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None) -> tuple[DLSN, DLSN]:
+        """From where to where reading one log really goes; empty where the first is not below the second.
+
+        Of `bounds` that are `scattered`, what they leave of each segment is not looked at.
+        """
+        begin = await self._losses.begin(view, start.get(view.name), start.marks.get(view.name))
+        until, mark = end[view.name], end.marks.get(view.name)
+        if mark is not None and view.differs(mark):
+            self._losses.recreated(view.name, until, mark, "nothing of it is read")
+            return begin, begin
+        if await view.beyond_end(until):
+            what = f"the log ends at {await view.latest()}"
+            self._losses.lost(UnreachableEndDataLossError, view.name, until, what, "only what is there is read")
+            until = await view.latest()
+        return (begin, until) if bounds is None else await _narrowed(view, begin, until, bounds)
+
+    async def wait_for_news(self, timeout_s: float) -> None:
+        """Return when a log may have something new, or a log has come under a pattern, or after `timeout_s`."""
+        waits = [asyncio.ensure_future(view.wait_for_news()) for view in self._views.values()]
+        if self.query.selection.pattern is not None:
+            self._arrivals = self._arrivals or Arrivals(self._opened(), self.query.selection.folder)
+            waits.append(asyncio.ensure_future(self._arrivals.wait()))
+        try:
+            if waits:
+                await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(timeout_s)
+        finally:
+            await end_tasks(waits, drop_errors=True)
+
+    async def _answers(self, questions: Mapping[str, Callable[[], Awaitable[DLSN]]]) -> dict[str, DLSN]:
+        """Ask the views; one whose log is gone by now is dropped and left out."""
+        names = list(questions)
+        answers = await asyncio.gather(*(_existing(questions[name]()) for name in names))
+        for name, answer in zip(names, answers, strict=True):
+            if answer is None:
+                await self._views.pop(name).close()
+        return {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
+
+
+async def _narrowed(view: LogView, begin: DLSN, end: DLSN, bounds: Bounds) -> tuple[DLSN, DLSN]:
+    """The part of a range that pushed-down filters leave."""
+    if bounds.empty or not bounds.admits(view.name):
+        return begin, begin
+    begin = max(begin, DLSN(bounds.min_segment, 0, 0))
+    if bounds.end_segment is not None:
+        end = min(end, DLSN(bounds.end_segment, 0, 0))
+        if not bounds.scattered:
+            begin = max(begin, DLSN(bounds.min_segment, bounds.min_entry, 0))
+            if bounds.end_entry is not None:
+                end = min(end, DLSN(bounds.min_segment, bounds.end_entry, 0))
+    if bounds.min_txid > 0:
+        first = await view.at_txid(bounds.min_txid)
+        begin = max(begin, first) if first is not None else end
+    if bounds.end_txid is not None:
+        last = await view.at_txid(bounds.end_txid)
+        end = min(end, last) if last is not None else end
+    return begin, end
+
+
+async def _taken(view: LogView, begin: DLSN, end: DLSN, take: Take) -> tuple[DLSN, DLSN]:
+    """The part of a range that will do; all of it where that cannot be told: the caller limits again."""
+    if take.timed:
+        timeless = await view.at_txid(MAX_TIMESTAMP_MS + 1)
+        if timeless is not None and timeless < end:
+            return begin, end
+    try:
+        if not take.last:
+            return begin, await view.advance(begin, end, take.records)
+        surplus = await view.count(begin, end) - take.records
+        return (begin if surplus <= 0 else await view.advance(begin, end, surplus)), end
+    except OptionError:  # The writer was set not to count records.
+        return begin, end
+
+
+async def _pieces(view: LogView, span: Span, most: int) -> list[Span]:
+    """A span in pieces of nearly equal numbers of records, none of more than `most`; found by search."""
+    total = await view.count(span.start, span.stop)
+    count = max(1, -(-total // most))
+    ends = [total * i // count for i in range(1, count)]
+    places = [await view.advance(span.start, span.stop, records) for records in ends]
+    return cut(span, places, -(-total // count))
+
+
+def _known(marks: Mapping[str, Mark | None]) -> dict[str, Mark]:
+    return {log: mark for log, mark in marks.items() if mark is not None}
+
+
+async def _existing(question: Awaitable[_T]) -> _T | None:
+    """The answer, or None if the log does not exist."""
+    try:
+        return await question
+    except LogNotFoundError:
+        return None

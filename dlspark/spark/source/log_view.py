@@ -1,0 +1,564 @@
+"""One log as the driver of a source sees it: where it begins and ends, how many records lie between, what to read.
+
+Everything is found from segment metadata and a few entries: places by transaction id or by count of records are
+searched, never scanned for. A view lives as long as a query (or one plan); it reads the segment list again only when
+its watch fired, and asks the LAC of the segment that is still being written anew each time.
+
+What lies behind a segment in progress does not exist for a reader yet: the view ends with the first such segment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import EntrySummary
+from dlspark.core.log import AsyncLog
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.reading.segments import SegmentReader
+from dlspark.core.writing.transitions import lssn_without_segments
+from dlspark.spark.errors import OptionError
+from dlspark.spark.source.offsets import Mark
+from dlspark.spark.source.planning import Span
+from metadata.errors import InvariantViolation, check
+from metadata.ledger_metadata import LedgerState
+from metadata.logs import SegmentMetadata, TruncationStatus
+from metadata.store import WatchEvent
+from metadata.tasks import end_tasks
+from storage_node.client import LedgerLocation, ReplicaReader
+from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
+
+MAX_PARALLEL_LOOKUPS = 32
+"""Ledgers whose metadata is read at the same time while planning."""
+
+UNKNOWN_ENTRY_BYTES = 64 << 10
+"""Assumed size of an entry of a ledger that is still open: its metadata has no length yet."""
+
+LONG_POLL_MS = 1_000
+"""How long a storage node may hold back its answer at the tail."""
+
+_MAX_REMEMBERED = 256
+_MAX_SUMMARIES = 4096
+"""Entries whose counts a view keeps; some 200 bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The segment in progress up to its LAC: `end` follows the last user record, `records` user records lie before it.
+
+    `scanned` is the first entry that has not been looked at.
+    """
+
+    ledger_id: int
+    scanned: int = 0
+    end: DLSN | None = None
+    records: int = 0
+
+
+class LogView:
+    """The driver's view of one log; only one call at a time."""
+
+    def __init__(self, namespace: AsyncNamespace, log: AsyncLog) -> None:
+        self.name = log.name
+        self.probes = log.probes
+        """What searches have read."""
+        self._namespace = namespace
+        self._log = log
+        self._segments: list[SegmentMetadata] = []
+        self._readers: dict[tuple[int, bool], SegmentReader] = {}
+        self._locations: dict[int, LedgerLocation] = {}
+        self._max_lssn = 0
+        self._next_lssn = 1
+        self._known_end: DLSN | None = None
+        self._tail: _Tail | None = None
+        self._before: dict[tuple[int, int, int], int] = {}
+        self._summaries: dict[tuple[int, int], EntrySummary] = {}
+        self._sizes: dict[int, tuple[int, int]] = {}
+        self._lengths: dict[tuple[int, int], int] = {}
+        self._changed = asyncio.Event()
+        self._changed.set()
+
+    @classmethod
+    async def open(cls, namespace: AsyncNamespace, name: str) -> LogView:
+        """Raises LogNotFoundError if there is no such log."""
+        view = cls(namespace, await namespace.open_log(name))
+        try:
+            await view._refresh()
+        except BaseException:
+            await view.close()
+            raise
+        return view
+
+    async def close(self) -> None:
+        readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            await reader.close()
+        await self._log.close()
+
+    # ------------------------------------------------------------------ where the log begins and ends
+
+    def earliest(self) -> DLSN:
+        """The first position that is still there (I8)."""
+        for segment in self._segments:
+            if segment.truncation is TruncationStatus.TRUNCATED:
+                continue
+            return _first_position(segment)
+        return _end_position(self._segments[-1]) if self._segments else DLSN(self._next_lssn, 0, 0)
+
+    def lost_before(self, position: DLSN) -> bool:
+        """Whether records at or above `position`, which lies before `earliest`, are gone.
+
+        Segments that were truncated but are still listed tell what they held; of those that are deleted nothing is
+        known, and they count as not read.
+        """
+        if position.lssn < self._segments[0].lssn:
+            return True
+        for segment in self._segments:
+            if segment.truncation is not TruncationStatus.TRUNCATED:
+                return (segment.min_entry, segment.min_slot) > (0, 0)
+            if position < _end_position(segment):
+                return True
+        return False
+
+    async def latest(self) -> DLSN:
+        """The position after the last user record that is committed now: control records do not make news."""
+        await self._refresh()
+        self._known_end = max(await self._last_end(), self.earliest())
+        return self._known_end
+
+    async def _last_end(self) -> DLSN:
+        for segment in reversed(self._visible()):
+            if segment.in_progress:
+                tail = await self._look_at_tail(segment)
+                if tail.end is not None:
+                    return tail.end
+            elif segment.last_entry >= 0:
+                return _end_position(segment)
+        return self.earliest()
+
+    async def at_txid(self, txid: int) -> DLSN | None:
+        """The first record whose transaction id is `txid` or higher; None if there is none yet."""
+        await self._refresh()
+        found = await self._log.find_txid(txid)
+        return found if found < await self.latest() else None
+
+    async def beyond_end(self, position: DLSN) -> bool:
+        """Whether the log cannot have such a position (yet): the mark of a log that was deleted and created again.
+
+        The LAC that this reader learns may lie below one that an earlier reader saw (the node that knew it is down), so
+        in the open segment the entry itself decides.
+        """
+        known = not self._changed.is_set() and self._known_end is not None and position <= self._known_end
+        if known or position <= await self.latest():
+            return False
+        last = self._visible()[-1] if self._segments else None
+        if last is None:
+            return position > DLSN(self._max_lssn + 1, 0, 0)
+        if position.lssn > last.lssn:
+            return position > DLSN(last.lssn + 1, 0, 0)
+        if position.lssn < last.lssn:
+            # Between two segments: behind the last record of one and before the first of the next.
+            return False
+        if not last.in_progress:
+            return position > DLSN(last.lssn, max(last.last_entry, await self._lac(last)) + 1, 0)
+        needed = position.entry_id - (0 if position.slot_id else 1)
+        if needed <= await self._lac(last):
+            return False
+        return not await self._is_stored(last, needed)
+
+    # ------------------------------------------------------------------ which log it is
+
+    def mark(self, position: DLSN) -> Mark | None:
+        """What tells this log from a later one of its name to a reader that has come to `position`.
+
+        The segment at the position, unless nothing of it was read and it may yet prove empty: then it is removed and
+        its number given to another ledger. Then the one before. None: nothing has been read that is still listed.
+        """
+        for segment in reversed(self._segments):
+            here = segment.lssn == position.lssn and (position[1:] > (0, 0) or segment.last_entry >= 0)
+            if segment.lssn >= 1 and (here or segment.lssn < position.lssn):
+                return Mark(segment.lssn, segment.ledger_id)
+        return None
+
+    def differs(self, mark: Mark | None) -> bool:
+        """Whether this is certainly not the log that the mark was made of."""
+        return mark is not None and any(
+            segment.lssn == mark.lssn and segment.ledger_id != mark.ledger_id for segment in self._segments
+        )
+
+    # ------------------------------------------------------------------ records between positions
+
+    async def count(self, start: DLSN, end: DLSN) -> int:
+        """User records from `start` to before `end`; found from segment metadata and at most two entries."""
+        return sum([here async for _, _, here in self._counts(start, end)])
+
+    async def advance(self, start: DLSN, end: DLSN, records: int) -> DLSN:
+        """The position `records` user records after `start`, at most `end`; one binary search in one segment."""
+        left = records
+        async for segment, first, here in self._counts(start, end):
+            if left < here:
+                return DLSN(segment.lssn, *await self._located(segment, first + left + 1))
+            left -= here
+            if left == 0:
+                return end if segment.lssn == end.lssn else _end_position(segment)
+        return end
+
+    async def record_at(self, start: DLSN, end: DLSN, number: int) -> tuple[int, int]:
+        """Segment and transaction id of user record `number`, counted from 0, of those from `start` to before `end`.
+
+        There must be so many.
+        """
+        left = number
+        async for segment, first, here in self._counts(start, end):
+            if left < here:
+                entry_id, slot_id = await self._located(segment, first + left + 1)
+                records = await (await self._reader(segment)).records(entry_id)
+                return segment.lssn, next(record.txid for record in records if record.dlsn.slot_id == slot_id)
+            left -= here
+        raise InvariantViolation(f"record {number} lies behind the end", log=self.name, dlsn=end)
+
+    async def _counts(self, start: DLSN, end: DLSN) -> AsyncIterator[tuple[SegmentMetadata, int, int]]:
+        """Each segment of a range, how many user records of it lie before the range, and how many in it."""
+        for segment in self._between(start, end):
+            first = await self._records_before(segment, start) if segment.lssn == start.lssn else 0
+            last = (
+                await self._records_before(segment, end) if segment.lssn == end.lssn else await self._records(segment)
+            )
+            yield segment, first, max(0, last - first)
+
+    # ----------------------------------------------------------- what a lag is measured by (dlspark.spark.source.lag)
+
+    def between(self, start: DLSN, end: DLSN) -> list[SegmentMetadata]:
+        """The segments that hold what lies from `start` to `end`, as last listed."""
+        return list(self._between(start, end))
+
+    async def entry(self, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
+        """Counts and transaction ids of one committed entry."""
+        return await self._summary(segment, entry_id)
+
+    async def stored(self, segment: SegmentMetadata) -> tuple[int, int]:
+        """Bytes and entries of a segment's ledger; of the one in progress up to its present LAC."""
+        if segment.in_progress:
+            reader = await self._reader(segment)
+            last = reader.lac
+            return (await reader.stored_bytes(last) if last >= 0 else 0), last + 1
+        found = self._sizes.get(segment.ledger_id)
+        if found is None:
+            ledger = (await self._namespace.services.ledger_store.read(segment.ledger_id)).value
+            found = ledger.length, ledger.last_entry + 1
+            if ledger.is_closed:
+                if len(self._sizes) >= _MAX_SUMMARIES:
+                    self._sizes.clear()
+                self._sizes[segment.ledger_id] = found
+        return found
+
+    async def stored_to(self, segment: SegmentMetadata, entry_id: int) -> int:
+        """Bytes of a segment's ledger up to a committed entry, itself included; 0 for entry -1."""
+        if entry_id < 0:
+            return 0
+        key = (segment.ledger_id, entry_id)
+        found = self._lengths.get(key)
+        if found is None:
+            found = await (await self._reader(segment)).stored_bytes(entry_id)
+            if len(self._lengths) >= _MAX_SUMMARIES:
+                self._lengths.clear()
+            self._lengths[key] = found
+        return found
+
+    # ------------------------------------------------------------------ what to read
+
+    async def spans(self, start: DLSN, end: DLSN) -> list[Span]:
+        """What tasks have to read from `start` to before `end`: complete, so that they need no ZooKeeper."""
+        limit = asyncio.Semaphore(MAX_PARALLEL_LOOKUPS)
+        ranges = [
+            (segment, first, stop)
+            for segment in self._between(start, end)
+            for first, stop in [self._range(segment, start, end)]
+            if first < stop
+        ]
+        return list(await asyncio.gather(*(self._span(*item, limit) for item in ranges)))
+
+    def _range(self, segment: SegmentMetadata, start: DLSN, end: DLSN) -> tuple[DLSN, DLSN]:
+        """The part of a segment between two positions: first record to read, and the position after the last."""
+        first = max(start, _first_position(segment))
+        if segment.lssn < end.lssn:
+            check(not segment.in_progress, "an offset lies behind a segment in progress", log=self.name, dlsn=end)
+            return first, _end_position(segment)
+        return first, end if segment.in_progress else min(end, _end_position(segment))
+
+    async def _span(self, segment: SegmentMetadata, first: DLSN, stop: DLSN, limit: asyncio.Semaphore) -> Span:
+        async with limit:
+            location = await self._location(segment)
+        whole = stop.slot_id == 0
+        metadata = location.metadata
+        entries = metadata.last_entry + 1
+        return Span(
+            log=self.name,
+            lssn=segment.lssn,
+            ledger=location,
+            first_entry=first.entry_id,
+            first_slot=first.slot_id,
+            last_entry=stop.entry_id - 1 if whole else stop.entry_id,
+            end_slot=None if whole else stop.slot_id,
+            start_sequence_id=self._start_sequence_id(segment),
+            enveloped=segment.enveloped,
+            entry_bytes=metadata.length // entries if entries > 0 else UNKNOWN_ENTRY_BYTES,
+        )
+
+    async def _location(self, segment: SegmentMetadata) -> LedgerLocation:
+        """Where the entries are. Of a ledger still open it is read anew: its last fragment may have moved (D12)."""
+        found = self._locations.get(segment.ledger_id)
+        if found is None:
+            found = await self._namespace.ledgers.locate(segment.ledger_id)
+            if found.metadata.state is LedgerState.CLOSED:
+                self._locations[segment.ledger_id] = found
+        return found
+
+    def _start_sequence_id(self, segment: SegmentMetadata) -> int:
+        """Of a segment in progress it is not in its metadata: it follows from the completed segment before it."""
+        if not segment.in_progress or segment.version < 5:
+            return segment.effective_start_sequence_id
+        before = [other for other in self._segments if other.lssn < segment.lssn and not other.in_progress]
+        return before[-1].effective_start_sequence_id + before[-1].record_count if before else 0
+
+    # ------------------------------------------------------------------ segments
+
+    async def _refresh(self) -> None:
+        """Read the segment list again if it changed since."""
+        if not self._changed.is_set():
+            return
+        self._changed.clear()
+        try:
+            self._segments = await self._namespace.logs_store.segments(self.name, self._on_change)
+            if not self._segments:
+                self._max_lssn = (await self._namespace.logs_store.open(self.name)).max_lssn.value
+                first = self._namespace.binding.first_lssn or self._namespace.settings.first_lssn
+                self._next_lssn = lssn_without_segments(self._max_lssn, first)
+        except BaseException:
+            self._changed.set()
+            raise
+        live = {(segment.ledger_id, segment.in_progress) for segment in self._segments}
+        for key in [key for key in self._readers if key not in live]:
+            await self._readers.pop(key).close()
+        ledgers = {segment.ledger_id for segment in self._segments}
+        self._locations = {ledger: found for ledger, found in self._locations.items() if ledger in ledgers}
+
+    def look_again(self) -> None:
+        """What is known proved to be out of date: read the segment list again when next asked."""
+        self._changed.set()
+
+    def _on_change(self, event: WatchEvent) -> None:
+        self._changed.set()
+
+    def _visible(self) -> list[SegmentMetadata]:
+        """The segments up to the first one in progress."""
+        for position, segment in enumerate(self._segments):
+            if segment.in_progress:
+                return self._segments[: position + 1]
+        return self._segments
+
+    def _between(self, start: DLSN, end: DLSN) -> Iterator[SegmentMetadata]:
+        return (segment for segment in self._visible() if start.lssn <= segment.lssn <= end.lssn)
+
+    async def _reader(self, segment: SegmentMetadata) -> SegmentReader:
+        key = (segment.ledger_id, segment.in_progress)
+        if key not in self._readers:
+            self._readers[key] = await self._log.open_segment(segment)
+        return self._readers[key]
+
+    async def _look_at_tail(self, segment: SegmentMetadata) -> _Tail:
+        """Bring what is known of the segment in progress up to its present LAC.
+
+        Every record carries the position of the last user record, so a tail of control records need not be walked.
+        """
+        reader = await self._reader(segment)
+        last = await reader.refresh()
+        tail = self._tail
+        if tail is None or tail.ledger_id != segment.ledger_id:
+            tail = _Tail(segment.ledger_id)
+        if last >= tail.scanned:
+            summary = await self._summary(segment, last)
+            end: DLSN | None
+            if summary.user_count:
+                end, records = DLSN(segment.lssn, last + 1, 0), summary.last_position
+            elif summary.last_position > tail.records:
+                entry_id, _ = await self._located(segment, summary.last_position)
+                end, records = DLSN(segment.lssn, entry_id + 1, 0), summary.last_position
+            else:
+                end, records = await self._walk_back(segment, last - 1, tail)
+            tail = _Tail(segment.ledger_id, last + 1, end, records)
+        self._tail = tail
+        return tail
+
+    async def _walk_back(self, segment: SegmentMetadata, last: int, tail: _Tail) -> tuple[DLSN | None, int]:
+        """Look for a user record among the entries not yet seen, of a writer that does not count records.
+
+        One that does reaches this only with control records since the last look, and the loop ends at once.
+        """
+        if tail.records:
+            return tail.end, tail.records
+        for entry_id in range(last, tail.scanned - 1, -1):
+            if (await self._summary(segment, entry_id)).user_count:
+                return DLSN(segment.lssn, entry_id + 1, 0), 0
+        return tail.end, tail.records
+
+    async def _located(self, segment: SegmentMetadata, position: int) -> tuple[int, int]:
+        """Entry and slot of a user record that is known to exist, by its number in the segment."""
+        reader = await self._reader(segment)
+        first, after = 0, reader.lac + 1
+        found: EntrySummary | None = None
+        while first < after:
+            middle = (first + after) // 2
+            summary = await self._summary(segment, middle)
+            if summary.last_position >= position:
+                found, after = summary, middle
+            else:
+                first = middle + 1
+        # Control records carry the position of the user record before them, so the entry found has the record itself.
+        check(
+            found is not None and bool(found.user_count) and found.first_position <= position,
+            f"record {position} of a segment is not where it was counted",
+            log=self.name,
+        )
+        if found is None or found.user_count == found.record_count:
+            return after, position - found.first_position if found is not None else 0
+        records = await reader.records(after)
+        return after, next(r.dlsn.slot_id for r in records if r.is_user and r.last_position >= position)
+
+    async def _summary(self, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
+        """Counts of one committed entry; it never changes, so it is read once (P8: batch after batch asks for it)."""
+        key = (segment.ledger_id, entry_id)
+        found = self._summaries.get(key)
+        if found is None:
+            found = await (await self._reader(segment)).summary(entry_id)
+            if len(self._summaries) >= _MAX_SUMMARIES:
+                self._summaries.clear()
+            self._summaries[key] = found
+        return found
+
+    async def _lac(self, segment: SegmentMetadata) -> int:
+        return (await self._reader(segment)).lac
+
+    async def _is_stored(self, segment: SegmentMetadata, entry_id: int) -> bool:
+        """Whether some replica has the entry, whatever LAC is known."""
+        location = await self._namespace.ledgers.locate(segment.ledger_id)
+        reader = ReplicaReader(settings=self._namespace.ledgers.settings)
+        try:
+            async for _ in reader.entries(location, entry_id, entry_id):
+                return True
+        except (NoSuchEntryError, NoSuchLedgerError):
+            return False
+        finally:
+            await reader.close()
+        return False
+
+    # ------------------------------------------------------------------ counting
+
+    async def _records(self, segment: SegmentMetadata) -> int:
+        """User records of a whole segment."""
+        if segment.in_progress:
+            return self._counted(await self._look_at_tail(segment))
+        if segment.record_count == 0:
+            await self._check_counted_before(segment, segment.last_entry + 1)
+        return segment.record_count
+
+    def _counted(self, tail: _Tail) -> int:
+        """User records of the segment in progress; OptionError where its writer does not count them."""
+        if tail.end is not None and not tail.records:
+            raise _uncounted(self.name)
+        return tail.records
+
+    async def _check_counted_before(self, segment: SegmentMetadata, entry_id: int) -> None:
+        """No records counted before an entry: there are none, or they were not counted, which is an OptionError."""
+        for earlier in range(entry_id - 1, -1, -1):
+            summary = await self._summary(segment, earlier)
+            if summary.user_count:
+                _check_counted(summary, self.name)
+                return
+
+    async def _records_before(self, segment: SegmentMetadata, position: DLSN) -> int:
+        """User records of a segment that lie before a position in it."""
+        if (position.entry_id, position.slot_id) <= (0, 0):
+            return 0
+        if self._tail is not None and self._tail.end == position and segment.in_progress:
+            return self._counted(self._tail)
+        reader = await self._reader(segment)
+        if position.entry_id > (reader.lac if segment.in_progress else min(reader.lac, segment.last_entry)):
+            return await self._records(segment)
+        key = (segment.ledger_id, position.entry_id, position.slot_id)
+        if key not in self._before:
+            if len(self._before) >= _MAX_REMEMBERED:
+                self._before.clear()
+            self._before[key] = await self._records_before_slot(reader, segment, position)
+        return self._before[key]
+
+    async def _records_before_slot(self, reader: SegmentReader, segment: SegmentMetadata, position: DLSN) -> int:
+        summary = await self._summary(segment, position.entry_id)
+        _check_counted(summary, self.name)
+        if not summary.user_count:
+            if summary.first_position == 0:
+                await self._check_counted_before(segment, position.entry_id)
+            return summary.first_position
+        before = summary.first_position - 1
+        if position.slot_id == 0:
+            return before
+        if summary.user_count == summary.record_count:
+            return before + min(position.slot_id, summary.user_count)
+        # Control records among user records: slots count both, positions only the latter.
+        records = await reader.records(position.entry_id)
+        return before + sum(record.is_user and record.dlsn.slot_id < position.slot_id for record in records)
+
+    # ------------------------------------------------------------------ waiting
+
+    async def wait_for_news(self) -> None:
+        """Return when the segment list has changed, or a user record was committed to the segment in progress.
+
+        Waits by long poll and watch, without limit; to be cancelled.
+        """
+        visible = self._visible()
+        segment = visible[-1] if visible and visible[-1].in_progress else None
+        changed = asyncio.ensure_future(self._changed.wait())
+        polled = asyncio.ensure_future(self._poll_tail(segment)) if segment is not None else None
+        try:
+            await asyncio.wait({changed} if polled is None else {changed, polled}, return_when=asyncio.FIRST_COMPLETED)
+            if polled is not None and polled.done():
+                polled.result()
+        finally:
+            await end_tasks([changed] if polled is None else [changed, polled], drop_errors=True)
+
+    async def _poll_tail(self, segment: SegmentMetadata) -> None:
+        reader = await self._reader(segment)
+        seen = self._tail.end if self._tail is not None else None
+        while (await self._look_at_tail(segment)).end == seen:
+            if reader.closed:
+                # Ended, but not yet in the log's metadata: only a change of that is news.
+                await self._changed.wait()
+                return
+            await reader.poll(LONG_POLL_MS)
+
+
+def _first_position(segment: SegmentMetadata) -> DLSN:
+    """The first position of a segment that is not truncated."""
+    return DLSN(segment.lssn, segment.min_entry, segment.min_slot)
+
+
+def _end_position(segment: SegmentMetadata) -> DLSN:
+    """The position after the last record of a completed segment."""
+    return DLSN(segment.lssn, segment.last_entry + 1, 0)
+
+
+def _check_counted(summary: EntrySummary, log: str) -> None:
+    """A writer may be set not to count records; then positions are all 0 and records cannot be counted by search."""
+    if summary.user_count and summary.first_position == 0:
+        raise _uncounted(log)
+
+
+def _uncounted(log: str) -> OptionError:
+    return OptionError(
+        "Options maxOffsetsPerTrigger, minOffsetsPerTrigger and maxRecordsPerPartition need record counts, and "
+        "this log was written without them",
+        advice="Leave these options out for this log, or use maxBytesPerTrigger and maxBytesPerPartition",
+        log=log,
+    )

@@ -1,0 +1,67 @@
+"""What becomes of a query whose position is not there any more: the option `failOnDataLoss` decides (I8)."""
+
+from __future__ import annotations
+
+import logging
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.spark.errors import DataLossError, DeletedDataLossError, RecreatedDataLossError, TruncatedDataLossError
+from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.offsets import Mark
+
+_log = logging.getLogger(__name__)
+
+
+class Losses:
+    """One query's. It fails, or goes on with what there is and says so once."""
+
+    def __init__(self, fail: bool) -> None:
+        self._fail = fail
+        self._warned: set[str] = set()
+
+    def lost(self, kind: type[DataLossError], log: str, position: DLSN, what: str, mend: str) -> None:
+        """Raise a `kind`, or warn that `mend` is done instead."""
+        if self._fail:
+            raise kind(
+                f"Records from this position on are gone: {what}; nothing was read",
+                advice="Set failOnDataLoss to false to go on with what is there, or start a query at another position",
+                log=log,
+                dlsn=position,
+            )
+        text = f"log {log}: records from {position} on are gone: {what}; failOnDataLoss is false, so {mend}"
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("%s", text)
+
+    def deleted(self, log: str, position: DLSN, mend: str) -> None:
+        self.lost(DeletedDataLossError, log, position, "the log does not exist any more", mend)
+
+    def recreated(self, log: str, position: DLSN, mark: Mark, mend: str) -> None:
+        self.lost(
+            RecreatedDataLossError,
+            log,
+            position,
+            f"the log was deleted and created again (segment {mark.lssn} was ledger {mark.ledger_id})",
+            mend,
+        )
+
+    async def begin(self, view: LogView, position: DLSN | None, mark: Mark | None) -> DLSN:
+        """Where reading a log really begins: at the position, or, where that is lost, at the first record still there.
+
+        A log without a position is new to the query and begins at its first record.
+        """
+        earliest = view.earliest()
+        if position is None:
+            return earliest
+        mend = f"the query goes on at {earliest}"
+        if mark is not None and view.differs(mark):
+            self.recreated(view.name, position, mark, mend)
+            return earliest
+        if position < earliest and view.lost_before(position):
+            self.lost(TruncatedDataLossError, view.name, position, f"the log now begins at {earliest}", mend)
+            return earliest
+        if await view.beyond_end(position):
+            what = f"the log ends at {await view.latest()}: was it deleted and created again?"
+            self.lost(RecreatedDataLossError, view.name, position, what, mend)
+            return earliest
+        return max(position, earliest)

@@ -1,0 +1,206 @@
+"""The task's side of the source: it fetches the entries of its spans from storage nodes and yields record batches.
+
+A task needs no ZooKeeper session: its partition carries ledger metadata and the nodes' addresses. One chunk of entries
+is fetched in the background while the one before it is decoded and handed to Spark, so two at most are in memory.
+
+Fault model: a storage node may be slow, down or answer with a damaged entry: `ReplicaReader` asks the next replica.
+What no replica can give fails the task with the entry's place; Spark may run the task again. What the task yields
+depends on its partition alone, so a second attempt yields the same rows. Entries that were deleted after the plan was
+made are data loss whatever `failOnDataLoss` says: only the driver, which sees the log's metadata, can tell a deleted
+segment from nodes that lost it, and does so when the batch is planned again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from dlspark.core.codec.entries import DecodedBatch, decode_entries
+from dlspark.core.runtime import Runtime
+from dlspark.errors import PositionGapError
+from dlspark.spark.errors import TruncatedDataLossError
+from dlspark.spark.source.columns import record_batches, select
+from dlspark.spark.source.planning import Partition, Span
+from metadata.tasks import end_tasks
+from storage_node.client import ClientSettings, ReplicaReader
+from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
+from storage_node.protocol.digests import Entry
+from storage_node.protocol.reading import MISSING
+
+CHUNK_BYTES = 4 << 20
+"""Entries are decoded together up to about this many stored bytes."""
+
+
+MAX_HOSTS = 3
+"""Hosts that a partition prefers at most."""
+
+
+class LogPartition(InputPartition):
+    """What one task reads: some spans, in order, with the ledger client's settings of the driver.
+
+    Its value is the hosts that have the data, in a form that the SQL catalog finds in the pickled partition
+    (LocatedBatch.java): Spark asks Python sources for no preferred hosts.
+    """
+
+    def __init__(self, spans: Partition, client_settings: ClientSettings) -> None:
+        super().__init__(f"dlspark-hosts[{','.join(hosts_of(spans))}]")
+        self.spans = spans
+        self.client_settings = client_settings
+
+    def __repr__(self) -> str:
+        ranges = ", ".join(
+            f"{s.log} {s.lssn}:{s.first_entry}:{s.first_slot} to {s.last_entry}:{s.end_slot or ''}" for s in self.spans
+        )
+        return f"LogPartition({ranges})"
+
+
+def hosts_of(spans: Partition) -> list[str]:
+    """The hosts that have most of what `spans` read, as their storage nodes registered; `MAX_HOSTS` at most."""
+    stored: Counter[str] = Counter()
+    for span in spans:
+        ensembles = span.ledger.metadata.ensembles
+        for ensemble, following in zip(ensembles, [*ensembles[1:], None], strict=True):
+            last = span.last_entry if following is None else min(span.last_entry, following.first_entry - 1)
+            entries = last - max(span.first_entry, ensemble.first_entry) + 1
+            for bookie in ensemble.bookies if entries > 0 else ():
+                if bookie in span.ledger.addresses:
+                    stored[span.ledger.addresses[bookie][0]] += entries * max(1, span.entry_bytes)
+    return [host for host, _ in stored.most_common(MAX_HOSTS)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    span: Span
+    entries: list[Entry]
+
+
+def read_partition(partition: InputPartition, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The columns `names` of a partition's records as record batches. A partition without spans is an empty read."""
+    if not isinstance(partition, LogPartition) or not partition.spans:
+        return
+    runtime = Runtime.shared()
+    reader = shared_reader(runtime, partition.client_settings)
+    fetcher = runtime.run(_Fetcher.start(reader, partition.spans))
+    try:
+        while (chunk := runtime.run(fetcher.take())) is not None:
+            yield from record_batches(_decode(chunk), chunk.span.log, names)
+    finally:
+        # Also when Spark stops asking early (LIMIT, a killed task).
+        runtime.run(fetcher.stop())
+
+
+_readers: dict[int, tuple[Runtime, dict[ClientSettings, ReplicaReader]]] = {}
+
+
+def shared_reader(runtime: Runtime, settings: ClientSettings) -> ReplicaReader:
+    """This process's reader with these settings: Spark uses its workers again, and connecting costs more than a small
+    batch. Queries of one driver share their settings, so there is hardly ever more than one reader."""
+    found = _readers.get(os.getpid())
+    if found is None or found[0] is not runtime:  # after a fork, or once it was closed, those of the old one are void
+        _readers.clear()
+        found = _readers[os.getpid()] = runtime, {}
+    readers = found[1]
+    reader = readers.get(settings)
+    if reader is None:
+        reader = readers[settings] = ReplicaReader(settings=settings)
+        runtime.on_close(reader.close)
+    return reader
+
+
+class _Fetcher:
+    """Fetches one chunk ahead of what was taken. Lives on the event loop."""
+
+    def __init__(self, reader: ReplicaReader, spans: Sequence[Span]) -> None:
+        self._chunks = _fetch(reader, spans)
+        self._next = asyncio.ensure_future(anext(self._chunks, None))
+
+    @classmethod
+    async def start(cls, reader: ReplicaReader, spans: Sequence[Span]) -> _Fetcher:
+        return cls(reader, spans)
+
+    async def take(self) -> _Chunk | None:
+        """The next chunk, or None at the end. Raises what fetching raised."""
+        chunk = await self._next
+        if chunk is not None:
+            self._next = asyncio.ensure_future(anext(self._chunks, None))
+        return chunk
+
+    async def stop(self) -> None:
+        await end_tasks([self._next], drop_errors=True)
+        await self._chunks.aclose()
+
+
+async def _fetch(reader: ReplicaReader, spans: Sequence[Span]) -> AsyncGenerator[_Chunk, None]:
+    for span in spans:
+        entries: list[Entry] = []
+        size = 0
+        try:
+            async for entry in reader.entries(span.ledger, span.first_entry, span.last_entry):
+                entries.append(entry)
+                size += len(entry.payload)
+                if size >= CHUNK_BYTES:
+                    yield _Chunk(span, entries)
+                    entries, size = [], 0
+        except MISSING as error:  # each replica said so: one that is down would have been told instead
+            raise _gone(span, error) from error
+        if entries:
+            yield _Chunk(span, entries)
+
+
+def _gone(span: Span, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
+    return TruncatedDataLossError(
+        f"No storage node has this entry any more: segment {span.lssn} was deleted since the batch was planned",
+        advice="Run the query again: it is planned anew, and failOnDataLoss=false then goes on at what is still there",
+        log=span.log,
+        dlsn=f"{span.lssn}:{error.entry_id if error.entry_id is not None else span.first_entry}:0",
+        ledger_id=span.ledger.ledger_id,
+        entry_id=error.entry_id,
+    )
+
+
+def _decode(chunk: _Chunk) -> DecodedBatch:
+    """The user records of a chunk that belong to the span: cut to its first and end slot, checked for gaps."""
+    span = chunk.span
+    rows = decode_entries(
+        [(entry.entry_id, entry.payload) for entry in chunk.entries],
+        lssn=span.lssn,
+        start_sequence_id=span.start_sequence_id,
+        enveloped=span.enveloped,
+    )
+    _check_no_gap(rows, span)
+    first, end = 0, len(rows)
+    if span.first_slot and chunk.entries[0].entry_id == span.first_entry:
+        below = (rows.entry_id == span.first_entry) & (rows.slot_id < span.first_slot)
+        first = int(np.count_nonzero(below))
+    if span.end_slot is not None and chunk.entries[-1].entry_id == span.last_entry:
+        above = (rows.entry_id == span.last_entry) & (rows.slot_id >= span.end_slot)
+        end -= int(np.count_nonzero(above))
+    return select(rows, first, end) if (first, end) != (0, len(rows)) else rows
+
+
+def _check_no_gap(rows: DecodedBatch, span: Span) -> None:
+    """Positions count user records one by one, so a jump means that a record is missing (I4).
+
+    Position 0 stands in logs whose writer does not count records; there is nothing to check then.
+    """
+    positions = rows.position
+    if len(positions) < 2 or positions[0] == 0:
+        return
+    steps = np.diff(positions)
+    if (steps != 1).any():
+        at = int(np.argmax(steps != 1))
+        raise PositionGapError(
+            f"After position {int(positions[at])} of segment {span.lssn} comes position {int(positions[at + 1])}",
+            advice="A record is missing or repeated; read the segment with `dlspark read` and report it",
+            log=span.log,
+            dlsn=f"{span.lssn}:{int(rows.entry_id[at + 1])}:{int(rows.slot_id[at + 1])}",
+            ledger_id=span.ledger.ledger_id,
+            entry_id=int(rows.entry_id[at + 1]),
+        )

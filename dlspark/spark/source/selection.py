@@ -1,0 +1,344 @@
+"""What a source query reads and from where to where, as its options say it: checked, and free of any I/O."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.spark.errors import OffsetError, OptionError
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.values import parse_instant, parse_long
+from dlspark.spark.source.limits import Limits
+from dlspark.spark.source.offsets import Bound, Mark, Place, check_one, parse_by_log, parse_places
+from metadata.logs import LogStore
+
+_STRATEGY = "startingOffsetsByTimestampStrategy"
+_STRATEGIES = ("error", "latest")
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The options that say where to begin, or where to stop; at most one of them is given."""
+
+    offsets: str
+    timestamp: str
+    timestamps: str
+    txid: str
+    txids: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.offsets, self.timestamp, self.timestamps, self.txid, self.txids
+
+
+_START = _Side(
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingTransactionId",
+    "startingOffsetsByTransactionId",
+)
+_END = _Side(
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "endingTransactionId",
+    "endingOffsetsByTransactionId",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AtTxid:
+    """The first record whose transaction id is this one or higher. `option` is the one that asked for it."""
+
+    txid: int
+    option: str
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """The same bound for every log."""
+
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class PerLog:
+    """A place for each log by name. `option` is the one that asked for it; `marks` came with positions copied out of
+    a checkpoint."""
+
+    places: Mapping[str, Place | AtTxid]
+    option: str
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+
+
+Where: TypeAlias = "AtTxid | Everywhere | PerLog"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which logs: the names, or a pattern that whole names must match."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Where all names that match the pattern lie, by its literal beginning: "a/b" of `a/b/c-.*`; "" for the root.
+
+        Logs are looked for there alone: a look into all folders would take a request for every log.
+        """
+        return _literal_folder(self.pattern or "")
+
+    def selects(self, name: str) -> bool:
+        """Whether a log of this name is read."""
+        return name in self.names if self.pattern is None else re.fullmatch(self.pattern, name) is not None
+
+    def of(self, existing: Iterable[str]) -> list[str]:
+        """The selected ones among the names of existing logs; sorted."""
+        return sorted(name for name in existing if self.selects(name))
+
+
+@dataclass(frozen=True)
+class SourceQuery:
+    """All that the options of one source query say."""
+
+    uri: str
+    selection: Selection
+    start: Where
+    end: Where
+    fail_on_data_loss: bool
+    min_partitions: int
+    max_bytes_per_partition: int
+    max_records_per_partition: int | None
+    limits: Limits
+    late_start_fails: bool
+    cursor: str | None
+    client_settings: tuple[tuple[str, str], ...]
+    """What goes on to the namespace's clients, by keys in lower case."""
+
+    @classmethod
+    def of(cls, options: Options) -> SourceQuery:
+        """Read the options; OptionError where they contradict each other."""
+        query = cls(
+            uri=options.uri,
+            selection=selection_of(options),
+            start=_where(options, _START),
+            end=_where(options, _END),
+            fail_on_data_loss=options.flag("failOnDataLoss"),
+            min_partitions=options.integer("minPartitions") or 1,
+            max_bytes_per_partition=options.integer("maxBytesPerPartition") or 1,
+            max_records_per_partition=options.integer("maxRecordsPerPartition"),
+            limits=_limits(options),
+            late_start_fails=_late_start_fails(options),
+            cursor=_cursor(options),
+            client_settings=tuple(sorted(options.passed_on().items())),
+        )
+        _check_names(query.selection, query.start)
+        if options.scope is Scope.SOURCE_BATCH:
+            _check_names(query.selection, query.end)
+            _check_range(query.start, query.end)
+            _check_order(query.start, query.end)
+        return query
+
+
+def _limits(options: Options) -> Limits:
+    fewest, most = options.integer("minOffsetsPerTrigger"), options.integer("maxOffsetsPerTrigger")
+    if fewest is None and options.asked("maxTriggerDelay"):
+        raise OptionError(
+            "Option maxTriggerDelay does nothing without minOffsetsPerTrigger",
+            advice="Give both, or neither; how often batches start is set by the query's trigger",
+        )
+    if fewest is not None and most is not None and fewest > most:
+        raise OptionError(
+            f"minOffsetsPerTrigger ({fewest}) is above maxOffsetsPerTrigger ({most})",
+            advice="No batch can have both: lower the first or raise the second",
+        )
+    return Limits(most, options.integer("maxBytesPerTrigger"), fewest, options.duration_ms("maxTriggerDelay") or 0)
+
+
+def _late_start_fails(options: Options) -> bool:
+    strategy = (options.text(_STRATEGY) or "").strip().lower()
+    if strategy not in _STRATEGIES:
+        raise OptionError(
+            f"Option {_STRATEGY} must be one of {', '.join(_STRATEGIES)}, not {strategy!r}", advice="Correct the value"
+        )
+    if options.given(_STRATEGY) and not any(options.given(name) for name in _START.names[1:]):
+        raise OptionError(
+            f"Option {_STRATEGY} does nothing without a time or transaction id to begin at",
+            advice=f"Give one of {', '.join(_START.names[1:])}, or leave it out",
+        )
+    return strategy == "error"
+
+
+def _cursor(options: Options) -> str | None:
+    name = options.text("cursorName")
+    if name is not None and ("/" in name or name in (".", "..")):
+        raise OptionError(
+            f"Option cursorName cannot be {name!r}: it becomes a znode's name", advice="Give a name without '/'"
+        )
+    return name
+
+
+def selection_of(options: Options) -> Selection:
+    """Which logs the options name. Raises OptionError unless they do, in exactly one way."""
+    one = options.one_log()
+    listed, assigned = options.text("subscribe"), options.text("assign")
+    pattern = options.text("subscribePattern")
+    ways = {"subscribe": listed, "assign": assigned, "subscribePattern": pattern, 'log / load("name")': one}
+    given = [words for words, value in ways.items() if value is not None]
+    if len(given) != 1:
+        what = "No log to read is named" if not given else f"The logs to read are named {len(given)} ways: {given}"
+        raise OptionError(what, advice='Give exactly one of subscribe, assign, subscribePattern, log or load("name")')
+    if pattern is not None:
+        return Selection(pattern=_checked_pattern(pattern))
+    if one is not None:
+        names = [one]
+    else:
+        names = [name.strip() for name in (listed or "").split(",")] if assigned is None else _assigned(assigned)
+    if len(set(names)) != len(names):
+        raise OptionError(f"Option {given[0]} names a log twice: {ways[given[0]]!r}", advice="Name each log once")
+    for name in names:
+        LogStore.validate_name(name)
+    return Selection(names=tuple(sorted(names)))
+
+
+def _assigned(text: str) -> list[str]:
+    advice = 'Write for example ["flights", "alerts"]; a log has no partitions to choose from'
+    try:
+        names: object = json.loads(text)
+    except ValueError as error:
+        raise OptionError(f"Option assign is not JSON: {text!r} ({error})", advice=advice) from None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise OptionError(f"Option assign must be a JSON list of names, not {text!r}", advice=advice)
+    return names
+
+
+def _literal_folder(pattern: str) -> str:
+    if _has_alternatives(pattern):
+        return ""
+    literal = re.match(r"(?:[^\\.^$*+?{}\[\]|()]|\\[^\w\s])*", pattern)
+    assert literal is not None  # it matches the empty text
+    rest = pattern[literal.end() :]
+    text = re.sub(r"\\(.)", r"\1", literal[0])
+    if rest[:1] and rest[0] in "*+?{":
+        text = text[:-1]  # that speaks of the character before it
+    return text.rpartition("/")[0]
+
+
+def _has_alternatives(pattern: str) -> bool:
+    """Whether a `|` stands outside of all groups and classes, or where that cannot be told so simply."""
+    plain = re.sub(r"\(\?#[^)]*\)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern)
+    depth = 0
+    for character in plain:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "|" and depth <= 0:
+            return True
+    return False
+
+
+def _checked_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise OptionError(
+            f"Option subscribePattern is not a regular expression: {pattern!r} ({error})",
+            advice="Correct it; it must match whole names, for example flights-.*",
+        ) from None
+    return pattern
+
+
+def _where(options: Options, side: _Side) -> Where:
+    given = [name for name in side.names if options.given(name)]
+    if len(given) > 1:
+        raise OptionError(
+            f"{' and '.join(given)} contradict each other: each names a place of its own", advice="Keep one of them"
+        )
+    option = given[0] if given else side.offsets
+    if option == side.timestamp:
+        return AtTxid(options.instant_ms(option) or 0, option)
+    if option == side.txid:
+        return AtTxid(options.integer(option) or 0, option)
+    text = options.text(option) or Bound.EARLIEST.value
+    if option == side.timestamps:
+        return _txids(option, text, parse_instant, '{"flights": 1372636800000, "other": "2013-07-01T00:00:00Z"}')
+    if option == side.txids:
+        return _txids(option, text, parse_long, '{"flights": 1200, "other": 7}')
+    places = parse_places(option, text)
+    return Everywhere(places) if isinstance(places, Bound) else PerLog(places[0], option, places[1])
+
+
+def _txids(option: str, text: str, parse: Callable[[str, str], int], example: str) -> PerLog:
+    places: dict[str, Place | AtTxid] = {}
+    for log, item in parse_by_log(option, text, f"not JSON: {text!r}", example).items():
+        check_one(option, log, item, example)
+        if isinstance(item, bool) or not isinstance(item, (int, str)):
+            raise OffsetError(f"Option {option}, log {log}: {item!r} is none", advice=f"Write for example {example}")
+        places[log] = AtTxid(parse(f"{option}, log {log}:", str(item)), option)
+    return PerLog(places, option)
+
+
+def _check_names(selection: Selection, where: Where) -> None:
+    """Positions by log must fit the logs by name: none left out, none too many (a pattern matches later)."""
+    if not isinstance(where, PerLog) or selection.pattern is not None:
+        return
+    missing = [name for name in selection.names if name not in where.places]
+    foreign = [name for name in where.places if name not in selection.names]
+    if missing:
+        raise OffsetError(
+            f"Option {where.option} has no position for {', '.join(missing)}",
+            advice="Add one for each log that is read",
+        )
+    if foreign:
+        raise OffsetError(
+            f"Option {where.option} has a position for {', '.join(foreign)}, which the query does not read",
+            advice="Remove it, or read that log too",
+        )
+
+
+def _check_range(start: Where, end: Where) -> None:
+    """A batch that begins at the end, or stops at the beginning, reads nothing: that is a mistake, as with Kafka."""
+    for where, bound, option in ((start, Bound.LATEST, _START.offsets), (end, Bound.EARLIEST, _END.offsets)):
+        if isinstance(where, Everywhere):
+            nothing = where.bound is bound
+        else:
+            nothing = isinstance(where, PerLog) and bound in where.places.values()
+        if nothing:
+            raise OffsetError(
+                f"Option {option} of a batch query cannot be {bound.value}: nothing would be read",
+                advice="Give a position, a time or a transaction id, or leave the option out",
+            )
+
+
+def _check_order(start: Where, end: Where) -> None:
+    """Where both ends are known from the options alone, the first must not lie behind the second."""
+    if isinstance(start, PerLog) or isinstance(end, PerLog):
+        logs = {log for where in (start, end) if isinstance(where, PerLog) for log in where.places}
+    else:
+        logs = {""}
+    for log in sorted(logs):
+        first, stop = _place_of(start, log), _place_of(end, log)
+        if (isinstance(first, AtTxid) and isinstance(stop, AtTxid) and first.txid > stop.txid) or (
+            isinstance(first, DLSN) and isinstance(stop, DLSN) and first > stop
+        ):
+            raise OffsetError(
+                f"{_said(start, first)} lies after {_said(end, stop)}",
+                advice="Exchange them; the end is exclusive",
+                log=log or None,
+            )
+
+
+def _place_of(where: Where, log: str) -> Place | AtTxid | None:
+    if isinstance(where, PerLog):
+        return where.places.get(log)
+    return where.bound if isinstance(where, Everywhere) else where
+
+
+def _said(where: Where, place: Place | AtTxid) -> str:
+    if isinstance(place, AtTxid):
+        return f"{place.option} ({place.txid})"
+    return f"{where.option} ({place})" if isinstance(where, PerLog) else str(place)

@@ -1,0 +1,68 @@
+"""Whether storage nodes can serve a plan, asked before any task runs: too few is an error with their names.
+
+An entry needs one living node of its write set. Which nodes live is known from their registrations, which may lag
+behind; so where registrations say that an entry has no node left, that entry is read before the query is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.spark.source.planning import Span
+from metadata.errors import CorruptDataError, NotAppliedError
+from metadata.ledger_metadata import LedgerMetadata
+from storage_node.client import ReplicaReader
+from storage_node.errors import NotEnoughBookiesError
+
+
+async def check_served(namespace: AsyncNamespace, spans: Iterable[Span]) -> None:
+    """Raise NotEnoughBookiesError if some entry of `spans` has no node that answers."""
+    spans = list(spans)
+    if not spans:
+        return
+    registry = namespace.ledgers.bookies
+    writable, readonly = await asyncio.gather(registry.writable(), registry.readonly())
+    living = {address.bookie_id for address in [*writable, *readonly]}
+    probed: set[tuple[int, int]] = set()
+    for span in spans:
+        for entry_id in orphans(span.ledger.metadata, span.first_entry, span.last_entry, living):
+            if (span.ledger.ledger_id, entry_id) not in probed:
+                probed.add((span.ledger.ledger_id, entry_id))
+                await _probe(namespace, span, entry_id, living)
+
+
+def orphans(metadata: LedgerMetadata, first: int, last: int, living: set[str]) -> list[int]:
+    """For each write set within entries `first` to `last` of which no node lives, its first entry."""
+    found = []
+    ensembles = metadata.ensembles
+    for index, ensemble in enumerate(ensembles):
+        end = ensembles[index + 1].first_entry - 1 if index + 1 < len(ensembles) else last
+        begin, end = max(first, ensemble.first_entry), min(last, end)
+        size = len(ensemble.bookies)
+        for entry_id in range(begin, min(end, begin + size - 1) + 1):
+            nodes = (ensemble.bookies[(entry_id + i) % size] for i in range(metadata.write_quorum))
+            if living.isdisjoint(nodes):
+                found.append(entry_id)
+    return found
+
+
+async def _probe(namespace: AsyncNamespace, span: Span, entry_id: int, living: set[str]) -> None:
+    reader = ReplicaReader(settings=namespace.ledgers.settings)
+    try:
+        async for _ in reader.entries(span.ledger, entry_id, entry_id):
+            return
+    except CorruptDataError:
+        raise
+    except NotAppliedError as error:
+        nodes = sorted({node for ensemble in span.ledger.metadata.ensembles for node in ensemble.bookies} - living)
+        raise NotEnoughBookiesError(
+            f"No storage node that has the entry answers; not running: {', '.join(nodes)}; nothing was read",
+            advice="Start these storage nodes again (`dlspark sandbox status`, `dlspark bookie`), then the query",
+            log=span.log,
+            ledger_id=span.ledger.ledger_id,
+            entry_id=entry_id,
+        ) from error
+    finally:
+        await reader.close()

@@ -1,0 +1,211 @@
+"""Streaming reads: `spark.readStream.format("distributedlog")`.
+
+Facts of Spark that shape this module (spec of the connector; each was measured):
+
+* One long-lived process a query run calls all methods but `read`. A second instance is made in a planner worker and
+  pickled to the tasks: so nothing is opened before `initialOffset`, `latestOffset` or `partitions` is called.
+* `stop()` of the query ends that process by SIGTERM, usually without calling `stop()` here. A handler turns the signal
+  into SystemExit, and then `stop()` runs and the ZooKeeper session ends at once (I16).
+* An idle query asks `latestOffset` every 10 ms. So when it asks again at once after it was told that there is nothing
+  new, the answer is held back until something is (long poll). A query with other, busy sources does not ask at once and
+  is never held up.
+* The start of the first batch is not in the checkpoint: after a crash `initialOffset` is asked again and may find
+  another one ("latest", or a log truncated since). So the end of that batch, which is kept, carries its start.
+* After a restart `partitions` may be called for a batch of the run before, with no other call first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from dlspark.core.runtime import Runtime
+from dlspark.spark.options.registry import Options
+from dlspark.spark.source.limits import NO_LIMITS
+from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
+from dlspark.spark.source.partition_reader import LogPartition, read_partition
+from dlspark.spark.source.schema import column_names
+from dlspark.spark.source.selection import SourceQuery
+from dlspark.spark.worker_memory import begin_use
+from metadata.errors import check
+
+if TYPE_CHECKING:
+    from dlspark.spark.source.driver import SourceDriver
+
+LONG_POLL_S = 1.5
+"""How long an answer is held back for news; `stop()` interrupts it."""
+
+ASKED_AGAIN_S = 0.05
+"""Asking again within this time means that the query idles: a batch in between takes longer."""
+
+_T = TypeVar("_T")
+
+_ending = False
+"""Whether this process was told to end by SIGTERM, which only the process of a query's source waits for.
+
+A plain name: a signal handler that takes a lock, as `threading.Event` does, waits for ever if the next signal meets it
+holding that lock.
+"""
+
+
+def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
+    """The reader of one streaming query."""
+    return StreamReader(SourceQuery.of(options), column_names(schema))
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The source of one streaming query. Only what the query is gets pickled; connections belong to one process."""
+
+    def __init__(self, query: SourceQuery, names: Sequence[str]) -> None:
+        self._query = query
+        self._names = tuple(names)
+        self._runtime: Runtime | None = None
+        self._driver: SourceDriver | None = None
+        self._target: Offsets | None = None
+        self._unsaved_start: Offsets | None = None
+        self._reached: Offsets | None = None
+        self._told_nothing_new: tuple[Offsets, float] | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (StreamReader, (self._query, self._names))
+
+    # ------------------------------------------------------------------ offsets
+
+    def initialOffset(self) -> StoredOffset:
+        self._unsaved_start = self._run(self._opened().resolve(self._query.start))
+        # The cursor may be there and behind: this is also asked before the first batch is run again.
+        self._run(self._opened().begin_cursor(self._unsaved_start))
+        return self._unsaved_start.stored()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark takes one limit of many; the others are in the options, as this one."""
+        limits = self._query.limits
+        if limits.max_records is not None:
+            return ReadMaxRows(limits.max_records)
+        if limits.max_bytes is not None:
+            return ReadMaxBytes(limits.max_bytes)
+        return ReadAllAvailable() if limits.min_records is None else ReadMinRows(limits.min_records)
+
+    def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
+        begin = Offsets.from_stored(start)
+        limits = NO_LIMITS if isinstance(limit, ReadAllAvailable) else self._query.limits
+        driver = self._opened()
+        end = self._run(driver.end_of_batch(begin, limits, self._target))
+        if not begin.moved(end) and self._idles(begin):
+            end = self._run(driver.wait_for_batch(begin, limits, LONG_POLL_S))
+        first, self._unsaved_start = begin == self._unsaved_start, None
+        if begin.moved(end):
+            self._told_nothing_new = None
+        else:
+            end = begin  # Spark compares texts: nothing new is the same text
+            self._told_nothing_new = (begin, time.monotonic())
+        self._reached = end
+        return (replace(end, begin=begin.positions) if first else end).stored()
+
+    def reportLatestOffset(self) -> StoredOffset | None:
+        """The logs' ends, and what lies between them and the end of this batch: a listener needs no connection."""
+        newest = None if self._driver is None else self._driver.newest
+        if newest is None or self._driver is None or self._reached is None:
+            return None if newest is None else newest.stored()
+        lags = self._run(self._driver.lags(self._reached))
+        behind = {log: None if lag is None else lag.reported() for log, lag in sorted(lags.items())}
+        return {**newest.stored(), BEHIND: behind}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._run(self._opened().latest())
+
+    def _idles(self, begin: Offsets) -> bool:
+        """Whether Spark asks again right after it was told that nothing is new; AvailableNow ends then."""
+        told = self._told_nothing_new
+        return (
+            self._target is None
+            and told is not None
+            and told[0] == begin
+            and time.monotonic() - told[1] < ASKED_AGAIN_S
+        )
+
+    # ------------------------------------------------------------------ batches
+
+    def partitions(self, start: StoredOffset, end: StoredOffset) -> Sequence[InputPartition]:
+        begin, until = Offsets.from_stored(start), Offsets.from_stored(end)
+        if until.begin is not None:
+            begin = Offsets(until.begin)
+        if not begin.moved(until):
+            return []
+        driver = self._opened()
+        return [LogPartition(spans, driver.client_settings) for spans in self._run(driver.plan(begin, until))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        begin_use()
+        return read_partition(partition, self._names)
+
+    def commit(self, end: StoredOffset) -> None:
+        """The position lives in Spark's checkpoint; it is only published if the query has a cursor."""
+        if self._query.cursor is not None:
+            self._run(self._opened().move_cursor(Offsets.from_stored(end)))
+
+    # ------------------------------------------------------------------ life cycle
+
+    def stop(self) -> None:
+        driver, self._driver = self._driver, None
+        runtime, self._runtime = self._runtime, None
+        if runtime is None:
+            return
+        try:
+            if driver is not None:
+                runtime.run(driver.close())
+        finally:
+            runtime.close()
+            if _ending:
+                # Spark has closed its side: going on would only print the trace of a broken pipe.
+                sys.stderr.flush()
+                os._exit(0)
+
+    def _opened(self) -> SourceDriver:
+        if self._driver is None:
+            from dlspark.spark.source.driver import SourceDriver  # not needed, and not loaded, where tasks run
+
+            _exit_on_sigterm()
+            self._runtime = self._runtime or Runtime("dlspark-source")
+            driver = SourceDriver(self._query)
+            self._runtime.run(driver.open())
+            self._driver = driver
+        return self._driver
+
+    def _run(self, coroutine: Coroutine[object, object, _T]) -> _T:
+        runtime = self._runtime
+        check(runtime is not None, "the source was used before it was opened")
+        return runtime.run(coroutine)  # type: ignore[union-attr]
+
+
+def _exit_on_sigterm() -> None:
+    """Let SIGTERM end the process in order: SystemExit runs Spark's `finally: reader.stop()`."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(signum: int, frame: FrameType | None) -> None:
+    global _ending
+    if _ending:
+        return  # Asked twice: the end has begun, and cutting it off would leave the session to expire.
+    _ending = True
+    sys.exit(0)
