@@ -3,8 +3,8 @@
 | where | what happens |
 |---|---|
 | planner, once a job | options and columns are checked; attempt id and timestamp are chosen and travel to the tasks |
-| each task | rows are staged in ledgers that no log refers to (`sink_task`), a small message goes back |
-| driver's commit | one conditional metadata write publishes all or nothing (`sink_commit`), then left-overs are swept |
+| each task | rows are staged in ledgers that no log refers to (`sink.task`), a small message goes back |
+| driver's commit | one conditional metadata write publishes all or nothing (`sink.commit`), then left-overs are swept |
 | driver's abort | what the job has listed is swept; what a publication took in time stays published |
 
 Spark makes a new writer for each micro-batch on the planner and another, with no state of the first, for the commit:
