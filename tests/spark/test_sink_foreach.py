@@ -7,10 +7,10 @@ import uuid
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
 from sink_driver import read_values
 
 from dlspark.core.runtime import Runtime
@@ -18,7 +18,6 @@ from dlspark.spark import ForeachLogWriter
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
-from dlspark.spark.sink.foreach import GROUP_BYTES
 from dlspark.spark.sink.session import open_session
 from metadata.errors import CallerError
 
@@ -62,6 +61,11 @@ def as_in_a_task(writer: ForeachLogWriter, partition: int = 0, epoch: int = 0) -
     return copy
 
 
+def go_on_for_ever(writer: ForeachLogWriter) -> NoReturn:
+    while True:
+        writer.process(Row(value="never"))
+
+
 def test_rows_are_there_when_the_task_has_ended_in_order_and_in_groups(
     sandbox: Sandbox, log: str, staged_by_others: set[str]
 ) -> None:
@@ -101,6 +105,27 @@ def test_a_task_that_fails_publishes_nothing_more_and_one_that_runs_again_writes
         task.process(Row(value=f"{number}"))
     task.close(None)
     assert values(sandbox, log) == [b"0", b"1", b"0", b"1", b"2"]  # at least once
+
+
+def test_a_group_is_published_in_time_though_no_other_row_comes(sandbox: Sandbox, log: str) -> None:
+    writer = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_ms=20))
+    for row in ("first", "second"):
+        writer.process(Row(value=row))
+        while values(sandbox, log)[-1:] != [row.encode()]:
+            assert writer._task is not None
+            assert writer._task._failure is None
+    writer.close(None)
+    assert values(sandbox, log) == [b"first", b"second"]
+
+
+def test_a_group_that_could_not_be_published_in_time_fails_the_task(sandbox: Sandbox, log: str) -> None:
+    writer = as_in_a_task(ForeachLogWriter(log, uri=sandbox.uri, group_ms=20))
+    writer.process(Row(value=None))
+    with pytest.raises(BatchRefusedError, match="value is null"):
+        go_on_for_ever(writer)
+    with pytest.raises(BatchRefusedError, match="value is null"):
+        writer.close(None)  # whoever swallows the first error loses no rows without another
+    assert values(sandbox, log) == []
 
 
 def test_a_task_without_rows_makes_no_log(sandbox: Sandbox, log: str) -> None:
@@ -184,7 +209,8 @@ def test_wrong_options_are_refused_where_the_writer_is_made(monkeypatch: pytest.
         ({"subscribe": "x"}, "no meaning here"),
         ({"numlogs": 3}, "needs a template"),
         ({"nonsense": 3}, "Unknown option"),
-        ({"group_rows": 0}, "at least a row"),
+        ({"group_rows": 0}, "group_rows=0 cannot be"),
+        ({"group_ms": "1000"}, "group_ms='1000' cannot be"),
     ):
         with pytest.raises(OptionError, match=says):
             ForeachLogWriter("log", uri=uri, **options)  # type: ignore[arg-type]
@@ -192,7 +218,6 @@ def test_wrong_options_are_refused_where_the_writer_is_made(monkeypatch: pytest.
         ForeachLogWriter("log")
     with pytest.raises(CallerError, match="before open"):
         ForeachLogWriter("log", uri=uri).process(Row(value="x"))
-    assert ForeachLogWriter("log", uri=uri)._group_bytes == GROUP_BYTES
 
 
 def test_a_query_in_update_mode_writes_through_foreach(
@@ -213,3 +238,31 @@ def test_a_query_in_update_mode_writes_through_foreach(
     finally:
         query.stop()
     assert {f"{number}=1".encode() for number in range(10)} <= set(values(sandbox, log))
+
+
+def test_a_query_in_real_time_mode_writes_through_foreach(
+    spark: SparkSession, sandbox: Sandbox, log: str, checkpoint: Path
+) -> None:
+    """Spark's own source for tests of that mode, which only its JVM can make."""
+    jvm = cast("Any", spark)._jvm
+    sources = jvm.org.apache.spark.sql.execution.streaming.sources
+    module = getattr(getattr(sources, "LowLatencyMemoryStream$"), "MODULE$")
+    source = module.apply(cast("Any", spark)._jsparkSession, 2, jvm.org.apache.spark.sql.Encoders.STRING())
+
+    def add(*rows: str) -> None:
+        source.addData(jvm.org.apache.spark.api.python.PythonUtils.toSeq(list(rows)))
+
+    spark.conf.set("spark.sql.streaming.realTimeMode.minBatchDuration", "1s")
+    writer = DataFrame(source.toDF(), spark).writeStream.foreach(ForeachLogWriter(log, group_ms=100))
+    query = (
+        writer.outputMode("update").trigger(realTime="2 seconds").option("checkpointLocation", str(checkpoint)).start()
+    )
+    try:
+        for rows in (["a", "b", "c"], ["d"]):
+            add(*rows)
+            while rows[-1].encode() not in values(sandbox, log):
+                assert not query.awaitTermination(0.05), query.exception()
+    finally:
+        query.stop()
+        spark.conf.unset("spark.sql.streaming.realTimeMode.minBatchDuration")
+    assert sorted(values(sandbox, log)) == [b"a", b"b", b"c", b"d"]

@@ -13,10 +13,12 @@ Several tasks may write the same log: their groups follow each other.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
+import threading
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -28,7 +30,7 @@ from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.routing import routing_of
 from dlspark.spark.sink.schema import SinkColumns, columns_of
-from metadata.errors import CallerError
+from metadata.errors import CallerError, DistributedLogError
 from metadata.sinks import job_sink
 from storage_node.edge import SystemClock
 
@@ -47,8 +49,8 @@ class ForeachLogWriter:
 
     `log` and `options` are those of the sink (docs/spark-options.md): `uri`, `numLogs`, `partitionBy`, `ensembleSize`
     and so on, with the columns `value`, `transaction_id` and `log` as there. A group of rows is published when it has
-    `group_rows` rows or `group_bytes` bytes, or when a row comes `group_ms` milliseconds after its first one; the rest
-    when the task ends. Each group makes one segment a log, so small ones are dear.
+    `group_rows` rows or `group_bytes` bytes, `group_ms` milliseconds after its first one, and when the task ends. Each
+    group makes one segment a log, so small ones are dear.
 
     Rows with a `transaction_id` must not lie below their log's highest: that takes one task a log. Without the column
     they carry the time of their group, and any number of tasks may write a log.
@@ -66,8 +68,7 @@ class ForeachLogWriter:
         group_ms: int = GROUP_MS,
         **options: object,
     ) -> None:
-        if min(group_rows, group_bytes) < 1 or group_ms < 0:
-            raise OptionError("A group has at least a row and a byte", advice="Give positive group_rows, group_bytes")
+        _check_limits(group_rows=(group_rows, 1), group_bytes=(group_bytes, 1), group_ms=(group_ms, 0))
         given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
         for name in _NEVER_HERE:
             if name.lower() in {one.lower() for one in given}:
@@ -78,55 +79,116 @@ class ForeachLogWriter:
         checked = Options(raw, Scope.SINK_STREAM, session_defaults(os.environ, _session_confs()))
         self._options = checked.with_uri(resolve_uri(checked))
         routing_of(self._options)
-        self._group_rows, self._group_bytes, self._group_ms = group_rows, group_bytes, group_ms
-        self._partition: int | None = None
-        self._rows: list[Row] = []
-        self._size = 0
-        self._first_at = 0.0
+        self._limits = _Limits(group_rows, group_bytes, min(group_ms / 1000, threading.TIMEOUT_MAX))
+        self._task: _Task | None = None
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
         """Begin a task. `epoch_id` is of no use: a plan made again may cut an epoch's rows otherwise (D14)."""
-        self._partition = partition_id
-        self._clear()
+        self._task = _Task(self._options, self._limits, partition_id)
         return True
 
     def process(self, row: Row) -> None:
-        """Take a row; may publish the group that it completes."""
-        if self._partition is None:
+        """Take a row; may publish the group that it completes. Raises also what publishing a group before raised."""
+        if self._task is None:
             raise CallerError("process() was called before open()", advice="Hand the writer to writeStream.foreach")
-        if not self._rows:
-            self._first_at = time.monotonic()
-        self._rows.append(row)
-        self._size += sum(len(field) for field in row if isinstance(field, str | bytes | bytearray))
-        full = len(self._rows) >= self._group_rows or self._size >= self._group_bytes
-        if full or (time.monotonic() - self._first_at) * 1000 >= self._group_ms:
-            self._publish()
+        self._task.add(row)
 
     def close(self, error: Exception | None) -> None:
         """End the task: publish what is left; after an error drop it, for Spark runs the task again."""
-        try:
-            if error is None and self._rows:
+        task, self._task = self._task, None
+        if task is not None:
+            task.end(drop=error is not None)
+
+
+def _check_limits(**given: tuple[int, int]) -> None:
+    for name, (value, least) in given.items():
+        if type(value) is not int or value < least:
+            raise OptionError(f"{name}={value!r} cannot be", advice=f"Give a whole number from {least} on")
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """When a group is published."""
+
+    rows: int
+    size: int
+    """Bytes."""
+    age_s: float
+
+
+class _Task:
+    """The rows that one task has gathered: they are published by its thread, or by a timer where no row comes any more.
+
+    Real-Time Mode holds a task open for minutes, between rows too.
+    """
+
+    def __init__(self, options: Options, limits: _Limits, partition: int) -> None:
+        self._options = options
+        self._limits = limits
+        self._partition = partition
+        self._lock = threading.Lock()
+        self._rows: list[Row] = []
+        self._size = 0
+        self._timer: threading.Timer | None = None
+        self._failure: BaseException | None = None
+        """What a publication raised, whoever's: the task raises it at each call from then on, for its rows are lost."""
+
+    def add(self, row: Row) -> None:
+        with self._lock:
+            self._raise_failure()
+            self._rows.append(row)
+            self._size += sum(len(field) for field in row if isinstance(field, str | bytes | bytearray))
+            limits = self._limits
+            if len(self._rows) >= limits.rows or self._size >= limits.size or not limits.age_s:
                 self._publish()
-        finally:
-            self._partition = None
-            self._clear()
+            elif self._timer is None:
+                self._timer = threading.Timer(limits.age_s, self._publish_late)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def end(self, *, drop: bool) -> None:
+        with self._lock:
+            if drop:
+                self._clear()
+                return
+            self._raise_failure()
+            if self._rows:
+                self._publish()
+
+    def _publish_late(self) -> None:
+        """The timer's: publish the group that it was set for."""
+        with self._lock:
+            if self._timer is not threading.current_thread():
+                return  # the group was published while this thread waited for the lock
+            with contextlib.suppress(BaseException):  # kept as the failure
+                self._publish()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _clear(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
         self._rows, self._size = [], 0
 
     def _publish(self) -> None:
         from dlspark.spark.sink.run import abort_jobs, commit_batch, run_task
 
-        columns, batch = arrow_of(self._rows, self._options)
         attempt = uuid.uuid4().hex
         job = JobId(job_sink(attempt), 0, attempt)
         try:
-            message = run_task(self._options, columns, job, self._partition or 0, SystemClock().now_ms(), iter([batch]))
+            columns, batch = arrow_of(self._rows, self._options)
+            message = run_task(self._options, columns, job, self._partition, SystemClock().now_ms(), iter([batch]))
             commit_batch(self._options, [message], job.batch)
-        except BaseException:
-            abort_jobs(self._options, [job])  # what was published after all has no listing that this could take
+        except BaseException as error:
+            self._failure = error
+            with contextlib.suppress(DistributedLogError):  # a later sweep finds it as well
+                abort_jobs(self._options, [job])  # what was published after all has no listing that this could take
             raise
-        self._clear()
+        finally:
+            self._clear()
 
 
 def arrow_of(rows: Sequence[Row], options: Options) -> tuple[SinkColumns, pa.RecordBatch]:
