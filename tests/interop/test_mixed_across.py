@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 
 import pytest
 from clusters import Cluster
-from java_tool import JavaTool, make_payload
+from java_tool import JavaError, JavaTool, make_payload
 from test_ledgers_across import (
     CLOSED,
     FENCED,
@@ -20,11 +22,12 @@ from test_ledgers_across import (
     we_read,
 )
 
-from storage_node.client import LedgerWriter
-from storage_node.errors import LedgerFencedError
+from storage_node.client import LedgerClient, LedgerWriter
+from storage_node.errors import LedgerFencedError, NotEnoughBookiesError
 
 STRIPED = {"ensemble": 4, "write_quorum": 3, "ack_quorum": 2}
 VERSION_2 = {"useV2WireProtocol": True}
+HEARD_S = 30.0
 
 
 async def we_go_on(writer: LedgerWriter, first: int, count: int) -> None:
@@ -32,10 +35,29 @@ async def we_go_on(writer: LedgerWriter, first: int, count: int) -> None:
     assert list(await asyncio.gather(*adds)) == list(range(first, first + count))
 
 
+async def until_all_know_four(java: JavaTool, mixed: Cluster, client: LedgerClient) -> None:
+    """Clients hear of a node that came back by a watch; before that they have nobody to put in a lost one's place."""
+    ask = mixed.on(java)
+    for create in (
+        partial(client.create, ensemble_size=4, write_quorum=3, ack_quorum=2),
+        partial(java_creates, ask, **STRIPED),
+        partial(java_creates, ask, **STRIPED, settings=VERSION_2),
+    ):
+        deadline = time.monotonic() + HEARD_S
+        while True:
+            try:
+                await create()
+                break
+            except (JavaError, NotEnoughBookiesError):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+
+
 async def test_ledgers_go_on_when_a_node_of_either_kind_is_lost(java: JavaTool, mixed: Cluster) -> None:
     """Of four nodes one of ours goes and comes back, then a real bookie: writers of both kinds lose nothing."""
     ask, count = mixed.on(java), 40
     async with mixed.client() as client:
+        await until_all_know_four(java, mixed, client)
         writer = await client.create(ensemble_size=4, write_quorum=3, ack_quorum=2)
         assert set(writer.metadata.last_ensemble.bookies) == set(mixed.bookies)
         await we_add(writer, (30,) * count)
@@ -51,6 +73,7 @@ async def test_ledgers_go_on_when_a_node_of_either_kind_is_lost(java: JavaTool, 
                 assert answer["failed"] == []
             count += 20
             await asyncio.to_thread(mixed.restore)
+            await until_all_know_four(java, mixed, client)
         await writer.close()
         for ledger in ledgers:
             await ask("ledger.close", handle=ledger["handle"])
@@ -67,6 +90,7 @@ async def test_a_recoverer_of_either_kind_fences_a_writer_of_the_other(
     """With a node of the one kind gone, the others' fences hold, also on the node that comes back without one."""
     ask = mixed.on(java)
     async with mixed.client() as client:
+        await until_all_know_four(java, mixed, client)
         theirs = await java_creates(ask, **STRIPED)
         await java_adds(ask, theirs, (30,) * 25)
         # Java's recovery needs somebody in the place of the lost one, ours goes on without.
