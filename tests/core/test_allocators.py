@@ -267,7 +267,7 @@ async def _crashing_session(world, namespace, step, how):
 @pytest.mark.parametrize("pool", [False, True], ids=["own", "pool"])
 async def test_a_crash_at_any_step_loses_no_ledger_and_gives_none_to_two_segments(world, how, pool, monkeypatch):
     # Who is dead waits for nothing.
-    monkeypatch.setattr("dlspark.core.writing.transitions.SegmentTransitions._pauses", lambda self: [])
+    monkeypatch.setattr("dlspark.core.writing.transactions.OwnersTransactions._pauses", lambda self: [])
     settings = {"output_buffer_bytes": 0, "rolling_minutes": 0, "max_segment_bytes": 300}
     settings |= POOL if pool else {}
     first = await world.namespace(**settings)

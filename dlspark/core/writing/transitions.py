@@ -1,26 +1,15 @@
 """`SegmentTransitions`: the three metadata transactions of a log's owner: start, complete and delete a segment.
 
-Each is one conditional multi on the versions that this owner read after it took the lock, so a deposed owner changes
-nothing; and on its lock's member, because a log that was deleted and made again has the same versions again. Three
-things can go wrong and each has one answer:
-
-| outcome | answer |
-|---|---|
-| a version does not match | somebody else owns the log: WriterDeposedError, never a second try with fresh versions |
-| the answer was lost | read back: our ledger's id in the list, and versions exactly one above ours, mean applied |
-| the store cannot be reached | try again for as long as the session may live, then say so |
-
-The ledger of a new segment comes from the log's own allocator or from a pool (`allocator`, `allocator_pool`); the start
-transaction hands it over. One that was not handed over is named in a znode: whoever comes next, this library or
-upstream's, finds and deletes it.
+How each is run until its outcome is known: `transactions`. The ledger of a new segment comes from the log's own
+allocator or from a pool (`allocator`, `allocator_pool`); the start transaction hands it over. One that was not handed
+over is named in a znode: whoever comes next, this library or upstream's, finds and deletes it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from dlspark.core.metrics.logs import about
@@ -28,35 +17,33 @@ from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.writing.allocator import AllocatorLostError, LedgerAllocator, LedgerKind, Phase
 from dlspark.core.writing.allocator_pool import LedgerAllocatorPool, shared_pool
+from dlspark.core.writing.transactions import (
+    DeposedAfterwardsError,
+    DeposedInDoubtError,
+    Found,
+    OwnersTransactions,
+    versions,
+)
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import SegmentStateError, WriterDeposedError
 from metadata.allocators import Allocation
 from metadata.errors import (
     BadVersionError,
-    ConnectionLossError,
     DistributedLogError,
     InvariantViolation,
-    MetadataUnavailableError,
-    NodeExistsError,
     NoNodeError,
     NotAppliedError,
     OutcomeUnknownError,
-    SessionExpiredError,
     check,
 )
 from metadata.ledgers import Versioned
-from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.logs import LogNotFoundError, LogState, SegmentMetadata
+from metadata.logs import LogState, SegmentMetadata
 from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID
-from metadata.store import ANY_VERSION, Check, Op
+from metadata.store import Op
 from storage_node.client import LedgerWriter
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-
-_ADVICE_REOPEN = "Open the writer again; it will wait for the other owner or report it"
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
 MAX_CONTESTED_STARTS = 3
 """Allocators of a pool that a start tries, where somebody else is using the same pool."""
 
@@ -86,7 +73,7 @@ class SegmentTransitions:
         self.name = name
         self._state = state
         self._version_found = -1
-        self._lock = lock
+        self._transactions = OwnersTransactions(services, name, lock, settings.zk_session_timeout_s)
         self.segments: list[SegmentMetadata] = []
         """In ascending order of sequence number; kept up to date by this owner's own transactions."""
         self._services = services
@@ -96,6 +83,10 @@ class SegmentTransitions:
     def use_settings(self, settings: Settings) -> None:
         """From the next transaction on."""
         self._settings = settings
+
+    async def retried(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Repeat an idempotent call while the store cannot be reached, for as long as the session may live."""
+        return await self._transactions.retried(call)
 
     @property
     def state(self) -> LogState:
@@ -118,9 +109,9 @@ class SegmentTransitions:
         try:
             state, segments = await self._services.logs.snapshot(self.name)
         except BadVersionError as error:
-            raise self._deposed() from error
-        if self._state is not None and _versions(state) != _versions(self._state):
-            raise self._deposed()
+            raise self._transactions.deposed() from error
+        if self._state is not None and versions(state) != versions(self._state):
+            raise self._transactions.deposed()
         self._state, self.segments, self._version_found = state, segments, state.max_lssn.version
         phase = self._allocator.phase if self._allocator is not None else Phase.ERROR
         if phase is Phase.ERROR or (fresh and phase is not Phase.ALLOCATED):
@@ -145,13 +136,13 @@ class SegmentTransitions:
             return
 
         async def attempt() -> LogState:
-            owned = await self._owned()
+            owned = await self._transactions.owned()
             return await logs.claim(self.name, state, owned, ledgers=ledgers, allocation=allocation)
 
         try:
-            self.state = await self.retried(attempt)
+            self.state = await self._transactions.retried(attempt)
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
-            raise self._deposed() from error
+            raise self._transactions.deposed() from error
         if allocation:
             self._allocator = None  # It knows an older version.
 
@@ -175,7 +166,7 @@ class SegmentTransitions:
             try:
                 await allocator.allocate(self._kind())
             except AllocatorLostError as error:
-                raise self._deposed() from error
+                raise self._transactions.deposed() from error
             return await self._start_with(allocator, lssn, first_txid, shared=False)
         for _ in range(MAX_CONTESTED_STARTS - 1):
             try:
@@ -203,11 +194,12 @@ class SegmentTransitions:
         expected = self.state
         hand_over = allocator.obtain()
 
-        def applied(found: _Found) -> bool:
+        def applied(found: Found) -> bool:
             return any(other.ledger_id == segment.ledger_id for other in found.segments)
 
         try:
-            self.state = await self._transact(
+            self.state = await self._transactions.run(
+                expected,
                 lambda owned: self._services.logs.start_segment(
                     self.name, expected, segment, owned, hand_over=hand_over
                 ),
@@ -215,11 +207,11 @@ class SegmentTransitions:
                 replace(expected, max_lssn=Versioned(lssn, expected.max_lssn.version + 1)),
                 shared=hand_over.path if shared else None,
             )
-        except _DeposedAfterwards:
+        except DeposedAfterwardsError:
             allocator.committed()
             await ledger.abandon()  # It was a segment: it is not ours to delete.
             raise
-        except _DeposedInDoubt:
+        except DeposedInDoubtError:
             # A list that the successor changes all the time may lack the segment (I1): the allocator's znode tells
             # whether the ledger became one, and where it still names it, its next user deletes it.
             allocator.lost()
@@ -336,10 +328,11 @@ class SegmentTransitions:
                 log=self.name,
             )
 
-        def applied(found: _Found) -> bool:
+        def applied(found: Found) -> bool:
             return any(not s.in_progress and s.ledger_id == segment.ledger_id for s in found.segments)
 
-        self.state = await self._transact(
+        self.state = await self._transactions.run(
+            expected,
             lambda owned: self._services.logs.complete_segment(self.name, expected, completed, segment, owned),
             applied,
             replace(
@@ -384,158 +377,8 @@ class SegmentTransitions:
             await self._services.logs.remove_segment(self.name, expected, segment, owned)
             return expected
 
-        def applied(found: _Found) -> bool:
+        def applied(found: Found) -> bool:
             return all(other.ledger_id != segment.ledger_id for other in found.segments)
 
-        self.state = await self._transact(attempt, applied, expected)
+        self.state = await self._transactions.run(expected, attempt, applied, expected)
         self.segments = [s for s in self.segments if s.ledger_id != segment.ledger_id]
-
-    # ------------------------------------------------------------------ outcomes
-
-    async def _transact(
-        self,
-        attempt: Callable[[list[Op]], Awaitable[LogState]],
-        applied: Callable[[_Found], bool],
-        after: LogState,
-        *,
-        shared: str | None = None,
-    ) -> LogState:
-        """Run a conditional transaction until its outcome is known. `after` is the state it leads to.
-
-        `attempt` is given operations that fail it unless the lock is held.
-
-        `shared` is the allocator of a pool that is part of it: one that somebody else has set raises
-        AllocatorLostError, and says nothing about the log.
-        """
-        before = self.state
-        pauses = self._pauses()
-        doubt: OutcomeUnknownError | None = None
-        while True:
-            failure: DistributedLogError
-            refusal: DistributedLogError | None = None
-            owned: list[Op] = []
-            try:
-                owned = await self._owned()
-                return await attempt(owned)
-            except OutcomeUnknownError as error:
-                failure = doubt = error
-            except (LockingError, OwnershipAcquireFailedError) as error:
-                if doubt is None:
-                    raise self._deposed() from error
-                failure, refusal = doubt, error
-            except MetadataUnavailableError as error:
-                failure = doubt or error
-            except (BadVersionError, NodeExistsError, NoNodeError) as error:
-                if any(error.path == check.path for check in owned):
-                    failure = doubt or self._deposed()  # The lock is lost; that is heard of soon, or it is had again.
-                elif doubt is None:
-                    raise self._refused(error, shared) from error
-                else:
-                    # After a lost answer it may be our own first try that was in the way.
-                    failure, refusal = doubt, error
-            if doubt is not None:
-                found = await self._look(doubt)
-                if applied(found):
-                    if _versions(found.state) != _versions(after):
-                        raise _DeposedAfterwards(
-                            "this transaction was applied, but another owner has gone on from it meanwhile",
-                            log=self.name,
-                            advice=_ADVICE_REOPEN,
-                        ) from failure
-                    self._services.counters["lost-answer-applied"] += 1
-                    return after
-                if _versions(found.state) != _versions(before):
-                    raise _DeposedInDoubt(
-                        "the log was changed by another owner; whether this was applied before is not known",
-                        log=self.name,
-                        advice=_ADVICE_REOPEN,
-                    ) from failure
-                self._services.counters["lost-answer-not-applied"] += 1
-                if refusal is not None:
-                    raise self._refused(refusal, shared) from refusal
-            await self._pause(pauses, failure)
-
-    async def _owned(self) -> list[Op]:
-        """Operations that fail the transaction that they are part of unless the lock is held.
-
-        Raises MetadataUnavailableError while a lost one is being taken again, and what `ensure_held` raises.
-        """
-        if self._lock is None:
-            return []
-        await self._lock.ensure_held()
-        if not self._lock.held:
-            raise MetadataUnavailableError("the log's lock is being taken again; nothing was changed", log=self.name)
-        return [Check(self._lock.member_path, ANY_VERSION)]
-
-    async def _look(self, doubt: OutcomeUnknownError) -> _Found:
-        """State and segments as they are now; raises `doubt` if they cannot be read."""
-        logs, path = self._services.logs, self._services.logs.paths(self.name).ledgers
-
-        async def read() -> _Found:
-            await self._services.store.sync(path)
-            return _Found(await logs.open(self.name), tuple(await logs.segments(self.name)))
-
-        try:
-            return await self.retried(read)
-        except LogNotFoundError:
-            raise  # Without a log it is in no list.
-        except DistributedLogError as error:
-            raise doubt from error
-
-    async def retried(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat an idempotent call while the store cannot be reached."""
-        pauses = self._pauses()
-        while True:
-            try:
-                return await call()
-            except (ConnectionLossError, SessionExpiredError, MetadataUnavailableError) as error:
-                await self._pause(pauses, error)
-
-    def _pauses(self) -> list[float]:
-        """Pauses between tries, that add up to the session timeout: after it the lock is lost anyhow."""
-        pauses: list[float] = []
-        left, pause = float(self._settings.zk_session_timeout_s), FIRST_PAUSE_S
-        while left > 0:
-            pauses.append(min(pause, left))
-            left -= pause
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-        return pauses[::-1]
-
-    async def _pause(self, pauses: list[float], failure: DistributedLogError) -> None:
-        if not pauses:
-            raise failure
-        await asyncio.sleep(pauses.pop())
-
-    def _refused(self, error: DistributedLogError, shared: str | None) -> NotAppliedError:
-        """What a transaction that a version stopped means."""
-        if shared is not None and error.path == shared:
-            return AllocatorLostError("the allocator is used by somebody else; nothing was started", path=shared)
-        return self._deposed()
-
-    def _deposed(self) -> WriterDeposedError:
-        return WriterDeposedError(
-            "the log was changed by another owner; nothing of this transaction was applied",
-            log=self.name,
-            advice=_ADVICE_REOPEN,
-        )
-
-
-class _DeposedInDoubt(WriterDeposedError):
-    """Another owner has gone on, and this owner's last transaction, whose answer was lost, is not to be seen."""
-
-
-class _DeposedAfterwards(WriterDeposedError):
-    """Our transaction was applied, but another owner has already gone on from it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What a read-back saw."""
-
-    state: LogState
-    segments: tuple[SegmentMetadata, ...]
-
-
-def _versions(state: LogState) -> tuple[int, int]:
-    """Of what every owner's transactions set. The allocator knows its own."""
-    return state.max_lssn.version, state.max_txid.version
