@@ -107,6 +107,11 @@ class World:
         if not keep_open:
             await self._writers.pop(name).close()
 
+    async def append(self, name: str, ids: Sequence[int]) -> None:
+        """An entry into the segment that `write` kept open, acknowledged: readers see up to the entry before it."""
+        part = np.array(ids, dtype=np.int64)
+        await self._writers[name].write_batch(part, pa.array([str(n).encode() for n in part], type=pa.binary()))
+
     async def commit(self, name: str) -> None:
         await self._writers[name].commit()
 

@@ -13,11 +13,14 @@ import pytest
 from memory_world import World
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import EntrySummary
 from dlspark.core.runtime import Runtime
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError
 from dlspark.spark.options.registry import Scope
+from dlspark.spark.source import log_view
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.limits import NO_LIMITS, Limits
+from dlspark.spark.source.log_view import LogView
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.partition_reader import LogPartition, read_partition, shared_reader
 from dlspark.spark.source.planning import Partition
@@ -368,12 +371,51 @@ async def test_control_records_do_not_end_the_wait(world: World) -> None:
     driver = await world.driver(log=name)
     await driver.latest()
     waiting = asyncio.ensure_future(driver.wait_for_news(30))
-    for _ in range(3):
-        await world.commit(name)
+    await world.append(name, [9])  # which makes the control record before it visible
     done, _ = await asyncio.wait({waiting}, timeout=0.3)
     assert not done
-    await world.write(name, [9], keep_open=True)
+    await world.commit(name)
     await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_record_that_is_committed_while_the_tail_is_looked_at_ends_the_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer with the control record that is looked at tells of it; the next record may be a long time away."""
+    monkeypatch.setattr(log_view, "LONG_POLL_MS", 600_000)
+    name = await world.create()
+    await world.write(name, range(5), keep_open=True)
+    driver = await world.driver(log=name)
+    await driver.latest()
+    looked_at = LogView._summary
+    written = asyncio.Event()
+
+    async def busy(view: LogView, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
+        found = await looked_at(view, segment, entry_id)
+        if not written.is_set():
+            written.set()
+            await world.commit(name)
+            await (await view._reader(segment)).refresh()
+        return found
+
+    monkeypatch.setattr(LogView, "_summary", busy)
+    waiting = asyncio.ensure_future(driver.wait_for_news(600))
+    await world.append(name, [5])
+    await asyncio.wait_for(waiting, 30)
+    assert written.is_set()
+    assert (await driver.latest())[name] == DLSN(1, 3, 0)
+
+
+@pytest.mark.parametrize("keep_open", [True, False])
+async def test_what_the_view_alone_has_seen_since_the_answer_ends_the_wait(world: World, keep_open: bool) -> None:
+    """Looking whether a position is still there reads a list that changed, and the end with it."""
+    name = await world.create()
+    await world.write(name, range(5))
+    driver = await world.driver(log=name)
+    before = await driver.latest()
+    await world.write(name, range(5, 8), keep_open=keep_open)
+    assert await (await driver.views())[name].latest() > before[name]
+    await asyncio.wait_for(driver.wait_for_news(600), 30)
 
 
 async def test_a_task_that_stops_early_leaves_the_connections_to_the_next_one(world: World) -> None:

@@ -88,12 +88,15 @@ class SegmentReader:
             await self._ledger.read_last_confirmed()
         return self.lac
 
-    async def poll(self, timeout_ms: int) -> bool:
-        """Wait, at most `timeout_ms`, until the segment has grown past `lac` or has ended; returns whether it grew."""
-        before = self.lac
-        if not self._ledger.closed:
-            await self._ledger.poll(before + 1, timeout_ms)
-        return self.lac > before
+    async def poll(self, seen: int, timeout_ms: int) -> bool:
+        """Wait, at most `timeout_ms`, until `lac` is past entry `seen` or the segment has ended; returns whether it is.
+
+        `lac` moves with whatever a storage node answers: who has looked at entries up to one does not know the ones
+        behind it, and waits from there.
+        """
+        if self.lac <= seen and not self._ledger.closed:
+            await self._ledger.poll(seen + 1, timeout_ms)
+        return self.lac > seen
 
     def entries(self, first: int, last: int) -> AsyncIterator[Entry]:
         """Entries first..last in order, read ahead; `last` may not be past `lac`."""

@@ -331,8 +331,10 @@ class SourceDriver:
         return (begin, until) if bounds is None else await _narrowed(view, begin, until, bounds)
 
     async def wait_for_news(self, timeout_s: float) -> None:
-        """Return when a log may have something new, or a log has come under a pattern, or after `timeout_s`."""
-        waits = [asyncio.ensure_future(view.wait_for_news()) for view in self._views.values()]
+        """Return when a log may end elsewhere than `latest` last found, or a log has come under a pattern, or after
+        `timeout_s`."""
+        known = self.newest or Offsets({})
+        waits = [asyncio.ensure_future(view.wait_for_news(known.get(name))) for name, view in self._views.items()]
         if self.query.selection.pattern is not None:
             self._arrivals = self._arrivals or Arrivals(self._opened(), self.query.selection.folder)
             waits.append(asyncio.ensure_future(self._arrivals.wait()))

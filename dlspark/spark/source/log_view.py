@@ -125,8 +125,12 @@ class LogView:
     async def latest(self) -> DLSN:
         """The position after the last user record that is committed now: control records do not make news."""
         await self._refresh()
-        self._known_end = max(await self._last_end(), self.earliest())
+        self._known_end = await self._end()
         return self._known_end
+
+    async def _end(self) -> DLSN:
+        """The end within the segments as last listed."""
+        return max(await self._last_end(), self.earliest())
 
     async def _last_end(self) -> DLSN:
         for segment in reversed(self._visible()):
@@ -512,31 +516,31 @@ class LogView:
 
     # ------------------------------------------------------------------ waiting
 
-    async def wait_for_news(self) -> None:
-        """Return when the segment list has changed, or a user record was committed to the segment in progress.
+    async def wait_for_news(self, known: DLSN | None) -> None:
+        """Return when the segment list has changed, or the log does not end at `known` any more.
 
+        `known` is the end that the caller has acted upon: the view itself may have seen a later one since.
         Waits by long poll and watch, without limit; to be cancelled.
         """
-        visible = self._visible()
-        segment = visible[-1] if visible and visible[-1].in_progress else None
         changed = asyncio.ensure_future(self._changed.wait())
-        polled = asyncio.ensure_future(self._poll_tail(segment)) if segment is not None else None
+        polled = asyncio.ensure_future(self._poll_tail(known))
         try:
-            await asyncio.wait({changed} if polled is None else {changed, polled}, return_when=asyncio.FIRST_COMPLETED)
-            if polled is not None and polled.done():
+            await asyncio.wait({changed, polled}, return_when=asyncio.FIRST_COMPLETED)
+            if polled.done():
                 polled.result()
         finally:
-            await end_tasks([changed] if polled is None else [changed, polled], drop_errors=True)
+            await end_tasks([changed, polled], drop_errors=True)
 
-    async def _poll_tail(self, segment: SegmentMetadata) -> None:
-        reader = await self._reader(segment)
-        seen = self._tail.end if self._tail is not None else None
-        while (await self._look_at_tail(segment)).end == seen:
-            if reader.closed:
-                # Ended, but not yet in the log's metadata: only a change of that is news.
+    async def _poll_tail(self, known: DLSN | None) -> None:
+        while await self._end() == known:
+            tail = self._tail
+            reader = None if tail is None else self._readers.get((tail.ledger_id, True))
+            if tail is None or reader is None or (reader.closed and reader.lac < tail.scanned):
+                # No segment is open, or it ended but not yet in the log's metadata: only a change of that is news.
                 await self._changed.wait()
                 return
-            await reader.poll(LONG_POLL_MS)
+            # From the last entry looked at: what was committed meanwhile is known to the reader, and not looked at.
+            await reader.poll(tail.scanned - 1, LONG_POLL_MS)
 
 
 def _first_position(segment: SegmentMetadata) -> DLSN:
