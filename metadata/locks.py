@@ -20,10 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 from urllib.parse import quote_plus, unquote_plus
 from weakref import WeakKeyDictionary
 
@@ -37,7 +37,7 @@ from metadata.errors import (
 )
 from metadata.paths import check_path, join
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
-from metadata.store import Delete, MetadataStore, SessionState, WatchEvent
+from metadata.store import Delete, MetadataStore, SessionState, Stat, WatchEvent
 from metadata.tasks import end_tasks, undisturbed
 
 _LOG: Final = logging.getLogger(__name__)
@@ -102,6 +102,10 @@ class _Member(NamedTuple):
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
+
+
+_Queue: TypeAlias = tuple[list[str], Stat]
+"""Members as they were listed, and the stat of the lock's own znode."""
 
 
 class _Registry:
@@ -212,8 +216,12 @@ class DistributedLock:
 
     # ---- acquire ----------------------------------------------------------------------------------------------------
 
-    async def acquire(self, timeout_ms: int) -> None:
+    async def acquire(self, timeout_ms: int, asked: Callable[[], None] | None = None) -> bool:
         """Take the lock, waiting at most `timeout_ms`; 0 or less tries once, without queueing behind another owner.
+
+        `asked` may start tasks; what they ask of the store goes out behind the request for the lock. Returns whether
+        that was answered under the lock: the first request for it was granted, and nobody was before us. A session's
+        requests are answered in their order.
 
         Raises OwnershipAcquireFailedError with the owner's name, LockSessionExpiredError, NoNodeError where the lock's
         path does not exist. After any error we own nothing and may try again.
@@ -226,30 +234,42 @@ class DistributedLock:
         self._creation = -1
         self._unsubscribe = self._store.on_session(self._session_changed)
         try:
-            await self._acquire(timeout_ms)
+            return await self._acquire(timeout_ms, asked)
         except BaseException:
             if self._state is not _State.CLOSED:
                 self._close(_State.INIT)
             raise
 
-    async def _acquire(self, timeout_ms: int) -> None:
-        """Leaves the state HELD, or raises and leaves no member."""
+    async def _acquire(self, timeout_ms: int, asked: Callable[[], None] | None = None) -> bool:
+        """Leaves the state HELD, or raises and leaves no member. Returns what `acquire` does."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000 if timeout_ms > 0 else None
         if deadline is None:
             owner = await self._foreign_owner()
             if owner is not None:
                 raise OwnershipAcquireFailedError(owner, path=self._path)  # spec trap 16: no node was created
-        member = await self._enter()
+        looking: list[asyncio.Task[_Queue]] = []
+
+        def ask_behind() -> None:
+            # One round trip for both: mostly nobody holds the lock, and the first look settles it.
+            looking.append(asyncio.get_running_loop().create_task(self._list()))
+            if asked is not None:
+                asked()
+
         try:
-            self._ensure_current(member)
-            await self._claim(member, deadline)
-            self._ensure_current(member)
-        except BaseException:
-            await undisturbed(self._drop(member))
-            raise
+            member, tries = await self._enter(ask_behind)
+            try:
+                self._ensure_current(member)
+                looks = await self._claim(member, deadline, looking)
+                self._ensure_current(member)
+            except BaseException:
+                await undisturbed(self._drop(member))
+                raise
+        finally:
+            await end_tasks(looking, drop_errors=True)
         self._member = member
         self._remembered = {LockId(self._client_id, member.session_id)}
         self._state = _State.HELD
+        return tries == looks == 1
 
     async def _foreign_owner(self) -> str | None:
         """The client that owns the lock now, unless that is us or the remains of us."""
@@ -264,32 +284,34 @@ class DistributedLock:
                 return None
             return owner.client_id
 
-    async def _enter(self) -> _Member:
-        """Create our member, also where we are cancelled meanwhile: then to delete it again."""
-        creating = asyncio.get_running_loop().create_task(self._create_member())
+    async def _enter(self, asked: Callable[[], None]) -> tuple[_Member, int]:
+        """Create our member, also where we are cancelled meanwhile: then to delete it again. How many tries it took."""
+        creating = asyncio.get_running_loop().create_task(self._create_member(asked))
         try:
             return await asyncio.shield(creating)
         except asyncio.CancelledError:
             await undisturbed(self._leave(creating))
             raise
 
-    async def _leave(self, creating: asyncio.Task[_Member]) -> None:
+    async def _leave(self, creating: asyncio.Task[tuple[_Member, int]]) -> None:
         done, _ = await asyncio.wait({creating}, timeout=RELEASE_TIMEOUT_MS / 1000)
         if not done:
             creating.cancel()
         elif not creating.cancelled() and creating.exception() is None:
-            await self._drop(creating.result())
+            await self._drop(creating.result()[0])
 
-    async def _create_member(self) -> _Member:
+    async def _create_member(self, asked: Callable[[], None]) -> tuple[_Member, int]:
         """Create our member. A lost answer may leave one that nobody knows: such remains are removed first."""
         doubt: OutcomeUnknownError | None = None
-        for _ in range(MAX_REPEATS):
+        for tries in range(1, MAX_REPEATS + 1):
             if not await reconnected(self._store, REPEAT_TIMEOUT_MS):
                 break
             session_id = self._store.session_id
             if doubt is not None:
                 await self._remove_remains()
             prefix = join(self._path, member_prefix(self._client_id, session_id))
+            if tries == 1:
+                asked()  # The tasks it starts run once this one waits, which is when the request is on its way.
             try:
                 with self._registry.entering(self._path):
                     data = self._client_id.encode("utf-8")
@@ -301,24 +323,31 @@ class DistributedLock:
             except MetadataUnavailableError:
                 await asyncio.sleep(0)
             else:
-                return _Member(path, session_id)
+                return _Member(path, session_id), tries
         raise doubt or MetadataUnavailableError("the lock could not be asked for", path=self._path)
 
-    async def _claim(self, member: _Member, deadline: float | None) -> None:
-        """Wait until `member` is first; without a deadline it must be so at once."""
+    async def _claim(self, member: _Member, deadline: float | None, looking: Sequence[asyncio.Task[_Queue]]) -> int:
+        """Wait until `member` is first; without a deadline it must be so at once. How many looks it took."""
+        looks = 0
         while True:
-            names = await self._members()
+            looks += 1
+            if looks == 1 and looking:
+                names = self._in_order(await looking[0])
+                if member.name not in names:
+                    continue  # A listing with our member is younger than it; one without may be older.
+            else:
+                names = await self._members()
             self._ensure_current(member)
             if member.name not in names:
                 raise LockingError("our member of the lock's queue was deleted by somebody else", path=member.path)
             place = names.index(member.name)
             if place == 0:
-                return
+                return looks
             owner, before = await self._identify(names[0]), await self._identify(names[place - 1])
             if owner is None or before is None:
                 continue
             if owner in self._remembered and before == owner:
-                return  # left over from our expired session: it goes by itself
+                return looks + 1  # left over from our expired session: it goes by itself
             if self._is_remains(names[0], owner) or self._is_remains(names[place - 1], before):
                 await self._remove_remains()
                 continue
@@ -360,7 +389,13 @@ class DistributedLock:
 
     async def _members(self) -> list[str]:
         """Names in order of the queue. Raises LockReplacedError where the lock is not the one that was acquired."""
-        names, stat = await repeat(self._store, lambda: self._store.children(self._path))
+        return self._in_order(await self._list())
+
+    async def _list(self) -> _Queue:
+        return await repeat(self._store, lambda: self._store.children(self._path))
+
+    def _in_order(self, queue: _Queue) -> list[str]:
+        names, stat = queue
         if self._creation not in (-1, stat.czxid):
             raise self._replaced()
         self._creation = stat.czxid

@@ -87,11 +87,17 @@ class LogPaths:
 
 
 @dataclass(frozen=True, slots=True)
-class LogState:
-    """The three values of a log that are only set conditionally, with their versions."""
+class LogEnd:
+    """The two values of a log that its newest segments move, with their versions: only ever set conditionally."""
 
     max_lssn: Versioned[int]
     max_txid: Versioned[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LogState(LogEnd):
+    """All three values of a log that are only set conditionally, with their versions."""
+
     allocation: Versioned[bytes]
 
 

@@ -38,6 +38,7 @@ from metadata.log_names import (
     LAYOUT_VERSION,
     RESERVED,
     InvalidLogNameError,
+    LogEnd,
     LogExistsError,
     LogNotFoundError,
     LogPaths,
@@ -65,6 +66,7 @@ from metadata.store import Check, Create, Delete, MetadataStore, Op, OpResult, S
 __all__ = [
     "DEFAULT_PARTITION",
     "InvalidLogNameError",
+    "LogEnd",
     "LogExistsError",
     "LogNotFoundError",
     "LogPaths",
@@ -301,18 +303,19 @@ class LogStore:
         """
         paths = await self.located(name)
         try:
-            ledgers, max_txid, allocation, version, _, _ = await asyncio.gather(
-                *(
-                    self._get(path)
-                    for path in (
-                        paths.ledgers,
-                        paths.max_txid,
-                        paths.allocation,
-                        paths.version,
-                        paths.lock,
-                        paths.read_lock,
-                    )
-                )
+            end, allocation, _, _ = await asyncio.gather(
+                self.end(name), self._get(paths.allocation), self._get(paths.lock), self._get(paths.read_lock)
+            )
+        except NoNodeError as error:
+            raise log_not_found(name, error.path) from error
+        return LogState(end.max_lssn, end.max_txid, allocation)
+
+    async def end(self, name: str) -> LogEnd:
+        """What `open` tells of a log that is known to be whole, but for what an allocated ledger needs."""
+        paths = await self.located(name)
+        try:
+            ledgers, max_txid, version = await asyncio.gather(
+                *(self._get(path) for path in (paths.ledgers, paths.max_txid, paths.version))
             )
         except NoNodeError as error:
             raise log_not_found(name, error.path) from error
@@ -326,9 +329,7 @@ class LogStore:
             highest = int(max_txid.value)
         else:
             _LOG.warning("log %s: %s holds %r; taken as -999", name, paths.max_txid, max_txid.value[:40])
-        return LogState(
-            Versioned(int(ledgers.value), ledgers.version), Versioned(highest, max_txid.version), allocation
-        )
+        return LogEnd(Versioned(int(ledgers.value), ledgers.version), Versioned(highest, max_txid.version))
 
     async def snapshot(self, name: str) -> LogSnapshot:
         """State and segments of one moment, for who is going to change them.
@@ -561,7 +562,7 @@ class LogStore:
 
         await repeat(self._store, delete)
 
-    def publish_ops(self, name: str, state: LogState, segments: Sequence[SegmentMetadata]) -> Ops:
+    def publish_ops(self, name: str, state: LogEnd, segments: Sequence[SegmentMetadata]) -> Ops:
         """Operations that append completed segments and move `ledgers` and `maxtxid`, to be joined into one multi."""
         check(bool(segments), "nothing to publish", log=name)
         check(not any(segment.in_progress for segment in segments), "only completed segments are published", log=name)

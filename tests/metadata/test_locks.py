@@ -200,6 +200,86 @@ async def test_a_dead_owners_lock_passes_on(store: MetadataStore, other: Metadat
     await waiter.release()
 
 
+async def test_what_is_asked_behind_a_free_lock_is_answered_under_it(
+    store: MetadataStore, other: MetadataStore, path: str
+) -> None:
+    asked: list[asyncio.Task[list[str]]] = []
+
+    def ask() -> None:
+        asked.append(asyncio.ensure_future(members(store, path)))
+
+    for timeout_ms in (1_000, 0):
+        lock = DistributedLock(store, path, "me")
+        assert await lock.acquire(timeout_ms, ask)
+        assert lock.member_path.rpartition("/")[2] in await asked.pop()
+        await lock.release()
+    holder = DistributedLock(other, path, "them")
+    assert await holder.acquire(0)
+    lock = DistributedLock(store, path, "me")
+    waiting = asyncio.ensure_future(lock.acquire(5_000, ask))
+    await settled(waiting, other, path, 2)
+    await holder.release()
+    assert not await waiting
+    assert await asked.pop() != [lock.member_path.rpartition("/")[2]]  # somebody was before us
+    await lock.release()
+
+
+async def test_a_free_lock_takes_one_round_trip() -> None:
+    tree = MemoryTree()
+    store = MemoryStore(tree)
+    await store.create("/lock")
+    made: list[str] = []
+    store.observe(lambda operation, path, seconds, error: made.append(operation))
+    tree.stall()
+    acquiring = asyncio.ensure_future(DistributedLock(store, "/lock", "me").acquire(1_000))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not acquiring.done()
+    tree.resume()  # What is asked from here on would be a second one.
+    tree.stall()
+    assert await asyncio.wait_for(acquiring, 5)
+    assert made == ["create", "children"]
+    tree.resume()
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.REFUSE])
+async def test_what_was_asked_behind_a_first_try_that_failed_does_not_count(fault: Fault) -> None:
+    tree = MemoryTree()
+    store = MemoryStore(tree)
+    await store.create("/lock")
+    creations = 0
+
+    def inject(_session: int, operation: str, _path: str) -> Fault | None:
+        nonlocal creations
+        creations += operation == "create"
+        return fault if operation == "create" and creations == 1 else None
+
+    tree.inject = inject
+    lock = DistributedLock(store, "/lock", "me")
+    assert not await lock.acquire(1_000)
+    assert lock.held
+    assert creations == 2
+    assert len(await members(store, "/lock")) == 1
+
+
+async def test_a_list_of_members_without_ours_is_no_reason_to_give_up() -> None:
+    """It may have been answered before ours was made, by a store that keeps no order."""
+    store = MemoryStore(MemoryTree())
+    await store.create("/lock")
+    original, lists = store.children, []
+
+    async def children(path: str, watch=None):
+        names, stat = await original(path, watch)
+        lists.append(names)
+        return ([], stat) if len(lists) == 1 else (names, stat)
+
+    store.children = children  # type: ignore[method-assign]
+    lock = DistributedLock(store, "/lock", "me")
+    assert not await lock.acquire(1_000)
+    assert lock.held
+    assert len(lists) == 2
+
+
 async def test_two_locks_of_one_process_exclude_each_other(store: MetadataStore, path: str) -> None:
     first, second = DistributedLock(store, path, "same"), DistributedLock(store, path, "same")
     await first.acquire(0)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from dlspark.spark.sink.commit import Publisher
+from dlspark.spark.sink.commit import Outcome, Publisher
 from dlspark.spark.sink.logs import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
 from dlspark.spark.sink.sweep import Sweeper
 from metadata.logs import LogStore, SegmentMetadata
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.sinks import SinkStore
+from metadata.store import MetadataStore
 
+T = TypeVar("T")
 NS = "/dl/ns"
 SINK = "q-1"
 
@@ -112,6 +116,9 @@ class Process:
             segments.append(staged_segment(log, ledger_id, partition, first, last, count=count, stamped=stamped))
         return Publication(job, tuple(segments))
 
+    async def publish(self, batch: Publication) -> Outcome:
+        return (await self.publisher.publish(batch)).outcome
+
     async def segments(self, log: str) -> list[SegmentMetadata]:
         return list(await self.log_store.segments(log))
 
@@ -136,3 +143,29 @@ def staged_segment(
 
 def job(batch: int = 0, attempt: str = "a", sink: str = SINK) -> JobId:
     return JobId(sink, batch, attempt)
+
+
+QUIET_TURNS = 50
+"""Turns of the loop after which whatever can be asked without another answer has been asked."""
+
+
+async def round_trips(tree: MemoryTree, store: MetadataStore, work: Awaitable[T]) -> tuple[T, list[list[str]]]:
+    """Do `work` with a server that answers only when nothing more is asked of it.
+
+    Its result, and what `store` has asked in each of the round trips that take place one after the other.
+    """
+    trips: list[list[str]] = [[]]
+    forget = store.observe(lambda operation, path, _seconds, _error: trips[-1].append(f"{operation} {path}"))
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            tree.stall()
+            for _ in range(QUIET_TURNS):
+                await asyncio.sleep(0)
+            if trips[-1]:
+                trips.append([])
+            tree.resume()
+        return await task, [trip for trip in trips if trip]
+    finally:
+        tree.resume()
+        forget()

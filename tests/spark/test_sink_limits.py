@@ -93,7 +93,7 @@ async def test_zookeeper_takes_the_largest_batch_that_is_let_through(store: ZooK
     listings = [Create(op.path) for op in operations(sinks, logs, batch) if isinstance(op, Delete)]
     for first in range(0, len(listings), 500):
         await store.multi(listings[first : first + 500])
-    assert await Publisher(store, sinks, access).publish(batch) is Outcome.PUBLISHED
+    assert (await Publisher(store, sinks, access).publish(batch)).outcome is Outcome.PUBLISHED
     names, _ = await store.children(logs.paths(LONG_NAME).ledgers)
     assert len(names) == len(batch.segments)
     assert await sinks.staged(SINK) == []

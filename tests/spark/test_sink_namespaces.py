@@ -55,7 +55,7 @@ async def test_a_log_that_may_not_be_written_gets_nothing_of_a_batch() -> None:
     assert not await logs.exists("denied")
     assert not await logs.exists("open") or await logs.segments("open") == []
     assert await permissions.delete("denied")
-    assert await sink.publisher.publish(Publication(job(), segments)) is Outcome.PUBLISHED
+    assert (await sink.publisher.publish(Publication(job(), segments))).outcome is Outcome.PUBLISHED
     assert await ledgers(logs, "open", "denied") == [1, 2]
 
 
@@ -65,7 +65,7 @@ async def test_a_batch_for_logs_of_several_sub_namespaces_is_published_whole() -
     logs = LogStore(store, NS, places=FederatedPlaces(store, NS, max_logs=1))
     sink = Sink(store, logs)
     segments = await staged(sink, "a", "b", "c")
-    assert await sink.publisher.publish(Publication(job(), segments)) is Outcome.PUBLISHED
+    assert (await sink.publisher.publish(Publication(job(), segments))).outcome is Outcome.PUBLISHED
     assert await ledgers(logs, "a", "b", "c") == [1, 2, 3]
     assert len(await logs.places.folders()) == 3
 

@@ -46,7 +46,7 @@ async def driver(world: World):
 
 async def test_a_batch_appears_in_all_its_logs_and_moves_the_mark(driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 10, 19), ("trains", 5, 9), ("flights", 0, 10)])
-    assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is Outcome.PUBLISHED
     flights = await driver.segments("flights")
     assert [(s.lssn, s.first_txid, s.last_txid, s.start_sequence_id, s.record_count) for s in flights] == [
         (1, 0, 10, 0, 10),
@@ -66,33 +66,33 @@ async def test_a_batch_appears_in_all_its_logs_and_moves_the_mark(driver: Proces
 async def test_batches_continue_numbers_and_sequence_ids(driver: Process) -> None:
     for number in range(4):
         batch = await driver.stage(job(number), [("flights", number * 10, number * 10 + 10)], count=7)
-        assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+        assert await driver.publish(batch) is Outcome.PUBLISHED
     segments = await driver.segments("flights")
     assert [s.lssn for s in segments] == [1, 2, 3, 4]
     assert [s.start_sequence_id for s in segments] == [0, 7, 14, 21]
 
 
 async def test_an_empty_batch_moves_the_mark_and_adds_no_segment(driver: Process) -> None:
-    assert await driver.publisher.publish(await driver.stage(job(3), [])) is Outcome.PUBLISHED
+    assert await driver.publish(await driver.stage(job(3), [])) is Outcome.PUBLISHED
     mark = await driver.sinks.read(SINK)
     assert mark is not None
     assert mark.value == Mark(3, "a")
-    assert await driver.publisher.publish(await driver.stage(job(3, "b"), [("flights", 0, 1)])) is Outcome.COVERED
+    assert await driver.publish(await driver.stage(job(3, "b"), [("flights", 0, 1)])) is Outcome.COVERED
     assert not await driver.log_store.exists("flights")
 
 
 @pytest.mark.parametrize("number", [0, 3, 5])
 async def test_a_batch_at_or_below_the_mark_is_skipped(driver: Process, number: int) -> None:
-    await driver.publisher.publish(await driver.stage(job(5), [("flights", 0, 9)]))
+    await driver.publish(await driver.stage(job(5), [("flights", 0, 9)]))
     replay = await driver.stage(job(number, "b"), [("flights", 0, 9)])
-    assert await driver.publisher.publish(replay) is Outcome.COVERED
+    assert await driver.publish(replay) is Outcome.COVERED
     assert len(await driver.segments("flights")) == 1
 
 
 async def test_publishing_the_same_attempt_twice_leaves_one_copy(driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 0, 9)])
-    assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
-    assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is Outcome.PUBLISHED
     assert len(await driver.segments("flights")) == 1
 
 
@@ -110,7 +110,7 @@ async def test_a_lost_answer_of_the_publishing_multi_leaves_one_copy(world: Worl
     await driver.logs.prepare("flights")
     await driver.logs.prepare("trains")
     world.tree.inject = inject
-    assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is Outcome.PUBLISHED
     assert hits == 1
     assert len(await driver.segments("flights")) == len(await driver.segments("trains")) == 1
 
@@ -138,7 +138,7 @@ async def test_every_single_fault_at_every_request_leaves_exactly_one_copy() -> 
                 return kind if requests == at + 1 else None
 
             world.tree.inject = inject
-            assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+            assert await driver.publish(batch) is Outcome.PUBLISHED
             world.tree.inject = None
             struck = requests > strike_at
             reached += struck
@@ -166,7 +166,7 @@ async def test_a_session_that_expires_in_the_middle_leaves_exactly_one_copy() ->
                 asyncio.get_running_loop().call_soon(world.tree.expire, session)
 
         world.tree.inject = inject
-        assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+        assert await driver.publish(batch) is Outcome.PUBLISHED
         world.tree.inject = None
         assert len(await driver.segments("flights")) == len(await driver.segments("trains")) == 1
         await driver.store.close()
@@ -178,9 +178,9 @@ async def test_a_session_that_expires_in_the_middle_leaves_exactly_one_copy() ->
 
 async def test_a_log_deleted_between_two_batches_is_created_again(world: World) -> None:
     driver = Process(world)
-    assert await driver.publisher.publish(await driver.stage(job(0), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert await driver.publish(await driver.stage(job(0), [("flights", 0, 9)])) is Outcome.PUBLISHED
     await driver.log_store.delete_tree("flights")
-    assert await driver.publisher.publish(await driver.stage(job(1), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert await driver.publish(await driver.stage(job(1), [("flights", 0, 9)])) is Outcome.PUBLISHED
     assert [s.lssn for s in await driver.segments("flights")] == [1]
 
 
@@ -192,7 +192,7 @@ async def test_two_drivers_with_one_batch_publish_one_copy_and_both_go_on(world:
             for at, driver in enumerate(drivers)
         ]
         outcomes = await asyncio.gather(
-            *(driver.publisher.publish(batch) for driver, batch in zip(drivers, batches, strict=True))
+            *(driver.publish(batch) for driver, batch in zip(drivers, batches, strict=True))
         )
         assert sorted(outcome.value for outcome in outcomes) == ["covered", "published"]
     segments = await drivers[0].segments("flights")
@@ -210,9 +210,7 @@ async def test_two_sinks_into_the_same_logs_both_get_in_whatever_their_order(wor
         await driver.stage(job(0, f"attempt{at}", f"sink-{at}"), [("flights", 7, 7), ("trains", 7, 7)], stamped=True)
         for at, driver in enumerate(drivers)
     ]
-    outcomes = await asyncio.gather(
-        *(driver.publisher.publish(batch) for driver, batch in zip(drivers, batches, strict=True))
-    )
+    outcomes = await asyncio.gather(*(driver.publish(batch) for driver, batch in zip(drivers, batches, strict=True)))
     assert set(outcomes) == {Outcome.PUBLISHED}
     assert [s.lssn for s in await drivers[0].segments("flights")] == [1, 2, 3]
     assert [s.start_sequence_id for s in await drivers[0].segments("trains")] == [0, 10, 20]
@@ -223,7 +221,7 @@ async def test_two_sinks_into_the_same_logs_both_get_in_whatever_their_order(wor
 async def test_ids_that_overlap_between_tasks_fail_the_batch_whole(driver: Process) -> None:
     batch = await driver.stage(job(), [("trains", 0, 9), ("flights", 0, 10), ("flights", 9, 20)])
     with pytest.raises(TransactionOrderError, match="task 1 wrote 0 to 10, task 2 wrote 9 to 20") as caught:
-        await driver.publisher.publish(batch)
+        await driver.publish(batch)
     assert caught.value.log == "flights"
     assert "repartitionByRange" in str(caught.value)
     assert not await driver.log_store.exists("trains")
@@ -233,17 +231,17 @@ async def test_ids_that_overlap_between_tasks_fail_the_batch_whole(driver: Proce
 
 
 async def test_ids_below_the_highest_of_one_log_fail_the_batch_whole(driver: Process) -> None:
-    await driver.publisher.publish(await driver.stage(job(0), [("flights", 0, 20)]))
+    await driver.publish(await driver.stage(job(0), [("flights", 0, 20)]))
     batch = await driver.stage(job(1), [("trains", 0, 9), ("flights", 19, 30)])
     with pytest.raises(
         TransactionOrderError, match="begins at transaction id 19, below the log's highest, 20"
     ) as caught:
-        await driver.publisher.publish(batch)
+        await driver.publish(batch)
     assert caught.value.log == "flights"
     assert await driver.segments("trains") == []
     assert len(await driver.segments("flights")) == 1
     again = await driver.stage(job(1, "b"), [("flights", 20, 30)])
-    assert await driver.publisher.publish(again) is Outcome.PUBLISHED
+    assert await driver.publish(again) is Outcome.PUBLISHED
 
 
 def test_equal_ids_keep_the_order_of_tasks_and_touching_ranges_are_fine() -> None:
@@ -254,11 +252,11 @@ def test_equal_ids_keep_the_order_of_tasks_and_touching_ranges_are_fine() -> Non
 
 
 async def test_a_batch_with_its_own_timestamp_is_never_below_the_logs_highest(world: World, driver: Process) -> None:
-    await driver.publisher.publish(await driver.stage(job(0), [("flights", 0, 500)]))
+    await driver.publish(await driver.stage(job(0), [("flights", 0, 500)]))
     batch = await driver.stage(
         job(1), [("flights", 400, 400), ("flights", 450, 450), ("trains", 400, 400)], stamped=True
     )
-    assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is Outcome.PUBLISHED
     segments = await driver.segments("flights")
     assert [(s.first_txid, s.last_txid) for s in segments[1:]] == [(500, 500), (500, 500)]
     assert [world.ledgers[s.ledger_id][1] for s in segments[1:]] == [0, 1]
@@ -270,12 +268,12 @@ async def test_a_batch_with_its_own_timestamp_is_never_below_the_logs_highest(wo
 
 
 async def test_a_sealed_log_refuses_the_batch_whole(driver: Process) -> None:
-    await driver.publisher.publish(await driver.stage(job(0), [("flights", 0, 9)]))
+    await driver.publish(await driver.stage(job(0), [("flights", 0, 9)]))
     await seal(driver, "flights")
     for stamped in (False, True):
         batch = await driver.stage(job(1, f"s{stamped}"), [("flights", 10, 10), ("trains", 1, 1)], stamped=stamped)
         with pytest.raises(BatchRefusedError, match="sealed") as caught:
-            await driver.publisher.publish(batch)
+            await driver.publish(batch)
         assert caught.value.log == "flights"
         assert await driver.segments("trains") == []
 
@@ -294,7 +292,7 @@ async def test_a_missing_log_is_an_error_where_it_may_not_be_created(world: Worl
     driver = Process(world, create_missing=False)
     batch = await driver.stage(job(), [("flights", 0, 9)])
     with pytest.raises(BatchRefusedError, match="createStreamIfNotExists") as caught:
-        await driver.publisher.publish(batch)
+        await driver.publish(batch)
     assert caught.value.log == "flights"
     assert not await driver.log_store.exists("flights")
     await driver.store.close()
@@ -308,11 +306,11 @@ async def test_a_live_writer_is_named_and_nothing_is_published(world: World, dri
     impatient = Process(world, owner="sink", lock_timeout_ms=50)
     batch = await impatient.stage(job(), [("flights", 0, 9), ("trains", 0, 9)])
     with pytest.raises(LogBusyError, match="reporter-7") as caught:
-        await impatient.publisher.publish(batch)
+        await impatient.publish(batch)
     assert caught.value.log == "flights"
     assert await driver.segments("flights") == []
     await lock.release()
-    assert await impatient.publisher.publish(batch) is Outcome.PUBLISHED
+    assert await impatient.publish(batch) is Outcome.PUBLISHED
     for process in (other, impatient):
         await process.store.close()
 
@@ -324,10 +322,10 @@ async def test_what_a_dead_writer_left_in_progress_is_completed_first(driver: Pr
     await driver.log_store.start_segment("flights", state, left)
     below = await driver.stage(job(0, "b"), [("flights", 49, 60)])
     with pytest.raises(TransactionOrderError, match="below the log's highest, 50"):
-        await driver.publisher.publish(below)
+        await driver.publish(below)
     assert driver.recovered == ["flights"]
     batch = await driver.stage(job(0, "c"), [("flights", 50, 60)])
-    assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is Outcome.PUBLISHED
     segments = await driver.segments("flights")
     assert [(s.lssn, s.ledger_id, s.start_sequence_id) for s in segments] == [
         (1, 77, 0),
@@ -340,7 +338,7 @@ async def test_more_segments_than_one_step_holds_are_merged_as_far_as_is_needed(
 ) -> None:
     monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 30_000)
     parts = [("flights", n, n + 1) for n in range(150)] + [("trains", 5, 5), ("trains", 7, 7)]
-    assert await driver.publisher.publish(await driver.stage(job(), parts)) is Outcome.PUBLISHED
+    assert await driver.publish(await driver.stage(job(), parts)) is Outcome.PUBLISHED
     flights = await driver.segments("flights")
     assert 20 < len(flights) < 150
     assert sum(s.record_count for s in flights) == 1500
@@ -367,7 +365,7 @@ async def test_what_was_merged_for_one_try_is_not_merged_again_for_the_next(
         return None
 
     world.tree.inject = inject
-    assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is Outcome.PUBLISHED
     assert len(written) == 3
     assert written[0] == world.rewritten
 
@@ -385,7 +383,7 @@ async def test_segments_too_many_to_be_merged_are_refused_before_anything_is_sen
 
     world.tree.inject = count
     with pytest.raises(BatchRefusedError, match="too many") as caught:
-        await driver.publisher.publish(batch)
+        await driver.publish(batch)
     assert "coalesce" in str(caught.value)
     assert multis == world.rewritten == 0
     assert await driver.segments("log-0") == []
@@ -393,7 +391,7 @@ async def test_segments_too_many_to_be_merged_are_refused_before_anything_is_sen
 
 async def test_eighteen_hundred_segments_fit_into_one_step_as_they_are(world: World, driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", n, n) for n in range(1800)])
-    assert await driver.publisher.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is Outcome.PUBLISHED
     assert len(await driver.segments("flights")) == 1800
     assert world.rewritten == 0
 
@@ -419,7 +417,7 @@ async def test_an_attempt_whose_ledgers_were_condemned_is_refused(driver: Proces
     batch = await driver.stage(job(), [("flights", 0, 9), ("flights", 10, 19)])
     await driver.sinks.condemn(SINK, batch.job.staged(batch.segments[1].ledger_id))
     with pytest.raises(BatchSweptError):
-        await driver.publisher.publish(batch)
+        await driver.publish(batch)
     assert await driver.segments("flights") == []
 
 
@@ -427,7 +425,7 @@ async def test_a_sink_that_was_removed_does_not_come_back_to_life(driver: Proces
     batch = await driver.stage(job(), [])
     assert await driver.sinks.remove(SINK)
     with pytest.raises(BatchSweptError):
-        await driver.publisher.publish(batch)
+        await driver.publish(batch)
     assert await driver.sinks.read(SINK) is None
 
 
@@ -435,7 +433,7 @@ async def test_a_damaged_mark_stops_publication(driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 0, 9)])
     await driver.store.put(f"{NS}/.sinks/{SINK}", b"garbage", -1)
     with pytest.raises(CorruptDataError):
-        await driver.publisher.publish(batch)
+        await driver.publish(batch)
 
 
 async def test_a_store_out_of_reach_ends_in_an_error_that_says_what_is_known(world: World) -> None:
@@ -444,7 +442,7 @@ async def test_a_store_out_of_reach_ends_in_an_error_that_says_what_is_known(wor
         batch = await driver.stage(job(0, "x"), [("flights", 0, 9)])
         world.tree.inject = lambda _session, _operation, _path, fault=fault: fault
         with pytest.raises(kind):
-            await driver.publisher.publish(batch)
+            await driver.publish(batch)
         world.tree.inject = None
         await driver.sweeper.own(batch.job)
         await driver.store.close()
@@ -452,7 +450,7 @@ async def test_a_store_out_of_reach_ends_in_an_error_that_says_what_is_known(wor
 
 async def test_an_abort_after_a_lost_answer_touches_nothing_that_was_published(world: World, driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 0, 9)])
-    await driver.publisher.publish(batch)
+    await driver.publish(batch)
     assert await driver.sweeper.own(batch.job) == 0
     assert set(world.ledgers) == {batch.segments[0].ledger_id}
 
@@ -463,7 +461,7 @@ async def test_an_abort_before_publication_decides_against_it(world: World, driv
     assert world.ledgers == {}
     assert await driver.sinks.staged(SINK) == []
     with pytest.raises(BatchSweptError):
-        await driver.publisher.publish(batch)
+        await driver.publish(batch)
 
 
 async def test_an_abort_leaves_other_attempts_alone(world: World, driver: Process) -> None:
@@ -471,7 +469,7 @@ async def test_an_abort_leaves_other_attempts_alone(world: World, driver: Proces
     mine = await driver.stage(job(0, "mine"), [("flights", 0, 9)])
     await driver.write(mine.job, "flights", 1, 10)  # by a task that told nobody
     assert await driver.sweeper.own(mine.job) == 2
-    assert await driver.publisher.publish(other) is Outcome.PUBLISHED
+    assert await driver.publish(other) is Outcome.PUBLISHED
     assert set(world.ledgers) == {other.segments[0].ledger_id}
 
 
@@ -484,7 +482,7 @@ async def test_an_aborted_batch_write_leaves_no_sink(driver: Process) -> None:
 async def test_a_sweep_takes_what_the_mark_has_settled_and_leaves_the_rest(world: World, driver: Process) -> None:
     await driver.stage(job(0, "dead"), [("flights", 0, 9)])
     ahead = await driver.stage(job(2, "early"), [("flights", 90, 99)])
-    await driver.publisher.publish(await driver.stage(job(1), [("flights", 0, 9)]))
+    await driver.publish(await driver.stage(job(1), [("flights", 0, 9)]))
     assert await driver.sweeper.after_commit(SINK) == 1
     assert await driver.sinks.staged(SINK) == [ahead.job.staged(ahead.segments[0].ledger_id)]
     assert len(world.ledgers) == 2
@@ -493,7 +491,7 @@ async def test_a_sweep_takes_what_the_mark_has_settled_and_leaves_the_rest(world
 
 async def test_a_sweep_that_died_in_the_middle_is_finished_by_the_next(world: World, driver: Process) -> None:
     dead = await driver.stage(job(0, "dead"), [("flights", 0, 9)])
-    await driver.publisher.publish(await driver.stage(job(0), [("flights", 0, 9)]))
+    await driver.publish(await driver.stage(job(0), [("flights", 0, 9)]))
     await driver.sinks.condemn(SINK, dead.job.staged(dead.segments[0].ledger_id))
     assert await driver.sweeper.after_commit(SINK) == 1
     assert await driver.sinks.staged(SINK) == []
@@ -501,7 +499,7 @@ async def test_a_sweep_that_died_in_the_middle_is_finished_by_the_next(world: Wo
 
 async def test_a_failing_sweep_fails_no_batch(driver: Process, caplog: pytest.LogCaptureFixture) -> None:
     await driver.stage(job(0, "dead"), [("flights", 0, 9)])
-    await driver.publisher.publish(await driver.stage(job(0), [("flights", 0, 9)]))
+    await driver.publish(await driver.stage(job(0), [("flights", 0, 9)]))
 
     async def fail(_ledger_id: int) -> None:
         raise MetadataUnavailableError("no answer")
@@ -514,7 +512,7 @@ async def test_a_failing_sweep_fails_no_batch(driver: Process, caplog: pytest.Lo
 
 async def test_a_finished_job_leaves_no_sink_behind(driver: Process) -> None:
     one = job(0, "a", "job-a")
-    await driver.publisher.publish(await driver.stage(one, [("flights", 0, 9)]))
+    await driver.publish(await driver.stage(one, [("flights", 0, 9)]))
     assert await driver.sweeper.after_commit("job-a") == 0
     assert await driver.sinks.sinks() == []
 
@@ -527,18 +525,16 @@ async def test_jobs_abandoned_for_a_day_are_swept_and_their_zombies_refused(worl
     now += 23 * 3_600_000
     young = await driver.stage(job(0, "young", "job-young"), [("flights", 0, 9)])
     mine = await driver.stage(job(0, "mine", "job-mine"), [("flights", 0, 9)])
-    await driver.publisher.publish(mine)
+    await driver.publish(mine)
     assert await driver.sweeper.abandoned_jobs("job-mine") == 0
     now += 2 * 3_600_000
     later = job(0, "later", "job-later")
-    await driver.publisher.publish(await driver.stage(later, [("flights", 9, 19)]))
+    await driver.publish(await driver.stage(later, [("flights", 9, 19)]))
     assert await driver.sweeper.abandoned_jobs("job-later") == 1
     assert await driver.sinks.sinks() == ["job-later", "job-mine", "job-young"]
     with pytest.raises(BatchSweptError):
-        await driver.publisher.publish(old)
-    assert (
-        await driver.publisher.publish(Publication(young.job, ())) is Outcome.PUBLISHED
-    )  # still alive: its own commit decides
+        await driver.publish(old)
+    assert await driver.publish(Publication(young.job, ())) is Outcome.PUBLISHED  # still alive: its own commit decides
     await driver.store.close()
 
 
@@ -558,13 +554,13 @@ async def test_a_replay_with_the_rows_it_had_is_skipped_and_another_batch_of_its
     world: World, driver: Process
 ) -> None:
     for number in range(4):
-        assert await driver.publisher.publish(await counted(driver, number, 10 + number, "a")) is Outcome.PUBLISHED
+        assert await driver.publish(await counted(driver, number, 10 + number, "a")) is Outcome.PUBLISHED
     for number in range(4):
-        assert await driver.publisher.publish(await counted(driver, number, 10 + number, "b")) is Outcome.COVERED
+        assert await driver.publish(await counted(driver, number, 10 + number, "b")) is Outcome.COVERED
         with pytest.raises(ReplayDiffersError, match=f"was published with {10 + number} rows, and now has 25"):
-            await driver.publisher.publish(await counted(driver, number, 25, "c"))
+            await driver.publish(await counted(driver, number, 25, "c"))
         # Who could not count is taken at its word.
-        assert await driver.publisher.publish(await driver.stage(job(number, "d"), [])) is Outcome.COVERED
+        assert await driver.publish(await driver.stage(job(number, "d"), [])) is Outcome.COVERED
     assert len(await driver.segments("flights")) == 4
     await driver.sweeper.after_commit(SINK)
     assert len(world.ledgers) == 4
@@ -576,15 +572,15 @@ async def test_a_batch_older_than_the_counts_that_are_kept_is_refused_unless_an_
     for sink in (SINK, "app-nightly"):
         for number in range(MAX_HISTORY + 2):
             batch = await driver.stage(job(number, "a", sink), [])
-            assert await driver.publisher.publish(replace(batch, rows=1)) is Outcome.PUBLISHED
+            assert await driver.publish(replace(batch, rows=1)) is Outcome.PUBLISHED
     mark = await driver.sinks.read(SINK)
     assert mark is not None
     assert len(mark.value.rows) == MAX_HISTORY
     old = await driver.stage(job(1, "b"), [])
     with pytest.raises(ReplayDiffersError, match="not kept any more"):
-        await driver.publisher.publish(replace(old, rows=1))
+        await driver.publish(replace(old, rows=1))
     old = await driver.stage(job(1, "b", "app-nightly"), [])
-    assert await driver.publisher.publish(replace(old, rows=1)) is Outcome.COVERED
+    assert await driver.publish(replace(old, rows=1)) is Outcome.COVERED
 
 
 def test_a_batchs_rows_are_counted_only_if_every_task_counted_its_own() -> None:
@@ -663,7 +659,7 @@ async def one_batch(process: Process, logs: list[str], this: JobId, rng: random.
     batch = await process.stage(this, parts)
     if rng.random() < 0.3:
         await process.stage(JobId(this.sink_id, this.batch, this.attempt), parts[:1])  # a task that ran twice
-    outcome = await process.publisher.publish(batch)
+    outcome = await process.publish(batch)
     await process.sweeper.after_commit(SINK)
     return outcome
 

@@ -49,7 +49,7 @@ async def test_each_staged_ledger_is_told_apart(clocked: Clocked) -> None:
     await driver.stage(job(2, "dead"), [("flights", 10, 19)])
     half = await driver.stage(job(1, "half"), [("flights", 0, 9)])
     await driver.sinks.condemn(SINK, half.job.staged(half.segments[0].ledger_id))
-    await driver.publisher.publish(await driver.stage(job(1, "won"), [("flights", 0, 9)]))
+    await driver.publish(await driver.stage(job(1, "won"), [("flights", 0, 9)]))
     clocked.now_ms += MIN_AGE_MS + 1
     await driver.stage(job(2, "alive"), [("flights", 10, 19)])
     (found,) = await clocked.look()
@@ -64,14 +64,14 @@ async def test_each_staged_ledger_is_told_apart(clocked: Clocked) -> None:
 
 async def test_a_sweep_leaves_what_a_query_may_still_publish_and_the_mark(clocked: Clocked) -> None:
     driver = clocked.driver
-    await driver.publisher.publish(await driver.stage(job(1), [("flights", 0, 9)]))
+    await driver.publish(await driver.stage(job(1), [("flights", 0, 9)]))
     slow = await driver.stage(job(2, "slow"), [("flights", 10, 19)])
     clocked.now_ms += MIN_AGE_MS - 1
     # One task is at work for long; its attempt lives as long as any of its tasks shows itself.
     await driver.write(slow.job, "flights", 1, 20)
     clocked.now_ms += MIN_AGE_MS - 1
     assert await clocked.sweep() == [(0, False)]
-    assert await driver.publisher.publish(slow) is Outcome.PUBLISHED
+    assert await driver.publish(slow) is Outcome.PUBLISHED
     assert await clocked.sweep() == [(1, False)]
     assert await clocked.sweep() == [(0, False)]
     assert len(await driver.segments("flights")) == len(clocked.world.ledgers) == 2
@@ -84,8 +84,8 @@ async def test_an_attempt_that_lives_after_all_fails_cleanly_and_its_batch_is_wr
     assert await clocked.sweep() == [(2, False)]
     assert clocked.world.ledgers == {}
     with pytest.raises(BatchSweptError):
-        await driver.publisher.publish(thought_dead)
-    assert await driver.publisher.publish(await driver.stage(job(0, "b"), [("flights", 0, 9)])) is Outcome.PUBLISHED
+        await driver.publish(thought_dead)
+    assert await driver.publish(await driver.stage(job(0, "b"), [("flights", 0, 9)])) is Outcome.PUBLISHED
 
 
 async def test_sinks_of_batch_writes_go_with_their_last_ledger_and_those_of_others_stay(clocked: Clocked) -> None:
@@ -115,7 +115,7 @@ async def test_what_is_published_between_the_look_and_the_sweep_is_left_alone(cl
     clocked.now_ms += MIN_AGE_MS + 1
     (found,) = await clocked.look()
     assert len(found.sweepable) == 1
-    await driver.publisher.publish(batch)
+    await driver.publish(batch)
     assert await sweep(driver.sweeper, driver.sinks, found) == (0, False)
     assert len(clocked.world.ledgers) == 1
 

@@ -15,6 +15,11 @@ may be lost, so after an unknown outcome the mark is read again, and it alone sa
 A request whose answer was lost may even be applied later, after the mark was read: then the retry fails on the version
 of the mark, and the next reading finds our own attempt there.
 
+Mark, logs' ends and listings are read in the same round trip as the locks are taken in, and the multi is the next one.
+That is no weaker than one after the other: what is built on is conditional in the multi by its version, a log's
+segments are known to belong to its versions (`NamespaceLogs`), and the lock's own member tells a log from one that was
+made in its place since.
+
 Only the mark is asked whether the batch is published; parts are never published or compared one by one (D14, D16).
 """
 
@@ -22,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -36,7 +41,7 @@ from dlspark.spark.sink.errors import (
     PublishUnknownError,
 )
 from dlspark.spark.sink.merge import plan_merges
-from dlspark.spark.sink.messages import Publication, StagedSegment
+from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
 from dlspark.spark.sink.schema import MAX_TXID
 from dlspark.testing import faults
 from metadata.errors import (
@@ -48,9 +53,9 @@ from metadata.errors import (
 )
 from metadata.ledgers import Versioned
 from metadata.locks import DistributedLock, LockingError
-from metadata.logs import LogState, SegmentMetadata
+from metadata.logs import LogEnd, SegmentMetadata
 from metadata.sinks import Mark, SinkStore, StagedLedger
-from metadata.store import Create, MetadataStore, Op, SetData
+from metadata.store import Create, Delete, MetadataStore, Op, SetData
 from metadata.tasks import end_tasks
 from storage_node.edge import Clock, SystemClock
 
@@ -82,7 +87,7 @@ class Outcome(Enum):
 class LogTail:
     """Where a log ends, read under its write lock with no segment in progress."""
 
-    state: LogState
+    state: LogEnd
     next_lssn: int
     next_sequence_id: int
 
@@ -91,7 +96,7 @@ class LogTail:
         return self.state.max_txid.value
 
 
-_LONGEST = LogTail(LogState(Versioned(0, 0), Versioned(0, 0), Versioned(b"", 0)), 2**31, 2**53)
+_LONGEST = LogTail(LogEnd(Versioned(0, 0), Versioned(0, 0)), 2**31, 2**53)
 """The end of a log whose numbers take more digits than any log's will."""
 
 
@@ -102,19 +107,47 @@ class _Batch:
     publication: Publication
 
 
+@dataclass(frozen=True, slots=True)
+class HeldLog:
+    """A log whose write lock is held.
+
+    `unlock` gives up the very member that was acquired: the multi that has it fails if that one is gone, also where the
+    lock was lost and won again. `at_once`: nobody was before us, so that what was asked right behind the lock was
+    answered under it. `tail()` completes what a dead writer left in progress, then says where the log ends.
+    """
+
+    log: str
+    lock: DistributedLock
+    unlock: Delete
+    at_once: bool
+    tail: Callable[[], Awaitable[LogTail]]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What came of publishing a batch.
+
+    `left`: ledgers that the publication has settled and not taken, as listed when it began: garbage of failed attempts
+    and of its own. None: nobody has looked.
+    """
+
+    outcome: Outcome
+    left: tuple[StagedLedger, ...] | None = None
+
+
 class LogAccess(Protocol):
     """What publishing needs of the logs of a namespace."""
+
+    def known(self, log: str) -> bool:
+        """Whether `prepare` has nothing to ask."""
+        ...
 
     async def prepare(self, log: str) -> None:
         """Create `log` if it is missing and may be created. Raises BatchRefusedError."""
         ...
 
-    def lock(self, log: str) -> AbstractAsyncContextManager[DistributedLock]:
+    def hold(self, log: str) -> AbstractAsyncContextManager[HeldLog]:
         """Hold the log's write lock, until it is released within. Raises LogBusyError naming the owner."""
-        ...
-
-    async def tail(self, log: str) -> LogTail:
-        """Complete what a dead writer left in progress, then say where the log ends. The caller holds the lock."""
         ...
 
     def publish_ops(self, log: str, tail: LogTail, segments: Sequence[SegmentMetadata]) -> list[Op]:
@@ -151,19 +184,19 @@ class Publisher:
         self._rng = rng or random.Random()
         self._deadline_s = deadline_s
 
-    async def publish(self, publication: Publication) -> Outcome:
+    async def publish(self, publication: Publication) -> Commit:
         """Make the batch visible, whole and once (I9).
 
         Raises BatchRefusedError (and its leaves), LogBusyError, BatchSweptError or PublishContendedError with nothing
         visible, or PublishUnknownError if the metadata store stayed out of reach. ReplayDiffersError: the mark covers
         the number, and what was published under it had another number of rows.
         """
-        outcome = await self._repeated(publication)
-        if outcome is Outcome.COVERED:
+        commit = await self._repeated(publication)
+        if commit.outcome is Outcome.COVERED:
             check_replay(publication, (await self._read_mark(publication)).value)
-        return outcome
+        return commit
 
-    async def _repeated(self, publication: Publication) -> Outcome:
+    async def _repeated(self, publication: Publication) -> Commit:
         """Try until the batch's fate is known."""
         batch = _Batch(publication)
         clock = asyncio.get_running_loop().time
@@ -179,7 +212,7 @@ class Publisher:
                 settled = await self._settled(publication)
                 if settled is None:
                     raise
-                return settled
+                return Commit(settled)
             except (BadVersionError, NodeExistsError, NoNodeError) as error:
                 conflicts += 1
                 if conflicts > MAX_CONFLICTS:
@@ -217,60 +250,99 @@ class Publisher:
         """What the mark says of the batch; None if it has not been published."""
         return _outcome(publication, await self._read_mark(publication))
 
-    async def _try(self, batch: _Batch) -> Outcome:
+    async def _try(self, batch: _Batch) -> Commit:
         """One attempt at the multi; raises what it failed with."""
-        publication = batch.publication
-        settled = await self._settled(publication)
+        settled = await self._prepared(batch)
         if settled is not None:
-            return settled
-        logs = publication.logs
-        for log in logs:
-            order_segments(log, publication.of_log(log))
-            await self._logs.prepare(log)
-        publication = batch.publication = await self._merged(publication)
-        async with AsyncExitStack() as stack:
-            # Sorted, so that two commits over the same logs cannot wait for each other.
-            locks = [await stack.enter_async_context(self._logs.lock(log)) for log in logs]
-            # Before anything else is read: a lock lost and won again in between is another member.
-            unlock = [lock.release_op() for lock in locks]
-            # Under the locks, so that no other driver's publication of this batch comes between mark and tails. Nothing
-            # of an earlier try of ours is in doubt any more: what is still under way carries an older version of the
-            # mark, or succeeds and makes this try fail.
-            # Mark and tails are read at the same time: the multi is conditional on all of them.
-            reading = self._begin_tails(logs)
-            try:
-                mark = await self._read_mark(publication)
+            return Commit(settled)
+        publication = batch.publication
+        # Listed before the publication instead of after it: what comes meanwhile is listed for the next commit.
+        listing = asyncio.ensure_future(self._sinks.staged(publication.job.sink_id))
+        try:
+            async with AsyncExitStack() as stack:
+                mark, held = await self._begin(publication, stack)
                 settled = _outcome(publication, mark)
                 if settled is not None:
-                    return settled
-                tails = dict(zip(logs, await asyncio.gather(*reading), strict=True))
-            finally:
-                # None goes on without the locks: recovering a log writes to it.
-                await end_tasks(reading, drop_errors=True)
-            publication = await self._restamp(publication, tails)
-            winners = [publication.job.staged(segment.ledger_id) for segment in publication.segments]
-            moved = mark.value.moved(publication.job.batch, publication.job.attempt, publication.rows)
-            ops = self._sinks.publish_ops(publication.job.sink_id, moved, mark.version, winners)
-            # Any version: the node's existence is the lock. Nothing is done under it after this.
-            ops += unlock
-            for log in logs:
-                ops += self._logs.publish_ops(log, tails[log], self._place(publication, log, tails[log]))
-            check_size(publication, ops)
-            faults.reach("sink.before-publish")
-            await self._multi(publication, ops, winners)
-            for lock, op in zip(locks, unlock, strict=True):
-                lock.deleted(op)
-            faults.reach("sink.applied")
-        return Outcome.PUBLISHED
+                    return Commit(settled)
+                winners = await self._decide(publication, mark, held)
+            return Commit(Outcome.PUBLISHED, _left(publication.job, listing, winners))
+        finally:
+            await end_tasks([listing], drop_errors=True)
 
-    def _begin_tails(self, logs: Sequence[str]) -> list[asyncio.Task[LogTail]]:
+    async def _prepared(self, batch: _Batch) -> Outcome | None:
+        """Check the batch, create missing logs, merge what is too much. The outcome if there is one already."""
+        publication = batch.publication
+        for log in publication.logs:
+            order_segments(log, publication.of_log(log))
+        unknown = [log for log in publication.logs if not self._logs.known(log)]
+        if not unknown and len(publication.segments) <= SURELY_FITS:
+            return None
+        # Nothing is created or written for a batch that was published before.
+        settled = await self._settled(publication)
+        if settled is None:
+            for log in unknown:
+                await self._logs.prepare(log)
+            batch.publication = await self._merged(publication)
+        return settled
+
+    async def _begin(self, publication: Publication, stack: AsyncExitStack) -> tuple[Versioned[Mark], list[HeldLog]]:
+        """Read the mark and lock the logs, all asked at once; no logs are locked if the mark covers the batch.
+
+        The mark that the multi is conditional on need not be read under the locks: if it has moved by then, whoever
+        moved it, the multi fails. Nor is anything in doubt of an earlier try of ours: what is still under way is
+        conditional on the same version of the mark, or an older one, so it fails, or makes this try fail. After a wait
+        for a lock it is read again: that was likely another driver's commit, perhaps of this batch.
+        """
+        locking = asyncio.ensure_future(self._lock(publication.logs, stack))
+        try:
+            mark = await self._read_mark(publication)
+            if _outcome(publication, mark) is not None:
+                return mark, []
+            held = await locking
+        finally:
+            await end_tasks([locking], drop_errors=True)
+        if not all(one.at_once for one in held):
+            mark = await self._read_mark(publication)
+        return mark, held
+
+    async def _lock(self, logs: Sequence[str], stack: AsyncExitStack) -> list[HeldLog]:
+        """Sorted and one by one, so that two commits over the same logs cannot wait for each other."""
+        return [await stack.enter_async_context(self._logs.hold(log)) for log in logs]
+
+    async def _decide(
+        self, publication: Publication, mark: Versioned[Mark], held: Sequence[HeldLog]
+    ) -> list[StagedLedger]:
+        """Find the logs' ends and send the multi; what it has published."""
+        reading = self._begin_tails(held)
+        try:
+            tails = dict(zip((one.log for one in held), await asyncio.gather(*reading), strict=True))
+        finally:
+            # None goes on without the locks: recovering a log writes to it.
+            await end_tasks(reading, drop_errors=True)
+        publication = await self._restamp(publication, tails)
+        winners = [publication.job.staged(segment.ledger_id) for segment in publication.segments]
+        moved = mark.value.moved(publication.job.batch, publication.job.attempt, publication.rows)
+        ops = self._sinks.publish_ops(publication.job.sink_id, moved, mark.version, winners)
+        # Any version: the node's existence is the lock. Nothing is done under it after this.
+        ops += [one.unlock for one in held]
+        for log, tail in tails.items():
+            ops += self._logs.publish_ops(log, tail, self._place(publication, log, tail))
+        check_size(publication, ops)
+        faults.reach("sink.before-publish")
+        await self._multi(publication, ops, winners)
+        for one in held:
+            one.lock.deleted(one.unlock)
+        faults.reach("sink.applied")
+        return winners
+
+    def _begin_tails(self, held: Sequence[HeldLog]) -> list[asyncio.Task[LogTail]]:
         gate = asyncio.Semaphore(TAILS_AT_ONCE)
 
-        async def tail(log: str) -> LogTail:
+        async def tail(one: HeldLog) -> LogTail:
             async with gate:
-                return await self._logs.tail(log)
+                return await one.tail()
 
-        return [asyncio.ensure_future(tail(log)) for log in logs]
+        return [asyncio.ensure_future(tail(one)) for one in held]
 
     async def _multi(self, publication: Publication, ops: Sequence[Op], winners: Sequence[StagedLedger]) -> None:
         try:
@@ -373,6 +445,16 @@ def _outcome(publication: Publication, mark: Versioned[Mark]) -> Outcome | None:
     if not mark.value.covers(job.batch):
         return None
     return Outcome.PUBLISHED if mark.value == Mark(job.batch, job.attempt) else Outcome.COVERED
+
+
+def _left(
+    job: JobId, listing: asyncio.Future[list[StagedLedger]], winners: Iterable[StagedLedger]
+) -> tuple[StagedLedger, ...] | None:
+    """Of what was listed before a publication, what it has settled and not taken; None if the listing failed."""
+    if not listing.done() or listing.cancelled() or listing.exception() is not None:
+        return None
+    taken = set(winners)
+    return tuple(ledger for ledger in listing.result() if ledger.batch <= job.batch and ledger not in taken)
 
 
 def operations_size(ops: Iterable[Op]) -> int:

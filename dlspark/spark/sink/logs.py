@@ -1,4 +1,9 @@
-"""What publishing does with the logs of a namespace: create, lock, recover, find the end (`LogAccess`)."""
+"""What publishing does with the logs of a namespace: create, lock, recover, find the end (`LogAccess`).
+
+A log's end is asked for in the same breath as its lock. ZooKeeper answers a session's requests in their order, so where
+nobody else holds the lock, and nothing went wrong on the way, that look was made under it, one round trip after the
+first request. Where the lock had to be waited for, its last owner may have changed everything: the end is read again.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +13,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from dlspark.spark.sink.commit import LogTail
+from dlspark.spark.sink.commit import HeldLog, LogTail
 from dlspark.spark.sink.errors import BatchRefusedError, LogBusyError
 from dlspark.spark.sink.messages import Publication, StagedSegment
 from metadata.errors import BadVersionError, DistributedLogError, NoNodeError
 from metadata.locks import DistributedLock, OwnershipAcquireFailedError
-from metadata.logs import LogStore, SegmentMetadata
+from metadata.logs import LogNotFoundError, LogStore, SegmentMetadata
+from metadata.retry import repeat
 from metadata.store import MetadataStore, Op
+from metadata.tasks import end_tasks
 
 Recover = Callable[[str], Awaitable[None]]
 Permit = Callable[[str], Awaitable[None]]
+_Look = tuple[LogTail, list[str]]
 Rewrite = Callable[[Publication, Sequence[StagedSegment], int | None], Awaitable[StagedSegment]]
 
 _log = logging.getLogger(__name__)
-
-
-async def _everything_permitted(log: str) -> None:
-    """What a namespace without access control says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class LogRules:
 class NamespaceLogs:
     """The logs of one namespace. `recover` completes what a dead writer left in progress, under the lock we hold.
 
-    `permit` raises RequestDeniedError for a log that the namespace's access control does not let us write.
+    `permit` raises RequestDeniedError for a log that the namespace's access control does not let us write; None: there
+    is no access control.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class NamespaceLogs:
         *,
         recover: Recover,
         rewrite: Rewrite,
-        permit: Permit = _everything_permitted,
+        permit: Permit | None = None,
     ) -> None:
         self._store = store
         self._logs = logs
@@ -61,38 +66,70 @@ class NamespaceLogs:
         self._permit = permit
         self._known: set[str] = set()
         """Logs that were seen to exist; one that is gone after all fails its publication, and is asked for again."""
+        self._newest: dict[str, int] = {}
+        """The number that each log's newest segment has if nobody but us has written since: worth a guess."""
+
+    def known(self, log: str) -> bool:
+        """Whether `prepare` has nothing to ask."""
+        return self._permit is None and log in self._known
 
     async def prepare(self, log: str) -> None:
         """Create `log` if it is missing and may be created. Raises RequestDeniedError where it may not be written."""
-        await self._permit(log)
+        if self._permit is not None:
+            await self._permit(log)
         if log in self._known:
             return
-        if not await self._logs.exists(log):
+        if not await self._whole(log):
             if not self._rules.create_missing:
                 raise missing(log)
             await self._logs.ensure(log)
         self._known.add(log)
 
+    async def _whole(self, log: str) -> bool:
+        """Whether the log exists with everything that belongs to one: later looks at it ask for less."""
+        if not await self._logs.exists(log):
+            return False
+        try:
+            await self._logs.open(log)
+        except LogNotFoundError:
+            return False
+        return True
+
     @asynccontextmanager
-    async def lock(self, log: str) -> AsyncIterator[DistributedLock]:
+    async def hold(self, log: str) -> AsyncIterator[HeldLog]:
         """Hold the write lock of `log`. A dead owner is waited out, until its session must have ended."""
         lock = DistributedLock(self._store, self._logs.paths(log).lock, self._rules.owner)
+        looking: list[asyncio.Task[_Look]] = []
         try:
-            await lock.acquire(self._rules.lock_timeout_ms)
+            async with self._releasing(log, lock):
+                at_once = await self._acquire(log, lock, looking)
+                # Before anything else is done: a lock lost and won again in between is another member.
+                unlock = lock.release_op()
+                ahead = looking[0] if at_once else None
+                yield HeldLog(log, lock, unlock, at_once, lambda: self._tail(log, ahead))
+        except NoNodeError:
+            self._known.discard(log)
+            raise
+        finally:
+            await end_tasks(looking, drop_errors=True)
+
+    async def _acquire(self, log: str, lock: DistributedLock, looking: list[asyncio.Task[_Look]]) -> bool:
+        try:
+            return await lock.acquire(
+                self._rules.lock_timeout_ms,
+                lambda: looking.append(asyncio.get_running_loop().create_task(self._look(log))),
+            )
         except OwnershipAcquireFailedError as error:
             raise LogBusyError(
                 f"The log is being written by {error.owner}; nothing of the batch is visible",
                 log=log,
                 advice="Close that writer, or write to another log: a log has one writer at a time",
             ) from error
-        except NoNodeError:
-            self._known.discard(log)
-            raise
+
+    @asynccontextmanager
+    async def _releasing(self, log: str, lock: DistributedLock) -> AsyncIterator[None]:
         try:
-            yield lock
-        except NoNodeError:
-            self._known.discard(log)
-            raise
+            yield
         finally:
             try:
                 await lock.release()
@@ -100,9 +137,9 @@ class NamespaceLogs:
                 # The batch's fate is decided; the member node goes with the session at the latest.
                 _log.warning("the lock of log %s was not released, it ends with the session: %s", log, error)
 
-    async def tail(self, log: str) -> LogTail:
-        """Where `log` ends. The versions are read first, so whatever changes afterwards fails the publication."""
-        tail, open_segments = await self._look(log)
+    async def _tail(self, log: str, ahead: asyncio.Task[_Look] | None) -> LogTail:
+        """Where `log` ends, whose lock we hold; `ahead` is a look that was made under it."""
+        tail, open_segments = await (self._look(log) if ahead is None else ahead)
         if open_segments:
             await self._recover(log)
             tail, open_segments = await self._look(log)
@@ -110,13 +147,28 @@ class NamespaceLogs:
             raise BadVersionError(f"{open_segments[0]} appeared although we hold the lock of log {log}")
         return tail
 
-    async def _look(self, log: str) -> tuple[LogTail, list[str]]:
-        state = await self._logs.open(log)
+    async def _look(self, log: str) -> _Look:
+        """The log's end as of one moment, and its segments in progress. Raises BadVersionError if it moved meanwhile.
+
+        Everything is asked at once, so a list that is older or younger than the versions must not pass for theirs. It
+        tells its own: each transaction that begins or ends a segment sets `ledgers`, the segments' parent.
+        """
         path = self._logs.paths(log).ledgers
-        newest_name = f"logrecs_{state.max_lssn.value:018d}"
-        (names, _), newest = await asyncio.gather(self._store.children(path), self._segment(f"{path}/{newest_name}"))
+        guess = self._newest.get(log)
+        state, (names, stat), newest = await asyncio.gather(
+            self._logs.end(log),
+            repeat(self._store, lambda: self._store.children(path)),
+            self._segment(f"{path}/{_completed(guess)}" if guess is not None else None),
+        )
+        if stat.version != state.max_lssn.version:
+            raise BadVersionError("the log was changed while it was read", log=log, path=path)
         open_segments = [name for name in names if name.startswith("inprogress")]
-        if newest is None or newest_name not in names:
+        newest_name = _completed(state.max_lssn.value)
+        if newest_name not in names:
+            newest = None
+        elif guess != state.max_lssn.value:
+            newest = await self._segment(f"{path}/{newest_name}")
+        if newest is None:
             completed = [segment for segment in await self._logs.segments(log) if not segment.in_progress]
             newest = completed[-1] if completed else None
         if newest is None:
@@ -126,16 +178,19 @@ class NamespaceLogs:
         sequence_id = newest.effective_start_sequence_id + newest.record_count if newest.version >= 5 else 0
         return LogTail(state, newest.lssn + 1, sequence_id), open_segments
 
-    async def _segment(self, path: str) -> SegmentMetadata | None:
-        """A segment by its znode: mostly the newest one, whose name follows from the highest number."""
+    async def _segment(self, path: str | None) -> SegmentMetadata | None:
+        """A segment by its znode, if there is one."""
+        if path is None:
+            return None
         try:
-            data, _ = await self._store.get(path)
+            data, _ = await repeat(self._store, lambda: self._store.get(path))
         except NoNodeError:
             return None
         return SegmentMetadata.decode(data, path)
 
     def publish_ops(self, log: str, tail: LogTail, segments: Sequence[SegmentMetadata]) -> list[Op]:
         """Create the segments' znodes and move the log's two conditional values."""
+        self._newest[log] = segments[-1].lssn
         return self._logs.publish_ops(log, tail.state, segments)
 
     async def rewrite(
@@ -143,6 +198,11 @@ class NamespaceLogs:
     ) -> StagedSegment:
         """Write the records of neighbouring segments again, as one, to a new listed ledger."""
         return await self._rewrite(publication, segments, txid)
+
+
+def _completed(lssn: int) -> str:
+    """The name of a completed segment's znode."""
+    return f"logrecs_{lssn:018d}"
 
 
 def missing(log: str) -> BatchRefusedError:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.registry import Options
-from dlspark.spark.sink.commit import Outcome
+from dlspark.spark.sink.commit import Commit, Outcome
 from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, StagedSegment, gather
 from dlspark.spark.sink.schema import SinkColumns
@@ -136,19 +136,19 @@ def commit_batch(options: Options, messages: Sequence[SinkMessage], batch: int) 
 async def _commit(options: Options, publication: Publication) -> Outcome:
     session = await open_session(options)
     try:
-        outcome = await session.publisher.publish(publication)
+        commit = await session.publisher.publish(publication)
     except ReplayDiffersError as error:
         if options.flag("failOnDataLoss"):
             raise
         _log.warning("skipped, because failOnDataLoss is false: %s", error)
-        outcome = Outcome.COVERED
+        commit = Commit(Outcome.COVERED)
     faults.reach("sink.published")
     sink_id = publication.job.sink_id
     # Before the sweep: it removes the sink of a finished job, which is the one that tells the server's time.
     if session.abandoned_jobs_due(always=sink_id.startswith(JOB_PREFIX)):
         await session.sweeper.abandoned_jobs(sink_id)
-    await session.sweeper.after_commit(sink_id, publication.job.batch)
-    return outcome
+    await session.sweeper.after_commit(sink_id, publication.job.batch, commit.left)
+    return commit.outcome
 
 
 def abort_jobs(options: Options, jobs: Iterable[JobId]) -> None:

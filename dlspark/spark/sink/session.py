@@ -7,6 +7,7 @@ that was forked, or whose session was closed, opens another.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from dlspark.core.codec.entries import Compression
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.options.client_settings import namespace_settings
@@ -61,19 +63,20 @@ class SinkSession:
         self._one_zookeeper = self._services.ledger_store.store is namespace.store
         self._create_missing = settings.create_log_if_missing and self._services.create_missing
         self._services.ledgers.bookies.keep_lists()  # each ledger's ensemble is chosen from them
+        services = self._services
         rules = LogRules(
             owner=f"dlspark-sink:{socket.gethostname()}:{os.getpid()}",
             lock_timeout_ms=settings.lock_timeout_s * 1000,
             create_missing=self._create_missing,
-            first_lssn=self._services.binding.first_lssn or settings.first_lssn,
+            first_lssn=services.binding.first_lssn or settings.first_lssn,
         )
         self.logs = NamespaceLogs(
             namespace.store,
-            self._services.logs,
+            services.logs,
             rules,
             recover=self._recover,
             rewrite=self._rewrite,
-            permit=lambda log: self._services.permit(log, Action.ACQUIRE, Action.WRITE),
+            permit=None if services.permissions is None else self._permit,
         )
         self.publisher = Publisher(namespace.store, self.sinks, self.logs, clock=self._services.clock)
         self.sweeper = Sweeper(self.sinks, self._services.ledgers.delete)
@@ -178,6 +181,9 @@ class SinkSession:
         self._abandoned_due_at = now + ABANDONED_JOBS_EVERY_S
         return True
 
+    async def _permit(self, log: str) -> None:
+        await self._services.permit(log, Action.ACQUIRE, Action.WRITE)
+
     async def _recover(self, log: str) -> None:
         state = await self._services.logs.open(log)
         transitions = SegmentTransitions(self._services, log, self.settings, state)
@@ -197,13 +203,34 @@ class SinkSession:
         )
 
 
+def settings_of(options: Options) -> Settings:
+    """The settings of a sink's namespace: from the environment, and over them from the options."""
+    given = {key: options.text(name) or "" for name, key in _SETTINGS_OF_OPTIONS.items() if options.given(name)}
+    passed_on = tuple(sorted(options.passed_on().items()))
+    if FILE_VARIABLE in os.environ:
+        return _make_settings(None, passed_on, tuple(given.items()))  # The file may have changed.
+    variables = tuple((name, value) for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX))
+    return _made_settings(variables, passed_on, tuple(given.items()))
+
+
+def _make_settings(
+    variables: tuple[tuple[str, str], ...] | None,
+    passed_on: tuple[tuple[str, str], ...],
+    given: tuple[tuple[str, str], ...],
+) -> Settings:
+    settings = Settings.from_environment(None if variables is None else dict(variables))
+    return settings.with_values({**namespace_settings(dict(passed_on)), **dict(given)})
+
+
+_made_settings = functools.lru_cache(maxsize=16)(_make_settings)
+"""Made once for each target: to check all keys takes half a millisecond, three times a micro-batch."""
+
 _sessions: dict[tuple[object, ...], SinkSession] = {}
 
 
 async def open_session(options: Options) -> SinkSession:
     """This process's session for the target of `options`. Raises what opening the namespace raises."""
-    values = {key: options.text(name) or "" for name, key in _SETTINGS_OF_OPTIONS.items() if options.given(name)}
-    settings = Settings.from_environment().with_values({**namespace_settings(options.passed_on()), **values})
+    settings = settings_of(options)
     # The runtime is part of the key: after a fork, or once it was closed, sessions of the old one are of no use.
     key = (os.getpid(), id(Runtime.shared()), options.uri, settings)
     session = _sessions.get(key)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from metadata.errors import DistributedLogError
@@ -37,25 +37,36 @@ class Sweeper:
         self._sinks = sinks
         self._delete_ledger = delete_ledger
 
-    async def after_commit(self, sink_id: str, published: int | None = None) -> int:
+    async def after_commit(
+        self, sink_id: str, published: int | None = None, left: Sequence[StagedLedger] | None = None
+    ) -> int:
         """Sweep what the sink's mark has settled, and a finished one-shot sink itself. Returns the ledgers deleted.
 
-        `published` is a batch that the mark is known to have reached; without it the mark is read.
+        `published` is a batch that the mark is known to have reached; without it the mark is read. `left` is what there
+        is to sweep, for who has listed it: what came since, from a task that did not know of the publication, is left
+        to the next commit. Without it the listings are read.
         """
         try:
-            if published is None:
-                mark = await self._sinks.read(sink_id)
-                if mark is None:
-                    return 0
-                published = mark.value.batch
-            settled = [ledger for ledger in await self._sinks.staged(sink_id) if ledger.batch <= published]
-            swept = await self._sweep(sink_id, settled[:MAX_SWEPT_PER_COMMIT])
-            if sink_id.startswith(JOB_PREFIX):
+            if left is None:
+                left = await self._settled(sink_id, published)
+            swept = await self._sweep(sink_id, left[:MAX_SWEPT_PER_COMMIT])
+            if sink_id.startswith(JOB_PREFIX) and not await self._sinks.remove(sink_id):
+                # No other commit will come by.
+                swept += await self._sweep(sink_id, (await self._settled(sink_id, published))[:MAX_SWEPT_PER_COMMIT])
                 await self._sinks.remove(sink_id)
             return swept
         except DistributedLogError as error:
             _log.warning("left-over ledgers of sink %s were not swept, the next commit tries again: %s", sink_id, error)
             return 0
+
+    async def _settled(self, sink_id: str, published: int | None) -> list[StagedLedger]:
+        """What is listed of batches that the mark has reached."""
+        if published is None:
+            mark = await self._sinks.read(sink_id)
+            if mark is None:
+                return []
+            published = mark.value.batch
+        return [ledger for ledger in await self._sinks.staged(sink_id) if ledger.batch <= published]
 
     async def own(self, job: JobId) -> int:
         """Sweep the ledgers of a job that its own driver has given up.
