@@ -69,15 +69,15 @@ class Task:
         self.ledgers: list[RememberedLedger] = []
         self.hold = hold
         self.stamps = stamps or {}
-        settings = StageSettings(columns, compression, max_segment_bytes, partition=4, stamp_ms=1000)
+        settings = StageSettings(columns, compression, max_segment_bytes, partition=4)
         self.writer = TaskWriter(settings, self.create, self.stamp)  # type: ignore[arg-type]
 
     async def create(self) -> RememberedLedger:
         self.ledgers.append(RememberedLedger(100 + len(self.ledgers), hold=self.hold))
         return self.ledgers[-1]
 
-    async def stamp(self, log: str, ms: int) -> int:
-        return self.stamps.get(log, ms)
+    async def stamp(self, log: str) -> int:
+        return self.stamps.get(log, 1000)
 
     async def feed(self, batch: pa.RecordBatch) -> None:
         rows = self.writer.split(batch)

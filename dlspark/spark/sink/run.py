@@ -9,16 +9,18 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.registry import Options
 from dlspark.spark.sink.commit import Commit, Outcome
 from dlspark.spark.sink.errors import ReplayDiffersError
-from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, StagedSegment, gather
+from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
 from dlspark.spark.sink.schema import SinkColumns
-from dlspark.spark.sink.session import SinkSession, open_session
-from dlspark.spark.sink.task import Cut, StageSettings, TaskWriter
+from dlspark.spark.sink.session import open_session
+from dlspark.spark.sink.staging import Staging
+from dlspark.spark.sink.task import Cut, TaskWriter
 from dlspark.spark.worker_memory import begin_use
 from dlspark.testing import faults
 from metadata.errors import DistributedLogError, check
@@ -66,42 +68,45 @@ def run_task(
     """
     begin_use()
     runtime = Runtime.shared()
-    session = runtime.run(open_session(options))
-    if runtime.run(session.begin(job)):
-        return SinkMessage(job, covered=True, rows=sum(batch.num_rows for batch in batches))
-    task = runtime.run(_new_task(session, columns, job, partition, stamp_ms))
+    opening = runtime.submit(_begin(options, columns, job, partition, stamp_ms))
     try:
-        segments = _stage(runtime, task, batches)
-    except DistributedLogError:
-        runtime.run(task.abandon())
-        if runtime.run(session.covered(job)):
+        first = list(islice(batches, 1))
+    except Exception:
+        runtime.run(opening.result().give_up())
+        raise
+    staging = opening.result()
+    try:
+        message = _stage(runtime, staging, chain(first, batches))
+    except Exception as error:
+        runtime.run(staging.give_up())
+        if isinstance(error, DistributedLogError) and runtime.run(staging.session.covered(job)):
             return SinkMessage(job, covered=True)
         raise
     faults.reach("sink.staged")
-    return SinkMessage(job, segments=segments)
+    return message
 
 
-async def _new_task(
-    session: SinkSession, columns: SinkColumns, job: JobId, partition: int, stamp_ms: int
-) -> TaskWriter:
-    settings = StageSettings(columns, session.compression, session.settings.max_segment_bytes, partition, stamp_ms)
-    return TaskWriter(settings, lambda: session.create_ledger(job), session.stamp)
+async def _begin(options: Options, columns: SinkColumns, job: JobId, partition: int, stamp_ms: int) -> Staging:
+    return Staging(await open_session(options), job, columns, partition, stamp_ms)
 
 
-def _stage(runtime: Runtime, task: TaskWriter, batches: Iterator[pa.RecordBatch]) -> tuple[StagedSegment, ...]:
+def _stage(runtime: Runtime, staging: Staging, batches: Iterator[pa.RecordBatch]) -> SinkMessage:
+    task = staging.task
     pipe = _Pipe(runtime, task)
     for batch in batches:
         rows = task.split(batch)
         unmet = task.unmet(rows)
-        if unmet:
-            runtime.run(task.meet(unmet))
+        covered = bool(unmet) and runtime.run(staging.meet(unmet))
+        if covered:
+            runtime.run(staging.give_up())
+            return SinkMessage(staging.job, covered=True, rows=sum(more.num_rows for more in chain([batch], batches)))
         for cut in task.take(rows):
             pipe.push(cut)
     for cut in task.rest():
         pipe.push(cut)
     pipe.drain()
     faults.reach("sink.writing")
-    return runtime.run(task.finish())
+    return SinkMessage(staging.job, segments=runtime.run(staging.finish()))
 
 
 class _Pipe:

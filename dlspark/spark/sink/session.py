@@ -81,6 +81,7 @@ class SinkSession:
         self.publisher = Publisher(namespace.store, self.sinks, self.logs, clock=self._services.clock)
         self.sweeper = Sweeper(self.sinks, self._services.ledgers.delete)
         self._ahead: asyncio.Future[tuple[BaseException | None, list[BookieAddress] | BaseException]] | None = None
+        self._newest_sink = ""
         self._abandoned_due_at = 0.0
         self._ready_until: dict[tuple[str, ...], float] = {}
 
@@ -124,15 +125,19 @@ class SinkSession:
     async def covered(self, job: JobId) -> bool:
         """Whether the job's batch has been published. The sink is created if this is its first task."""
         mark = await self.sinks.ensure(job.sink_id)
+        self._newest_sink = job.sink_id
         return mark.value.covers(job.batch)
 
-    async def begin(self, job: JobId) -> bool:
-        """`covered`; what the task's first ledger needs is fetched meanwhile, and while Spark gets its first rows."""
+    def has_seen(self, job: JobId) -> bool:
+        """Whether the sink of the job was there for the task before this one."""
+        return self._newest_sink == job.sink_id
+
+    def get_ready(self) -> None:
+        """Fetch what the next ledger needs, in the background. An id that nobody uses is lost, which does no harm."""
         # What fails is asked for again when it is needed, and fails there.
         self._ahead = asyncio.gather(
             self._services.ledger_store.reserve_id(), self._services.ledgers.bookies.writable(), return_exceptions=True
         )
-        return await self.covered(job)
 
     async def stamp(self, log: str, stamp_ms: int) -> int:
         """The timestamp that this job's rows carry in `log`: chosen when the job began, not below the log's highest.

@@ -26,6 +26,8 @@ from dlspark.spark.sink.messages import StagedSegment
 from dlspark.spark.sink.routing import MAX_NUM_LOGS
 from dlspark.spark.sink.schema import LogRows, SinkColumns, check_order, rows_by_log
 from metadata.errors import check
+from metadata.tasks import end_tasks
+from storage_node.autorecovery.pacing import for_each
 from storage_node.client.writer import LedgerWriter
 
 ENTRY_BYTES = 256 * 1024
@@ -38,6 +40,8 @@ MAX_IN_FLIGHT_BYTES = 64 * 1024 * 1024
 """Most bytes sent and not yet acknowledged, over all ledgers of a task."""
 MAX_LOGS_PER_TASK = MAX_NUM_LOGS
 """Most logs that one task may write: each has a ledger open at once."""
+LOGS_AT_ONCE = 16
+"""Ledgers that are made, and closed, at the same time."""
 ROLL_POSITION = 2**31 - 2**24
 """A segment ends before its positions do (31 bits): one cut holds far fewer records than the difference."""
 RECORD_HEADER_BYTES = 20
@@ -45,13 +49,12 @@ RECORD_HEADER_BYTES = 20
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
-    """How a task writes. `stamp_ms` is the batch's own timestamp, for rows without a transaction id."""
+    """How a task writes."""
 
     columns: SinkColumns
     compression: Compression
     max_segment_bytes: int
     partition: int
-    stamp_ms: int
 
     @property
     def task(self) -> str:
@@ -182,14 +185,14 @@ class Cut:
 class TaskWriter:
     """Stages the rows of one task. `split`, `take` and `rest` run in Spark's thread, the coroutines on the event loop.
 
-    `create()` makes a listed ledger; `stamp(log, ms)` gives the timestamp that rows without an id carry in that log.
+    `create()` makes a listed ledger; `stamp(log)` gives the timestamp that rows without an id carry in that log.
     """
 
     def __init__(
         self,
         settings: StageSettings,
         create: Callable[[], Awaitable[LedgerWriter]],
-        stamp: Callable[[str, int], Awaitable[int]],
+        stamp: Callable[[str], Awaitable[int]],
     ) -> None:
         self._settings = settings
         self._create = create
@@ -197,6 +200,7 @@ class TaskWriter:
         self._window = Window()
         self._gathered: dict[str, _Gathered] = {}
         self._staged: dict[str, _Staged] = {}
+        self._ahead: dict[str, asyncio.Task[LedgerWriter]] = {}
         self._pending_bytes = 0
 
     def split(self, batch: pa.RecordBatch) -> list[LogRows]:
@@ -208,16 +212,20 @@ class TaskWriter:
         return [part for part in rows if part.log not in self._gathered]
 
     async def meet(self, rows: Sequence[LogRows]) -> None:
-        """Get ready for new logs."""
-        for part in rows:
-            if len(self._gathered) >= MAX_LOGS_PER_TASK:
-                raise BatchRefusedError(
-                    f"{self._settings.task} writes more than {MAX_LOGS_PER_TASK} logs; nothing of the batch is visible",
-                    advice='Bring the rows of a log together: df.repartition("log")',
-                )
-            stamp = None if part.txids is not None else await self._stamp(part.log, self._settings.stamp_ms)
-            self._staged[part.log] = _Staged()
-            self._gathered[part.log] = _Gathered(stamp)
+        """Get ready for new logs: each will have a ledger, so some are made while rows are still coming."""
+        if len(self._gathered) + len(rows) > MAX_LOGS_PER_TASK:
+            raise BatchRefusedError(
+                f"{self._settings.task} writes more than {MAX_LOGS_PER_TASK} logs; nothing of the batch is visible",
+                advice='Bring the rows of a log together: df.repartition("log")',
+            )
+        for part in rows[: max(0, LOGS_AT_ONCE - len(self._ahead))]:
+            self._ahead[part.log] = asyncio.ensure_future(self._create())
+        await for_each(rows, min(len(rows), LOGS_AT_ONCE), self._meet)
+
+    async def _meet(self, part: LogRows) -> None:
+        stamp = None if part.txids is not None else await self._stamp(part.log)
+        self._staged[part.log] = _Staged()
+        self._gathered[part.log] = _Gathered(stamp)
 
     def take(self, rows: Sequence[LogRows]) -> Iterator[Cut]:
         """Gather rows of logs that were met; gives what is large enough to be sent."""
@@ -264,7 +272,10 @@ class TaskWriter:
         """Send entries to the log's segment, beginning one if none is open."""
         staged = self._staged[cut.log]
         if staged.segment is None:
-            staged.segment = SegmentWriter(await self._create(), self._window)
+            ahead = self._ahead.pop(cut.log, None)
+            # Entries wait for the ledger to exist: a storage node collects what belongs to no ledger, and until then
+            # nobody knows that the id is ours.
+            staged.segment = SegmentWriter(await (self._create() if ahead is None else ahead), self._window)
         for entry in cut.entries:
             await staged.segment.add(entry)
         if cut.last:
@@ -273,8 +284,9 @@ class TaskWriter:
     async def finish(self) -> tuple[StagedSegment, ...]:
         """Close every segment, with every entry acknowledged."""
         await self._window.drain()
-        for log, staged in self._staged.items():
-            await self._close(log, staged)
+        await for_each(
+            self._staged.items(), min(len(self._staged), LOGS_AT_ONCE), lambda item: self._close(item[0], item[1])
+        )
         return tuple(segment for staged in self._staged.values() for segment in staged.closed)
 
     async def _close(self, log: str, staged: _Staged) -> None:
@@ -288,6 +300,12 @@ class TaskWriter:
     async def abandon(self) -> None:
         """Give up: the ledgers stay as they are, listed, for a sweep."""
         self._window.abandon()
+        ahead = list(self._ahead.values())
+        self._ahead.clear()
+        await end_tasks(ahead, drop_errors=True)
+        for creation in ahead:
+            if not creation.cancelled() and creation.exception() is None:
+                await creation.result().abandon()
         for staged in self._staged.values():
             if staged.segment is not None:
                 await staged.segment.abandon()

@@ -1,0 +1,182 @@
+"""What a sink task asks of the metadata store and when, on storage nodes in this process: and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from sink_world import round_trips
+
+from dlspark.spark.sink.commit import Outcome
+from dlspark.spark.sink.messages import JobId, SinkMessage, gather
+from dlspark.spark.sink.schema import SinkColumns
+from dlspark.spark.sink.session import SinkSession
+from dlspark.spark.sink.staging import Staging
+
+if TYPE_CHECKING:
+    from memory_world import World
+
+QUERY = "query-1"
+ONE_LOG = SinkColumns(value=0, transaction_id=None, log=None, one_log="flights")
+BY_COLUMN = SinkColumns(value=0, transaction_id=None, log=1, one_log=None)
+
+
+class Worker:
+    """A process of Spark's that is used again and again."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.session = SinkSession(world.namespace, world.namespace.services.settings)
+
+    def job(self, batch: int) -> JobId:
+        return JobId(QUERY, batch, uuid.uuid4().hex)
+
+    def staging(self, job: JobId, columns: SinkColumns) -> Staging:
+        return Staging(self.session, job, columns, 0, 1000)
+
+    async def run(self, job: JobId, *logs: str, columns: SinkColumns = ONE_LOG) -> SinkMessage:
+        """As `run_task` does: one batch of one row for each log."""
+        staging = self.staging(job, columns)
+        await asyncio.sleep(0)  # the first rows come
+        if not logs:
+            return SinkMessage(job, segments=await staging.finish())
+        values = pa.array([b"x"] * len(logs), pa.binary())
+        batch = pa.record_batch([values, pa.array(logs)], names=["value", "log"])
+        rows = staging.task.split(batch)
+        if await staging.meet(staging.task.unmet(rows)):
+            await staging.give_up()
+            return SinkMessage(job, covered=True, rows=len(logs))
+        for cut in [*staging.task.take(rows), *staging.task.rest()]:
+            await staging.task.send(cut)
+        return SinkMessage(job, segments=await staging.finish())
+
+    async def commit(self, message: SinkMessage) -> Outcome:
+        (publication,) = gather([message])
+        commit = await self.session.publisher.publish(publication)
+        await self.session.sweeper.after_commit(QUERY, message.job.batch, commit.left)
+        return commit.outcome
+
+    async def ledgers(self) -> set[int]:
+        return {number async for number in self.world.namespace.services.ledger_store.ids()}
+
+    async def published(self, *logs: str) -> set[int]:
+        return {one.ledger_id for log in logs for one in await self.world.namespace.logs_store.segments(log)}
+
+
+@pytest.fixture
+async def worker(world: World):
+    worker = Worker(world)
+    yield worker
+    await asyncio.gather(worker.session._ahead)  # type: ignore[arg-type]
+
+
+def kinds(trip: list[str]) -> list[str]:
+    return sorted(f"{request.split()[0]} {request.rpartition('/')[2][:6]}" for request in trip)
+
+
+async def test_a_task_takes_two_round_trips_and_readies_the_next_one(world: World, worker: Worker) -> None:
+    store = world.namespace.store
+    assert await worker.commit(await worker.run(worker.job(0), "flights")) is Outcome.PUBLISHED
+    await worker.session._ahead  # type: ignore[misc]
+    message, trips = await round_trips(world.tree, store, worker.run(worker.job(1), "flights"))
+    assert message.segments
+    asked = [kinds(trip) for trip in trips]
+    # The mark, where the log ends, and the ledger with its listing; entries are written; the ledger is closed.
+    assert asked[0] == ["get maxtxi", "get query-", "multi L0001"]
+    assert asked[1][-1] == "put L0001"
+    assert sum(map(len, asked)) == 4
+    await worker.session._ahead  # type: ignore[misc]
+    outcome, trips = await round_trips(world.tree, store, worker.commit(message))
+    assert (outcome, sum(map(len, trips)), len(trips)) == (Outcome.PUBLISHED, 10, 2)
+
+
+async def test_a_task_for_many_logs_makes_and_closes_their_ledgers_together(world: World, worker: Worker) -> None:
+    logs = [f"log-{number:02d}" for number in range(16)]
+    await worker.commit(await worker.run(worker.job(0), *logs, columns=BY_COLUMN))
+    await worker.session._ahead  # type: ignore[misc]
+    running = worker.run(worker.job(1), *logs, columns=BY_COLUMN)
+    message, trips = await round_trips(world.tree, world.namespace.store, running)
+    assert len(message.segments) == 16
+    closing = [trip for trip in trips if any(request.startswith("put") for request in trip)]
+    assert len(closing) <= 3  # their adds are acknowledged at different moments
+    assert await worker.commit(message) is Outcome.PUBLISHED
+    assert await worker.ledgers() == await worker.published(*logs)
+
+
+async def test_a_task_without_rows_makes_no_ledger_and_leaves_the_sink_for_the_commit(worker: Worker) -> None:
+    assert await worker.commit(await worker.run(worker.job(0))) is Outcome.PUBLISHED
+    assert await worker.ledgers() == set()
+
+
+async def test_what_a_replay_made_before_it_knew_goes_with_its_commit(worker: Worker) -> None:
+    for batch in range(2):
+        await worker.commit(await worker.run(worker.job(batch), "flights"))
+    replay = await worker.run(worker.job(1), "flights")
+    assert (replay.covered, replay.segments, replay.rows) == (True, (), 1)
+    assert await worker.commit(replay) is Outcome.COVERED
+    assert await worker.session.sinks.staged(QUERY) == []
+    assert await worker.ledgers() == await worker.published("flights")
+
+
+async def test_a_fresh_worker_asks_for_the_mark_before_it_makes_anything(world: World, worker: Worker) -> None:
+    await worker.commit(await worker.run(worker.job(0), "flights"))
+    before = await worker.ledgers()
+    fresh = Worker(world)
+    replay = await fresh.run(fresh.job(0), "flights")
+    assert replay.covered
+    assert await worker.ledgers() == before
+    await fresh.session._ahead  # type: ignore[misc]
+
+
+async def test_a_sink_that_was_removed_since_the_last_task_is_made_again(worker: Worker) -> None:
+    await worker.commit(await worker.run(worker.job(0), "flights"))
+    assert await worker.session.sinks.remove(QUERY)
+    assert await worker.commit(await worker.run(worker.job(1), "flights")) is Outcome.PUBLISHED
+    assert len(await worker.published("flights")) == 2
+
+
+async def test_no_entry_is_sent_before_the_mark_was_seen(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is published by another driver, and its sink's mark is answered late."""
+    await worker.commit(await worker.run(worker.job(0), "flights"))
+    seen = asyncio.Event()
+    covered = worker.session.covered
+
+    async def late(job: JobId) -> bool:
+        await seen.wait()
+        return await covered(job)
+
+    monkeypatch.setattr(worker.session, "covered", late)
+    staging = worker.staging(worker.job(0), ONE_LOG)
+    rows = staging.task.split(pa.record_batch([pa.array([b"x"], pa.binary())], names=["value"]))
+    meeting = asyncio.ensure_future(staging.meet(staging.task.unmet(rows)))
+    done, _ = await asyncio.wait([meeting], timeout=0.2)
+    assert not done
+    seen.set()
+    assert await meeting
+    await staging.give_up()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 6, 10, 20, 60])
+async def test_a_task_that_gives_up_leaves_nothing_that_its_driver_does_not_sweep(worker: Worker, turns: int) -> None:
+    await worker.commit(await worker.run(worker.job(0), "flights"))
+    await worker.session._ahead  # type: ignore[misc]
+    before = asyncio.all_tasks()
+    job = worker.job(1)
+    staging = worker.staging(job, ONE_LOG)
+    rows = staging.task.split(pa.record_batch([pa.array([b"x"], pa.binary())], names=["value"]))
+    meeting = asyncio.ensure_future(staging.meet(staging.task.unmet(rows)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    meeting.cancel()
+    await asyncio.wait([meeting])
+    await staging.give_up()
+    await worker.session._ahead  # type: ignore[misc]
+    assert {task for task in asyncio.all_tasks() if not task.done()} <= before
+    await worker.session.sweeper.own(job)
+    assert await worker.session.sinks.staged(QUERY) == []
+    assert await worker.ledgers() == await worker.published("flights")
+    again = await worker.run(worker.job(1), "flights")
+    assert await worker.commit(again) is Outcome.PUBLISHED
