@@ -216,10 +216,7 @@ class Jobs:
     # ------------------------------------------------------------------ micro-batches
 
     def _rate_to_sink_ms(self) -> float:
-        rate = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
-        rows = rate.selectExpr("cast(value as string) as value")
-        sink = rows.writeStream.format(self._system.format).options(**self._system.sink("drops"))
-        return batch_ms(sink, self._checkpoint(), WARM_UP_BATCHES, MICRO_BATCHES)
+        return rate_to_sink_ms(self._spark, self._system.format, self._system.sink("drops"), self._checkpoint())
 
     def _log_to_noop_ms(self) -> float:
         rows = self._stream("few", startingOffsets="earliest", maxOffsetsPerTrigger=1)
@@ -264,6 +261,13 @@ class Jobs:
                 time.sleep(self._chance.uniform(*PAUSE_S))
             _wait(lambda: arrivals.complete, started, "records to arrive")
         return arrivals.figures()
+
+
+def rate_to_sink_ms(spark: SparkSession, sink: str, options: dict[str, str | int], checkpoint: Path) -> float:
+    """Median duration of a micro-batch with one row from Spark's rate source to a sink of this format."""
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    rows = rate.selectExpr("cast(value as string) as value")
+    return batch_ms(rows.writeStream.format(sink).options(**options), checkpoint, WARM_UP_BATCHES, MICRO_BATCHES)
 
 
 def resting_cpu(spark: SparkSession, system: System, seconds: float) -> tuple[float, float]:

@@ -11,6 +11,7 @@ before; who begins changes from round to round. Before anything counts every job
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from benchmarks.cluster import Cluster
 from benchmarks.kafka_broker import KafkaBroker
-from benchmarks.kafka_jobs import Jobs, Load, resting_cpu, write_frames
+from benchmarks.kafka_jobs import Jobs, Load, rate_to_sink_ms, resting_cpu, write_frames
 from benchmarks.kafka_systems import KafkaLogs, OurLogs
 from benchmarks.results import Row, Target
+from benchmarks.spark_sources import NOTHING, Nothing
 from metadata.errors import check
 
 if TYPE_CHECKING:
@@ -59,12 +61,15 @@ class KafkaPairs:
         kafka: LoadedSystem,
         flushed: LoadedSystem,
         resting: Callable[[], float],
+        python_sink: Callable[[], float],
         settle: Callable[[], None] = os.sync,
     ) -> None:
-        """`resting` gives processor seconds a minute of a session without a query; `settle` has disks take the rest."""
+        """`resting` gives processor seconds a minute of a session without a query, `python_sink` milliseconds of a
+        micro-batch into a sink in Python that does nothing; `settle` has disks take the rest."""
         self._ours = ours
         self._others = {kafka.name: kafka, flushed.name: flushed}
         self._resting = resting
+        self._python_sink = python_sink
         self._settle = settle
         self._count = 0
         self._table = {
@@ -75,8 +80,9 @@ class KafkaPairs:
         self._no_query = Row(
             "P16", "no query at all: Spark and Python", "CPU s/min", "CPU s/min: Kafka's idle query", None
         )
+        self._own_share = Row("P14", "micro-batch of 1 row from rate", "ms", "ms: into Python, doing nothing", None)
         self._kafka = kafka.name
-        self.rows = [*(row for rows in self._table.values() for row in rows), self._no_query]
+        self.rows = [*(row for rows in self._table.values() for row in rows), self._no_query, self._own_share]
 
     def warm_up(self) -> None:
         """Uncounted runs. A flushed broker runs the same code as one that is not."""
@@ -101,6 +107,8 @@ class KafkaPairs:
                     self._table[load, name], found[self._ours.name], found[name], strict=True
                 ):
                     row.add(figure, limit)
+            if load is Load.TO_SINK:
+                self._own_share.add(found[self._ours.name][0], self._python_sink())
             if load is Load.IDLE:
                 idle = found[self._kafka][0]
         self._no_query.add(self._resting(), idle)
@@ -160,6 +168,14 @@ def kafka_pairs(cluster: Cluster, spark: SparkSession, directory: Path) -> Itera
         ours.fill()
         kafka.fill()
         check(ours.rows == kafka.rows, f"the logs to be read differ: {ours.rows} and {kafka.rows} rows")
-        pairs = KafkaPairs(ours, kafka, flushed, lambda: resting_cpu(spark, own, REST_S)[0])
+        spark.dataSource.register(Nothing)
+        checkpoints = (home / f"python-{number}" for number in itertools.count())
+        pairs = KafkaPairs(
+            ours,
+            kafka,
+            flushed,
+            lambda: resting_cpu(spark, own, REST_S)[0],
+            lambda: rate_to_sink_ms(spark, NOTHING, {}, next(checkpoints)),
+        )
         pairs.warm_up()
         yield pairs

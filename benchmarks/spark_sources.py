@@ -1,4 +1,4 @@
-"""Data sources that rows P6 to P8 compare with: ours with the work left out.
+"""Data sources that rows P6 to P8, and P14, compare with: ours with the work left out.
 
 Spark pickles these classes into its workers by name, so they live in a module of their own that starts nothing.
 """

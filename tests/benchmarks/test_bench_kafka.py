@@ -35,7 +35,7 @@ class SystemOf:
 
 def pairs_that_note(asked: list[tuple[Load, str] | str]) -> KafkaPairs:
     systems = [SystemOf(name, asked) for name in FIGURE]
-    return KafkaPairs(*systems, lambda: 5.0, lambda: asked.append("settled"))
+    return KafkaPairs(*systems, lambda: 5.0, lambda: 4.0, lambda: asked.append("settled"))
 
 
 def test_the_sink_is_compared_with_a_flushed_broker_too_and_everything_else_with_one_that_is_not() -> None:
@@ -46,8 +46,9 @@ def test_the_sink_is_compared_with_a_flushed_broker_too_and_everything_else_with
         (ratio,) = row.ratios
         by_limit.setdefault("flushed" if "flushed" in row.limit else "not", []).append(ratio)
     assert by_limit["flushed"] == [10 / 40] * len(FLUSHED)
-    idle_session = 5 / 20
-    assert by_limit["not"] == [10 / 20] * (len(Load) - len(COUNTS) + sum(COUNTS.values())) + [idle_session]
+    idle_session, python_sink = 5 / 20, 10 / 4
+    of_loads = [10 / 20] * (len(Load) - len(COUNTS) + sum(COUNTS.values()))
+    assert by_limit["not"] == [*of_loads, idle_session, python_sink]
 
 
 def test_a_row_of_the_table_says_what_each_system_guarantees() -> None:
