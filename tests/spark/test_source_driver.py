@@ -109,6 +109,43 @@ async def test_positions_are_found_by_search_not_by_scanning(world: World) -> No
     assert await view.at_txid(3_999) is None
 
 
+async def test_where_records_are_evenly_spread_a_place_is_found_in_two_entries(world: World) -> None:
+    name = await world.create()
+    await world.write(name, range(0, 4_000, 2), entry=2)
+    await world.write(name, range(4_000, 8_000, 2), entry=2, keep_open=True)
+    view = await world.view(name)
+    end = await view.latest()
+    for action, found in (
+        (lambda: view.at_txid(2_501), DLSN(1, 625, 1)),
+        (lambda: view.at_txid(2_500), DLSN(1, 625, 0)),
+        (lambda: view.advance(DLSN.INITIAL, end, 777), DLSN(1, 388, 1)),
+        (lambda: view.advance(DLSN(2, 0, 0), end, 778), DLSN(2, 389, 0)),
+    ):
+        view.probes.entries = 0
+        assert await action() == found
+        assert view.probes.entries <= 2
+    view.probes.entries = 0
+    assert await view.at_txid(6_501) == DLSN(2, 625, 1)
+    assert view.probes.entries <= 3, "the last one tells how far ids go in the open segment"
+
+
+@pytest.mark.parametrize(("begin", "most"), [(300, 0), (250, 0), (600, 0), (455, 2), (450, 2)])
+async def test_a_rewind_reads_next_to_nothing_but_its_rows(world: World, begin: int, most: int) -> None:
+    """Whole entries are read, 256 KB each in a log that is written fast; none where a segment begins at the place."""
+    name = await world.create()
+    for ids in (range(250), range(300, 600), range(600, 620)):
+        await world.write(name, ids)
+    driver = await world.driver(Scope.SOURCE_BATCH, log=name, startingTimestamp=begin)
+    start = await driver.resolve(driver.query.start)
+    planned = await driver.plan(start, await driver.latest())
+    probes = (await driver.views())[name].probes
+    entry_bytes = planned[0][0].entry_bytes
+    assert probes.entries <= most
+    assert probes.bytes <= 1.2 * most * entry_bytes
+    assert (probes.bytes > 0) == (most > 0)
+    assert await read(planned) == [number for number in (*range(250), *range(300, 620)) if number >= begin]
+
+
 async def test_a_log_without_records_has_one_position(world: World) -> None:
     view = await world.view(await world.create())
     assert view.earliest() == DLSN.INITIAL

@@ -202,7 +202,8 @@ class LogPositions:
     async def find_txid(self, txid: int) -> DLSN:
         """The position of the first record with a transaction id of `txid` or above; the end if there is none yet.
 
-        Reads about log2(segments) segments' metadata and log2(entries) entries of one of them (P9); `probes` counts.
+        Reads about log2(segments) segments' metadata and log2(entries) entries of one of them at most (P9), a few where
+        ids grow evenly, none where it begins a completed segment; `probes` counts.
         Meaningful where transaction ids do not decrease, which writers ensure unless told not to.
         """
 
@@ -212,7 +213,7 @@ class LogPositions:
             async def locate(reader: SegmentReader, _: int) -> tuple[int, int] | None:
                 return await reader.locate_txid(txid)
 
-            return await self._search(listing, index, locate)
+            return await self._search(listing, index, locate, begins_with=lambda s: s.first_txid >= txid)
 
         return await self._ask(question)
 
@@ -239,11 +240,17 @@ class LogPositions:
         listing: SegmentListing,
         index: int,
         locate: Callable[[SegmentReader, int], Awaitable[tuple[int, int] | None]],
+        begins_with: Callable[[SegmentMetadata], bool] = lambda _: False,
     ) -> DLSN:
-        """The first position that `locate` finds in the segments from this index on, not below what is left."""
+        """The first position that `locate` finds in the segments from this index on, not below what is left.
+
+        `begins_with`: whether metadata tell that no record of a segment lies before the place.
+        """
         left = await self._first_left(listing, index)
         while left is not None:
             index, segment = left
+            if segment.record_count and begins_with(segment):  # of one in progress the count is 0
+                return self._first_active(segment)
             first = await start_sequence_id(listing, segment)
             async with self._opened(segment, first) as reader:
                 searched, settled = reader.lac, reader.settled

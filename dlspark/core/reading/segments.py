@@ -1,9 +1,9 @@
 """`SegmentReader`: one segment's entries, and the searches in it.
 
-A search looks at whole entries, because an entry is what a storage node returns: a search over the entries by the last
-transaction id (or position) in each, some at a time (`readAheadBatchSize`), then a walk over the records of one. It
-finds "the first record with transaction id >= t" wherever ids do not decrease, which writers check unless told not to;
-where they do, the result is one such place, as upstream.
+A search looks at whole entries, because an entry is what a storage node returns: a search over the entries by the
+transaction ids (or positions) in each (`EntrySearch`), then a walk over the records of one. It finds "the first record
+with transaction id >= t" wherever ids do not decrease, which writers check unless told not to; where they do, the
+result is one such place, as upstream.
 
 `Probes` counts what searches cost: a logarithm of a segment's entries, whatever the length of the log.
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntrySummary, decode_entry, entry_summary
 from dlspark.core.codec.records import LogRecord
+from dlspark.core.reading.entry_search import EntrySearch, proportional
 from dlspark.core.reading.scans import backward_scan
 from dlspark.core.settings import Settings
 from metadata.logs import SegmentMetadata, TruncationStatus
@@ -35,6 +36,8 @@ class Probes:
     segments: int = 0
     """Segments whose entries were looked at."""
     entries: int = 0
+    bytes: int = 0
+    """Stored bytes of these entries."""
     metadata: int = 0
     """Segments whose metadata was read, besides what was known already."""
 
@@ -129,30 +132,43 @@ class SegmentReader:
 
         It may be a control record, or the end of stream (whose id is above all): the reader skips those.
         """
-        return await self._locate(lambda record: record.txid >= txid)
+        segment = self.metadata
+        high = None if segment.in_progress else segment.last_txid
+        return await self._locate(lambda record: record.txid, txid, segment.first_txid, high)
 
     async def locate_position(self, position: int) -> tuple[int, int] | None:
         """(entry, slot) of the segment's `position`-th user record, counted from 1; None if there is none."""
-        return await self._locate(lambda record: record.last_position >= position)
+        high = None if self.metadata.in_progress else self.metadata.record_count
+        return await self._locate(lambda record: record.last_position, position, 1, high)
 
-    async def _locate(self, reached: Callable[[LogRecord], bool]) -> tuple[int, int] | None:
-        """First record for which `reached` holds; it must hold for all records after that one, too."""
-        first, after = 0, self.lac + 1
+    async def _locate(
+        self, value: Callable[[LogRecord], int], wanted: int, low: int, high: int | None
+    ) -> tuple[int, int] | None:
+        """First record with a value of `wanted` or above, if they go from `low` to `high` (None: not known)."""
+        count = self.lac + 1
+        search = EntrySearch(count, self._settings.search_ways)
         best: list[LogRecord] = []
-        while first < after:
-            probed = _spread(first, after, max(self._settings.search_ways, 2))
-            found = await asyncio.gather(*map(self.records, probed), return_exceptions=True)
-            for entry_id, records in zip(probed, found, strict=True):
+
+        async def look(entry_ids: list[int]) -> None:
+            nonlocal best
+            found = await asyncio.gather(*map(self.records, entry_ids), return_exceptions=True)
+            for entry_id, records in zip(entry_ids, found, strict=True):
                 if isinstance(records, BaseException):
                     raise records
-                if records and reached(records[-1]):
-                    best, after = records, entry_id
+                reaches = bool(records) and value(records[-1]) >= wanted
+                search.tell(entry_id, begins_before=reaches and value(records[0]) < wanted, reaches=reaches)
+                if reaches:
+                    best = records
                     break
-                first = entry_id + 1
-        for record in best:
-            if reached(record):
-                return record.dlsn.entry_id, record.dlsn.slot_id
-        return None
+
+        if high is None and wanted > low and count:
+            await look([count - 1])  # it tells how far values go, and whether there is anything to be found
+        guess = proportional(count, wanted, low, high if high is not None else value(best[-1]) if best else low)
+        if guess is not None:
+            search.look_near(guess)
+        while probes := search.probes():
+            await look(probes)
+        return next(((r.dlsn.entry_id, r.dlsn.slot_id) for r in best if value(r) >= wanted), None)
 
     async def records_before(self, dlsn: DLSN | None) -> int:
         """User records before `dlsn`, or up to `lac` without one: every record tells the position that it follows."""
@@ -180,6 +196,7 @@ class SegmentReader:
         for first, last in backward_scan(self.lac, self._settings):
             entries = await self._ledger.read(first, last)
             self._probes.entries += len(entries)
+            self._probes.bytes += sum(len(entry.payload) for entry in entries)
             for entry in reversed(entries):
                 for record in reversed(self._decoded(entry)):
                     if record.is_user or (with_end_of_stream and record.is_end_of_stream):
@@ -187,8 +204,10 @@ class SegmentReader:
         return None
 
     async def _read(self, entry_id: int) -> Entry:
+        entry = (await self._ledger.read(entry_id, entry_id))[0]
         self._probes.entries += 1
-        return (await self._ledger.read(entry_id, entry_id))[0]
+        self._probes.bytes += len(entry.payload)
+        return entry
 
     async def close(self) -> None:
         await self._ledger.close()
@@ -229,11 +248,3 @@ async def start_sequence_id(listing: SegmentListing, segment: SegmentMetadata) -
     if before.in_progress or before.version < 5:
         return segment.effective_start_sequence_id
     return before.effective_start_sequence_id + before.record_count
-
-
-def _spread(first: int, after: int, ways: int) -> list[int]:
-    """Up to `ways` numbers that cut first..after-1 into parts of equal length."""
-    count = after - first
-    if count <= ways:
-        return list(range(first, after))
-    return [first + count * part // (ways + 1) for part in range(1, ways + 1)]

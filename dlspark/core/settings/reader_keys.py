@@ -42,7 +42,7 @@ class ReaderKeys:
     search_ways: int = number(
         2,
         "readAheadBatchSize",
-        "Entries that a search for a transaction id reads at a time; below 2 counts as 2",
+        "Entries that a search for a transaction id reads at a time where it cannot guess; below 2 counts as 2",
         minimum=1,
         old_key="ReadAheadBatchSize",
         dynamic=True,

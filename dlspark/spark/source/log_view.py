@@ -17,6 +17,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntrySummary
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.reading.entry_search import EntrySearch, proportional
 from dlspark.core.reading.segments import SegmentReader
 from dlspark.core.writing.transitions import lssn_without_segments
 from dlspark.spark.errors import OptionError
@@ -411,25 +412,36 @@ class LogView:
     async def _located(self, segment: SegmentMetadata, position: int) -> tuple[int, int]:
         """Entry and slot of a user record that is known to exist, by its number in the segment."""
         reader = await self._reader(segment)
-        first, after = 0, reader.lac + 1
-        found: EntrySummary | None = None
-        while first < after:
-            middle = (first + after) // 2
-            summary = await self._summary(segment, middle)
-            if summary.last_position >= position:
-                found, after = summary, middle
-            else:
-                first = middle + 1
+        search = EntrySearch(reader.lac + 1)
+        guess = proportional(reader.lac + 1, position, 1, self._counted_last(segment))
+        if guess is not None:
+            search.look_near(guess)
+        while probes := search.probes():
+            for entry_id in probes:
+                summary = await self._summary(segment, entry_id)
+                reaches = summary.last_position >= position
+                has_it = reaches and bool(summary.user_count) and summary.first_position <= position
+                search.tell(entry_id, begins_before=has_it, reaches=reaches)
+                if reaches:
+                    break
         # Control records carry the position of the user record before them, so the entry found has the record itself.
+        entry_id = search.found if search.found is not None else reader.lac
+        found = await self._summary(segment, entry_id)
         check(
-            found is not None and bool(found.user_count) and found.first_position <= position,
+            bool(found.user_count) and found.first_position <= position <= found.last_position,
             f"record {position} of a segment is not where it was counted",
             log=self.name,
         )
-        if found is None or found.user_count == found.record_count:
-            return after, position - found.first_position if found is not None else 0
-        records = await reader.records(after)
-        return after, next(r.dlsn.slot_id for r in records if r.is_user and r.last_position >= position)
+        if found.user_count == found.record_count:
+            return entry_id, position - found.first_position
+        records = await reader.records(entry_id)
+        return entry_id, next(r.dlsn.slot_id for r in records if r.is_user and r.last_position >= position)
+
+    def _counted_last(self, segment: SegmentMetadata) -> int:
+        """The number of a segment's last user record, as far as it is known without looking."""
+        if not segment.in_progress:
+            return segment.record_count
+        return self._tail.records if self._tail is not None else 0
 
     async def _summary(self, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
         """Counts of one committed entry; it never changes, so it is read once (P8: batch after batch asks for it)."""
