@@ -25,7 +25,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.limits import byte_shares, shares
-from dlspark.spark.source.planning import Span, clip, cut, partitions, split
+from dlspark.spark.source.planning import Span, clip, cut, partitions
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.client import LedgerLocation
 
@@ -47,14 +47,14 @@ def covered(parts: list[Span]) -> list[tuple[str, int, int, int]]:
 
 def test_a_span_is_split_between_entries_and_keeps_its_ends() -> None:
     whole = replace(span(10, first=5), first_slot=3, end_slot=2)
-    parts = split(whole, 3)
-    assert [(p.first_entry, p.last_entry) for p in parts] == [(5, 7), (8, 10), (11, 14)]
+    parts = [part for (part,) in partitions([whole], min_partitions=3, max_bytes=1 << 30)]
+    assert [(p.first_entry, p.last_entry) for p in parts] == [(5, 8), (9, 12), (13, 14)]
     assert [p.first_slot for p in parts] == [3, 0, 0]
     assert [p.end_slot for p in parts] == [None, None, 2]
 
 
 def test_a_span_of_one_entry_is_never_cut() -> None:
-    assert split(span(1), 8) == [span(1)]
+    assert partitions([span(1)], min_partitions=8, max_bytes=1) == [(span(1),)]
 
 
 def test_small_segments_share_a_partition_and_large_ones_are_split() -> None:
@@ -73,13 +73,29 @@ def test_min_partitions_is_reached_as_far_as_there_are_entries() -> None:
     assert len(partitions(uneven, min_partitions=6, max_bytes=1 << 30)) == 6
 
 
-@settings(max_examples=200, deadline=None)
+def test_many_segments_share_no_more_partitions_than_are_asked_for() -> None:
+    segments = [span(4, entry_bytes=1000 + lssn, lssn=lssn) for lssn in range(1, 25)]
+    two = partitions(segments, min_partitions=2, max_bytes=1 << 40)
+    assert [sum(part.entries for part in group) for group in two] == [49, 47], "of 96"
+
+
+def fewest(sizes: list[int], limit: int) -> int:
+    """In how few ranges entries of these sizes can be read, if none but a single entry may exceed the limit."""
+    count, left = 0, 0
+    for size in sizes:
+        if size > left:
+            count, left = count + 1, limit
+        left -= size
+    return count
+
+
+@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 5000), st.integers(0, 5)), max_size=12),
     st.integers(1, 40),
     st.integers(1, 100_000),
 )
-def test_partitions_cover_each_entry_once_in_order(
+def test_partitions_cover_each_entry_once_are_as_many_as_it_takes_and_nearly_equal(
     shapes: list[tuple[int, int, int]], min_partitions: int, max_bytes: int
 ) -> None:
     spans = [
@@ -89,9 +105,35 @@ def test_partitions_cover_each_entry_once_in_order(
     planned = partitions(spans, min_partitions=min_partitions, max_bytes=max_bytes)
     assert covered([part for group in planned for part in group]) == covered(spans)
     assert all(planned)
-    total = sum(s.entries for s in spans)
-    assert len(planned) >= min(min_partitions, total)
-    assert all(len(group) == 1 or sum(part.bytes for part in group) <= max(max_bytes, 1) for group in planned)
+    sizes = [max(1, s.entry_bytes) for s in spans for _ in range(s.entries)]
+    assert len(planned) == max(min(min_partitions, len(sizes)), fewest(sizes, max_bytes))
+    bytes_of = [sum(part.bytes for part in group) for group in planned]
+    one_entry = [sum(part.entries for part in group) == 1 for group in planned]
+    assert all(one or size <= max_bytes for one, size in zip(one_entry, bytes_of, strict=True))
+    share = sum(sizes) / max(len(planned), 1)
+    assert all(size < share + max(sizes) for size in bytes_of)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5000), st.integers(1, 10)), max_size=30),
+    st.integers(1, 20),
+    st.integers(1, 100_000),
+)
+def test_pieces_that_tell_their_records_share_partitions_within_the_limit(
+    shapes: list[tuple[int, int, int]], min_partitions: int, max_bytes: int
+) -> None:
+    pieces = [
+        replace(span(entries, size, lssn=n + 1), records=records) for n, (entries, size, records) in enumerate(shapes)
+    ]
+    planned = partitions(pieces, min_partitions=min_partitions, max_bytes=max_bytes, max_records=10)
+    assert covered([part for group in planned for part in group]) == covered(pieces)
+    assert all(sum(part.records for part in group) <= 10 for group in planned)
+    entries = sum(piece.entries for piece in pieces)
+    needed = len(partitions(pieces, min_partitions=1, max_bytes=max_bytes, max_records=10))
+    assert len(planned) == max(min(min_partitions, entries), needed)
+    by_records = fewest([piece.records for piece in pieces], 10)
+    assert len(partitions(pieces, min_partitions=1, max_bytes=1 << 40, max_records=10)) == by_records
 
 
 def test_shares_are_proportional_and_exact() -> None:

@@ -6,7 +6,16 @@ import gc
 import subprocess
 import sys
 
+import pytest
+
+from dlspark.spark import worker_memory
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.source.batch import BatchReader, FilteringBatchReader
+from dlspark.spark.source.partition_reader import LogPartition
+from dlspark.spark.source.selection import SourceQuery
+from dlspark.spark.source.stream import StreamReader
 from dlspark.spark.worker_memory import DAEMON, FREEZE_AT, begin_use, due, main_module
+from storage_node.client import ClientSettings
 
 
 def test_only_a_worker_of_sparks_daemon_freezes_and_only_some_times() -> None:
@@ -20,6 +29,14 @@ def test_other_processes_freeze_nothing() -> None:
     for _ in range(max(FREEZE_AT) + 1):
         begin_use()
     assert gc.get_freeze_count() == before
+
+
+@pytest.mark.parametrize("reader", [BatchReader, FilteringBatchReader, StreamReader])
+def test_a_task_of_each_kind_of_query_is_a_use(reader: type[BatchReader | StreamReader]) -> None:
+    options = Options({"uri": "distributedlog://h:1/n", "log": "flights"}, Scope.ANY)
+    before = worker_memory._uses
+    assert list(reader(SourceQuery.of(options), ["value"]).read(LogPartition((), ClientSettings()))) == []
+    assert worker_memory._uses == before + 1
 
 
 def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing() -> None:

@@ -206,14 +206,14 @@ OPTIONS: tuple[Option, ...] = (
         "minPartitions",
         Kind.COUNT,
         Scope.SOURCE,
-        "Split into at least this many Spark partitions, as far as there are entries to split.",
+        "So many Spark partitions of nearly equal bytes, as far as there are entries; more only if other limits ask.",
         default="1",
     ),
     Option(
         "maxBytesPerPartition",
         Kind.COUNT,
         Scope.SOURCE,
-        "Split a segment into ranges of about this many stored bytes; smaller neighbours share a partition.",
+        "Most stored bytes of one Spark partition, by the mean entry of each segment; small segments share partitions.",
         default=str(32 << 20),
     ),
     Option(

@@ -16,6 +16,7 @@ from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import SourceQuery
+from dlspark.spark.worker_memory import begin_use
 
 if TYPE_CHECKING:
     from dlspark.spark.source.driver import Take
@@ -53,6 +54,7 @@ class BatchReader(DataSourceReader):
             runtime.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        begin_use()
         return read_partition(partition, self._names)
 
     async def _plan(self) -> list[InputPartition]:

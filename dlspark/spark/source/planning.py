@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from dlspark.core.codec.dlsn import DLSN
@@ -53,10 +54,14 @@ class Span:
 
     @property
     def bytes(self) -> int:
-        return self.entries * max(1, self.entry_bytes)
+        return self.entries * _entry_bytes(self)
 
 
 Partition = tuple[Span, ...]
+
+
+def _entry_bytes(span: Span) -> int:
+    return max(1, span.entry_bytes)
 
 
 def _behind(span: Span) -> tuple[int, int]:
@@ -89,72 +94,83 @@ def clip(span: Span, min_entry: int, end_entry: int | None) -> Span | None:
     return span if span.entries > 0 else None
 
 
-def split(span: Span, pieces: int) -> list[Span]:
-    """Cut a span between entries into at most `pieces` of nearly equal numbers of entries."""
-    pieces = max(1, min(pieces, span.entries))
-    bounds = [span.first_entry + span.entries * i // pieces for i in range(pieces + 1)]
-    parts = []
-    for i in range(pieces):
-        first, last = i == 0, i == pieces - 1
-        parts.append(
-            replace(
-                span,
-                first_entry=bounds[i],
-                first_slot=span.first_slot if first else 0,
-                last_entry=bounds[i + 1] - 1,
-                end_slot=span.end_slot if last else None,
-            )
-        )
-    return parts
-
-
 def partitions(
     spans: Sequence[Span], *, min_partitions: int, max_bytes: int, max_records: int | None = None
 ) -> list[Partition]:
-    """Cut and pack `spans`, in order, into `min_partitions` or more partitions of about `max_bytes` or less.
+    """Cut and pack `spans`, in order, into partitions of nearly equal bytes.
 
-    The minimum is reached as far as there are entries: an entry is not cut here, so that none is fetched twice. Spans
-    that have at most `max_records` records each share a partition as far as that has no more.
+    There are as many as it takes for each to have at most `max_bytes`, and at most `max_records` where spans tell how
+    many they have; or `min_partitions` if that is more, as far as there are entries. An entry is not cut here, so that
+    none is fetched twice: one that is larger than `max_bytes` is a partition by itself.
     """
-    total = sum(span.bytes for span in spans)
-    target = max(1, min(max_bytes, -(-total // min_partitions)))
+    needed = _pack(spans, max_bytes, max_records)
+    wanted = max(min_partitions, len(needed))
+    share = -(-sum(span.bytes for span in spans) // wanted)
+    # A partition that takes no further entry of the largest kind has its share: so they are `wanted` at most, but for
+    # limits of records, which may close one before.
+    even = _pack(spans, min(max_bytes, share + max(map(_entry_bytes, spans), default=1) - 1), max_records)
+    packed = even if len(even) <= wanted else needed
+    return [tuple(group) for group in _split_further(packed, min_partitions)]
+
+
+def _pack(spans: Sequence[Span], max_bytes: int, max_records: int | None) -> list[list[Span]]:
+    """Fill one partition after the other, with one entry at least."""
     packed: list[list[Span]] = []
     room, more = 0, 0
     for span in spans:
-        for part in split(span, -(-span.bytes // target)):
-            if packed and part.bytes <= room and (max_records is None or part.records <= more):
-                packed[-1].append(part)
-            else:
-                packed.append([part])
-                room, more = target, max_records or 0
+        rest: Span | None = span
+        while rest is not None:
+            open_ = bool(packed) and (max_records is None or rest.records <= more)
+            if not open_ or room < _entry_bytes(rest):
+                packed.append([])
+                room, more = max_bytes, max_records or 0
+            part, rest = _divided(rest, max(1, room // _entry_bytes(rest)))
+            packed[-1].append(part)
             room -= part.bytes
             more -= part.records
-    _split_further(packed, min_partitions)
-    return [tuple(group) for group in packed]
+    return packed
 
 
-def _split_further(packed: list[list[Span]], wanted: int) -> None:
-    """Halve the partitions of most entries until there are `wanted`, or nothing is left to halve."""
-    while len(packed) < wanted:
-        at = max(range(len(packed)), key=lambda i: sum(span.entries for span in packed[i]), default=-1)
-        entries = sum(span.entries for span in packed[at]) if at >= 0 else 0
-        if entries < 2:
-            return
-        packed[at : at + 1] = _halves(packed[at], entries // 2)
+def _divided(span: Span, entries: int) -> tuple[Span, Span | None]:
+    """The first so many entries of a span, at least one, and what is left of it."""
+    if entries >= span.entries:
+        return span, None
+    at = span.first_entry + entries
+    return replace(span, last_entry=at - 1, end_slot=None), replace(span, first_entry=at, first_slot=0)
 
 
-def _halves(group: Sequence[Span], entries: int) -> list[list[Span]]:
-    """Cut a partition after its first `entries` entries."""
+def _split_further(packed: list[list[Span]], wanted: int) -> list[list[Span]]:
+    """Halve the largest partitions until there are `wanted`, or nothing is left to halve."""
+    divisible: list[tuple[int, tuple[int, ...], list[Span]]] = []
+    placed: list[tuple[tuple[int, ...], list[Span]]] = []
+
+    def place(at: tuple[int, ...], group: list[Span]) -> None:
+        if sum(span.entries for span in group) > 1:
+            heappush(divisible, (-sum(span.bytes for span in group), at, group))
+        else:
+            placed.append((at, group))
+
+    for index, group in enumerate(packed):
+        place((index,), group)
+    while divisible and len(divisible) + len(placed) < wanted:
+        _, at, group = heappop(divisible)
+        for side, half in enumerate(_halves(group)):
+            place((*at, side), half)
+    placed += [(at, group) for _, at, group in divisible]
+    return [group for _, group in sorted(placed, key=lambda one: one[0])]
+
+
+def _halves(group: Sequence[Span]) -> list[list[Span]]:
+    """Cut a partition of two entries or more where it has half its bytes; neither half is empty."""
     left: list[Span] = []
     right: list[Span] = []
+    room = sum(span.bytes for span in group) // 2
     for span in group:
-        if entries <= 0:
-            right.append(span)
-        elif span.entries <= entries:
-            left.append(span)
-        else:
-            cut = span.first_entry + entries
-            left.append(replace(span, last_entry=cut - 1, end_slot=None))
-            right.append(replace(span, first_entry=cut, first_slot=0))
-        entries -= span.entries
+        rest: Span | None = span
+        if not right and (not left or room >= _entry_bytes(span)):
+            part, rest = _divided(span, max(1, room // _entry_bytes(span)))
+            left.append(part)
+            room -= part.bytes
+        if rest is not None:
+            right.append(rest)
     return [left, right]
