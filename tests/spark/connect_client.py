@@ -18,11 +18,13 @@ from pathlib import Path
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.dataframe import DataFrame
+from pyspark.sql.connect.streaming.query import StreamingQuery
 
 from dlspark.core.metrics import NO_STATISTICS
-from dlspark.spark import LagListener, register
+from dlspark.spark import LagListener, enable, register
 
 RATE = 25
 
@@ -47,6 +49,7 @@ def main(uri: str, source: str, target: str, directory: Path, wanted: list[str])
             "segments": lambda: segments(spark, source),
             "error": lambda: failure(lambda: read(spark, source, subscrib="x").schema),
             "registered": lambda: registered(spark, source, uri),
+            "catalog": lambda: catalog(spark, source, directory),
             "for each batch": lambda: for_each_batch(spark, source, directory),
         }
         found = {name: step() for name, step in steps.items() if name in wanted or not wanted}
@@ -96,25 +99,71 @@ def stream(spark: SparkSession, source: str, target: str, directory: Path) -> di
     return {"rows": read(spark, target).count(), "missing": same, "lags": lags[:3]}
 
 
-def for_each_batch(spark: SparkSession, source: str, directory: Path) -> int:
-    """The function runs in the server's Python: what it finds is told through a file."""
-    told = str(directory / "counted")
+def catalog(spark: SparkSession, source: str, directory: Path) -> dict[str, object]:
+    """SQL through a catalog that the client switches on: in a server that was started without it."""
+    enable(spark)
+    enable(spark)
+    log, made = f"dlog.`{source}`", f"dlog.connect.{source}".replace("-", "_")
 
-    def count(frame: DataFrame, number: int) -> None:
-        rows = frame.count()
-        with open(told, "a") as out:
-            out.write(f"{rows}\n")
+    def asked(statement: str) -> list[list[object]]:
+        return [list(row) for row in spark.sql(statement).collect()]
 
+    asked(f"CREATE TABLE {made}_inserted TBLPROPERTIES (compressionType = 'lz4')")
+    asked(f"INSERT INTO {made}_inserted (value, transaction_id) VALUES ('a', 5), ('b', 6)")
+    asked(f"INSERT INTO {made}_inserted SELECT value, transaction_id FROM {log} WHERE segment = 2")
+    asked(f"CREATE TABLE {made}_selected AS SELECT value, transaction_id FROM {log} WHERE segment = 1")
+    spark.table(log).where("segment = 2").select("value").writeTo(f"{made}_selected").append()
     query = (
-        spark.readStream.format("distributedlog")
-        .load(source)
-        .writeStream.foreachBatch(count)  # type: ignore[arg-type]
-        .option("checkpointLocation", str(directory / "each"))
+        spark.readStream.option("maxOffsetsPerTrigger", RATE)
+        .table(log)
+        .select("value", "transaction_id")
+        .writeStream.option("checkpointLocation", str(directory / "tables"))
         .trigger(availableNow=True)
-        .start()
+        .toTable(f"{made}_streamed")
     )
     query.awaitTermination()
-    return sum(map(int, Path(told).read_text().split()))
+    missing = spark.table(log).select("value").exceptAll(spark.table(f"{made}_streamed").select("value"))
+    return {
+        "select": asked(f"SELECT count(*), max(transaction_id) FROM {log} WHERE transaction_id >= 1000030"),
+        "time travel": asked(f"SELECT count(*) FROM {log} VERSION AS OF '1:0:4'")
+        + asked(f"SELECT count(*) FROM {log} TIMESTAMP AS OF timestamp'1970-01-01 00:16:40.019'"),
+        "tables": [row[1] for row in asked("SHOW TABLES IN dlog.connect")],
+        "columns": [row[0] for row in asked(f"DESCRIBE {log}")],
+        "statistics": [row[1] for row in asked(f"DESCRIBE EXTENDED {log}") if row[0] == "Statistics"],
+        "properties": asked(f"SHOW TBLPROPERTIES {made}_inserted"),
+        "inserted": asked(f"SELECT count(*), min(transaction_id) FROM {made}_inserted"),
+        "selected": asked(f"SELECT count(*), max(segment) FROM {made}_selected"),
+        "streamed": [spark.table(f"{made}_streamed").count(), missing.count()],
+        "segments": asked(f"SELECT segment, records FROM {log}.segments ORDER BY segment"),
+        "no table": failure(lambda: asked("SELECT * FROM dlog.nowhere")),
+        "overwritten": failure(lambda: asked(f"INSERT OVERWRITE {made}_inserted SELECT 'x' AS value")),
+    }
+
+
+def for_each_batch(spark: SparkSession, source: str, directory: Path) -> int:
+    """Copy a log batch by batch in a function, which runs in the server's Python. Each batch is written twice."""
+    target = f"{source}-each"
+
+    def write(frame: DataFrame, number: int) -> None:
+        for _ in range(2):
+            batch = frame.select("value").write.format("distributedlog").mode("append")
+            batch.option("txnAppId", target).option("txnVersion", number).save(target)
+
+    stream = spark.readStream.format("distributedlog").option("maxOffsetsPerTrigger", RATE).load(source)
+    query = stream.writeStream.foreachBatch(write).trigger(availableNow=True)  # type: ignore[arg-type]
+    called_back(query.option("checkpointLocation", str(directory / "each")).start).awaitTermination()
+    return read(spark, target).count()
+
+
+def called_back(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Start a query with a function. Spark gives the function's worker 10 s to import pandas and to call back."""
+    for _ in range(6):
+        try:
+            return start()
+        except PySparkException as error:
+            if "failed to connect back" not in str(error):
+                raise
+    raise SystemExit("no worker has called back: the machine is too busy")
 
 
 def segments(spark: SparkSession, source: str) -> list[list[object]]:

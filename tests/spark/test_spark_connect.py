@@ -20,19 +20,17 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes]
 
 CLIENT = Path(__file__).with_name("connect_client.py")
 MS = 1_000_000
+COLUMNS = ["log", "segment", "entry", "slot", "sequence_id", "transaction_id", "timestamp", "value"]
 
 
-ORDINARY = ("batch", "view", "stream", "segments", "error", "registered")
-
-
-def client(sandbox: Sandbox, logs: Logs, place: Path, *steps: str) -> dict[str, Any]:
+def client(sandbox: Sandbox, logs: Logs, place: Path) -> dict[str, Any]:
     """What a client found in a log of 60 records, in a completed segment of 40 and one in progress."""
     source, target = logs.create(logs.name("connect")), logs.name("connect-copy")
     logs.write(source, range(MS, MS + 40))
     logs.write(source, range(MS + 40, MS + 60), keep_open=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
     done = subprocess.run(
-        [sys.executable, str(CLIENT), sandbox.uri, source, target, str(place), *steps],
+        [sys.executable, str(CLIENT), sandbox.uri, source, target, str(place)],
         capture_output=True,
         text=True,
         env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
@@ -48,7 +46,7 @@ def client(sandbox: Sandbox, logs: Logs, place: Path, *steps: str) -> dict[str, 
 def test_a_client_of_spark_connect_reads_writes_streams_listens_and_asks(
     sandbox: Sandbox, logs: Logs, tmp_path: Path
 ) -> None:
-    found = client(sandbox, logs, tmp_path, *ORDINARY)
+    found = client(sandbox, logs, tmp_path)
     assert found["batch"] == [60, MS, MS + 59]
     assert found["view"] == 30
     assert found["stream"] == {"rows": 60, "missing": 0, "lags": [35, 10, 0]}
@@ -57,9 +55,20 @@ def test_a_client_of_spark_connect_reads_writes_streams_listens_and_asks(
     before, during, after = found["registered"]
     assert (before, after) == ("60", "60")
     assert "cannot be reached" in during
+    assert found["for each batch"] == 60
+    the_catalog_works(found["catalog"])
 
 
-@pytest.mark.long
-def test_for_each_batch_works_through_spark_connect(sandbox: Sandbox, logs: Logs, tmp_path: Path) -> None:
-    """Apart: Spark gives its worker 10 s to import pandas and to call back, which a busy machine may not manage."""
-    assert client(sandbox, logs, tmp_path, "for each batch")["for each batch"] == 60
+def the_catalog_works(found: dict[str, Any]) -> None:
+    assert found["select"] == [[30, MS + 59]]
+    assert found["time travel"] == [[5], [20]]
+    assert sorted(name.rpartition("_")[2] for name in found["tables"]) == ["inserted", "selected", "streamed"]
+    assert found["columns"] == COLUMNS
+    assert found["statistics"][0].endswith(" bytes, 60 rows")
+    assert found["properties"] == [["compressionType", "lz4"]]
+    assert found["inserted"] == [[22, 5]]
+    assert found["selected"] == [[60, 2]]
+    assert found["streamed"] == [60, 0]
+    assert found["segments"] == [[1, 40], [2, 20]]
+    assert "TABLE_OR_VIEW_NOT_FOUND" in found["no table"]
+    assert "a log only grows" in found["overwritten"]

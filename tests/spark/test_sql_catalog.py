@@ -294,6 +294,7 @@ def test_a_namespace_that_cannot_be_reached_is_told_quickly(sql: SparkSession) -
     enable(sql, "unreachable", uri="distributedlog://127.0.0.1:1/none")
     began = time.monotonic()
     error = refused(sql, "SHOW TABLES IN unreachable")
+    assert "Failed to list tables of `unreachable` in Python data source distributedlog" in str(error)
     assert "ZooKeeper of distributedlog://127.0.0.1:1/none cannot be reached" in str(error)
     assert time.monotonic() - began < 60
 
@@ -309,13 +310,51 @@ spark.stop()
 def test_the_conf_file_of_the_repository_works(sandbox: Sandbox, logs: Logs) -> None:
     namespace = logs.name("conf").replace("-", "_")
     logs.create(f"{namespace}/found")
+    environment = {"SPARK_CONF_DIR": ".", "DLSPARK_URI": sandbox.uri, "PYSPARK_PYTHON": sys.executable}
+    told = result(SCRIPT.format(namespace=namespace), ROOT, environment)
+    assert f"RESULT [Row(namespace='{namespace}', tableName='found', isTemporary=False)]" in told
+
+
+MISSING = """
+from pyspark.sql import SparkSession
+from dlspark.spark import enable
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+enable(spark, uri="distributedlog://127.0.0.1:1/none")
+try:
+    spark.sql("SELECT * FROM dlog.flights")
+except Exception as error:
+    print("RESULT", error.getCondition(), error)
+spark.stop()
+"""
+HIDDEN = """
+import sys
+from pathlib import Path
+sys.path[:] = [place for place in sys.path if not Path(place, "pyspark_distributedlog.py").exists()]
+"""
+
+
+def test_a_python_that_has_no_dlspark_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDDEN)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    told = result(MISSING, tmp_path, {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)})
+    assert "RESULT PYTHON_DATA_SOURCE_ERROR" in told
+    assert "Failed to load `dlog.flights`" in told
+    assert "has no dlspark" in told
+    assert "PYSPARK_PYTHON" in told
+
+
+def result(script: str, place: Path, environment: dict[str, str]) -> str:
+    """What a program of its own prints."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(namespace=namespace)],
-        cwd=ROOT,
-        env={**os.environ, "SPARK_CONF_DIR": ".", "DLSPARK_URI": sandbox.uri, "PYSPARK_PYTHON": sys.executable},
+        [sys.executable, "-c", script],
+        cwd=place,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
-    assert f"RESULT [Row(namespace='{namespace}', tableName='found', isTemporary=False)]" in done.stdout, done.stderr
+    assert "RESULT" in done.stdout, done.stderr
+    return done.stdout

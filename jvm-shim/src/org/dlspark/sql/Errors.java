@@ -57,10 +57,35 @@ final class Errors {
       case "namespace_not_empty":
         return thrown(new NonEmptyNamespaceException(namespace));
       default:
-        String subject = table == NOBODY ? String.join(".", namespace) : table.toString();
-        String action = operation.replace('_', ' ') + " `" + catalog + "." + subject + "` in";
-        return thrown(QueryCompilationErrors.pythonDataSourceError(action, Requests.FORMAT, error.get("text").asText()));
+        return failed(operation, catalog, error.get("text").asText());
     }
+  }
+
+  /** The exception for Spark's Python that has no connector: Spark itself says that it found none, and no more. */
+  RuntimeException ofMissingConnector(String operation, String catalog) {
+    return failed(
+        operation,
+        catalog,
+        "The Python that runs Spark's data sources has no dlspark; nothing was done. Install dlspark for it, or let the"
+            + " environment variable PYSPARK_PYTHON name a Python that has it before Spark starts; with Spark Connect,"
+            + " before the server starts");
+  }
+
+  private RuntimeException failed(String operation, String catalog, String text) {
+    String below = table == NOBODY ? String.join(".", namespace) : table.toString();
+    String subject = below.isEmpty() ? catalog : catalog + "." + below;
+    String action = words(operation) + " `" + subject + "` in";
+    return thrown(QueryCompilationErrors.pythonDataSourceError(action, Requests.FORMAT, text));
+  }
+
+  /** What Spark puts behind "Failed to". */
+  private static String words(String operation) {
+    return switch (operation) {
+      case "tables", "namespaces" -> "list " + operation + " of";
+      case "namespace" -> "load namespace";
+      case "filters", "statistics" -> "ask for " + operation + " of";
+      default -> operation.replace('_', ' ');
+    };
   }
 
   @SuppressWarnings("unchecked")

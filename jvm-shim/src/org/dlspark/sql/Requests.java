@@ -7,6 +7,7 @@ import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.HashMap;
 import java.util.Map;
+import org.apache.spark.SparkThrowable;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.Table;
@@ -34,6 +35,10 @@ final class Requests {
   private static final String REQUEST = "dlspark.catalog.request";
 
   private static final String ANSWER = "answer";
+
+  /** Spark's name for a Python without the connector. */
+  private static final String NO_CONNECTOR = "DATA_SOURCE_NOT_EXIST";
+
   private static final String URI = "uri";
   private static final String URI_CONF = "spark.distributedlog.uri";
 
@@ -81,10 +86,19 @@ final class Requests {
     if (uri != null) {
       sent.put(URI, uri);
     }
-    StructType schema = source().inferSchema(new CaseInsensitiveStringMap(sent));
+    String operation = request.get("operation").asText();
+    StructType schema;
+    try {
+      schema = source().inferSchema(new CaseInsensitiveStringMap(sent));
+    } catch (Exception error) { // Spark's are checked ones that its Scala does not declare
+      if (error instanceof SparkThrowable known && NO_CONNECTOR.equals(known.getCondition())) {
+        throw errors.ofMissingConnector(operation, catalog);
+      }
+      throw error;
+    }
     JsonNode answer = read(schema.apply(0).metadata().getString(ANSWER));
     if (answer.has("error")) {
-      throw errors.of(answer.get("error"), request.get("operation").asText(), catalog);
+      throw errors.of(answer.get("error"), operation, catalog);
     }
     return answer.get("result");
   }
