@@ -20,10 +20,10 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.source import log_view
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.limits import NO_LIMITS, Limits
-from dlspark.spark.source.log_view import LogView
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.partition_reader import LogPartition, read_partition, shared_reader
 from dlspark.spark.source.planning import Partition
+from dlspark.spark.source.segment_records import SegmentRecords
 from dlspark.spark.source.serving import orphans
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.logs import LogNotFoundError
@@ -424,18 +424,18 @@ async def test_a_record_that_is_committed_while_the_tail_is_looked_at_ends_the_w
     await world.write(name, range(5), keep_open=True)
     driver = await world.driver(log=name)
     await driver.latest()
-    looked_at = LogView._summary
+    looked_at = SegmentRecords.entry
     written = asyncio.Event()
 
-    async def busy(view: LogView, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
+    async def busy(view: SegmentRecords, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
         found = await looked_at(view, segment, entry_id)
         if not written.is_set():
             written.set()
             await world.commit(name)
-            await (await view._reader(segment)).refresh()
+            await (await view.reader(segment)).refresh()
         return found
 
-    monkeypatch.setattr(LogView, "_summary", busy)
+    monkeypatch.setattr(SegmentRecords, "entry", busy)
     waiting = asyncio.ensure_future(driver.wait_for_news(600))
     await world.append(name, [5])
     await asyncio.wait_for(waiting, 30)

@@ -32,20 +32,20 @@ from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.lag import extent
 from dlspark.spark.source.limits import NO_LIMITS, Limits
 from dlspark.spark.source.log_bytes import advance_bytes, bytes_between, next_entry_bytes
-from dlspark.spark.source.log_view import LogView
 from dlspark.spark.source.offsets import Offsets
+from dlspark.spark.source.segment_records import SegmentRecords
 from metadata.segments import SegmentMetadata, TruncationStatus
 
 
 @pytest.fixture
 def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries as a writer leaves them that does not count (enableRecordCounts of Java's library); ours always does."""
-    counted = LogView._summary
+    counted = SegmentRecords.entry
 
-    async def summary(view: LogView, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
+    async def summary(view: SegmentRecords, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
         return replace(await counted(view, segment, entry_id), first_position=0, last_position=0)
 
-    monkeypatch.setattr(LogView, "_summary", summary)
+    monkeypatch.setattr(SegmentRecords, "entry", summary)
 
 
 @pytest.mark.usefixtures("uncounted")

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntrySummary
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.reading.entry_search import EntrySearch, proportional
-from dlspark.core.reading.segments import SegmentReader
 from dlspark.core.writing.transitions import lssn_without_segments
-from dlspark.spark.errors import OptionError
 from dlspark.spark.source.offsets import Mark
 from dlspark.spark.source.planning import Span
+from dlspark.spark.source.segment_records import SegmentRecords
 from metadata.errors import InvariantViolation, check
 from metadata.ledger_metadata import LedgerState
 from metadata.logs import SegmentMetadata, TruncationStatus
@@ -40,22 +37,8 @@ UNKNOWN_ENTRY_BYTES = 64 << 10
 LONG_POLL_MS = 1_000
 """How long a storage node may hold back its answer at the tail."""
 
-_MAX_REMEMBERED = 256
-_MAX_SUMMARIES = 4096
-"""Entries whose counts a view keeps; some 200 bytes each."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Tail:
-    """The segment in progress up to its LAC: `end` follows the last user record, `records` user records lie before it.
-
-    `scanned` is the first entry that has not been looked at.
-    """
-
-    ledger_id: int
-    scanned: int = 0
-    end: DLSN | None = None
-    records: int = 0
+_MAX_SIZES = 4096
+"""Ledgers, and places in them, whose stored bytes a view keeps."""
 
 
 class LogView:
@@ -68,14 +51,11 @@ class LogView:
         self._namespace = namespace
         self._log = log
         self._segments: list[SegmentMetadata] = []
-        self._readers: dict[tuple[int, bool], SegmentReader] = {}
+        self._records = SegmentRecords(log)
         self._locations: dict[int, LedgerLocation] = {}
         self._max_lssn = 0
         self._next_lssn = 1
         self._known_end: DLSN | None = None
-        self._tail: _Tail | None = None
-        self._before: dict[tuple[int, int, int], int] = {}
-        self._summaries: dict[tuple[int, int], EntrySummary] = {}
         self._sizes: dict[int, tuple[int, int]] = {}
         self._lengths: dict[tuple[int, int], int] = {}
         self._changed = asyncio.Event()
@@ -93,9 +73,7 @@ class LogView:
         return view
 
     async def close(self) -> None:
-        readers, self._readers = self._readers, {}
-        for reader in readers.values():
-            await reader.close()
+        await self._records.close()
         await self._log.close()
 
     # ------------------------------------------------------------------ where the log begins and ends
@@ -136,7 +114,7 @@ class LogView:
     async def _last_end(self) -> DLSN:
         for segment in reversed(self._visible()):
             if segment.in_progress:
-                tail = await self._look_at_tail(segment)
+                tail = await self._records.look_at_tail(segment)
                 if tail.end is not None:
                     return tail.end
             elif segment.last_entry >= 0:
@@ -204,7 +182,7 @@ class LogView:
         left = records
         async for segment, first, here in self._counts(start, end):
             if left < here:
-                return DLSN(segment.lssn, *await self._located(segment, first + left + 1))
+                return DLSN(segment.lssn, *await self._records.located(segment, first + left + 1))
             left -= here
             if left == 0:
                 return end if segment.lssn == end.lssn else _end_position(segment)
@@ -218,8 +196,8 @@ class LogView:
         left = number
         async for segment, first, here in self._counts(start, end):
             if left < here:
-                entry_id, slot_id = await self._located(segment, first + left + 1)
-                records = await (await self._reader(segment)).records(entry_id)
+                entry_id, slot_id = await self._records.located(segment, first + left + 1)
+                records = await (await self._records.reader(segment)).records(entry_id)
                 return segment.lssn, next(record.txid for record in records if record.dlsn.slot_id == slot_id)
             left -= here
         raise InvariantViolation(f"record {number} lies behind the end", log=self.name, dlsn=end)
@@ -227,9 +205,11 @@ class LogView:
     async def _counts(self, start: DLSN, end: DLSN) -> AsyncIterator[tuple[SegmentMetadata, int, int]]:
         """Each segment of a range, how many user records of it lie before the range, and how many in it."""
         for segment in self._between(start, end):
-            first = await self._records_before(segment, start) if segment.lssn == start.lssn else 0
+            first = await self._records.count_before(segment, start) if segment.lssn == start.lssn else 0
             last = (
-                await self._records_before(segment, end) if segment.lssn == end.lssn else await self._records(segment)
+                await self._records.count_before(segment, end)
+                if segment.lssn == end.lssn
+                else await self._records.count(segment)
             )
             yield segment, first, max(0, last - first)
 
@@ -241,12 +221,12 @@ class LogView:
 
     async def entry(self, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
         """Counts and transaction ids of one committed entry."""
-        return await self._summary(segment, entry_id)
+        return await self._records.entry(segment, entry_id)
 
     async def stored(self, segment: SegmentMetadata) -> tuple[int, int]:
         """Bytes and entries of a segment's ledger; of the one in progress up to its present LAC."""
         if segment.in_progress:
-            reader = await self._reader(segment)
+            reader = await self._records.reader(segment)
             last = reader.lac
             return (await reader.stored_bytes(last) if last >= 0 else 0), last + 1
         found = self._sizes.get(segment.ledger_id)
@@ -254,7 +234,7 @@ class LogView:
             ledger = (await self._namespace.services.ledger_store.read(segment.ledger_id)).value
             found = ledger.length, ledger.last_entry + 1
             if ledger.is_closed:
-                if len(self._sizes) >= _MAX_SUMMARIES:
+                if len(self._sizes) >= _MAX_SIZES:
                     self._sizes.clear()
                 self._sizes[segment.ledger_id] = found
         return found
@@ -266,8 +246,8 @@ class LogView:
         key = (segment.ledger_id, entry_id)
         found = self._lengths.get(key)
         if found is None:
-            found = await (await self._reader(segment)).stored_bytes(entry_id)
-            if len(self._lengths) >= _MAX_SUMMARIES:
+            found = await (await self._records.reader(segment)).stored_bytes(entry_id)
+            if len(self._lengths) >= _MAX_SIZES:
                 self._lengths.clear()
             self._lengths[key] = found
         return found
@@ -345,8 +325,7 @@ class LogView:
             self._changed.set()
             raise
         live = {(segment.ledger_id, segment.in_progress) for segment in self._segments}
-        for key in [key for key in self._readers if key not in live]:
-            await self._readers.pop(key).close()
+        await self._records.keep(live)
         ledgers = {segment.ledger_id for segment in self._segments}
         self._locations = {ledger: found for ledger, found in self._locations.items() if ledger in ledgers}
 
@@ -367,95 +346,8 @@ class LogView:
     def _between(self, start: DLSN, end: DLSN) -> Iterator[SegmentMetadata]:
         return (segment for segment in self._visible() if start.lssn <= segment.lssn <= end.lssn)
 
-    async def _reader(self, segment: SegmentMetadata) -> SegmentReader:
-        key = (segment.ledger_id, segment.in_progress)
-        if key not in self._readers:
-            self._readers[key] = await self._log.open_segment(segment)
-        return self._readers[key]
-
-    async def _look_at_tail(self, segment: SegmentMetadata) -> _Tail:
-        """Bring what is known of the segment in progress up to its present LAC.
-
-        Every record carries the position of the last user record, so a tail of control records need not be walked.
-        """
-        reader = await self._reader(segment)
-        last = await reader.refresh()
-        tail = self._tail
-        if tail is None or tail.ledger_id != segment.ledger_id:
-            tail = _Tail(segment.ledger_id)
-        if last >= tail.scanned:
-            summary = await self._summary(segment, last)
-            end: DLSN | None
-            if summary.user_count:
-                end, records = DLSN(segment.lssn, last + 1, 0), summary.last_position
-            elif summary.last_position > tail.records:
-                entry_id, _ = await self._located(segment, summary.last_position)
-                end, records = DLSN(segment.lssn, entry_id + 1, 0), summary.last_position
-            else:
-                end, records = await self._walk_back(segment, last - 1, tail)
-            tail = _Tail(segment.ledger_id, last + 1, end, records)
-        self._tail = tail
-        return tail
-
-    async def _walk_back(self, segment: SegmentMetadata, last: int, tail: _Tail) -> tuple[DLSN | None, int]:
-        """Look for a user record among the entries not yet seen, of a writer that does not count records.
-
-        One that does reaches this only with control records since the last look, and the loop ends at once.
-        """
-        if tail.records:
-            return tail.end, tail.records
-        for entry_id in range(last, tail.scanned - 1, -1):
-            if (await self._summary(segment, entry_id)).user_count:
-                return DLSN(segment.lssn, entry_id + 1, 0), 0
-        return tail.end, tail.records
-
-    async def _located(self, segment: SegmentMetadata, position: int) -> tuple[int, int]:
-        """Entry and slot of a user record that is known to exist, by its number in the segment."""
-        reader = await self._reader(segment)
-        search = EntrySearch(reader.lac + 1)
-        guess = proportional(reader.lac + 1, position, 1, self._counted_last(segment))
-        if guess is not None:
-            search.look_near(guess)
-        while probes := search.probes():
-            for entry_id in probes:
-                summary = await self._summary(segment, entry_id)
-                reaches = summary.last_position >= position
-                has_it = reaches and bool(summary.user_count) and summary.first_position <= position
-                search.tell(entry_id, begins_before=has_it, reaches=reaches)
-                if reaches:
-                    break
-        # Control records carry the position of the user record before them, so the entry found has the record itself.
-        entry_id = search.found if search.found is not None else reader.lac
-        found = await self._summary(segment, entry_id)
-        check(
-            bool(found.user_count) and found.first_position <= position <= found.last_position,
-            f"record {position} of a segment is not where it was counted",
-            log=self.name,
-        )
-        if found.user_count == found.record_count:
-            return entry_id, position - found.first_position
-        records = await reader.records(entry_id)
-        return entry_id, next(r.dlsn.slot_id for r in records if r.is_user and r.last_position >= position)
-
-    def _counted_last(self, segment: SegmentMetadata) -> int:
-        """The number of a segment's last user record, as far as it is known without looking."""
-        if not segment.in_progress:
-            return segment.record_count
-        return self._tail.records if self._tail is not None else 0
-
-    async def _summary(self, segment: SegmentMetadata, entry_id: int) -> EntrySummary:
-        """Counts of one committed entry; it never changes, so it is read once (P8: batch after batch asks for it)."""
-        key = (segment.ledger_id, entry_id)
-        found = self._summaries.get(key)
-        if found is None:
-            found = await (await self._reader(segment)).summary(entry_id)
-            if len(self._summaries) >= _MAX_SUMMARIES:
-                self._summaries.clear()
-            self._summaries[key] = found
-        return found
-
     async def _lac(self, segment: SegmentMetadata) -> int:
-        return (await self._reader(segment)).lac
+        return (await self._records.reader(segment)).lac
 
     async def _is_stored(self, segment: SegmentMetadata, entry_id: int) -> bool:
         """Whether some replica has the entry, whatever LAC is known."""
@@ -469,62 +361,6 @@ class LogView:
         finally:
             await reader.close()
         return False
-
-    # ------------------------------------------------------------------ counting
-
-    async def _records(self, segment: SegmentMetadata) -> int:
-        """User records of a whole segment."""
-        if segment.in_progress:
-            return self._counted(await self._look_at_tail(segment))
-        if segment.record_count == 0:
-            await self._check_counted_before(segment, segment.last_entry + 1)
-        return segment.record_count
-
-    def _counted(self, tail: _Tail) -> int:
-        """User records of the segment in progress; OptionError where its writer does not count them."""
-        if tail.end is not None and not tail.records:
-            raise _uncounted(self.name)
-        return tail.records
-
-    async def _check_counted_before(self, segment: SegmentMetadata, entry_id: int) -> None:
-        """No records counted before an entry: there are none, or they were not counted, which is an OptionError."""
-        for earlier in range(entry_id - 1, -1, -1):
-            summary = await self._summary(segment, earlier)
-            if summary.user_count:
-                _check_counted(summary, self.name)
-                return
-
-    async def _records_before(self, segment: SegmentMetadata, position: DLSN) -> int:
-        """User records of a segment that lie before a position in it."""
-        if (position.entry_id, position.slot_id) <= (0, 0):
-            return 0
-        if self._tail is not None and self._tail.end == position and segment.in_progress:
-            return self._counted(self._tail)
-        reader = await self._reader(segment)
-        if position.entry_id > (reader.lac if segment.in_progress else min(reader.lac, segment.last_entry)):
-            return await self._records(segment)
-        key = (segment.ledger_id, position.entry_id, position.slot_id)
-        if key not in self._before:
-            if len(self._before) >= _MAX_REMEMBERED:
-                self._before.clear()
-            self._before[key] = await self._records_before_slot(reader, segment, position)
-        return self._before[key]
-
-    async def _records_before_slot(self, reader: SegmentReader, segment: SegmentMetadata, position: DLSN) -> int:
-        summary = await self._summary(segment, position.entry_id)
-        _check_counted(summary, self.name)
-        if not summary.user_count:
-            if summary.first_position == 0:
-                await self._check_counted_before(segment, position.entry_id)
-            return summary.first_position
-        before = summary.first_position - 1
-        if position.slot_id == 0:
-            return before
-        if summary.user_count == summary.record_count:
-            return before + min(position.slot_id, summary.user_count)
-        # Control records among user records: slots count both, positions only the latter.
-        records = await reader.records(position.entry_id)
-        return before + sum(record.is_user and record.dlsn.slot_id < position.slot_id for record in records)
 
     # ------------------------------------------------------------------ waiting
 
@@ -545,8 +381,7 @@ class LogView:
 
     async def _poll_tail(self, known: DLSN | None) -> None:
         while await self._end() == known:
-            tail = self._tail
-            reader = None if tail is None else self._readers.get((tail.ledger_id, True))
+            tail, reader = self._records.tail, self._records.tail_reader()
             if tail is None or reader is None or (reader.closed and reader.lac < tail.scanned):
                 # No segment is open, or it ended but not yet in the log's metadata: only a change of that is news.
                 await self._changed.wait()
@@ -563,18 +398,3 @@ def _first_position(segment: SegmentMetadata) -> DLSN:
 def _end_position(segment: SegmentMetadata) -> DLSN:
     """The position after the last record of a completed segment."""
     return DLSN(segment.lssn, segment.last_entry + 1, 0)
-
-
-def _check_counted(summary: EntrySummary, log: str) -> None:
-    """A writer may be set not to count records; then positions are all 0 and records cannot be counted by search."""
-    if summary.user_count and summary.first_position == 0:
-        raise _uncounted(log)
-
-
-def _uncounted(log: str) -> OptionError:
-    return OptionError(
-        "Options maxOffsetsPerTrigger, minOffsetsPerTrigger and maxRecordsPerPartition need record counts, and "
-        "this log was written without them",
-        advice="Leave these options out for this log, or use maxBytesPerTrigger and maxBytesPerPartition",
-        log=log,
-    )
