@@ -294,8 +294,10 @@ def in_order(spark: SparkSession, data: Kept, table: str, wanted: str) -> None:
 
 
 @pytest.mark.long
-def test_a_year_of_flights_is_the_same_behind_a_log(spark: SparkSession, names: Logs) -> None:
-    year = kept_flights(spark, names.name("year"), until_ms=2_000_000_000_000)
+def test_a_year_of_flights_is_the_same_behind_a_log(sql: SparkSession, names: Logs) -> None:
+    year = kept_flights(sql, names.name("year"), until_ms=2_000_000_000_000)
     assert year.wanted.count() == 336_776
-    batch = spark.read.format("distributedlog").load(year.log)
+    for question in QUESTIONS.values():
+        ask(sql, question, year, year.table)
+    batch = sql.read.format("distributedlog").load(year.log)
     assert_df_equality(year.decoded(batch).orderBy("id"), year.wanted, ignore_nullable=True)
