@@ -166,6 +166,8 @@ class WriterMachine:
         self._round: tuple[int, ...] = ()  # the indices that the running change is about
         self._replacements: Mapping[int, str] = {}
         self._suspects: set[str] = set()  # failed since the LAC last moved: not to be picked
+        self._forgivable: set[str] = set()
+        """Suspects that failed while nothing was pending: by the next add they may be back, and are picked at need."""
         self._retarget()
 
     @property
@@ -267,7 +269,9 @@ class WriterMachine:
             else:
                 failed |= self._noted(entry_id)
         self._failing |= failed
-        self._suspects.update(self._seats[index].bookie for index in failed)
+        suspects = {self._seats[index].bookie for index in failed}
+        self._suspects |= suspects
+        self._forgivable = self._forgivable - suspects if self._acks else self._forgivable | suspects
         if self.state is not State.WRITING or not self._acks:
             return ()  # merged into the running change's sequel, or due at the next add
         return self._begin_change()
@@ -311,6 +315,7 @@ class WriterMachine:
         self.last_acknowledged = head
         if self._suspects:
             self._suspects = {self._seats[index].bookie for index in self._failing}
+            self._forgivable &= self._suspects
         if self.close_requested:
             return (Acknowledged(before + 1, head), *self._close_if_drained())
         return (Acknowledged(before + 1, head),)
@@ -345,6 +350,11 @@ class WriterMachine:
         )
         left = tuple(index for index in self._round if index not in replacements)
         if not self._quorum_without(left):
+            if self._forgivable:
+                self._suspects -= self._forgivable
+                self._forgivable.clear()
+                self._failing.update(self._round)
+                return self._begin_change()
             return self._fail(
                 errors.stuck(self, self._too_few(left), None)
                 if error is None

@@ -17,6 +17,7 @@ from dlspark.testing.simulation.runner import replay_command, run_many
 from dlspark.testing.simulation.scenarios import run_seed
 
 SEEDS = 300
+MORE_SEEDS = 1500
 QUICK_MUTATIONS = ("early-lac", "journal-first", "one-publish")
 """Those that the first few seeds notice."""
 
@@ -50,7 +51,18 @@ def test_no_seed_breaks_an_invariant_and_every_fault_point_is_reached(seed: int 
     failures = [f"seed {r.seed}: {r.failure}\n    {replay_command(r.seed)}" for r in summary.failures]
     assert not failures, "\n".join(failures)
     if len(seeds) >= SEEDS:
-        assert summary.missing(FAULT_POINTS) == []
+        assert still_missing(summary.missing(FAULT_POINTS), after=seeds[-1]) == []
+
+
+def still_missing(points: list[str], after: int) -> list[str]:
+    """Those of `points` that no further seed reaches either: some are reached by one seed in a few hundred."""
+    for seed in range(after + 1, after + 1 + MORE_SEEDS):
+        if not points:
+            break
+        report = run_seed(seed)
+        assert not report.failure, f"seed {seed}: {report.failure}\n    {replay_command(seed)}"
+        points = [point for point in points if point not in report.points]
+    return points
 
 
 @pytest.mark.parametrize("name", QUICK_MUTATIONS)

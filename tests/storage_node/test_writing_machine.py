@@ -383,6 +383,35 @@ def test_without_replacement_the_seat_is_left_vacant_while_an_ack_quorum_is_left
     assert m.metadata == opened()
 
 
+def test_a_bookie_that_failed_while_nothing_was_pending_is_picked_where_there_is_no_other() -> None:
+    """Its seat was filled again too early: it failed after the last entry was acknowledged, and came back later."""
+    m = machine()
+    add(m)
+    a, b, c = m.seats
+    m.refused(a, 0, DOWN)
+    m.picked({})
+    m.retry_vacancies()
+    m.picked({0: "a"})
+    m.added(b, 0), m.added(c, 0)
+    assert m.last_add_confirmed == 0
+    m.refused(m.seats[0], 0, DOWN)
+    picking = one(m.add(1), PickReplacements)
+    assert isinstance(picking, PickReplacements)
+    assert "a" in picking.excluded  # anybody else is better
+    m.picked({})
+    picking = one(m.refused(b, 1, DOWN), PickReplacements)
+    assert isinstance(picking, PickReplacements)
+    picking = one(m.picked({}), PickReplacements)
+    assert isinstance(picking, PickReplacements)
+    assert picking.indices == (0, 1)
+    assert picking.excluded == {"b", "c"}
+    m.picked({0: "a"})
+    picking = one(m.refused(m.seats[0], 1, DOWN), PickReplacements)
+    assert isinstance(picking, PickReplacements)
+    assert "a" in picking.excluded  # an entry was waiting for it: else it would be picked for ever
+    assert isinstance(one(m.picked({}), Failed), Failed)
+
+
 def test_a_vacancy_is_filled_by_the_same_bookie_come_back_without_a_write() -> None:
     m = machine()
     add(m)
