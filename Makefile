@@ -38,7 +38,7 @@ contracts: $(STAMP) ## import contracts between the floors
 	$(BIN)/lint-imports
 
 unit: $(STAMP) ## the tests alone (ARGS="..." is passed on to pytest)
-	$(PYTEST) -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 notebooks: $(STAMP) ## execute the notebooks and keep their output
 	$(BIN)/python notebooks/execute.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from sharing import Durations, longest_first
 
 # A shell that runs the tests in the background makes them ignore SIGINT, and so would every process they start; tests
 # send it to processes as a terminal's Ctrl-C does.
@@ -20,6 +21,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="seeded rounds of each fault test (default: what fits into the ordinary test command)",
     )
     parser.addoption("--seed", type=int, default=None, help="replay one seed of a seeded fault test")
+    parser.addoption("--write-durations", action="store_true", help="write tests/durations.txt: seconds by file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -27,6 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--rounds") is None:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+    longest_first(items)
 
 
 @pytest.fixture(scope="session")
