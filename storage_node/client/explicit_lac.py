@@ -1,7 +1,7 @@
 """`ExplicitLac`: tells bookies the LAC where no later add does, so that readers see the last entries of a quiet ledger.
 
-Off by default. With an interval, the LAC is written once for so long no add has carried a later one; what fails is
-logged and tried again. `flush` writes it at once and says whether it worked.
+With an interval, the LAC is written once for so long no add has carried a later one; what fails is logged and tried
+again, later each time. `flush` writes it at once and says whether it worked.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from storage_node.protocol.striping import write_set
 from storage_node.protocol.writing import WriterMachine
 
 logger = logging.getLogger(__name__)
+
+LONGEST_PAUSE_S = 5.0
+"""Between tries, while bookies do not take the LAC."""
 
 
 class ExplicitLac:
@@ -42,6 +45,7 @@ class ExplicitLac:
         self._carried = carried
         self._start = start
         self._interval_s = pool.settings.explicit_lac_interval_ms / 1000
+        self._pause_s = self._interval_s
         self._told = -1
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -49,19 +53,21 @@ class ExplicitLac:
     def moved(self) -> None:
         """The LAC has moved."""
         if self._interval_s > 0 and self._timer is None and not self._stopped:
-            self._timer = self._pool.loop.call_later(self._interval_s, self._due)
+            self._timer = self._pool.loop.call_later(self._pause_s, self._due)
 
     def _due(self) -> None:
         self._start(self._tell())
 
     async def _tell(self) -> None:
         carried = self._carried()
+        failed_for_s, self._pause_s = self._pause_s, self._interval_s
         if carried > self._told:
             self._told = carried  # adds are coming, and the next one will carry what the last one could not
         elif self._machine.last_add_confirmed > self._told:
             try:
                 await self.flush()
             except DistributedLogError as error:
+                self._pause_s = min(2 * failed_for_s, max(LONGEST_PAUSE_S, self._interval_s))
                 logger.warning("the LAC of ledger %d could not be made known: %s", self._machine.ledger_id, error)
         self._timer = None
         if self._machine.last_add_confirmed > self._told:

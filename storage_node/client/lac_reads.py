@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from metadata.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
@@ -49,16 +48,17 @@ class LacQuestion:
 
     def _ask(self, index: int, bookie: str) -> int:
         txn_id = self._pool.next_txn_id()
-        read_lac: Callable[[Answer, str], int] = self._explicit_or_last
         operation, frame = Operation.READ_LAC, encode_read_lac_request(txn_id, self._ledger_id)
         if self._best_effort:
-            read_lac = self._last
             operation, frame = Operation.READ, encode_read_request(txn_id, self._ledger_id, _LAST_ENTRY)
 
         def answered(answer: Answer) -> None:
             machine = self.attempt if self._best_effort else self.quorum
             try:
-                machine.answered(index, read_lac(answer, bookie))
+                if self._best_effort:
+                    self.attempt.answered(index, self._last(answer, bookie))
+                else:
+                    self.quorum.answered(index, *self._explicit_or_last(answer, bookie))
             except DistributedLogError as error:
                 machine.failed(index, error)
             if self._decided and not self.done.done():
@@ -84,18 +84,18 @@ class LacQuestion:
             raise ProtocolError("an EOK without an answer to the question for the LAC", node=bookie)
         return answer
 
-    def _explicit_or_last(self, answer: Answer, bookie: str) -> int:
-        """The greater of the explicit LAC and the last entry's."""
+    def _explicit_or_last(self, answer: Answer, bookie: str) -> tuple[int, int]:
+        """The greater of the explicit LAC and the last entry's; and that entry (-1: the bookie has none)."""
         response = self._checked(answer, bookie)
         if not isinstance(response, ReadLacResponse):
             raise ProtocolError("an EOK without an answer to the LAC read", node=bookie)
-        lac = -1
+        lac = stored = -1
         if response.lac_body is not None:
             lac = self._digest.verify_lac(self._ledger_id, response.lac_body)
         if response.last_entry_body is not None:
             entry = self._digest.verify(self._ledger_id, None, response.last_entry_body)
-            lac = max(lac, entry.last_add_confirmed)
-        return lac
+            lac, stored = max(lac, entry.last_add_confirmed), entry.entry_id
+        return lac, stored
 
     def _last(self, answer: Answer, bookie: str) -> int:
         """What the last entry carries, or the bookie has heard besides."""

@@ -31,6 +31,9 @@ RETRY_S = 0.2
 
 FIRST_PAUSE_S = 0.005
 
+UNCONFIRMED_MS = 1_000
+"""How long `read_last_acknowledged` waits for entries that are stored to be confirmed."""
+
 
 class LedgerReader:
     """Made by `LedgerClient.open`. All calls come from the event loop's thread."""
@@ -56,6 +59,7 @@ class LedgerReader:
         self._digest = digest_of(current.value)
         self._fetcher = EntryFetcher(context.pool, ledger_id, on_lac=self._raise_lac)
         self._last_add_confirmed = -1
+        self._waited_for = -1
         self._tasks = Tasks(self._lose)
         self._changed: asyncio.Future[None] = self._loop.create_future()
         self._gone: DistributedLogError | None = None
@@ -142,6 +146,30 @@ class LedgerReader:
 
         Raises the error that says most where too few bookies answered to be sure.
         """
+        await self._read_last_confirmed()
+        return self._last_add_confirmed
+
+    async def read_last_acknowledged(self, timeout_ms: int = UNCONFIRMED_MS) -> int:
+        """The LAC, as soon as it has reached every entry that was acknowledged before this was asked.
+
+        What was acknowledged last may be stored and not confirmed yet: its writer tells with the next entry, or after
+        `explicitLacInterval`. So where bookies have entries behind the LAC, it is waited for, at most `timeout_ms`: as
+        long, and in vain, where the writer died or is one that tells nothing by itself; nothing else is certain then,
+        before the ledger is recovered (I6). Raises as `read_last_confirmed`.
+        """
+        stored = await self._read_last_confirmed()
+        if stored > self._last_add_confirmed and not self.closed:
+            # Not longer than it has to: the same entry, in vain again, tells nothing new.
+            if stored > self._waited_for:
+                try:
+                    await self.poll(stored, timeout_ms)
+                except DistributedLogError as error:
+                    logger.info("ledger %d: waiting for entry %d to be confirmed: %s", self.ledger_id, stored, error)
+            self._waited_for = max(self._waited_for, stored)
+        return self._last_add_confirmed
+
+    async def _read_last_confirmed(self) -> int:
+        """Bring the LAC up to date; returns the last entry that was found stored, confirmed or not."""
         while True:
             self._ensure_usable()
             metadata = self.metadata
@@ -151,7 +179,7 @@ class LedgerReader:
             if machine.settled:
                 # A fragment begins behind what was committed before it, also where nothing is in it yet.
                 self._raise_lac(max(machine.last_add_confirmed, metadata.last_ensemble.first_entry - 1))
-                return self._last_add_confirmed
+                return machine.last_stored
             if self.metadata is metadata and not self._ended and self._gone is None:
                 raise self._unsettled(machine)
 

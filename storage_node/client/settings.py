@@ -118,7 +118,8 @@ class ClientSettings:
     explicit_lac_interval_ms: int = _ms(
         0,
         "explicitLacInterval",
-        "Tell the storage nodes the last confirmed entry after so many milliseconds if no later entry has; 0: never",
+        "Tell the storage nodes the last confirmed entry after so many milliseconds if no later entry has; 0: never; "
+        "in a namespace 10 unless it is set",
         minimum=0,
     )
     max_outstanding_bytes: int = _number(

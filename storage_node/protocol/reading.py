@@ -103,13 +103,16 @@ class EntryRead:
 class LacRead:
     """A question for the LAC, put to all of an ensemble."""
 
-    __slots__ = ("_answered", "_coverage", "_size", "error", "last_add_confirmed")
+    __slots__ = ("_answered", "_coverage", "_size", "error", "last_add_confirmed", "last_stored")
 
     def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
         self._coverage = QuorumCoverage(ensemble_size, write_quorum, ack_quorum)
         self._size = ensemble_size
         self._answered: set[int] = set()
         self.last_add_confirmed = -1
+        self.last_stored = -1
+        """The highest entry that any bookie has, confirmed or not. Once `settled` it is not below any entry that was
+        acknowledged before the question: that one lies on an ack quorum, of which somebody has answered."""
         self.error: DistributedLogError | None = None
         """The error to report once `failed_for_good`."""
 
@@ -125,11 +128,12 @@ class LacRead:
             len(self._answered) == self._size or isinstance(self.error, UnauthorizedAccessError)
         )
 
-    def answered(self, index: int, last_add_confirmed: int) -> None:
+    def answered(self, index: int, last_add_confirmed: int, last_stored: int = -1) -> None:
         """A bookie's verified answer."""
         self._answered.add(index)
         self._coverage.mark_known(index)
         self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
+        self.last_stored = max(self.last_stored, last_stored)
 
     def failed(self, index: int, error: DistributedLogError) -> None:
         """Any other answer, or none: only an explicit negative makes the bookie known (D3)."""

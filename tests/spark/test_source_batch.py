@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as f
 
+from dlspark.core.sync import Namespace
 from dlspark.spark import register
 from dlspark.spark.connection import CONF_KEY
 from dlspark.spark.options.registry import Options, Scope
@@ -55,6 +56,14 @@ def three_segments(logs: Logs) -> str:
     for part in range(3):
         logs.write(name, range(MS + 40 * part, MS + 40 * part + 40), keep_open=part == 2)
     return name
+
+
+def test_an_acknowledged_record_is_read_without_another_one_after_it(spark: SparkSession, sandbox: Sandbox) -> None:
+    with Namespace.open(sandbox.uri) as namespace, namespace.open_log("one-record").open_writer() as writer:
+        for txid in range(3):
+            assert str(writer.write(txid, b"quiet").result()) == f"1:{txid}:0"
+            assert reading(spark, log="one-record").load().count() == txid + 1
+            assert reading(spark, log="one-record", startingTransactionId=txid).load().count() == 1
 
 
 def test_every_record_of_completed_and_open_segments_is_read_with_its_place(

@@ -41,7 +41,7 @@ class ToldDriver:
     async def resolve(self, where: Where, *, ending: bool = False) -> Offsets:
         return self.begin
 
-    async def latest(self) -> Offsets:
+    async def latest(self, *, acknowledged: bool = False) -> Offsets:
         self.newest = self.end
         return self.end
 

@@ -85,10 +85,14 @@ class SegmentReader:
         """Where the entries are, for a task that reads them without a metadata store."""
         return await self._ledger.location()
 
-    async def refresh(self) -> int:
-        """Ask the storage nodes how far the segment has grown; returns the new `lac`."""
+    async def refresh(self, *, acknowledged: bool = True) -> int:
+        """Ask the storage nodes how far the segment has grown; returns the new `lac`.
+
+        With `acknowledged` it covers every record that was acknowledged before, as far as the writer lives to tell:
+        what it is about to tell is waited for (`LedgerReader.read_last_acknowledged`).
+        """
         if not self._ledger.closed:
-            await self._ledger.read_last_confirmed()
+            await (self._ledger.read_last_acknowledged if acknowledged else self._ledger.read_last_confirmed)()
         return self.lac
 
     async def poll(self, seen: int, timeout_ms: int) -> bool:

@@ -55,6 +55,11 @@ OPTION_PREFIX = "dlspark."
 """Prefix of interpreter options that set one key each."""
 
 
+EXPLICIT_LAC_INTERVAL_MS = 10
+"""What `bkc.explicitLacInterval` is unless given: a log's records become visible though none follows them. BookKeeper's
+default, 0, leaves the last entry of a quiet ledger invisible until another one, or its end."""
+
+
 @dataclass(frozen=True)
 class Settings(
     ObservabilityKeys,
@@ -104,6 +109,7 @@ class Settings(
             # A long poll's answer must have the time to come after its wait.
             read_entry_timeout_ms=max(self.read_timeout_s * 1000, self.long_poll_ms + 1000),
             long_poll_ms=self.long_poll_ms,
+            explicit_lac_interval_ms=EXPLICIT_LAC_INTERVAL_MS,
             placement=self._placement(),
         )
         try:

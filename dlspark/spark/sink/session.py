@@ -48,6 +48,8 @@ _SETTINGS_OF_OPTIONS = {
     "ackQuorumSize": "bkcAckQuorumSize",
     "createStreamIfNotExists": "createStreamIfNotExists",
 }
+_STAGING = {"bkc.explicitLacInterval": 0}
+"""Defaults of a sink's namespace: nobody reads a staged ledger before it is closed."""
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 
 
@@ -223,7 +225,8 @@ def _make_settings(
     passed_on: tuple[tuple[str, str], ...],
     given: tuple[tuple[str, str], ...],
 ) -> Settings:
-    settings = Settings.from_environment(None if variables is None else dict(variables))
+    defaults = Settings.from_mapping(_STAGING)
+    settings = Settings.from_environment(None if variables is None else dict(variables), defaults)
     return settings.with_values({**namespace_settings(dict(passed_on)), **dict(given)})
 
 

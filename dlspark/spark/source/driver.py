@@ -169,7 +169,7 @@ class SourceDriver:
         if isinstance(place, AtTxid):
             return await self._at_txid(view, place, ending)
         if isinstance(place, Bound):
-            return view.earliest() if place is Bound.EARLIEST else await view.latest()
+            return view.earliest() if place is Bound.EARLIEST else await view.latest(acknowledged=True)
         option = where.option if isinstance(where, PerLog) else ""
         if isinstance(where, PerLog) and view.differs(where.marks.get(view.name)):
             raise OffsetError(
@@ -188,6 +188,8 @@ class SourceDriver:
         return place
 
     async def _at_txid(self, view: LogView, place: AtTxid, ending: bool) -> DLSN:
+        # Before the search: what is acknowledged now has to be found by it.
+        await view.latest(acknowledged=True)
         found = await view.at_txid(place.txid)
         if found is None and self.query.late_start_fails and not ending:
             raise OffsetError(
@@ -197,9 +199,10 @@ class SourceDriver:
             )
         return found if found is not None else await view.latest()
 
-    async def latest(self) -> Offsets:
-        """The end of each selected log that has any record, now."""
-        found = await self._answers({name: view.latest for name, view in (await self.views()).items()})
+    async def latest(self, *, acknowledged: bool = False) -> Offsets:
+        """The end of each selected log that has any record, now; `acknowledged` as in `LogView.latest`."""
+        views = await self.views()
+        found = await self._answers({n: partial(view.latest, acknowledged=acknowledged) for n, view in views.items()})
         marks = {name: self._views[name].mark(position) for name, position in found.items()}
         self.newest = Offsets(found, _known(marks))
         return self.newest

@@ -101,20 +101,23 @@ class LogView:
                 return True
         return False
 
-    async def latest(self) -> DLSN:
-        """The position after the last user record that is committed now: control records do not make news."""
+    async def latest(self, *, acknowledged: bool = False) -> DLSN:
+        """The position after the last user record that is committed now: control records do not make news.
+
+        With `acknowledged` not before what is acknowledged now: readers hear of it a moment later, which is waited for.
+        """
         await self._refresh()
-        self._known_end = await self._end()
+        self._known_end = await self._end(acknowledged=acknowledged)
         return self._known_end
 
-    async def _end(self) -> DLSN:
+    async def _end(self, *, acknowledged: bool = False) -> DLSN:
         """The end within the segments as last listed."""
-        return max(await self._last_end(), self.earliest())
+        return max(await self._last_end(acknowledged), self.earliest())
 
-    async def _last_end(self) -> DLSN:
+    async def _last_end(self, acknowledged: bool) -> DLSN:
         for segment in reversed(self._visible()):
             if segment.in_progress:
-                tail = await self._records.look_at_tail(segment)
+                tail = await self._records.look_at_tail(segment, acknowledged=acknowledged)
                 if tail.end is not None:
                     return tail.end
             elif segment.last_entry >= 0:

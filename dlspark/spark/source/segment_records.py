@@ -69,13 +69,13 @@ class SegmentRecords:
 
     # ------------------------------------------------------------------ the segment in progress
 
-    async def look_at_tail(self, segment: SegmentMetadata) -> Tail:
-        """Bring what is known of the segment in progress up to its present LAC.
+    async def look_at_tail(self, segment: SegmentMetadata, *, acknowledged: bool = False) -> Tail:
+        """Bring what is known of the segment in progress up to its present LAC; as `SegmentReader.refresh` does.
 
         Every record carries the position of the last user record, so a tail of control records need not be walked.
         """
         reader = await self.reader(segment)
-        last = await reader.refresh()
+        last = await reader.refresh(acknowledged=acknowledged)
         tail = self.tail
         if tail is None or tail.ledger_id != segment.ledger_id:
             tail = Tail(segment.ledger_id)

@@ -131,7 +131,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**newest.stored(), BEHIND: behind}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._run(self._opened().latest())
+        self._target = self._run(self._opened().latest(acknowledged=True))
 
     def _idles(self, begin: Offsets) -> bool:
         """Whether Spark asks again right after it was told that nothing is new; AvailableNow ends then."""
