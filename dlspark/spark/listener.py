@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -41,6 +42,8 @@ from dlspark.spark.source.offsets import BEHIND, Offsets
 
 _log = logging.getLogger(__name__)
 
+SETTLE_S: Final = 2.0
+"""How long is waited for the news that a query has ended, where the session says that it has."""
 MAX_ENDED: Final = 16
 """Queries that have ended and are still shown in pictures."""
 DEFAULT_HISTORY: Final = 720
@@ -55,16 +58,18 @@ class _Heard:
     name: str
     samples: deque[LagSample]
     ended: bool = False
+    elsewhere: bool = False
+    """Its end was waited for in vain: the session that is asked knows nothing of it."""
     lags: dict[str, Lag | None] = field(default_factory=dict)
 
-    def words(self) -> str:
-        """In one line."""
+    def words(self, running: bool) -> str:
+        """In one line. `running`: a session says so; what was heard alone cannot tell that."""
         if not self.samples:
             return "ended before a batch" if self.ended else "no batch yet"
         known = [lag for lag in self.lags.values() if lag is not None]
         behind = sum(lag.records or 0 for lag in known)
         stored = sum(lag.bytes for lag in known)
-        state = "ended" if self.ended else "running"
+        state = "ended" if self.ended else "running" if running else "no end heard of"
         return f"{state}, batch {self.samples[-1].batch:,}: {behind:,} records, {stored:,} bytes behind"
 
 
@@ -79,7 +84,7 @@ class LagListener(StreamingQueryListener):
             raise CallerError(f"a history of {history} batches shows nothing", advice="Give 1 or more")
         self._gauges = lags_of(statistics)
         self._history = history
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._queries: dict[str, _Heard] = {}
         self._told: set[str] = set()
 
@@ -87,6 +92,7 @@ class LagListener(StreamingQueryListener):
 
     def lags(self) -> dict[str, dict[str, Lag | None]]:
         """By query (its name, else its id) and log, how far those that run are behind; None: that is not known."""
+        self._settled()
         with self._lock:
             return {heard.name: dict(heard.lags) for heard in self._queries.values() if not heard.ended}
 
@@ -97,20 +103,53 @@ class LagListener(StreamingQueryListener):
         """
         if by not in _MEASURES:
             raise CallerError(f"there is no lag in {by!r}", advice="Give by='records', by='bytes' or by='ms'")
+        running = self._settled()
         with self._lock:
-            heard = self._found(query)
+            query_id, heard = self._found(query)
             if heard is None and query is not None:
                 known = ", ".join(one.name for one in self._queries.values()) or "none"
                 raise CallerError(f"no query {query!r} was heard of", advice=f"Heard of: {known}")
             if heard is None:
                 return LagPicture("no query", "none that reads a log was heard of yet", ())
-            return LagPicture(f"query {heard.name}", heard.words(), tuple(heard.samples), by)
+            return LagPicture(f"query {heard.name}", heard.words(query_id in running), tuple(heard.samples), by)
 
-    def _found(self, query: str | None) -> _Heard | None:
-        if query is None:
-            return next(reversed(self._queries.values()), None)
-        named = [heard for query_id, heard in self._queries.items() if query in (query_id, heard.name)]
-        return named[-1] if named else None
+    def _found(self, query: str | None) -> tuple[str, _Heard | None]:
+        for query_id, heard in reversed(self._queries.items()):
+            if query is None or query in (query_id, heard.name):
+                return query_id, heard
+        return "", None
+
+    def _settled(self) -> frozenset[str]:
+        """Ids of the queries that the session runs, after the news of those that it runs no more has come.
+
+        Spark tells listeners of a query's end some time after `query.stop()` has returned. Asked is the session of this
+        thread, on a client of Spark Connect the listener's; where there is none, nothing is waited for.
+        """
+        running = self._running()
+        if running is None:
+            return frozenset()
+        with self._lock:
+
+            def late() -> list[_Heard]:
+                return [
+                    heard
+                    for query_id, heard in self._queries.items()
+                    if not heard.ended and not heard.elsewhere and query_id not in running
+                ]
+
+            self._lock.wait_for(lambda: not late(), SETTLE_S)
+            for heard in late():
+                heard.elsewhere = True
+        return running
+
+    def _running(self) -> frozenset[str] | None:
+        """Ids of the queries that the session runs; None where no session can be asked."""
+        try:
+            session = self.spark or SparkSession.getActiveSession()
+            return None if session is None else frozenset(str(query.id) for query in session.streams.active)
+        except Exception as error:  # The session has ended, or its server has.
+            _log.debug("the session does not tell which queries run: %s", error)
+            return None
 
     def __str__(self) -> str:
         with self._lock:
@@ -181,6 +220,7 @@ class LagListener(StreamingQueryListener):
             heard = self._queries.get(query_id)
             if heard is not None:
                 heard.ended = True
+                self._lock.notify_all()
             ended = [one for one, heard in self._queries.items() if heard.ended]
             for one in ended[: max(len(ended) - MAX_ENDED, 0)]:
                 del self._queries[one]

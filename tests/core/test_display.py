@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import re
 import signal
@@ -46,6 +47,13 @@ def status(*segments, name="orders", owner=None):
 
 def record(payload=b"x", number=0):
     return LogRecord(txid=number, payload=payload, dlsn=DLSN(1, number, 0), position=1, flags=0, sequence_id=number)
+
+
+def images(html):
+    """The drawings of a page's images, each of which says in words what it shows."""
+    found = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="[^"]+"', html)
+    assert len(found) == html.count("<img")
+    return [base64.b64decode(one).decode() for one in found]
 
 
 def tooltips(picture):
@@ -148,7 +156,7 @@ def test_the_picture_tells_every_state_in_words():
         [segment(1, truncation=TruncationStatus.TRUNCATED), partly, segment(3), open_one], {1: 10, 2: 10, 3: 10}
     )
     assert tooltips(picture) == [
-        "4 segments, in proportion to their records",
+        "4 segments in proportion to their records: 2 completed, 1 in progress, 1 truncated",
         "segment 1, truncated: 10 records, ledger 101",
         "segment 2, truncated in part (50%): 10 records, ledger 102",
         "segment 3, completed: 10 records, ledger 103",
@@ -156,6 +164,59 @@ def test_the_picture_tells_every_state_in_words():
     ]
     for words in ("1 truncated", "2 completed", "1 in progress", "hatched: hidden by truncation"):
         assert words in picture
+
+
+def test_a_page_has_the_picture_as_an_image_and_its_numbers_as_a_table():
+    html = LogPicture(status(segment(1, 100), segment(2, 300)))._repr_html_()
+    assert "<svg" not in html
+    (drawn,) = images(html)
+    assert drawn == LogPicture(status(segment(1, 100), segment(2, 300))).svg
+    assert 'alt="2 segments in proportion to their records: 2 completed"' in html
+    assert "<details><summary>numbers of the segments</summary>" in html
+    assert ">300 records</td>" in html
+
+
+def contrast(one, other):
+    """The contrast ratio of two colours (#rrggbb), as accessibility guidelines define it: 1 to 21."""
+
+    def light(colour):
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    dark, bright = sorted((light(one), light(other)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_a_drawing_reads_on_its_own_ground_whatever_the_page():
+    """An image sees no colour of the page it is in, nor whether that page is dark."""
+    drawn = LogPicture(status(segment(1))).svg
+    root = ElementTree.fromstring(drawn)
+    ground = root.find("{http://www.w3.org/2000/svg}rect")
+    left, top, width, height = (float(number) for number in root.get("viewBox").split())
+    assert (float(root.get("width")), float(root.get("height"))) == (width, height)
+    assert (float(ground.get("x")), float(ground.get("y"))) == (left + 0.5, top + 0.5)
+    assert (float(ground.get("width")), float(ground.get("height"))) == (width - 1, height - 1)
+    assert contrast(root.get("fill"), ground.get("fill")) >= 7
+    assert "currentColor" not in drawn
+    assert all(
+        contrast(colour, ground.get("fill")) >= 2.9 for colour in re.findall(r'<rect[^>]*fill="(#\w+)"', drawn)[1:]
+    )
+
+
+def test_shown_objects_are_the_same_in_text():
+    written = []
+    printer = types.SimpleNamespace(text=written.append)
+    seen = status(segment(1), segment(2))
+    for one in (seen, LogPicture(seen), Overview("dl://x", [("orders", seen), ("sub", "holds other logs")], 3)):
+        one._repr_pretty_(printer, False)
+    assert written[0] == written[1] == str(seen)
+    assert written[2].splitlines() == [
+        "namespace dl://x: 5 names",
+        "  orders: 2 segments, 20 records, begins at 1:0:0; nobody writes it",
+        "  sub: holds other logs",
+        "  and 3 more: namespace.logs() names all",
+    ]
 
 
 def test_the_hatching_of_a_part_ends_where_the_part_ends():
@@ -410,26 +471,27 @@ class Page:
     def __init__(self, monkeypatch):
         self.pages = []
         display = types.ModuleType("IPython.display")
-        display.HTML = str
         display.display = self.display
         ipython = types.ModuleType("IPython")
         ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
         monkeypatch.setitem(sys.modules, "IPython", ipython)
         monkeypatch.setitem(sys.modules, "IPython.display", display)
 
-    def display(self, html, *, display_id):
+    def display(self, shown, *, display_id):
         assert display_id is True
-        self.pages.append(html)
+        self.pages.append(shown)
         return types.SimpleNamespace(update=self.pages.append)
 
 
 def test_in_a_notebook_a_tail_is_one_table_that_changes(orders, monkeypatch, capsys):
     page = Page(monkeypatch)
     orders.tail(3)
-    assert "0 records seen; reading" in page.pages[0]
-    assert "3 records seen; the next record will be at or behind 3:0:10" in page.pages[-1]
-    assert "record 29" in page.pages[-1]
-    assert "record 26" not in page.pages[-1]
+    first, last = page.pages[0], page.pages[-1]
+    assert "0 records seen; reading" in first._repr_html_()
+    for shown in (last._repr_html_(), str(last)):
+        assert "3 records seen; the next record will be at or behind 3:0:10" in shown
+        assert "record 29" in shown
+        assert "record 26" not in shown
     assert capsys.readouterr().out == ""
 
 
@@ -441,11 +503,11 @@ def test_a_page_is_not_drawn_more_often_than_eyes_can_follow(monkeypatch):
     assert len(page.pages) == 2
     now[0] = 0.3
     screen.add([])  # nothing new, but what came meanwhile is shown now
-    assert "1,000 records seen; following" in page.pages[2]
+    assert "1,000 records seen; following" in page.pages[2]._repr_html_()
     screen.add([])
     assert len(page.pages) == 3
     screen.end("over")
-    assert page.pages[3].count("<tr>") == 1 + 10
+    assert page.pages[3]._repr_html_().count("<tr>") == 1 + 10
 
 
 def test_ipython_is_not_imported_by_anything_here():
@@ -484,6 +546,8 @@ def test_a_real_kernel_shows_the_picture_and_the_tail(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     NotebookClient(notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     (picture,), (page,) = notebook.cells[1].outputs, notebook.cells[2].outputs
-    assert "<svg" in picture["data"]["text/html"]
-    assert "1 record seen; followed as long as asked for" in page["data"]["text/html"]
+    (drawn,) = images(picture["data"]["text/html"])
+    assert "segment 1, completed: 1 record, ledger 0" in tooltips(drawn)
+    for form in ("text/html", "text/plain"):
+        assert "1 record seen; followed as long as asked for" in page["data"][form]
     assert "&lt;b&gt;one&lt;/b&gt;" in page["data"]["text/html"]

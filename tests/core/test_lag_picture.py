@@ -40,7 +40,7 @@ def test_many_logs_are_few_lines_and_few_rows() -> None:
     assert drawn[f"{rest} other logs"] == [sum(range(rest))] * 2
     page = LagPicture("q", "", [sample(0, **many)])._repr_html_()
     assert page.count("<tr>") == MAX_ROWS + 1
-    assert f"and {200 - MAX_ROWS} logs more" in page
+    assert f"and {200 - MAX_ROWS} other logs" in page
 
 
 def test_names_are_escaped_and_nothing_is_drawn_of_nothing() -> None:

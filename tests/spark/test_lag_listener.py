@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
@@ -69,6 +71,29 @@ def tell(listener: LagListener, *latest: str | None, **about: object) -> None:
 
 def end(listener: LagListener, query: uuid.UUID) -> None:
     listener.onQueryTerminated(QueryTerminatedEvent(query, uuid.uuid4(), None, None))
+
+
+class Session:
+    """What the listener asks of a session: which queries it runs."""
+
+    def __init__(self, *running: uuid.UUID, when_asked: Callable[[], None] = lambda: None) -> None:
+        self._running = running
+        self._when_asked = when_asked
+
+    @property
+    def streams(self) -> Session:
+        return self
+
+    @property
+    def active(self) -> list[SimpleNamespace]:
+        self._when_asked()
+        return [SimpleNamespace(id=query) for query in self._running]
+
+
+@pytest.fixture(autouse=True)
+def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions of other tests in this process do not know the queries of these."""
+    monkeypatch.setattr("dlspark.spark.listener.SparkSession", SimpleNamespace(getActiveSession=lambda: None))
 
 
 @pytest.fixture
@@ -171,7 +196,8 @@ def test_the_picture_goes_back_over_the_history_and_outlives_the_query(registry:
     assert picture.samples[1].at_s - picture.samples[0].at_s == 1
     assert "batch 4: 96 records, 10 bytes behind" in str(picture)
     assert listener.picture(str(A)).samples == picture.samples
-    assert "<svg" in listener._repr_html_()
+    assert '<img src="data:image/svg+xml;base64,' in listener._repr_html_()
+    assert 'alt="records behind, over 2 s of query copy: no end heard of, batch 4: 96 records' in listener._repr_html_()
     end(listener, A)
     assert listener.lags() == {}
     assert "ended, batch 4" in listener._repr_html_()
@@ -181,6 +207,44 @@ def test_the_picture_goes_back_over_the_history_and_outlives_the_query(registry:
         listener.picture("copy", by="rows")  # type: ignore[arg-type]
     with pytest.raises(CallerError, match="1 or more"):
         LagListener(NO_STATISTICS, history=0)
+
+
+def test_a_query_runs_where_a_session_says_so_and_not_because_no_end_was_heard_of(listener: LagListener) -> None:
+    tell(listener, source({"a": Lag(5, 5, 5)}), name="copy")
+    assert "no end heard of, batch 0" in str(listener.picture())
+    listener.spark = Session(A)  # type: ignore[assignment]
+    assert "running, batch 0" in str(listener.picture())
+
+
+def test_the_end_of_a_query_that_the_session_has_stopped_is_waited_for(listener: LagListener) -> None:
+    """Spark tells its listeners later than `query.stop()` returns: the picture said "running" then."""
+    told = []
+
+    def told_later() -> None:
+        told.append(threading.Thread(target=end, args=(listener, A)))
+        told[-1].start()
+
+    for ask in (lambda: str(listener.picture()), lambda: "ended" if listener.lags() == {} else "behind"):
+        listener.spark = None  # type: ignore[assignment]
+        tell(listener, source({"a": Lag(5, 5, 5)}), name="copy")
+        listener.spark = Session(when_asked=told_later)  # type: ignore[assignment]
+        assert "ended" in ask()
+        told[-1].join()
+
+
+def test_a_query_of_another_session_is_waited_for_once(listener: LagListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlspark.spark.listener.SETTLE_S", 0.05)
+    tell(listener, source({"a": Lag(5, 5, 5)}), name="copy")
+    listener.spark = Session(B)  # type: ignore[assignment]
+    assert "no end heard of" in str(listener.picture())
+    monkeypatch.setattr("dlspark.spark.listener.SETTLE_S", 1_000)
+    assert listener.lags() == {"copy": {"a": Lag(5, 5, 5)}}
+
+    def ended() -> None:
+        raise ConnectionError("the session's server has gone")
+
+    listener.spark = Session(when_asked=ended)  # type: ignore[assignment]
+    assert "no end heard of" in str(listener.picture())
 
 
 def test_a_query_that_is_started_again_goes_on(listener: LagListener) -> None:

@@ -113,9 +113,10 @@ def test_the_listener_hears_how_far_a_query_is_behind(spark: SparkSession, logs:
         assert stored == sorted(stored, reverse=True)  # type: ignore[type-var]
         labels = {"query_id": str(query.id), "query_name": "behind", "log": name}
         assert registry.get_sample_value("query_lag_records", labels) == 0
-        assert "behind" in listener._repr_html_()
+        assert "running, batch 2: 0 records" in listener._repr_html_()
         query.stop()
-        until(lambda: listener.lags() == {})
+        assert "ended, batch 2: 0 records" in str(listener.picture("behind"))
+        assert listener.lags() == {}
         assert registry.get_sample_value("query_lag_records", labels) is None
     finally:
         spark.streams.removeListener(listener)

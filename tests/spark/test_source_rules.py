@@ -27,6 +27,7 @@ from dlspark.spark.errors import (
     UnreachableEndDataLossError,
 )
 from dlspark.spark.options.registry import Scope
+from dlspark.spark.source import lag
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.lag import extent
@@ -283,6 +284,30 @@ async def test_bytes_between_positions_are_those_of_the_entries_and_advancing_ag
         assert reached in walk
         assert await bytes_between(view, begin, reached) <= budget
         assert budget < await bytes_between(view, begin, walk[walk.index(reached) + 1])
+
+
+async def test_the_bytes_of_a_lag_are_those_of_the_entries_that_were_not_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small record behind large entries has few bytes; entries were taken for equally large once."""
+    name = await world.create()
+    await world.write(name, range(2000), entry=1000, keep_open=True)
+    await world.write(name, [2000])
+    view = await world.view(name)
+    end = await view.latest()
+    small = await view.at_txid(2000)
+    assert small is not None
+    assert (small.lssn, small[1:] > (0, 0)) == (1, True)
+    behind = await extent(view, small, end)
+    assert behind.records == 1
+    assert 4 <= behind.bytes == await bytes_between(view, small, end) < 200
+    for number in range(2001, 2008):
+        await world.write(name, range(number * 10, number * 10 + (100 if number == 2007 else 2)), entry=100)
+    end = await view.latest()
+    exact = await bytes_between(view, small, end)
+    assert (await extent(view, small, end)).bytes == exact
+    monkeypatch.setattr(lag, "MAX_LEDGERS", 3)  # of the six between the first and the last, which are alike
+    assert (await extent(view, small, end)).bytes == exact
 
 
 async def test_a_limit_of_bytes_is_kept_and_starves_no_log(world: World) -> None:

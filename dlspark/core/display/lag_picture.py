@@ -1,7 +1,7 @@
-"""How far a query was behind, over time: one line a log, in inline SVG without scripts, and a table of the last moment.
+"""How far a query was behind, over time: one line a log, in SVG without scripts, and a table of the last moment.
 
-At most `MAX_LINES` logs have a line, those that were furthest behind; the others are one line together. Colours are of
-middle brightness and text has the page's own colour, so that it reads in light and dark; each line also has its name.
+At most `MAX_LINES` logs have a line, those that were furthest behind; the others are one line together. Each line also
+has its name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from dlspark.core.display.text import escaped, heading, table
+from dlspark.core.display.image import INK, drawing, image, words
+from dlspark.core.display.text import Printed, counted, heading, table
 
 Measure: TypeAlias = Literal["records", "bytes", "ms"]
 
@@ -43,7 +44,7 @@ class LagSample:
 
 
 @dataclass(frozen=True, slots=True)
-class LagPicture:
+class LagPicture(Printed):
     """A query's lag over time: shown by notebooks, printed as a table."""
 
     title: str
@@ -54,7 +55,10 @@ class LagPicture:
     @property
     def svg(self) -> str:
         """The picture alone, to be kept in a file; empty where there is nothing to draw yet."""
-        return _svg(self.samples, self.measure)
+        return _svg(self.samples, self.measure, self._behind()) if self.samples else ""
+
+    def _behind(self) -> str:
+        return f"{_WORDS[self.measure]} behind, over {_span(self.samples):,.0f} s"
 
     def _rows(self) -> list[tuple[str, ...]]:
         last = self.samples[-1]
@@ -72,9 +76,12 @@ class LagPicture:
     def _repr_html_(self) -> str:
         parts = [heading(self.title, self.note)]
         if self.samples:
-            parts += [self.svg, table(("log", "records behind", "bytes behind", "ms behind"), self._rows())]
+            parts += [
+                image(self.svg, f"{self._behind()} of {self.title}: {self.note}"),
+                table(("log", "records behind", "bytes behind", "ms behind"), self._rows()),
+            ]
             more = len(self.samples[-1].lags) - MAX_ROWS
-            parts += [f"<div>and {more:,} logs more</div>"] if more > 0 else []
+            parts += [f"<div>and {counted(more, 'other log')}</div>"] if more > 0 else []
         return "".join(parts)
 
 
@@ -102,24 +109,24 @@ def _filled(values: Sequence[int | None]) -> list[float]:
     return filled
 
 
-def _svg(samples: Sequence[LagSample], measure: Measure) -> str:
-    if not samples:
-        return ""
+def _span(samples: Sequence[LagSample]) -> float:
+    """Seconds from the first sample to the last."""
+    return max(samples[-1].at_s - samples[0].at_s, 1e-9)
+
+
+def _svg(samples: Sequence[LagSample], measure: Measure, title: str) -> str:
     drawn = lines(samples, measure)
     top = max((max(values) for values in drawn.values()), default=0.0)
-    begin, span = samples[0].at_s, max(samples[-1].at_s - samples[0].at_s, 1e-9)
+    begin, span = samples[0].at_s, _span(samples)
     room, base = _WIDTH - _LEFT - _RIGHT, _TOP + _HEIGHT
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {_WIDTH:.0f} {base + 26:.0f}" '
-        f'style="width:100%;max-width:{_WIDTH:.0f}px;font:11px sans-serif" fill="currentColor">',
-        f"<title>{_WORDS[measure]} behind, over {span:,.0f} s</title>",
-        f'<path d="M{_LEFT:.0f} {_TOP:.0f}V{base:.0f}H{_LEFT + room:.0f}" stroke="currentColor" fill="none" '
+        f'<path d="M{_LEFT:.0f} {_TOP:.0f}V{base:.0f}H{_LEFT + room:.0f}" stroke="{INK}" fill="none" '
         'stroke-opacity="0.5"/>',
-        _text(_LEFT - 6, _TOP + 8, f"{top:,.0f}", "end"),
-        _text(_LEFT - 6, base, "0", "end"),
-        _text(_LEFT - 6, _TOP + _HEIGHT / 2, _WORDS[measure], "end"),
-        _text(_LEFT, base + 16, f"{span:,.0f} s before", "start"),
-        _text(_LEFT + room, base + 16, "last heard of", "end"),
+        words(_LEFT - 6, _TOP + 8, f"{top:,.0f}", "end"),
+        words(_LEFT - 6, base, "0", "end"),
+        words(_LEFT - 6, _TOP + _HEIGHT / 2, _WORDS[measure], "end"),
+        words(_LEFT, base + 16, f"{span:,.0f} s before", "start"),
+        words(_LEFT + room, base + 16, "last heard of", "end"),
     ]
     for index, (log, values) in enumerate(drawn.items()):
         colour = _COLOURS[index] if index < len(_COLOURS) and "other logs" not in log else _OTHERS
@@ -130,9 +137,5 @@ def _svg(samples: Sequence[LagSample], measure: Measure) -> str:
         parts.append(f'<path d="M{"L".join(points)}" stroke="{colour}" stroke-width="1.6" fill="none"/>')
         y = _TOP + 10 + 15 * index
         parts.append(f'<rect x="{_LEFT + room + 12:.0f}" y="{y - 9:.0f}" width="10" height="10" fill="{colour}"/>')
-        parts.append(_text(_LEFT + room + 26, y, f"{log[:20]}: {values[-1]:,.0f}", "start"))
-    return "".join((*parts, "</svg>"))
-
-
-def _text(x: float, y: float, content: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.0f}" text-anchor="{anchor}">{escaped(content)}</text>'
+        parts.append(words(_LEFT + room + 26, y, f"{log[:20]}: {values[-1]:,.0f}", "start"))
+    return drawing(_WIDTH, base + 26, title, parts)

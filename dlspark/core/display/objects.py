@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from dlspark.core.display.picture import Unit, svg
-from dlspark.core.display.text import code, escaped, heading, preview, table
+from dlspark.core.display.image import image
+from dlspark.core.display.picture import Unit, description, rows, svg
+from dlspark.core.display.text import Printed, code, counted, escaped, folded, heading, preview, printable, table
 
 if TYPE_CHECKING:
     from dlspark.core.codec.dlsn import DLSN
@@ -45,8 +46,7 @@ def record_cells(record: LogRecord) -> tuple[str, ...]:
 
 def records_html(records: Sequence[LogRecord]) -> str:
     """Records as a table under their number."""
-    title = "1 record" if len(records) == 1 else f"{len(records):,} records"
-    return heading(title) + records_table(records)
+    return heading(counted(len(records), "record")) + records_table(records)
 
 
 def records_table(records: Sequence[LogRecord]) -> str:
@@ -63,7 +63,7 @@ def records_table(records: Sequence[LogRecord]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LogPicture:
+class LogPicture(Printed):
     """A log's segments as they were when `AsyncLog.picture` asked: shown by notebooks, printed as a table."""
 
     status: LogStatus
@@ -76,18 +76,25 @@ class LogPicture:
     @property
     def svg(self) -> str:
         """The picture alone, to be kept in a file."""
-        known = self.sizes
-        if known is None:
-            known = {one.lssn: one.record_count for one in self.status.segments if not one.in_progress}
         span = (self.mark.start, self.mark.end) if self.mark is not None else None
-        return svg(self.status.segments, known, self.unit, span)
+        return svg(self.status.segments, self._known(), self.unit, span)
+
+    def _known(self) -> Mapping[int, int]:
+        """The sizes of the closed segments."""
+        if self.sizes is not None:
+            return self.sizes
+        return {one.lssn: one.record_count for one in self.status.segments if not one.in_progress}
 
     def __str__(self) -> str:
         return str(self.status)
 
     def _repr_html_(self) -> str:
-        picture = self.svg if self.status.segments else ""
-        return heading(f"log {self.status.name}", summary(self.status)) + picture
+        title = heading(f"log {self.status.name}", summary(self.status))
+        segments = self.status.segments
+        if not segments:
+            return title
+        numbers = table(("segment", "state", "size", "ledger"), rows(segments, self._known(), self.unit))
+        return title + image(self.svg, description(segments, self.unit)) + folded("numbers of the segments", numbers)
 
 
 def summary(status: LogStatus) -> str:
@@ -96,8 +103,8 @@ def summary(status: LogStatus) -> str:
         return "no segments yet"
     growing = " and what is being written" if any(one.in_progress for one in status.segments) else ""
     return (
-        f"{len(status.segments):,} segments, {status.records:,} records{growing}, begins at {status.start}; "
-        f"{log_state(status)}"
+        f"{counted(len(status.segments), 'segment')}, {counted(status.records, 'record')}{growing}, "
+        f"begins at {status.start}; {log_state(status)}"
     )
 
 
@@ -111,7 +118,7 @@ def log_state(status: LogStatus) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class Overview(Printed):
     """A namespace's logs as far as there was time to look at them."""
 
     uri: str
@@ -121,12 +128,24 @@ class Overview:
     """Logs that were not looked at."""
     notes: Sequence[str] = field(default_factory=tuple)
 
+    def _counted(self) -> str:
+        return counted(len(self.logs) + self.more, "name")
+
+    def __str__(self) -> str:
+        lines = [f"namespace {self.uri}: {self._counted()}"]
+        lines += [
+            f"  {printable(name)}: {found}" if isinstance(found, str) else f"  {printable(name)}: {summary(found)}"
+            for name, found in self.logs
+        ]
+        if self.more:
+            lines.append(f"  and {self.more:,} more: namespace.logs() names all")
+        return "\n".join((*lines, *self.notes))
+
     def _repr_html_(self) -> str:
-        rows = [_log_row(name, found) for name, found in self.logs]
-        counted = len(self.logs) + self.more
-        parts = [heading(f"namespace {self.uri}", f"{counted:,} {'name' if counted == 1 else 'names'}")]
-        if rows:
-            parts.append(table(("log", "state", "segments", "records", "begins at"), rows))
+        parts = [heading(f"namespace {self.uri}", self._counted())]
+        if self.logs:
+            found = [_log_row(name, found) for name, found in self.logs]
+            parts.append(table(("log", "state", "segments", "records", "begins at"), found))
         if self.more:
             parts.append(f"<div>and {self.more:,} more: <code>namespace.logs()</code> names all</div>")
         parts += [f"<div>{escaped(note)}</div>" for note in self.notes]

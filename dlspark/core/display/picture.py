@@ -1,9 +1,8 @@
-"""A log's segments as a picture: one bar each, side by side in the log's order, in inline SVG without scripts.
+"""A log's segments as a picture: one bar each, side by side in the log's order, in SVG without scripts.
 
 A bar is as long as its segment has records (or bytes), with a few pixels at least. What truncation hides is hatched,
-what is being written is open at its right end. States are told by colour, by the legend's words and by tooltips.
-Colours are of middle brightness and text has the page's own colour, so that it reads in light and dark. At most
-`MAX_DRAWN` segments have a bar; those before are one block that says how many they are.
+what is being written is open at its right end. States are told by colour, by the legend's words and, in a file, by
+tooltips. At most `MAX_DRAWN` segments have a bar; those before are one block that says how many they are.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.display.text import escaped
+from dlspark.core.display.image import INK, drawing, words
+from dlspark.core.display.text import counted
 from metadata.logs import SegmentMetadata, TruncationStatus
 
 Unit: TypeAlias = Literal["records", "bytes"]
@@ -46,9 +46,7 @@ class Bar:
     @property
     def state(self) -> str:
         """One of the three that have a colour; a segment truncated in part is completed, and hatched up to there."""
-        if self.segment.in_progress:
-            return "in progress"
-        return "truncated" if self.segment.truncation == TruncationStatus.TRUNCATED else "completed"
+        return _state(self.segment)
 
     @property
     def hidden(self) -> float:
@@ -64,6 +62,12 @@ class Bar:
         if self.segment.in_progress:
             return 0.0 if dlsn[1:] <= (0, 0) else 0.5
         return min(max(dlsn.entry_id, 0) / (self.segment.last_entry + 1), 1.0) if self.segment.last_entry >= 0 else 1.0
+
+
+def _state(segment: SegmentMetadata) -> str:
+    if segment.in_progress:
+        return "in progress"
+    return "truncated" if segment.truncation == TruncationStatus.TRUNCATED else "completed"
 
 
 def bars(segments: Sequence[SegmentMetadata], sizes: Mapping[int, int]) -> list[Bar]:
@@ -92,20 +96,22 @@ def svg(
     """The picture. `mark` is a range to point out, its end not included."""
     placed = bars(segments, sizes)
     earlier = len(segments) - len(placed)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {_WIDTH:.0f} {_LEGEND + 14:.0f}" '
-        f'style="width:100%;max-width:{_WIDTH:.0f}px;font:11px sans-serif" fill="currentColor">',
-        f"<title>{len(segments)} segments, in proportion to their {unit}</title>",
-    ]
+    parts = []
     if earlier:
         parts.append(_block(earlier))
     for bar in placed:
         parts += _bar(bar, sizes.get(bar.segment.lssn), unit)
     if mark is not None and placed:
         parts += _marked(placed, *mark)
-    parts += _legend(placed, earlier)
-    parts.append("</svg>")
-    return "".join(parts)
+    parts += _legend(placed, earlier, mark)
+    return drawing(_WIDTH, _LEGEND + 14, description(segments, unit), parts)
+
+
+def description(segments: Sequence[SegmentMetadata], unit: Unit) -> str:
+    """What the picture shows, in a line."""
+    states = Counter(_state(segment) for segment in segments)
+    said = ", ".join(f"{states[state]:,} {state}" for state in _COLOURS if states[state])
+    return f"{counted(len(segments), 'segment')} in proportion to their {unit}: {said}"
 
 
 def _rectangle(x: float, width: float, fill: str, more: str = "") -> str:
@@ -114,23 +120,19 @@ def _rectangle(x: float, width: float, fill: str, more: str = "") -> str:
     )
 
 
-def _text(x: float, y: float, content: str, anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.0f}" text-anchor="{anchor}">{escaped(content)}</text>'
-
-
 def _block(earlier: int) -> str:
     return (
-        f"<g><title>{earlier:,} earlier segments</title>"
+        f"<g><title>{counted(earlier, 'earlier segment')}</title>"
         + _rectangle(0, _SUMMARY_WIDTH, _COLOURS["earlier"], ' fill-opacity="0.6"')
-        + _text(_SUMMARY_WIDTH / 2, _BASE + 13, f"{earlier:,} more")
+        + words(_SUMMARY_WIDTH / 2, _BASE + 13, f"{earlier:,} more")
         + "</g>"
     )
 
 
 def _bar(bar: Bar, size: int | None, unit: Unit) -> Iterator[str]:
     segment = bar.segment
-    said = "still growing" if segment.in_progress else f"{size:,} {unit}" if size is not None else f"{unit} not known"
-    yield f"<g><title>segment {segment.lssn}, {_described(bar)}: {said}, ledger {segment.ledger_id}</title>"
+    yield f"<g><title>segment {segment.lssn}, {_described(bar)}: {_measured(bar, size, unit)}, "
+    yield f"ledger {segment.ledger_id}</title>"
     colour = _COLOURS[bar.state]
     if segment.in_progress:
         right = bar.x + bar.width - 14
@@ -147,8 +149,27 @@ def _bar(bar: Bar, size: int | None, unit: Unit) -> Iterator[str]:
         yield _hatching(bar.x, max((bar.width - 1) * bar.hidden, 1.0))
     label = str(segment.lssn)
     if bar.width >= _LABEL_WIDTH * len(label):
-        yield _text(bar.x + bar.width / 2, _BASE + 13, label)
+        yield words(bar.x + bar.width / 2, _BASE + 13, label)
     yield "</g>"
+
+
+def rows(segments: Sequence[SegmentMetadata], sizes: Mapping[int, int], unit: Unit) -> list[tuple[str, ...]]:
+    """The numbers behind the bars: segment, state, size, ledger."""
+    return [
+        (
+            str(bar.segment.lssn),
+            _described(bar),
+            _measured(bar, sizes.get(bar.segment.lssn), unit),
+            str(bar.segment.ledger_id),
+        )
+        for bar in bars(segments, sizes)
+    ]
+
+
+def _measured(bar: Bar, size: int | None, unit: Unit) -> str:
+    if bar.segment.in_progress:
+        return "still growing"
+    return counted(size, unit.removesuffix("s")) if size is not None else f"{unit} not known"
 
 
 def _described(bar: Bar) -> str:
@@ -166,7 +187,7 @@ def _hatching(x: float, width: float) -> str:
                 f"M{x + left:.1f} {_BASE - (left - offset):.1f}L{x + right:.1f} {_BASE - (right - offset):.1f}"
             )
         offset += step
-    return f'<path d="{"".join(strokes)}" stroke="currentColor" stroke-opacity="0.75" fill="none"/>'
+    return f'<path d="{"".join(strokes)}" stroke="{INK}" stroke-opacity="0.75" fill="none"/>'
 
 
 def _marked(placed: Sequence[Bar], start: DLSN, end: DLSN) -> Iterator[str]:
@@ -190,15 +211,17 @@ def _place(placed: Sequence[Bar], dlsn: DLSN) -> float:
     return placed[-1].x + placed[-1].width
 
 
-def _legend(placed: Sequence[Bar], earlier: int) -> Iterator[str]:
+def _legend(placed: Sequence[Bar], earlier: int, mark: tuple[DLSN, DLSN] | None) -> Iterator[str]:
     counts = Counter(bar.state for bar in placed)
     x = 0.0
     for state, colour in _COLOURS.items():
         count = earlier if state == "earlier" else counts[state]
         if count:
-            words = f"{count:,} {state}"
+            said = f"{count:,} {state}"
             yield f'<rect x="{x:.1f}" y="{_LEGEND:.0f}" width="10" height="10" fill="{colour}"/>'
-            yield _text(x + 14, _LEGEND + 9, words, "start")
-            x += 30 + 7 * len(words)
+            yield words(x + 14, _LEGEND + 9, said, "start")
+            x += 30 + 7 * len(said)
     if any(bar.hidden for bar in placed):
-        yield _text(x, _LEGEND + 9, "hatched: hidden by truncation", "start")
+        yield words(x, _LEGEND + 9, "hatched: hidden by truncation", "start")
+    if mark is not None:
+        yield words(_WIDTH, _LEGEND + 9, f"line above: {mark[0]} to before {mark[1]}", "end")

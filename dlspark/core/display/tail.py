@@ -12,12 +12,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.display.objects import record_cells, records_table
-from dlspark.core.display.text import heading, printable
+from dlspark.core.display.text import Printed, counted, heading, printable
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.errors import CallerError, EndOfStreamError, LogEmptyError
 
@@ -139,27 +140,41 @@ class TerminalScreen:
         self._say(why)
 
 
+@dataclass(frozen=True, slots=True)
+class _Page(Printed):
+    """What a notebook shows of a tail at a moment."""
+
+    name: str
+    note: str
+    records: Sequence[LogRecord]
+
+    def __str__(self) -> str:
+        lines = [f"log {printable(self.name)}: {self.note}", *("  ".join(record_cells(one)) for one in self.records)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return heading(f"log {self.name}", self.note) + records_table(self.records)
+
+
 class NotebookScreen:
     """A table that is changed in place: the newest records, and how many have come."""
 
     def __init__(self, name: str, last: int, now: Callable[[], float] = time.monotonic) -> None:
         ipython = importlib.import_module("IPython.display")
-        self._html = ipython.HTML
         self._name = name
         self._now = now
         self._newest: deque[LogRecord] = deque(maxlen=max(last, MIN_ROWS))
         self._seen = 0
         self._pending = False
         self._next_s = 0.0
-        self._handle = ipython.display(self._html(self._page("reading")), display_id=True)
+        self._handle = ipython.display(self._page("reading"), display_id=True)
 
-    def _page(self, note: str) -> str:
-        seen = f"{self._seen:,} record{'' if self._seen == 1 else 's'} seen"
-        return heading(f"log {self._name}", f"{seen}; {note}") + records_table(list(self._newest))
+    def _page(self, note: str) -> _Page:
+        return _Page(self._name, f"{counted(self._seen, 'record')} seen; {note}", tuple(self._newest))
 
     def _update(self, note: str) -> None:
         if self._handle is not None:
-            self._handle.update(self._html(self._page(note)))
+            self._handle.update(self._page(note))
 
     def add(self, records: Sequence[LogRecord]) -> None:
         """Show them; not more often than eyes can follow, for the page is drawn anew each time."""

@@ -9,12 +9,28 @@ from __future__ import annotations
 import codecs
 import html
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 MAX_PREVIEW = 100
 """Characters of a payload that are shown."""
 _MAX_BYTES = 4 * MAX_PREVIEW
 _TABLE = '<table style="text-align:left;border-collapse:collapse">'
 _CELL = "padding:0.15em 0.8em 0.15em 0;text-align:left;vertical-align:top"
+
+
+class _Printer(Protocol):
+    """What IPython writes an object's text with."""
+
+    def text(self, text: str) -> object: ...
+
+
+class Printed:
+    """Shown by IPython, where it shows text, as `str` has it."""
+
+    __slots__ = ()
+
+    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:
+        printer.text(str(self))
 
 
 def preview(payload: bytes | memoryview) -> str:
@@ -55,9 +71,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "".join(lines)
 
 
+def counted(number: int, thing: str) -> str:
+    """A number of things: "1 segment", "2,000 segments"."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
 def heading(title: str, note: str = "") -> str:
     """A line above a picture or table; both parts are escaped."""
     return f"<div><b>{escaped(title)}</b>{' — ' if note else ''}{escaped(note)}</div>"
+
+
+def folded(title: str, content: str) -> str:
+    """HTML `content` under a line that opens and closes it; at first closed."""
+    return f"<details><summary>{escaped(title)}</summary>{content}</details>"
 
 
 def failure(title: str, error: BaseException) -> str:

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID
+from dlspark.core.display.text import Printed
 from dlspark.core.lifecycle.truncation import truncation_point
 from dlspark.core.reading.segments import first_active
 from dlspark.core.services import Services
@@ -33,7 +34,7 @@ def segment_state(segment: SegmentMetadata) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LogStatus:
+class LogStatus(Printed):
     """A log as it was when it was looked at. `str` gives a table of it."""
 
     name: str

@@ -131,7 +131,7 @@ CURSORS: Final = MetadataTable(
         Column("position", "string", "the record to be read next; null where none was stored yet"),
         Column("latest", "string", "position behind the log's last record; null where no storage node tells it"),
         Column("lag_records", "bigint", "records from the position to the end; null where the writer did not count"),
-        Column("lag_bytes", "bigint", "their stored bytes, estimated where a position lies within a segment"),
+        Column("lag_bytes", "bigint", "their stored bytes (of the entries, each whole)"),
         Column(
             "lag_ms",
             "bigint",

@@ -1,10 +1,9 @@
 """How much lies between two positions of a log: in records, in stored bytes, in time. Found at a bounded cost.
 
-Records are counted exactly, from segment metadata and at most two entries. Bytes are those of the ledgers' metadata;
-within a segment entries count as equally large, and where more than `MAX_LEDGERS` segments lie between, as many of
-them, spread evenly, stand for all. Time is the distance from the transaction id of the first record to that of the
-last one: milliseconds where ids are times, as the source takes them to be. It needs no clock, so a log of past years
-has no lag of years.
+Records are counted exactly, from segment metadata and at most two entries, and so are stored bytes; only where more
+than `MAX_LEDGERS` segments lie between the first and the last, as many of them, spread evenly, stand for those between.
+Time is the distance from the transaction id of the first record to that of the last one: milliseconds where ids are
+times, as the source takes them to be. It needs no clock, so a log of past years has no lag of years.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from typing import Final
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.spark.errors import OptionError
+from dlspark.spark.source.log_bytes import bytes_between, segment_bytes
 from dlspark.spark.source.log_view import LogView
 from metadata.segments import SegmentMetadata
 
 MAX_LEDGERS: Final = 64
-"""Ledgers that are looked at for one log's bytes."""
+"""Ledgers that are looked at for one log's bytes, beside the first and the last."""
 MAX_STEPS: Final = 16
 """Entries that are looked at for one transaction id: those with control records alone have none."""
 
@@ -84,23 +84,20 @@ async def extent(view: LogView, start: DLSN, end: DLSN) -> Extent:
     segments = view.between(start, end)
     return Extent(
         records,
-        await _bytes(view, segments, start, end),
+        await _bytes(view, start, end),
         await _first_txid(view, segments, start),
         await _last_txid(view, segments, end),
     )
 
 
-async def _bytes(view: LogView, segments: list[SegmentMetadata], start: DLSN, end: DLSN) -> int:
-    looked_at = segments
-    if len(segments) > MAX_LEDGERS:
-        looked_at = [segments[len(segments) * part // MAX_LEDGERS] for part in range(MAX_LEDGERS)]
-    sizes = await asyncio.gather(*map(view.stored, looked_at))
-    total = 0
-    for segment, (size, entries) in zip(looked_at, sizes, strict=True):
-        first = start.entry_id if segment.lssn == start.lssn else 0
-        after = end.entry_id + (end.slot_id > 0) if segment.lssn == end.lssn else entries
-        total += size * max(0, min(after, entries) - first) // max(entries, 1)
-    return total * len(segments) // len(looked_at) if looked_at else 0
+async def _bytes(view: LogView, start: DLSN, end: DLSN) -> int:
+    segments = view.between(start, end)
+    if len(segments) <= MAX_LEDGERS + 2:
+        return await bytes_between(view, start, end)
+    first, *inner, last = segments
+    seen = [inner[len(inner) * part // MAX_LEDGERS] for part in range(MAX_LEDGERS)]
+    sizes = await asyncio.gather(*(segment_bytes(view, one, start, end) for one in (first, last, *seen)))
+    return sum(sizes[:2]) + sum(sizes[2:]) * len(inner) // MAX_LEDGERS
 
 
 async def _first_txid(view: LogView, segments: list[SegmentMetadata], start: DLSN) -> int | None:

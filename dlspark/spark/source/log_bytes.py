@@ -31,13 +31,18 @@ async def _size(view: LogView, segment: SegmentMetadata, first: int, after: int)
     return max(0, total - await view.stored_to(segment, first - 1))
 
 
+async def segment_bytes(view: LogView, segment: SegmentMetadata, start: DLSN, end: DLSN) -> int:
+    """Stored bytes of the entries of one segment that have records from `start` to before `end`."""
+    return await _size(view, segment, *_entries(segment, start, end))
+
+
 async def bytes_between(view: LogView, start: DLSN, end: DLSN) -> int:
     """Stored bytes of the entries that have records from `start` to before `end`."""
     segments = view.between(start, end)
     total = 0
     for at in range(0, len(segments), MAX_PARALLEL_LOOKUPS):
         some = segments[at : at + MAX_PARALLEL_LOOKUPS]
-        total += sum(await asyncio.gather(*(_size(view, one, *_entries(one, start, end)) for one in some)))
+        total += sum(await asyncio.gather(*(segment_bytes(view, one, start, end) for one in some)))
     return total
 
 
