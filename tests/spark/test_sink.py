@@ -154,10 +154,24 @@ def test_what_spark_wrote_spark_reads(spark: SparkSession, fresh_log: FreshLog) 
     )
 
 
-def test_an_empty_batch_write_is_fine(spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog) -> None:
+def test_an_empty_batch_write_creates_the_log_that_it_names(
+    spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog
+) -> None:
     log = fresh_log()
-    save(rows(spark, 10).where("transaction_id < 0"), log)
-    assert read_values(sandbox.uri, log) == ([], [])
+    nothing = rows(spark, 10).where("transaction_id < 0")
+    save(nothing, log)
+    assert spark.read.format("distributedlog").load(log).count() == 0
+    save(nothing.selectExpr("*", f"'{fresh_log('other')}' as log"))  # names none
+    save(nothing, fresh_log("parts-{}"), numLogs=2)
+    with Namespace.open(sandbox.uri) as namespace:
+        assert not {fresh_log("other"), fresh_log("parts-0")} & set(namespace.logs())
+
+
+def test_an_empty_micro_batch_creates_the_log_that_it_names(
+    spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog, checkpoint: Path
+) -> None:
+    run_batches(stream(spark).where("value < ''"), fresh_log(), checkpoint, 1)
+    assert spark.read.format("distributedlog").load(fresh_log()).count() == 0
 
 
 def test_a_numbered_write_is_done_once(spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog) -> None:

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 from sink_driver import arrow_batches, read_values
 
+from dlspark.core.sync import Namespace
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import JobId
@@ -72,3 +73,15 @@ def test_another_batch_under_a_published_number_is_refused_unless_loss_is_allowe
     assert "failOnDataLoss is false" in caplog.text
     query.run(2, ["e"])
     assert query.values() == ["a", "b", "c", "e"]
+
+
+def test_a_replay_of_an_empty_batch_brings_no_deleted_log_back(sandbox: Sandbox) -> None:
+    query = Query(sandbox.uri)
+    query.run(0, [], log=query.log)
+    with Namespace.open(sandbox.uri) as namespace:
+        assert namespace.log_exists(query.log)
+        namespace.delete_log(query.log)
+        query.run(0, [], log=query.log, compressionType="lz4")  # a session that has not seen the log
+        assert not namespace.log_exists(query.log)
+        query.run(1, [], log=query.log, compressionType="lz4")
+        assert namespace.log_exists(query.log)

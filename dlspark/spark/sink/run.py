@@ -18,7 +18,7 @@ from dlspark.spark.sink.commit import Commit, Outcome
 from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
 from dlspark.spark.sink.schema import SinkColumns
-from dlspark.spark.sink.session import open_session
+from dlspark.spark.sink.session import SinkSession, open_session
 from dlspark.spark.sink.staging import Staging
 from dlspark.spark.sink.task import Cut, TaskWriter
 from dlspark.spark.worker_memory import begin_use
@@ -140,6 +140,8 @@ def commit_batch(options: Options, messages: Sequence[SinkMessage], batch: int) 
 
 async def _commit(options: Options, publication: Publication) -> Outcome:
     session = await open_session(options)
+    if not publication.segments:
+        await _create_named(session, options, publication.job)
     try:
         commit = await session.publisher.publish(publication)
     except ReplayDiffersError as error:
@@ -154,6 +156,17 @@ async def _commit(options: Options, publication: Publication) -> Outcome:
         await session.sweeper.abandoned_jobs(sink_id)
     await session.sweeper.after_commit(sink_id, publication.job.batch, commit.left)
     return commit.outcome
+
+
+async def _create_named(session: SinkSession, options: Options, job: JobId) -> None:
+    """A batch without rows has the log that it names created, too, so that what it wrote can be read: no rows.
+
+    Logs that rows name have none to name them. A batch that was published before has created it, and if it is gone
+    since, somebody has deleted it.
+    """
+    log = None if options.given("numLogs") else options.one_log()
+    if log is not None and not session.logs.known(log) and not await session.covered(job):
+        await session.logs.prepare(log)
 
 
 def abort_jobs(options: Options, jobs: Iterable[JobId]) -> None:
