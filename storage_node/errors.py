@@ -14,6 +14,7 @@
     │   ├── LedgerClosedError            the ledger (or this handle) is closed; the add was not sent
     │   ├── LedgerRecoveryError          recovery could not finish; the ledger is as it was
     │   ├── ProtocolError                the peer's bytes break the wire protocol; they were not acted upon
+    │   │   └── TooManyFieldsError       a message has more fields than any of the protocol's could
     │   ├── NoSuchLedgerError        *   this bookie has never heard of the ledger
     │   ├── NoSuchEntryError         *   this bookie does not have the entry
     │   ├── BadRequestError          *   the bookie could not make sense of the request
@@ -91,6 +92,10 @@ class LedgerRecoveryError(NotAppliedError):
 
 class ProtocolError(NotAppliedError):
     """The peer's bytes break the wire protocol; they were not acted upon."""
+
+
+class TooManyFieldsError(ProtocolError):
+    """A message has more fields than any of the protocol's could: it was not read to its end."""
 
 
 class DigestError(CorruptDataError):

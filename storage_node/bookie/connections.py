@@ -22,11 +22,11 @@ from storage_node.bookie import others, reads
 from storage_node.bookie.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned, dialect_of
 from storage_node.bookie.flow import ALLOWANCE_BYTES, IN_FLIGHT_BYTES, REQUEST_BYTES, Flow
 from storage_node.bookie.journal import Answers
-from storage_node.bookie.ledgers import LacWaiter
 from storage_node.bookie.limits import Limits
 from storage_node.bookie.storage import Storage
+from storage_node.bookie.waiters import MAX_CONNECTION_POLLS, PollLine
 from storage_node.edge import Clock, Link
-from storage_node.errors import ProtocolError
+from storage_node.errors import ProtocolError, TooManyFieldsError
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
 from storage_node.protocol.values import BatchReadRequest
@@ -80,7 +80,7 @@ class Connection:
         self.link = link
         self.dialect = VERSION_THREE
         self.flow = Flow(link, node.limits.answers, self._go_on)
-        self.polls: dict[LacWaiter, None] = {}
+        self.polls = PollLine(MAX_CONNECTION_POLLS)
         self._quick_add = VERSION_THREE.quick_add
         self._add_gate = node.limits.adds if node.limits.adds.limit else None
         self._reads = node.limits.reads
@@ -129,15 +129,17 @@ class Connection:
             self._room_timer.cancel()
         for task in list(self._tasks):
             task.cancel()
-        for poll in list(self.polls):
+        for poll in self.polls.take_all():
+            self.node.limits.polls.discard(poll)
             poll.cancel()
-        self.polls.clear()
         self.node.closed(self)
 
     def _decode(self, frame: memoryview) -> Heard:
         """What is asked. What version 3 cannot read turns the connection to version 2, for good."""
         try:
             return self.dialect.decode(frame)
+        except TooManyFieldsError:
+            raise  # a message of version 3 in any case: no packet of version 2 begins like one
         except ProtocolError:
             if self.dialect is VERSION_TWO:
                 raise
@@ -217,13 +219,13 @@ class Connection:
             return None
         if wait is None:
             self._blocked_until = None
-        elif isinstance(request, m.AddRequest) and self._is_late(wait):
-            self.link.send(dialect_of(request).added(request, Status.ETOOMANYREQUESTS))
+        elif self._is_late(wait) and isinstance(request, (m.AddRequest, m.WriteLacRequest)):
+            self.link.send(_too_late(request))
             return None  # what waited behind it is late too, if it finds no memory either
         return wait
 
     def _is_late(self, wait: Wait) -> bool:
-        """The adds of this connection have waited long enough for memory."""
+        """What this connection stores has waited long enough for memory."""
         if wait != self.storage.when_room or self._blocked_until is None:
             return False
         return asyncio.get_running_loop().time() >= self._blocked_until
@@ -234,6 +236,8 @@ class Connection:
             return self._add(request)
         if self._reads.closed and isinstance(request, (m.ReadRequest, BatchReadRequest)) and not _is_urgent(request):
             return self._reads.wait
+        if isinstance(request, m.WriteLacRequest):
+            return others.write_lac(self, request)
         HANDLERS[type(request)](self, request)
         return None
 
@@ -295,6 +299,13 @@ class Connection:
         self.flow.paid(cost)
 
 
+def _too_late(request: m.AddRequest | m.WriteLacRequest) -> bytes:
+    """The answer to what has waited in vain for memory."""
+    if isinstance(request, m.AddRequest):
+        return dialect_of(request).added(request, Status.ETOOMANYREQUESTS)
+    return m.encode_write_lac_response(request.txn_id, Status.ETOOMANYREQUESTS, request.ledger_id)
+
+
 def _is_urgent(request: Heard) -> bool:
     """Recovery's reads and adds carry a priority; fences are asked by nobody else."""
     if isinstance(request, (m.AddRequest, m.ReadRequest, BatchReadRequest)):
@@ -306,7 +317,6 @@ HANDLERS: Mapping[type, Callable[..., None]] = {
     m.ReadRequest: reads.read,
     BatchReadRequest: reads.batch_read,
     m.ReadLacRequest: others.read_lac,
-    m.WriteLacRequest: others.write_lac,
     m.ForceLedgerRequest: others.force,
     m.BookieInfoRequest: others.info,
     m.ListEntriesRequest: others.list_entries,
@@ -315,4 +325,4 @@ HANDLERS: Mapping[type, Callable[..., None]] = {
     m.UnsupportedRequest: others.unsupported,
     Misversioned: others.misversioned,
 }
-"""What is done for each kind of request but adds."""
+"""What is done for each kind of request but those that store something, which may have to wait for memory."""

@@ -6,6 +6,9 @@ durable at once is the journal's business, and the caller's.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+
 from metadata.errors import InvariantViolation
 from storage_node.bookie.entry_logs import EntryLogs
 from storage_node.bookie.gc_stats import GcStats
@@ -15,6 +18,16 @@ from storage_node.bookie.live_bytes import LiveBytes
 from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES
 from storage_node.bookie.slabs import Slab
 from storage_node.protocol.frames import Buffer
+
+MAX_BARE_BY_LAC = 10_000
+MAX_BARE_BY_FENCE = 100_000
+"""Ledgers that came into existence without an entry, by an explicit LAC or by a fence: not more than so many. Both are
+asked of nodes that were given entries, so there are few; garbage collection takes those away that are nobody's."""
+CROWD = 100_000
+"""Ledgers that came since the last round of garbage collection: the next one does not wait for its time."""
+MAX_FENCES_KEPT = 200_000
+"""Deleted ledgers whose fence is remembered."""
+_LOOKED_AT = 8
 
 
 class Contents:
@@ -41,6 +54,11 @@ class Contents:
         self.stats = GcStats()
         self.damaged: set[int] = set()
         """Logs of which a part cannot be read: they stay until their ledgers are deleted."""
+        self._bare: deque[int] = deque()
+        """Ledgers that came without an entry; some may have one by now, or be gone."""
+        self._created = 0
+        self.crowded = asyncio.Event()
+        """Set when so many ledgers have come that it is worth asking metadata which of them there are."""
 
     @property
     def uncovered(self) -> bool:
@@ -71,7 +89,28 @@ class Contents:
         """A ledger that was not here comes into existence; fenced, if it was so when it was deleted."""
         ledger = self.ledgers[ledger_id] = Ledger(ledger_id, born=self.logs.position())
         ledger.fenced = self.fenced_gone.pop(ledger_id, None) is not None
+        self._created += 1
+        if self._created >= CROWD:
+            self.crowded.set()
         return ledger
+
+    def counted(self) -> None:
+        """Metadata is asked now which ledgers there are."""
+        self._created = 0
+        self.crowded.clear()
+
+    def create_bare(self, ledger_id: int, limit: int) -> Ledger | None:
+        """A ledger comes into existence without an entry; None: there are `limit` such ledgers already."""
+        for _ in range(min(_LOOKED_AT, len(self._bare))):
+            known = self.ledgers.get(self._bare[0])
+            if known is not None and known.index.last < 0:
+                self._bare.rotate(-1)
+            else:
+                self._bare.popleft()
+        if len(self._bare) >= limit:
+            return None
+        self._bare.append(ledger_id)
+        return self.create(ledger_id)
 
     def delete(self, ledger_id: int, now_ms: int) -> bool:
         """Forget a ledger in one step; with the next checkpoint it is gone for good. False if it was not here.
@@ -92,8 +131,10 @@ class Contents:
         return True
 
     def forget_fences(self, before_ms: int) -> None:
-        """Fenced ledgers deleted before that time: their writers have long given up."""
+        """Fenced ledgers deleted before that time: their writers have long given up. So are the oldest of too many."""
         for ledger_id in [ledger_id for ledger_id, gone_ms in self.fenced_gone.items() if gone_ms < before_ms]:
+            del self.fenced_gone[ledger_id]
+        for ledger_id in list(self.fenced_gone)[: max(len(self.fenced_gone) - MAX_FENCES_KEPT, 0)]:
             del self.fenced_gone[ledger_id]
 
     def append_entry(

@@ -1,6 +1,7 @@
 """Garbage collection: ledgers that metadata does not know any more are deleted here, and their space is freed.
 
-A round, every gcWaitTime:
+A round, every gcWaitTime, or sooner where a hundred thousand ledgers have come since the last one (anybody can make
+them up):
 
     1. the ids of all local ledgers are noted, **before** metadata is asked (I13): a ledger that comes later is no
        candidate, and metadata exists before the first entry of its ledger does
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 FENCE_MEMORY_MS = 7 * 24 * 3600 * 1000
 """How long the writers of a fenced ledger are refused after it was deleted here (wire specification 7.2)."""
+CROWDED_WAIT_S = 60.0
+"""A round does not follow another sooner, however many ledgers come."""
 DELETED_TOGETHER = 16
 """Ledgers deleted in one turn of the loop."""
 
@@ -93,7 +96,7 @@ class GarbageCollector:
         settings, loop = self._settings, asyncio.get_running_loop()
         moved = minor = major = loop.time()
         while True:
-            await asyncio.sleep(settings.gc_wait_time_ms / 1000)
+            await self._pause(settings.gc_wait_time_ms / 1000)
             now = loop.time()
             look = _due(now - moved, settings.gc_overreplicated_ledger_wait_time_ms / 1000)
             if await self._quietly(partial(self.collect, moved_away=look)) and look:
@@ -106,6 +109,16 @@ class GarbageCollector:
             elif _due(now - minor, settings.minor_compaction_interval_s):
                 minor = now
                 self._compaction = loop.create_task(self._quietly(partial(self.compact, major=False)))
+
+    async def _pause(self, wait_s: float) -> None:
+        """Wait for the next round, which comes early where so many ledgers have come that some may be nobody's."""
+        soonest_s = min(CROWDED_WAIT_S, wait_s)
+        await asyncio.sleep(soonest_s)
+        if wait_s > soonest_s:
+            try:
+                await asyncio.wait_for(self._contents.crowded.wait(), wait_s - soonest_s)
+            except asyncio.TimeoutError:
+                pass
 
     async def _quietly(self, work: Callable[[], Awaitable[int]]) -> bool:
         """Do a part of a round; what it fails with is told to the log. False: it failed."""
@@ -167,6 +180,7 @@ class GarbageCollector:
 
     async def _collect(self) -> int:
         candidates = set(self._contents.ledgers)  # before metadata is asked (I13)
+        self._contents.counted()
         store = self._ledgers.store
         session = store.session_id
         await self._check_cluster()

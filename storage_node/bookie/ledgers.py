@@ -1,13 +1,12 @@
-"""What a bookie knows of one ledger besides its entries, and who waits for its LAC."""
+"""What a bookie knows of one ledger besides its entries."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from struct import Struct
 
 from storage_node.bookie.index import LedgerIndex
+from storage_node.bookie.waiters import LacWaiters
 
 _STATE = Struct(">qqQIBBH")
 _FENCED, _HAS_KEY, _LIMBO = 1, 2, 4
@@ -43,20 +42,20 @@ class Ledger:
         """The highest LAC that any entry or explicit LAC told of."""
         self.explicit_lac: bytes | None = None
         self.index = LedgerIndex()
-        self.waiters: list[LacWaiter] = []
+        self.waiters: LacWaiters | None = None
+        """The long polls parked here; None as long as there was none."""
 
     def raise_lac(self, lac: int) -> None:
         """Take a LAC into account; it never goes back (I6). Wakes the long polls that it satisfies."""
         if lac > self.lac:
             self.lac = lac
-            if self.waiters:
-                for waiter in [w for w in self.waiters if w.previous_lac < lac]:
-                    waiter.wake(advanced=True)
+            if self.waiters is not None:
+                self.waiters.advance()
 
     def wake_all(self) -> None:
         """A fence or an explicit LAC: every long poll has its answer."""
-        for waiter in list(self.waiters):
-            waiter.wake(advanced=self.lac > waiter.previous_lac)
+        if self.waiters is not None:
+            self.waiters.wake_all()
 
     def encode(self) -> bytes:
         """The state for a checkpoint."""
@@ -79,30 +78,3 @@ class Ledger:
         ledger.limbo = bool(flags & _LIMBO)
         ledger.explicit_lac = bytes(data[at : at + lac_length]) if lac_length else None
         return ledger, at + lac_length
-
-
-class LacWaiter:
-    """A parked long poll: `finished(advanced)` is called once, by whichever comes first."""
-
-    __slots__ = ("_finished", "_ledger", "_timer", "previous_lac")
-
-    def __init__(self, ledger: Ledger, previous_lac: int, timeout_s: float, finished: Callable[[bool], None]) -> None:
-        self.previous_lac = previous_lac
-        self._ledger = ledger
-        self._finished: Callable[[bool], None] | None = finished
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, partial(self.wake, advanced=False))
-        ledger.waiters.append(self)
-
-    def wake(self, *, advanced: bool) -> None:
-        """End the wait. `advanced`: because the LAC moved on."""
-        finished = self._finished
-        if finished is not None:
-            self.cancel()
-            finished(advanced)
-
-    def cancel(self) -> None:
-        """End the wait without telling anybody."""
-        if self._finished is not None:
-            self._finished = None
-            self._timer.cancel()
-            self._ledger.waiters.remove(self)

@@ -3,6 +3,7 @@
 Gate       at most so many requests; a connection that comes to a closed gate stops reading its socket
 Budget     bytes of answers that wait for their clients; who holds much of them stops reading while they run short
 Traffic    what was answered, counted
+polls      long polls that are parked (`waiters`)
 Turnstile  entries read from disk at a time; recovery's reads go first (wire specification 7.12)
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from metadata.errors import check
+from storage_node.bookie.waiters import MAX_POLLS, PollLine
 
 DISK_READS = 8
 """Entries read from disk at a time: twice what has a thread, so that what is urgent waits for few others."""
@@ -128,5 +130,6 @@ class Limits:
         self.adds = Gate(adds)
         self.reads = Gate(reads)
         self.answers = Budget(answer_bytes)
+        self.polls = PollLine(MAX_POLLS)
         self.disk_reads = Turnstile()
         self.traffic = Traffic()

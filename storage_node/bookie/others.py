@@ -14,7 +14,7 @@ from storage_node.protocol.messages import Operation, Status
 from storage_node.protocol.schema import FREE_DISK_SPACE, TOTAL_DISK_CAPACITY
 
 if TYPE_CHECKING:
-    from storage_node.bookie.connections import Connection
+    from storage_node.bookie.connections import Connection, Wait
 
 
 def read_lac(connection: Connection, request: m.ReadLacRequest) -> None:
@@ -39,18 +39,21 @@ async def _finish_read_lac(connection: Connection, request: m.ReadLacRequest) ->
     connection.link.send(m.encode_read_lac_response(request.txn_id, status, request.ledger_id, explicit, body))
 
 
-def write_lac(connection: Connection, request: m.WriteLacRequest) -> None:
-    """Store an explicit LAC; fenced ledgers take it, read-only nodes do not."""
+def write_lac(connection: Connection, request: m.WriteLacRequest) -> Wait | None:
+    """Store an explicit LAC; fenced ledgers take it, read-only nodes do not. It waits for memory as adds do."""
     answer = partial(m.encode_write_lac_response, request.txn_id, ledger_id=request.ledger_id)
     if connection.node.read_only:
         connection.link.send(answer(status=Status.EREADONLY))
-        return
+        return None
     acknowledge = partial(connection.acknowledge, answer(status=Status.EOK))
     status = connection.storage.write_lac(request.ledger_id, request.master_key, request.body, acknowledge)
+    if status is None:
+        return connection.storage.when_room
     if status is Status.EOK:
         connection.flow.in_flight += REQUEST_BYTES
     else:
         connection.link.send(answer(status=status))
+    return None
 
 
 def force(connection: Connection, request: m.ForceLedgerRequest) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from storage_node.bookie import reads
 from storage_node.bookie.dialects import dialect_of
 from storage_node.bookie.flow import REQUEST_BYTES
-from storage_node.bookie.ledgers import LacWaiter, Ledger
+from storage_node.bookie.ledgers import Ledger
+from storage_node.bookie.waiters import LacWaiter, LacWaiters
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
 
@@ -33,15 +34,22 @@ def poll(connection: Connection, request: m.ReadRequest, previous_lac: int) -> N
 
 
 def _wait(connection: Connection, request: m.ReadRequest, ledger: Ledger, previous_lac: int, timeout_s: float) -> None:
+    parked = connection.node.limits.polls
+
     def finished(advanced: bool) -> None:
-        connection.polls.pop(waiter, None)
+        connection.polls.discard(waiter)
+        parked.discard(waiter)
         _finish(connection, request, previous_lac, advanced)
         connection.flow.done(REQUEST_BYTES)
         connection.flow.check()  # no frame of this connection's own may follow that would have it looked at
 
-    waiter = LacWaiter(ledger, previous_lac, timeout_s, finished)
-    connection.polls[waiter] = None
+    if ledger.waiters is None:
+        ledger.waiters = LacWaiters(ledger)
+    waiter = LacWaiter(ledger.waiters, previous_lac, finished)
+    waiter.limit(timeout_s, parked.timed_out)
     connection.flow.in_flight += REQUEST_BYTES
+    connection.polls.add(waiter)
+    parked.add(waiter)
 
 
 def _finish(connection: Connection, request: m.ReadRequest, previous_lac: int, advanced: bool) -> None:

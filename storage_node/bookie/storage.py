@@ -23,7 +23,7 @@ from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.checkpointing import Checkpointer
 from storage_node.bookie.compaction import Compactor
-from storage_node.bookie.contents import Contents
+from storage_node.bookie.contents import MAX_BARE_BY_FENCE, MAX_BARE_BY_LAC, Contents
 from storage_node.bookie.entry_logs import EntryLogs, parse_log_name
 from storage_node.bookie.journal import Acknowledge, Answers, AnswerSink
 from storage_node.bookie.journals import Journals, check_marks, open_readers
@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 ROOM_FOR_KEY = 256
 """More than a LEDGER record takes."""
+MAX_LAC_BYTES = 128
+"""Of an explicit LAC's packet, which every ledger keeps in memory: the largest there is has 36 (with a MAC)."""
 
 REPLAY_TURN_BYTES = 8 * MIB
 """Replay lets the writers follow after so many bytes."""
@@ -430,7 +432,9 @@ class Storage:
         if ledger is None and ledger_id in self.contents.fenced_gone:
             return Status.ENOLEDGER
         if ledger is None:
-            ledger = self.contents.create(ledger_id)
+            ledger = self.contents.create_bare(ledger_id, MAX_BARE_BY_FENCE)
+        if ledger is None:
+            return Status.ETOOMANYREQUESTS
         if not ledger.fenced:
             ledger.fenced = True
             ledger.master_key = master_key
@@ -443,12 +447,21 @@ class Storage:
             ledger.fence_pending.set_result(None)
         return ledger.fence_pending
 
-    def write_lac(self, ledger_id: int, master_key: bytes, body: memoryview, acknowledge: Acknowledge) -> Status:
-        """Store an explicit-LAC packet, as it is. EOK: `acknowledge` follows when it is durable."""
-        if ledger_id < 0 or not LAC_HEADER.size <= len(body) <= 0xFFFF or len(master_key) > MAX_KEY_BYTES:
+    def write_lac(self, ledger_id: int, master_key: bytes, body: memoryview, acknowledge: Acknowledge) -> Status | None:
+        """Store an explicit-LAC packet, as it is. EOK: `acknowledge` follows when it is durable.
+
+        A ledger that is not here comes into existence, as its first entry may be late; not more of them than
+        MAX_BARE_BY_LAC. None: no memory at present, as for `add`.
+        """
+        if ledger_id < 0 or not LAC_HEADER.size <= len(body) <= MAX_LAC_BYTES or len(master_key) > MAX_KEY_BYTES:
             return Status.EBADREQ
-        if ledger_id not in self.ledgers and ledger_id in self.contents.fenced_gone:
+        known = ledger_id in self.ledgers
+        if not known and ledger_id in self.contents.fenced_gone:
             return Status.ENOLEDGER
+        if not self._logs.has_room(len(body) + ROOM_FOR_KEY):
+            return None
+        if not known and self.contents.create_bare(ledger_id, MAX_BARE_BY_LAC) is None:
+            return Status.ETOOMANYREQUESTS
         ledger = self._keyed(ledger_id, master_key)
         if ledger is None:
             return Status.EUA

@@ -60,6 +60,8 @@ BATCH_ANSWER_BYTES = LENGTH_BYTES + _BATCH_ANSWER.size
 """A batch's answer without entries, its length included: where the sum that is held against the limit begins."""
 BATCH_ENTRY_BYTES = _SIZE.size
 """What each entry of a batch takes besides itself."""
+MAX_BATCH_ENTRIES = 65_536
+"""Entries in one answer: a frame can hold a million empty ones, and cutting it up would take a second."""
 
 _CODES = {
     Status.EOK: 0,
@@ -290,6 +292,8 @@ def _entries(frame: memoryview) -> tuple[memoryview, ...]:
         at += _SIZE.size
         if size < 0 or size > end - at:
             raise ProtocolError(f"an entry of {size} bytes in a response that has {end - at} left")
+        if len(entries) == MAX_BATCH_ENTRIES:
+            raise ProtocolError(f"a response with more than {MAX_BATCH_ENTRIES} entries")
         entries.append(frame[at : at + size])
         at += size
     return tuple(entries)

@@ -4,6 +4,9 @@
 with an unexpected wire type or an unknown enum number counts as unknown, the last of several scalars wins, several
 sub-messages are merged, a missing required field makes the message unparsable. That is what the protobuf runtime does,
 and a property in the tests holds this module to it. Bytes fields are views of the input, never copies.
+
+Beyond that a message may hold MAX_FIELDS fields, those of its sub-messages and unknown ones included: a frame may have
+millions, and reading them would keep everybody else waiting for seconds.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
 
-from storage_node.errors import ProtocolError
+from storage_node.errors import ProtocolError, TooManyFieldsError
 
 MASK_64 = (1 << 64) - 1
 SIGN_64 = 1 << 63
 MAX_NESTING = 100
 MAX_VARINT_BYTES = 10
+MAX_FIELDS = 1024
+"""The protocol's own largest message has some 15; the rest is for context that clients may send, and later versions."""
 
 _LOW = 1 << 14
 _LAST = [bytes([v]) if v < 128 else bytes([v & 127 | 128, v >> 7]) for v in range(_LOW)]
@@ -104,19 +109,41 @@ _VARINT, _FIXED64, _LENGTH, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
 _VARINT_KINDS = frozenset({Kind.INT64, Kind.UINT64, Kind.INT32, Kind.UINT32, Kind.ENUM})
 
 
+class _Reading:
+    """How many more fields one message may have, its sub-messages included."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = MAX_FIELDS
+
+    def tag(self, data: memoryview, at: int, end: int) -> tuple[int, int]:
+        """A field's tag, and the offset behind it."""
+        self.left -= 1
+        if self.left < 0:
+            raise TooManyFieldsError(
+                f"a message has more than {MAX_FIELDS} fields",
+                advice="The peer is not a BookKeeper client, or means harm; no message of the protocol has so many",
+            )
+        tag, after = read_varint(data, at, end)
+        if tag > 0xFFFFFFFF or tag < 8 or after - at > 5:
+            raise ProtocolError("a field's tag is out of bounds")
+        return tag, after
+
+
 def decode(message: Message, data: memoryview) -> dict[str, Value]:
-    """The fields of `data` that the table knows and that are present. Raises ProtocolError."""
+    """The fields of `data` that the table knows and that are present. Raises ProtocolError (TooManyFieldsError)."""
     values: dict[str, Value] = {}
-    _merge(message, data, values, 0)
+    _merge(message, data, values, 0, _Reading())
     _require(message, values)
     return values
 
 
-def _merge(message: Message, data: memoryview, values: dict[str, Value], depth: int) -> None:
+def _merge(message: Message, data: memoryview, values: dict[str, Value], depth: int, reading: _Reading) -> None:
     at, end = 0, len(data)
     fields = message.fields
     while at < end:
-        tag, at = _read_tag(data, at, end)
+        tag, at = reading.tag(data, at, end)
         known = fields.get(tag >> 3)
         wire = tag & 7
         if known is not None and wire == _VARINT and known.kind in _VARINT_KINDS:
@@ -128,24 +155,24 @@ def _merge(message: Message, data: memoryview, values: dict[str, Value], depth: 
             length, at = read_varint(data, at, end)
             if length > end - at:
                 raise ProtocolError(f"field {known.name} of {message.name} is longer than its message")
-            _store(known, data[at : at + length], values, depth)
+            _store(known, data[at : at + length], values, depth, reading)
             at += length
         else:
-            at = _skip(data, at, end, tag, depth)
+            at = _skip(data, at, end, tag, depth, reading)
 
 
-def _store(known: Field, data: memoryview, values: dict[str, Value], depth: int) -> None:
+def _store(known: Field, data: memoryview, values: dict[str, Value], depth: int, reading: _Reading) -> None:
     if known.message is None:
         values[known.name] = data
         return
     if known.repeated:
         one: dict[str, Value] = {}
-        _merge(known.message, data, one, depth + 1)
+        _merge(known.message, data, one, depth + 1, reading)
         _require(known.message, one)
         return
     inner = values.setdefault(known.name, {})
     if isinstance(inner, dict):
-        _merge(known.message, data, inner, depth + 1)
+        _merge(known.message, data, inner, depth + 1, reading)
 
 
 def _scalar(known: Field, raw: int) -> int | None:
@@ -174,14 +201,7 @@ def _require(message: Message, values: dict[str, Value]) -> None:
             _require(known.message, inner)
 
 
-def _read_tag(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    tag, after = read_varint(data, at, end)
-    if tag > 0xFFFFFFFF or tag < 8 or after - at > 5:
-        raise ProtocolError("a field's tag is out of bounds")
-    return tag, after
-
-
-def _skip(data: memoryview, at: int, end: int, tag: int, depth: int) -> int:
+def _skip(data: memoryview, at: int, end: int, tag: int, depth: int, reading: _Reading) -> int:
     """The offset after an unknown field's value."""
     wire = tag & 7
     if wire == _VARINT:
@@ -193,7 +213,7 @@ def _skip(data: memoryview, at: int, end: int, tag: int, depth: int) -> int:
     elif wire == _FIXED32:
         length = 4
     elif wire == _START_GROUP:
-        return _skip_group(data, at, end, tag >> 3, depth + 1)
+        return _skip_group(data, at, end, tag >> 3, depth + 1, reading)
     else:
         raise ProtocolError(f"wire type {wire} where a field should begin")
     if length > end - at:
@@ -201,14 +221,14 @@ def _skip(data: memoryview, at: int, end: int, tag: int, depth: int) -> int:
     return at + length
 
 
-def _skip_group(data: memoryview, at: int, end: int, number: int, depth: int) -> int:
+def _skip_group(data: memoryview, at: int, end: int, number: int, depth: int, reading: _Reading) -> int:
     if depth > MAX_NESTING:
         raise ProtocolError("groups are nested too deeply")
     while at < end:
-        tag, at = _read_tag(data, at, end)
+        tag, at = reading.tag(data, at, end)
         if tag & 7 == _END_GROUP:
             if tag >> 3 != number:
                 raise ProtocolError("a group ends that did not begin")
             return at
-        at = _skip(data, at, end, tag, depth)
+        at = _skip(data, at, end, tag, depth, reading)
     raise ProtocolError("a group does not end")
