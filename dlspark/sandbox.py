@@ -30,6 +30,7 @@ from typing import IO
 from metadata.children import ending_with_parent
 from metadata.embedded import TICK_MS, EmbeddedZooKeeper
 from metadata.errors import CallerError, NotAppliedError
+from metadata.private_files import DIRECTORY_MODE, make_private_directory
 
 NAMESPACE_PATH = "/distributedlog"
 LEDGERS_PATH = "/ledgers"
@@ -174,7 +175,7 @@ class Sandbox:
 
     def start(self) -> None:
         """Start everything and wait until it serves. Raises SandboxError; then nothing is left running."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         self._state = self._claim()
         self._state.save(self.directory)
         atexit.register(self.stop)
@@ -277,7 +278,7 @@ class Sandbox:
     def _configure(self, index: int) -> Path:
         """Write a node's configuration; returns its file."""
         directory = self.node_directory(index)
-        directory.mkdir(exist_ok=True)
+        make_private_directory(directory)
         conf = directory / "bookie.conf"
         port = self.state.node_ports[index]
         conf.write_text(_bookie_conf(directory, port, self.zookeeper_address, self._node_settings))

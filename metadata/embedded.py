@@ -25,6 +25,7 @@ from typing import IO, Final
 
 from metadata.children import ending_with_parent
 from metadata.errors import CallerError, MetadataUnavailableError
+from metadata.private_files import make_private_directory
 
 MINIMUM_JAVA: Final = 17
 TICK_MS: Final = 1_000
@@ -128,7 +129,7 @@ class EmbeddedZooKeeper:
             return
         self._reap()
         java = find_java()
-        (self._directory / "data").mkdir(parents=True, exist_ok=True)
+        make_private_directory(self._directory / "data")  # what the store holds, passwords of ledgers among it
         self._take_lock()
         try:
             self._start_on_some_port(java)

@@ -67,7 +67,7 @@ class LedgerMetadata:
     last_entry: int = -1
     length: int = 0
     digest_type: DigestType | None = DigestType.CRC32
-    password: bytes | None = b""
+    password: bytes | None = field(default=b"", repr=False)
     custom: Mapping[str, bytes] = field(default_factory=dict)
     ctime_ms: int | None = None
     creator_token: int | None = None

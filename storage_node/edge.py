@@ -175,7 +175,11 @@ class Disk(Protocol):
     """The files of a bookie. All calls block; long ones (`write_at`, `sync_data`, `read_at`) go through `submit`."""
 
     def make_directory(self, path: str) -> None:
-        """Create it and its parents, durably; existing is fine."""
+        """Create it and its parents, durably and for this user alone; existing is fine."""
+        ...
+
+    def close_to_others(self, path: str) -> None:
+        """Take what other users may do with a directory and the files in it, where an older version left them open."""
         ...
 
     def list_directory(self, path: str) -> list[str]:

@@ -17,8 +17,9 @@ from collections import deque
 from collections.abc import Callable
 
 from metadata.errors import DistributedLogError
+from metadata.log_limit import LogLimit
 from storage_node.edge import Buffer, FrameHandler, Link, Listener
-from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
+from storage_node.errors import BookieUnreachableError, ConnectionClosedError
 from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
 
 logger = logging.getLogger(__name__)
@@ -231,10 +232,7 @@ class TcpLink:
         try:
             self._deliver(received)
         except Exception as error:  # the boundary: one peer's bytes must not stop the loop
-            if not isinstance(error, ProtocolError):
-                logger.exception("closing the connection to %s", self.peer)
-            else:
-                logger.warning("closing the connection to %s: %s", self.peer, error)
+            self._network.tell_closing(self.peer, error)
             self._shut(error)
             return
         if self._out and not self._writing:
@@ -321,19 +319,15 @@ class TcpListener:
             link = self._network.adopt(self._loop, sock, f"{address[0]}:{address[1]}")
             try:
                 handler = self._accept(link)
-            except DistributedLogError as error:
-                logger.warning("refusing the connection from %s: %s", link.peer, error)
-                link.close()
-                continue
-            except Exception:  # the boundary: a refused connection must not stop the listener
-                logger.exception("refusing the connection from %s", link.peer)
+            except Exception as error:  # the boundary: a refused connection must not stop the listener
+                self._network.tell_closing(link.peer, error)
                 link.close()
                 continue
             link.start(handler)
 
     def _refused(self, error: OSError) -> None:
         """Out of descriptors or memory: leave the rest in the backlog for a while."""
-        logger.error("cannot accept connections on port %d: %s", self.port, error)
+        self._network.lines.log(logging.ERROR, "cannot accept connections on port %d: %s", self.port, error)
         if error.errno in _OUT_OF_DESCRIPTORS:
             self._loop.remove_reader(self._sock.fileno())
             self._resume = self._loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
@@ -361,6 +355,8 @@ class TcpNetwork:
         self.max_frame = max_frame
         self.pool = pool or ChunkPool()
         self._links: set[TcpLink] = set()
+        self.lines = LogLimit(logger)
+        """What peers can have logged."""
 
     async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:
         """Connect within `timeout_ms`. Raises BookieUnreachableError; nothing was sent then."""
@@ -388,6 +384,12 @@ class TcpNetwork:
             sock.close()
             raise
         return TcpListener(self, loop, sock, accept)
+
+    def tell_closing(self, peer: str, error: Exception) -> None:
+        """Log why a connection is closed; with a traceback where that is a fault of this side."""
+        known = isinstance(error, DistributedLogError)
+        level = logging.WARNING if known else logging.ERROR
+        self.lines.log(level, "closing the connection to %s: %s", peer, error, error=None if known else error)
 
     def links(self) -> list[TcpLink]:
         """The open connections."""

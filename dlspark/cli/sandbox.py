@@ -15,6 +15,7 @@ import typer
 
 from dlspark.errors import CallerError, NotAppliedError
 from dlspark.sandbox import DEFAULT_NODES, START_TIMEOUT_S, STOP_TIMEOUT_S, Sandbox, SandboxState
+from metadata.private_files import DIRECTORY_MODE
 
 DEFAULT_DIRECTORY = Path.home() / ".dlspark" / "sandbox"
 
@@ -83,7 +84,7 @@ def _known_state(directory: Path) -> SandboxState:
 
 def _start_detached(directory: Path, nodes: int, port: int, auto_recovery: bool) -> str:
     """Run `sandbox start` in a session of its own and wait for the URI it prints."""
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     log = directory / "sandbox.log"
     arguments = ["--dir", str(directory), "--nodes", str(nodes), "--port", str(port)]
     arguments += ["--auto-recovery"] if auto_recovery else []

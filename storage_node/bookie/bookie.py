@@ -228,6 +228,7 @@ class Bookie:
                 with needing_space(directory, NEW_DIRECTORY_BYTES):
                     self._disk.make_directory(f"{directory}/current")
                     self._locks.append(self._disk.lock(f"{directory}/{LOCK_NAME}"))
+                self._disk.close_to_others(f"{directory}/current")
             except NoSpaceError:
                 raise
             except BlockingIOError as error:

@@ -31,8 +31,6 @@ from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
 from storage_node.protocol.values import BatchReadRequest
 
-logger = logging.getLogger(__name__)
-
 ROOM_WAIT_S = 10.0
 """How long adds wait for memory before they are refused with ETOOMANYREQUESTS."""
 ROOM_RETRY_S = 0.05
@@ -209,13 +207,8 @@ class Connection:
         try:
             request = self._decode(frame)
             wait = self._handle(request)
-        except ProtocolError as error:
-            logger.warning("closing the connection to %s: %s", self.link.peer, error)
-            self.link.close()
-            return None
-        except Exception:  # the boundary: one peer's request must not stop the loop
-            logger.exception("closing the connection to %s", self.link.peer)
-            self.link.close()
+        except Exception as error:  # the boundary: one peer's request must not stop the loop
+            self._fail(error)
             return None
         if wait is None:
             self._blocked_until = None
@@ -294,9 +287,15 @@ class Connection:
         self._tasks.pop(task, None)
         self._reads.give()
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("closing the connection to %s", self.link.peer, exc_info=error)
-            self.link.close()
+            self._fail(error)
         self.flow.paid(cost)
+
+    def _fail(self, error: BaseException) -> None:
+        """Close the connection, and log why; with a traceback where that is not the peer's fault."""
+        lines, known = self.node.limits.lines, isinstance(error, ProtocolError)
+        level = logging.WARNING if known else logging.ERROR
+        lines.log(level, "closing the connection to %s: %s", self.link.peer, error, error=None if known else error)
+        self.link.close()
 
 
 def _too_late(request: m.AddRequest | m.WriteLacRequest) -> bytes:

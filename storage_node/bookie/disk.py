@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from metadata.private_files import DIRECTORY_MODE, FILE_MODE, close_to_others
 from storage_node.edge import Buffer, DiskFile
 
 logger = logging.getLogger(__name__)
@@ -166,10 +167,13 @@ class SystemDisk:
         parent = os.path.dirname(os.path.abspath(path))
         self.make_directory(parent)
         try:
-            os.mkdir(path)
+            os.mkdir(path, DIRECTORY_MODE)
         except FileExistsError:
             return
         self.sync_directory(parent)
+
+    def close_to_others(self, path: str) -> None:
+        close_to_others(path)
 
     def list_directory(self, path: str) -> list[str]:
         try:
@@ -181,12 +185,12 @@ class SystemDisk:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         if direct:
             try:
-                return SystemFile(path, os.open(path, flags | os.O_DIRECT, 0o644), True)
+                return SystemFile(path, os.open(path, flags | os.O_DIRECT, FILE_MODE), True)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 logger.warning("%s: the file system refuses direct writes, going through the page cache", path)
-        return SystemFile(path, os.open(path, flags, 0o644), False)
+        return SystemFile(path, os.open(path, flags, FILE_MODE), False)
 
     def read_file(self, path: str) -> bytes | None:
         try:
@@ -197,7 +201,7 @@ class SystemDisk:
 
     def write_file(self, path: str, data: bytes) -> None:
         temporary = f"{path}.new"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         try:
             view = memoryview(data)
             while view:
@@ -225,7 +229,7 @@ class SystemDisk:
             os.close(descriptor)
 
     def lock(self, path: str) -> DiskFile:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:

@@ -1,8 +1,9 @@
 """A small HTTP server for who looks at a node: probes of container platforms, Prometheus, an operator's browser.
 
 HTTP/1.1, GET and HEAD without bodies, one request a connection. Everything that a client may hold is bounded: the size
-of its request, the time that it takes to send it, the number of connections. What is shown is for whoever can connect;
-nothing can be changed through it.
+of its request, the time that it takes to send it, the number of connections. One connection too many breaks the oldest,
+so that whoever holds half requests open keeps no probe out. What is shown is for whoever can connect; nothing can be
+changed through it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class HttpServer:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """In the order in which they came."""
 
     @property
     def port(self) -> int:
@@ -73,11 +75,14 @@ class HttpServer:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
+            oldest = next(iter(self._tasks))
+            self._tasks.pop(oldest).transport.abort()
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = writer
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()

@@ -10,12 +10,16 @@ Turnstile  entries read from disk at a time; recovery's reads go first (wire spe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from metadata.errors import check
+from metadata.log_limit import LogLimit
 from storage_node.bookie.waiters import MAX_POLLS, PollLine
+
+logger = logging.getLogger(__name__)
 
 DISK_READS = 8
 """Entries read from disk at a time: twice what has a thread, so that what is urgent waits for few others."""
@@ -133,3 +137,5 @@ class Limits:
         self.polls = PollLine(MAX_POLLS)
         self.disk_reads = Turnstile()
         self.traffic = Traffic()
+        self.lines = LogLimit(logger)
+        """What peers can have logged."""

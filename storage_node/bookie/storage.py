@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+from metadata.log_limit import LogLimit
 from metadata.tasks import end_tasks
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.checkpoint import Checkpoint
@@ -92,6 +93,8 @@ class Storage:
         """Reads that the disk refused."""
         self.damaged = 0
         """Reads whose bytes failed their checksum."""
+        self._lines = LogLimit(logger)
+        """What is logged of entries that cannot be read, as often as anybody asks for them."""
         self._room_waiters: list[Callable[[], None]] = []
         self._stuck = asyncio.Event()
         """Something waits for space in a ledger directory."""
@@ -524,15 +527,15 @@ class Storage:
             record = await self._logs.read(log_id, at * ALIGN, size)
         except OSError as error:
             self.unreadable += 1
-            logger.error("entry %d of ledger %d cannot be read: %s", entry_id, ledger.ledger_id, error)
+            message = "entry %d of ledger %d cannot be read: %s"
+            self._lines.log(logging.ERROR, message, entry_id, ledger.ledger_id, error)
             return None
         body = read_record(record, ledger.ledger_id, entry_id)
         if body is None:
             self.damaged += 1
             path, offset = self._logs.paths[log_id], at * ALIGN
-            logger.error(
-                "entry %d of ledger %d is damaged in %s at offset %d", entry_id, ledger.ledger_id, path, offset
-            )
+            message = "entry %d of ledger %d is damaged in %s at offset %d"
+            self._lines.log(logging.ERROR, message, entry_id, ledger.ledger_id, path, offset)
         return body
 
 

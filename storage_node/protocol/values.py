@@ -7,7 +7,7 @@ will be refused), since the answer repeats it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 from storage_node.protocol.schema import Operation, Status
@@ -21,7 +21,7 @@ class AddRequest:
     txn_id: int
     ledger_id: int
     entry_id: int
-    master_key: bytes
+    master_key: bytes = field(repr=False)
     body: memoryview
     recovery: bool = False
     deferred_sync: bool = False
@@ -37,7 +37,7 @@ class ReadRequest:
     txn_id: int
     ledger_id: int
     entry_id: int
-    master_key: bytes | None = None
+    master_key: bytes | None = field(default=None, repr=False)
     fence: bool = False
     previous_lac: int | None = None
     timeout_ms: int | None = None
@@ -56,7 +56,7 @@ class BatchReadRequest:
     request_id: int
     max_count: int
     max_bytes: int
-    master_key: bytes | None = None
+    master_key: bytes | None = field(default=None, repr=False)
     fence: bool = False
     priority: int = 0
     version: int = 2
@@ -77,7 +77,7 @@ class WriteLacRequest:
     txn_id: int
     ledger_id: int
     lac: int
-    master_key: bytes
+    master_key: bytes = field(repr=False)
     body: memoryview
 
 

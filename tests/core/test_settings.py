@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pprint
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,10 @@ from dlspark.core.settings import Settings, describe_settings
 from dlspark.core.settings.page import settings_page
 from dlspark.core.settings.refused_keys import WITHOUT_MEANING
 from dlspark.core.settings.table import configuration_file
+from dlspark.core.writing.allocator import LedgerKind
 from dlspark.errors import CallerError, SettingsError
+from metadata.ledger_metadata import Ensemble, LedgerMetadata
+from storage_node.protocol.messages import AddRequest, ReadRequest, WriteLacRequest
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf" / "distributedlog.conf"
@@ -88,6 +92,33 @@ def test_what_cannot_be_honoured_is_refused_with_advice(key, value, message):
     base = Settings(long_poll_ms=2000)
     with pytest.raises(CallerError, match=message):
         base.with_values({key: value})
+
+
+SECRETS = {"digestPw", "zkAclId"}
+
+
+def test_secrets_are_known_in_one_place_and_shown_nowhere():
+    assert {info.key for info in describe_settings() if info.secret} == SECRETS
+    settings = Settings.from_mapping(dict.fromkeys(SECRETS, "hunter2"))
+    assert (settings.digest_password, settings.zk_acl_id) == ("hunter2", "hunter2")
+    shown = (repr(settings), str(settings), f"{settings}", pprint.pformat(settings), repr(Settings().with_values({})))
+    assert not any("hunter2" in text or "digest_password" in text for text in shown)
+    for key in SECRETS:
+        with pytest.raises(SettingsError) as caught:
+            Settings.from_mapping({key: 7031})
+        assert str(caught.value).startswith(f"the value of {key} is not text")
+        assert "7031" not in str(caught.value)
+        with pytest.raises(SettingsError) as caught:
+            Settings().for_log({key: "hunter2"})
+        assert "hunter2" not in str(caught.value)
+
+
+def test_what_is_made_of_a_ledgers_password_does_not_show_it():
+    ensemble = Ensemble(0, ("a:1", "b:1"))
+    metadata = LedgerMetadata(2, 2, 2, (ensemble,), password=b"hunter2")
+    requests = (AddRequest(1, 5, 0, b"hunter2", memoryview(b"")), ReadRequest(1, 5, 0, b"hunter2", True))
+    kinds = (LedgerKind(3, 3, 2, b"hunter2"), WriteLacRequest(1, 5, 0, b"hunter2", memoryview(b"")))
+    assert not [value for value in (metadata, *requests, *kinds) if "hunter2" in repr(value)]
 
 
 def test_the_environment_overrides_the_file(tmp_path):

@@ -28,6 +28,8 @@ class SettingInfo:
     choices: tuple[str, ...] = ()
     own: bool = False
     """Not one of Apache DistributedLog's keys."""
+    secret: bool = False
+    """Its value is shown nowhere: not by `repr`, and not in an error. This is the one place that says so."""
 
 
 def flag(
@@ -88,8 +90,9 @@ def text(
     per_log: bool = True,
     dynamic: bool = False,
     own: bool = False,
+    secret: bool = False,
 ) -> str:
     """A setting that is a text; one of `choices`, in any case, where there are any."""
-    info = SettingInfo(key, meaning, per_log, dynamic, choices=choices, own=own)
-    value: str = field(default=default, metadata={"info": info})
+    info = SettingInfo(key, meaning, per_log, dynamic, choices=choices, own=own, secret=secret)
+    value: str = field(default=default, repr=not secret, metadata={"info": info})
     return value

@@ -43,6 +43,7 @@ class LedgerKeys:
         "digestPw",
         "Password of the ledgers; writers and readers must agree on it",
         per_log=False,
+        secret=True,
     )
     read_timeout_s: int = number(
         10,

@@ -126,7 +126,8 @@ def convert(info: SettingInfo, key: str, value: Value) -> Value:
     else:
         converted = value if kind == "int" and isinstance(value, int) else None
     if converted is None:
-        raise SettingsError(f"{key}={value!r} is not {_WANTED[kind]}", advice=f"{key}: {info.meaning}")
+        said = f"the value of {key}" if info.secret else f"{key}={value!r}"
+        raise SettingsError(f"{said} is not {_WANTED[kind]}", advice=f"{key}: {info.meaning}")
     return converted
 
 

@@ -15,8 +15,10 @@ class ZooKeeperKeys:
     zk_acl_id: str = text(
         "",
         "zkAclId",
-        "Identity of the session: what it creates can be changed with the same one alone, and read by all; empty: none",
+        "Identity of the session, name and password in one: what it creates can be changed with the same one alone, "
+        "and read by all; it guards neither ledgers nor storage nodes; empty: none",
         per_log=False,
+        secret=True,
     )
     zk_session_timeout_s: int = number(
         30,

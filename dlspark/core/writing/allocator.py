@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
@@ -80,7 +80,7 @@ class LedgerKind:
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
-    password: bytes
+    password: bytes = field(repr=False)
 
 
 class LedgerAllocator:

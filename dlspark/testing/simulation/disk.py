@@ -230,6 +230,9 @@ class SimulatedDisk:
             raise FileNotFoundError(errno.ENOENT, "no such directory", folder)
         return directory, name
 
+    def close_to_others(self, path: str) -> None:
+        """Nobody else is there."""
+
     def make_directory(self, path: str) -> None:
         while path not in self._directories and path != "/":
             self._directories[path] = _Directory()

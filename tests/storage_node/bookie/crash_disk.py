@@ -99,6 +99,9 @@ class CrashDisk:
                 self.names[name] = inode
         self.calls.append(Call("name", names=changes, directory=changes[0][0].rpartition("/")[0]))
 
+    def close_to_others(self, path: str) -> None:
+        """Nobody else is there."""
+
     def make_directory(self, path: str) -> None:
         pass
 

@@ -165,6 +165,25 @@ async def test_clients_that_send_nothing_hold_a_bounded_number_of_places_and_not
         assert (await _get(server.port, "/heartbeat"))[0] == 200
 
 
+async def test_half_requests_keep_no_probe_out(cluster: Cluster) -> None:
+    bookie = await cluster.start()
+    async with shown(_enabled(cluster), bookie) as server:
+        assert server is not None
+        half = []
+        for _ in range(http_server.MAX_CONNECTIONS + 10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET /heartbeat HTTP/1.1\r\n")
+            half.append((reader, writer))
+        assert (await _get(server.port, "/heartbeat"))[0] == 200, "while all of them are open"
+        for reader, _ in half[:11]:
+            assert await _ended(reader), "the oldest made room"
+        reader, writer = half[-1]
+        writer.write(b"\r\n")
+        assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 200"), "the newest is still served"
+        for _, writer in half:
+            writer.close()
+
+
 async def _ended(reader: asyncio.StreamReader) -> bool:
     try:
         return await asyncio.wait_for(reader.read(), 20) == b""
