@@ -24,7 +24,14 @@ from metadata.errors import (
 )
 from metadata.ledgers import Versioned
 from metadata.locks import LockingError, OwnershipAcquireFailedError, sequence_of
-from metadata.log_names import LogExistsError, LogNotFoundError, LogPaths, log_not_found, validate_new_name
+from metadata.log_names import (
+    LogExistsError,
+    LogNotFoundError,
+    LogPaths,
+    log_not_found,
+    validate_folder,
+    validate_new_name,
+)
 from metadata.logs import LogStore
 from metadata.paths import ancestors, check_request, name_of
 from metadata.places import Place
@@ -190,16 +197,16 @@ class LogAdmin:
 
     async def names(self, prefix: str = "") -> list[str]:
         """Full names of all logs, nested ones included, or of those below `prefix`, sorted."""
-        if prefix.strip("/"):
+        start = validate_folder(prefix)
+        if start:
             try:
-                folders = [(await self._logs.located(prefix)).root]
+                folders = [(await self._logs.located(start)).root]
             except LogNotFoundError:
                 return []
         else:
             folders = await self._logs.places.folders()
         await repeat(self._store, lambda: self._store.sync(self._logs.namespace_path))
         room = asyncio.Semaphore(MAX_LISTINGS)
-        start = prefix.strip("/")
         found = await asyncio.gather(*(self._walk(folder, start, room) for folder in folders))
         return sorted({name for part in found for name in part})
 
@@ -208,7 +215,7 @@ class LogAdmin:
 
         Raises InvalidLogNameError, DuplicateLogError.
         """
-        start = prefix.strip("/")
+        start = validate_folder(prefix)
         room = asyncio.Semaphore(MAX_LISTINGS)
 
         async def look(name: str) -> Below | None:

@@ -102,19 +102,36 @@ class LogState(LogEnd):
 
 
 def validate_name(name: str) -> str:
-    """The name without a leading slash. Raises InvalidLogNameError."""
-    plain = name.removeprefix("/")
-    if name.startswith(RESERVED) or plain.startswith(RESERVED):
+    """The name, if it can be a log's. Raises InvalidLogNameError.
+
+    A leading slash is refused here, and so everywhere: with two spellings of one name, whoever keeps something by name
+    (offsets, locks, the parts of a batch) would take one log for two.
+    """
+    if name.startswith("/"):
+        plain = name.lstrip("/")
+        raise _bad_name(
+            name, "it begins with a slash", f"A name is not a path: write {plain!r}" if plain else "Give a name"
+        )
+    if name.startswith(RESERVED):
         raise _bad_name(name, "names beginning with '.' or '<' are reserved")
-    if not plain:
+    if not name:
         raise _bad_name(name, "it is empty")
-    if any(character in plain for character in "<> "):
+    if any(character in name for character in "<> "):
         raise _bad_name(name, "'<', '>' and spaces are not allowed")
     try:
-        check_path(f"/{plain}")
+        check_path(f"/{name}")
     except CallerError as error:
         raise _bad_name(name, error.message.partition(": ")[2] or error.message) from error
-    return plain
+    return name
+
+
+def validate_folder(prefix: str) -> str:
+    """The folder that names of logs begin with, without the slash behind it; "" is the namespace itself.
+
+    Raises as `validate_name`.
+    """
+    folder = prefix if prefix == "/" else prefix.removesuffix("/")
+    return validate_name(folder) if folder else folder
 
 
 def validate_new_name(name: str, partition: str) -> str:
@@ -128,8 +145,8 @@ def validate_new_name(name: str, partition: str) -> str:
     return plain
 
 
-def _bad_name(name: str, why: str) -> InvalidLogNameError:
-    return InvalidLogNameError(f"invalid log name {name!r}: {why}", advice="Choose another name")
+def _bad_name(name: str, why: str, advice: str = "Choose another name") -> InvalidLogNameError:
+    return InvalidLogNameError(f"invalid log name {name!r}: {why}", advice=advice)
 
 
 def log_not_found(name: str, path: str | None) -> LogNotFoundError:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from metadata.errors import MetadataUnavailableError, NoNodeError, OutcomeUnknownError
+from metadata.log_names import validate_folder
 from metadata.logs import LogStore
 from metadata.paths import join
 from metadata.retry import REPEAT_TIMEOUT_MS, reconnected, repeat
@@ -100,7 +101,7 @@ async def watch_logs(logs: LogStore, prefix: str = "", *, existing: bool = False
     What comes and goes again between two looks may not be told. A lost connection or session is waited for; what
     changed meanwhile is told then.
     """
-    lists = _Lists(logs, logs.validate_name(prefix) if prefix.strip("/") else "")
+    lists = _Lists(logs, validate_folder(prefix))
     forget_session = logs.store.on_session(lists.session_changed)
     try:
         async with aclosing(_changes(lists, frozenset() if existing else None)) as changes:

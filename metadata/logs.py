@@ -44,6 +44,7 @@ from metadata.log_names import (
     LogPaths,
     LogState,
     log_not_found,
+    validate_folder,
     validate_name,
     validate_new_name,
 )
@@ -152,7 +153,7 @@ class LogStore:
 
     @staticmethod
     def validate_name(name: str) -> str:
-        """The name without a leading slash. Raises InvalidLogNameError."""
+        """The name, if it can be a log's. Raises InvalidLogNameError."""
         return validate_name(name)
 
     def paths(self, name: str) -> LogPaths:
@@ -199,9 +200,9 @@ class LogStore:
 
         A name with an inner slash shows as its first component. Raises DuplicateLogError.
         """
-        if prefix.strip("/"):
+        if folder := validate_folder(prefix):
             try:
-                folders = [(await self.located(prefix)).root]
+                folders = [(await self.located(folder)).root]
             except LogNotFoundError:
                 return []
         else:

@@ -232,6 +232,7 @@ def spark_session(uri: str, work: Path) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
         .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.python.daemon.module", "dlspark.spark.worker_daemon")
         .config("spark.sql.streaming.checkpointFileManagerClass", checkpoints)
         .getOrCreate()
     )

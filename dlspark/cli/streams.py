@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 import time
 from collections import deque
@@ -81,7 +82,7 @@ def parse_start(text: str) -> DLSN | int | str:
     """A position as `open_reader` takes it. Raises CallerError."""
     if text in (EARLIEST, LATEST):
         return text
-    if text.isdigit():
+    if re.fullmatch("[0-9]{1,19}", text):
         return int(text)
     if text.count(":") == 2 and "T" not in text:
         return DLSN.parse(text)

@@ -25,7 +25,9 @@ from dlspark.spark.connection import defaults_among, resolve_uri, session_defaul
 from dlspark.spark.metadata_tables.registry import OPTION as METADATA
 from dlspark.spark.metadata_tables.registry import refuse_stream, requested, table_named
 from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.plain_errors import in_worker, plainly_told
 from dlspark.spark.source.schema import SCHEMA
+from metadata.errors import DistributedLogError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 _PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
+@plainly_told
 class DistributedLogDataSource(DataSource):
     """Format `distributedlog`: batch and streaming, reading and writing."""
 
@@ -71,10 +74,15 @@ class DistributedLogDataSource(DataSource):
         return batch_reader(options, schema, filters=filters)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from dlspark.spark.source.stream import stream_reader
+        from dlspark.spark.source.stream import RefusedStream, stream_reader
 
-        refuse_stream(Options(unpacked(self.options, Scope.SOURCE_STREAM), Scope.ANY))
-        return stream_reader(self._settled(Scope.SOURCE_STREAM), schema)
+        try:
+            refuse_stream(Options(unpacked(self.options, Scope.SOURCE_STREAM), Scope.ANY))
+            return stream_reader(self._settled(Scope.SOURCE_STREAM), schema)
+        except DistributedLogError as error:
+            if in_worker():
+                return RefusedStream(error)
+            raise
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from dlspark.spark.sink.writer import batch_writer

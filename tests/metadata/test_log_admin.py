@@ -101,10 +101,10 @@ async def test_a_name_that_is_taken_or_cannot_be_is_refused(logs: LogStore, admi
     await logs.create("taken")
     with pytest.raises(LogExistsError, match="taken"):
         await admin.rename("old", "taken")
-    for bad in (".hidden", "a b", "x/.y"):
+    for bad in (".hidden", "a b", "x/.y", "/new"):
         with pytest.raises(InvalidLogNameError):
             await admin.rename("old", bad)
-    for inside in ("old", "/old", "old/deeper"):
+    for inside in ("old", "old/deeper"):
         with pytest.raises(CallerError, match="into itself"):
             await admin.rename("old", inside)
     with pytest.raises(LogNotFoundError):

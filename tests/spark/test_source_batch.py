@@ -244,7 +244,12 @@ def test_mistakes_are_told_before_any_task_runs(spark: SparkSession, three_segme
     both = {"startingOffsets": "earliest", "startingTimestamp": "5"}
     cases: list[tuple[dict[str, object], str | None, list[str]]] = [
         ({}, missing, ["LogNotFoundError", missing, "dlspark log create"]),
-        ({"subscribePattern": "nothing-.*-here"}, None, ["No log matches subscribePattern"]),
+        (
+            {"subscribePattern": "nothing-.*-here"},
+            None,
+            ["No log outside of all folders", "not in those below"],
+        ),
+        ({"subscribePattern": "nowhere/.*"}, None, ["No log in folder 'nowhere' matches subscribePattern"]),
         ({"startingOfsets": "latest"}, three_segments, ["Unknown option", "startingOffsets"]),
         (both, three_segments, ["startingOffsets and startingTimestamp contradict"]),
         ({"subscribe": "x"}, three_segments, ["named 2 ways"]),

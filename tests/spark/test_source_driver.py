@@ -542,3 +542,19 @@ async def test_a_lag_that_nobody_can_tell_costs_a_query_a_warning_and_not_its_li
         await world.stop_node(0)
     assert await driver.lags(Offsets({name: DLSN(2, 1, 0)})) == {name: None}
     assert "cannot be told" in caplog.text
+
+
+async def test_a_pattern_that_matches_nothing_is_told_where_was_looked_and_which_folders_there_are(
+    world: World,
+) -> None:
+    for name in ("team/raw/a", "team/b", "other"):
+        await world.create(name)
+    driver = await world.driver(subscribePattern="fl.*")
+    assert not await driver.views()
+    outside = str(await driver.nothing_matches())
+    assert "No log outside of all folders matches subscribePattern 'fl.*'; folders there: team; nothing" in outside
+    assert "folder a/b for a/b/c-.*" in outside
+    below = str(await (await world.driver(subscribePattern="team/fl.*")).nothing_matches())
+    assert "No log in folder 'team' matches subscribePattern 'team/fl.*'; folders there: raw;" in below
+    nowhere = str(await (await world.driver(subscribePattern="gone/.*")).nothing_matches())
+    assert "No log in folder 'gone' matches subscribePattern 'gone/.*'; nothing was read" in nowhere

@@ -76,6 +76,8 @@ def test_no_logs_yet_is_an_offset_too() -> None:
         ({"v": 1, "logs": {}, "begin": {"a": "3"}}, "is not a position"),
         ({"v": 1, "logs": {}, "begin": None}, "has no positions"),
         ({"v": 1, "logs": {"a": "1:0:99999999999999999999"}}, "is not a position"),
+        ({"v": 1, "logs": {"a": "1" * 5_000 + ":0:0"}}, r"is not a position"),
+        ({"v": 1, "logs": {}, "ledgers": {"a": "3:" + "7" * 5_000}}, "is not a segment with its ledger"),
     ],
 )
 def test_a_checkpoint_with_something_else_is_an_error(stored: object, says: str) -> None:
@@ -121,12 +123,17 @@ def test_places_are_bounds_or_positions_by_log() -> None:
         ('{"v": 1, "logs": {"a": "1:2"}}', "log a: '1:2' is not a position"),
         ('{"a": "1:0:0", "a": "2:0:0"}', "named twice"),
         ('{"a": "١:0:0"}', "is not a position"),
+        ('{"a": "%s:0:0"}' % ("1" * 5_000), "is not a position"),
+        ('{"a": %s}' % ("1" * 5_000), "a number has 5,000 digits"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": ' * 100_000, "nested too deeply"),
     ],
 )
 def test_malformed_places_are_errors_that_name_the_option(text: str, says: str) -> None:
     with pytest.raises(OffsetError, match=says) as caught:
         parse_places("startingOffsets", text)
     assert "startingOffsets" in str(caught.value)
+    assert len(str(caught.value)) < 500
     assert caught.value.advice
 
 
@@ -188,12 +195,36 @@ def test_logs_are_selected_by_path_by_list_or_by_pattern() -> None:
         ({"path": "a", "startingOffsets": '{"a": "2:0:0"}', "endingOffsets": '{"a": "1:0:0"}'}, "lies after"),
         ({"subscribe": "a,b", "startingOffsets": '{"a": "2:0:0"}'}, "no position for b"),
         ({"path": "a", "startingOffsets": '{"a": "2:0:0", "b": "1:0:0"}'}, "position for b"),
+        ({"assign": "[" * 100_000}, "Option assign is not JSON.*nested too deeply"),
+        ({"assign": "[" + "1" * 5_000 + "]"}, "Option assign is not JSON.*5,000 digits"),
+        ({"path": "a", "startingOffsetsByTimestamp": '{"a": "%s"}' % ("1" * 5_000)}, "log a.*beyond every transaction"),
+        ({"path": "a", "startingOffsetsByTransactionId": '{"a": "%s"}' % ("1" * 5_000)}, "log a.*integer from 0 to"),
+        ({"subscribePattern": "(" * 5_000 + ")" * 5_000}, "subscribePattern is not a regular expression"),
     ],
 )
 def test_contradictions_are_errors(raw: dict[str, str], says: str) -> None:
     with pytest.raises(OptionError, match=says) as caught:
         query(**raw)
     assert caught.value.advice
+
+
+@pytest.mark.parametrize("named", [{"path": "a"}, {"log": "a"}, {"subscribe": "a"}, {"assign": '["a"]'}])
+@pytest.mark.parametrize("scope", [Scope.SOURCE_BATCH, Scope.SOURCE_STREAM])
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("startingOffsets", '{"a": "earliest", "b": "earliest"}'),
+        ("startingOffsets", '{"a": "1:0:0", "b": "1:0:0"}'),
+        ("startingOffsets", '{"v": 1, "logs": {"a": "1:0:0", "b": "1:0:0"}}'),
+        ("startingOffsetsByTimestamp", '{"a": 1, "b": 2}'),
+        ("startingOffsetsByTransactionId", '{"a": 1, "b": 2}'),
+    ],
+)
+def test_a_place_in_a_log_that_is_not_read_is_refused_by_name(
+    named: dict[str, str], scope: Scope, option: str, text: str
+) -> None:
+    with pytest.raises(OffsetError, match=f"Option {option} has a position for b, which the query does not read"):
+        query(scope, **named, **{option: text})
 
 
 @pytest.mark.parametrize("name", ["<x>", "", " ", "a\0b"])

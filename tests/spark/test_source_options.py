@@ -65,6 +65,12 @@ def test_an_option_far_from_all_others_lists_them() -> None:
         ({"startingTimestamp": "yesterday"}, "neither epoch milliseconds nor an ISO-8601"),
         ({"startingTimestamp": "2013-02-30"}, "neither epoch milliseconds nor an ISO-8601"),
         ({"endingTimestamp": "-5"}, "must not lie before 1970"),
+        ({"endingTimestamp": "-" + "9" * 5_000}, "must not lie before 1970"),
+        ({"startingTimestamp": "100000000000000000000"}, "lies beyond every transaction id"),
+        ({"startingTimestamp": str(1 << 63)}, "lies beyond every transaction id"),
+        ({"startingTimestamp": "9" * 5_000}, r"lies beyond every transaction id .*5,002 characters"),
+        ({"minPartitions": "9" * 5_000}, r"integer from 1 .*5,002 characters"),
+        ({"failOnDataLoss": "x" * 5_000}, r"5,002 characters"),
         ({"paths": '["a","b"]'}, "several paths"),
     ],
 )

@@ -44,6 +44,7 @@ from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import SourceQuery
 from metadata.errors import CallerError, DistributedLogError, InvariantViolation
 from metadata.log_admin import Below, LogAdmin
+from metadata.log_names import validate_name
 from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError
 from metadata.permissions import Action
 
@@ -178,6 +179,7 @@ class Catalog:
             try:
                 self._namespace.logs_store.validate_name(folder)
             except InvalidLogNameError:
+                _check_slash(folder)
                 raise _Named("no_such_namespace") from None
         return folder
 
@@ -224,6 +226,7 @@ class Catalog:
         """`flights.segments`, `bookies`: what the namespace says of itself."""
         table, log = await self._find_metadata_table(request)
         if table is None:
+            _check_slash(self._log(request))
             raise _Named("no_such_table")
         if "version" in request or "timestamp_us" in request:
             raise OptionError(
@@ -344,6 +347,7 @@ class Catalog:
             if await self._namespace.log_exists(log):
                 return log
         except InvalidLogNameError:
+            _check_slash(log)
             raise _Named("no_such_table") from None
         table, _ = await self._find_metadata_table(request)
         if table is None:
@@ -352,6 +356,12 @@ class Catalog:
             f"{table.name} is a metadata table: it can only be read; nothing was changed",
             advice="Name a log",
         )
+
+
+def _check_slash(name: str) -> None:
+    """Other names that no log can have are names of nothing to SQL; of this one it is said how it is meant."""
+    if name.startswith("/"):
+        validate_name(name)
 
 
 async def _about_rows(operation: str, request: Json, connect: Connect) -> object:

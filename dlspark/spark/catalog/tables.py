@@ -74,7 +74,7 @@ class TableProperties:
             return cls()
         try:
             stored: object = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return cls(foreign=True)
         if not isinstance(stored, dict):
             return cls(foreign=True)

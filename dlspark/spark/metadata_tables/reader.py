@@ -23,6 +23,7 @@ from dlspark.spark.metadata_tables.registry import BOOKIES, CURSORS, LEDGERS, LO
 from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.options.client_settings import namespace_settings
 from dlspark.spark.options.registry import Options
+from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import Selection, selection_of
@@ -64,6 +65,7 @@ def table_reader(table: MetadataTable, options: Options, schema: StructType, *, 
     return kind(table, options.uri, selection, names, options.passed_on())
 
 
+@plainly_told
 class TableReader(DataSourceReader):
     """Asks on the driver, hands on in the task; pickled in between."""
 
@@ -98,6 +100,7 @@ class TableReader(DataSourceReader):
             yield from stream
 
 
+@plainly_told
 class FilteringTableReader(TableReader):
     """A reader that asks only for the logs that the query's filters leave."""
 

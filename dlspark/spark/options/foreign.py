@@ -27,6 +27,11 @@ _TASK_READS = "Tasks read storage nodes ahead by themselves; there is nothing to
 _RECEIVERS = "Readers never lock or evict each other"
 _SCHEMA = "A record's value is bytes: decode it with from_json, from_avro or cast"
 _RETENTION = "How long records are kept is a setting of the namespace or the log: logSegmentRetentionHours"
+_AS_OF = (
+    "An older version of a log is read as a table: SELECT * FROM dlog.flights VERSION AS OF '3:1200:7' or TIMESTAMP AS "
+    'OF, or spark.read.option(...).table("dlog.flights") (docs/sql.md). Elsewhere endingOffsets, endingTimestamp or '
+    "endingTransactionId end a batch"
+)
 _EXACT = "The sink is always exactly-once"
 
 ELSEWHERE: dict[str, str] = {
@@ -78,6 +83,8 @@ ELSEWHERE: dict[str, str] = {
     "startingversion": _PLACES,
     "endingversion": _PLACES,
     "maxfilespertrigger": _LIMIT,
+    "versionasof": _AS_OF,
+    "timestampasof": _AS_OF,
 }
 """By the name in lower case."""
 

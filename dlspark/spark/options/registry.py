@@ -24,6 +24,7 @@ from dlspark.spark.options.values import (
     parse_instant,
     parse_long,
     parse_text,
+    shown,
 )
 from metadata.errors import check
 
@@ -495,8 +496,9 @@ def _known(name: str) -> Option:
     if instead is not None:
         raise OptionError(f"Option {name!r} is another connector's", advice=instead)
     near = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.6)
-    hint = f"Did you mean {_BY_NAME[near[0]].name}? " if near else ""
-    raise OptionError(
-        f"Unknown option {name!r}",
-        advice=f"{hint}Known options: {', '.join(option.name for option in OPTIONS)}",
+    advice = (
+        f"Did you mean {_BY_NAME[near[0]].name}? All options are in docs/spark-options.md"
+        if near
+        else f"Known options: {', '.join(option.name for option in OPTIONS)}"
     )
+    raise OptionError(f"Unknown option {shown(name)}", advice=advice)

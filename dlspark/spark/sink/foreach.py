@@ -27,10 +27,12 @@ from pyspark.sql.types import BinaryType, BooleanType, DataType, LongType, Strin
 from dlspark.spark.connection import defaults_among, resolve_uri, session_defaults
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.routing import routing_of
 from dlspark.spark.sink.schema import SinkColumns, columns_of
 from metadata.errors import CallerError, DistributedLogError
+from metadata.logs import LogStore
 from metadata.sinks import job_sink
 from storage_node.edge import SystemClock
 
@@ -44,6 +46,7 @@ _NEVER_HERE = ("failOnDataLoss",)
 _ARROW_TYPES = {"transaction_id": pa.int64(), "log": pa.string()}
 
 
+@plainly_told
 class ForeachLogWriter:
     """For `writeStream.foreach(ForeachLogWriter("flights"))`: rows with a column `value`, at least once.
 
@@ -78,7 +81,8 @@ class ForeachLogWriter:
         raw = given if log is None else {**given, "log": log}
         checked = Options(raw, Scope.SINK_STREAM, session_defaults(os.environ, _session_confs()))
         self._options = checked.with_uri(resolve_uri(checked))
-        routing_of(self._options)
+        if routing_of(self._options) is None and (one_log := checked.one_log()) is not None:
+            LogStore.validate_name(one_log)
         self._limits = _Limits(group_rows, group_bytes, min(group_ms / 1000, threading.TIMEOUT_MAX))
         self._task: _Task | None = None
 

@@ -64,7 +64,7 @@ def columns_of(schema: StructType, one_log: str | None, routing: Routing | None 
         route = route_of(routing, schema.fields, places["value"])
         return SinkColumns(places["value"], places.get("transaction_id"), None, None, route)
     if one_log is not None:
-        one_log = LogStore.validate_name(one_log)
+        LogStore.validate_name(one_log)
     elif "log" not in places:
         raise SchemaError(
             "No log to write to: there is neither an option or path that names one, nor a column log",
@@ -230,12 +230,10 @@ def _refuse_nulls(column: pa.Array, name: str, task: str, mend: str) -> None:
 
 def _check_name(log: str, task: str) -> None:
     try:
-        # Two spellings of one name would be two logs to the batch and one to the namespace.
-        why = None if LogStore.validate_name(log) == log else "a name has no leading slash"
+        LogStore.validate_name(log)
     except InvalidLogNameError as error:
-        why = error.message
-    if why is not None:
         raise BatchRefusedError(
-            f"Column log in {task} holds {log!r}, which cannot name a log: {why}; nothing of the batch is visible",
-            advice="Correct the column's values",
-        )
+            f"Column log in {task} holds {log!r}, which cannot name a log: {error.message}; nothing of the batch is "
+            "visible",
+            advice=error.advice,
+        ) from None

@@ -27,6 +27,7 @@ from pyspark.sql.datasource import (
 
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.registry import Options
+from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.sink.messages import JobId, SinkMessage
 from dlspark.spark.sink.routing import routing_of
 from dlspark.spark.sink.schema import SinkColumns, columns_of
@@ -72,6 +73,7 @@ def stream_writer(options: Options, schema: StructType, overwrite: bool) -> Data
     return StreamWriter(options, schema, uuid.uuid4().hex)
 
 
+@plainly_told
 class BatchWriter(DataSourceArrowWriter):
     """One batch write. Picklable: the tasks and the commit get copies."""
 
@@ -99,6 +101,7 @@ class BatchWriter(DataSourceArrowWriter):
         abort_jobs(self._options, {self._job, *(message.job for message in _sink_messages(messages))})
 
 
+@plainly_told
 class StreamWriter(DataSourceStreamArrowWriter):
     """One micro-batch; the sink is the query, whose id only the tasks can see."""
 

@@ -10,8 +10,8 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from dlspark.core.runtime import Runtime
-from dlspark.spark.errors import OptionError
 from dlspark.spark.options.registry import Options
+from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.schema import column_names
@@ -35,6 +35,7 @@ def batch_reader(
     return BatchReader(query, names, bounds, take)
 
 
+@plainly_told
 class BatchReader(DataSourceReader):
     """Plans on the driver, reads in tasks; pickled in between."""
 
@@ -65,10 +66,7 @@ class BatchReader(DataSourceReader):
             await driver.open()
             found = await driver.required_views()
             if not found:
-                raise OptionError(
-                    f"No log matches subscribePattern {self._query.selection.pattern!r}; nothing was read",
-                    advice="The pattern must match whole names; `dlspark log list` shows them",
-                )
+                raise await driver.nothing_matches()
             start = await driver.resolve(self._query.start)
             end = await driver.resolve(self._query.end, ending=True)
             planned = await driver.plan(start, end, self._bounds, self._take)
@@ -77,6 +75,7 @@ class BatchReader(DataSourceReader):
             await driver.close()
 
 
+@plainly_told
 class FilteringBatchReader(BatchReader):
     """A reader that also takes filters."""
 

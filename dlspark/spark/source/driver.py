@@ -24,6 +24,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
 from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.options.client_settings import namespace_settings
+from dlspark.spark.options.values import shown
 from dlspark.spark.source.arrivals import Arrivals, logs_in
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.cursors import Cursors
@@ -37,6 +38,7 @@ from dlspark.spark.source.planning import Partition, Span, clip, cut, partitions
 from dlspark.spark.source.selection import AtTxid, Everywhere, PerLog, SourceQuery, Where
 from dlspark.spark.source.serving import check_served
 from metadata.errors import DistributedLogError, NoNodeError
+from metadata.log_admin import LogAdmin
 from metadata.logs import LogNotFoundError
 from metadata.tasks import end_tasks
 from storage_node.client import ClientSettings
@@ -46,6 +48,9 @@ LAG_S = 2.0
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+MAX_NAMED = 10
+"""How many names an error lists."""
 
 BUSY_PAUSE_S = 0.05
 """While a batch is too small, how long at least until it is counted again."""
@@ -138,6 +143,20 @@ class SourceDriver:
                 log=missing[0],
             )
         return found
+
+    async def nothing_matches(self) -> OptionError:
+        """The error for a pattern that no log matches: it says where was looked, and what else is there."""
+        selection = self.query.selection
+        below = await LogAdmin(self._opened().logs_store).below(selection.folder)
+        folders = [one.name for one in below if one.is_folder]
+        where = f"in folder {selection.folder!r}" if selection.folder else "outside of all folders"
+        there = f"; folders there: {', '.join(folders[:MAX_NAMED])}{', ...' * (len(folders) > MAX_NAMED)}"
+        return OptionError(
+            f"No log {where} matches subscribePattern {shown(selection.pattern)}{there if folders else ''}; "
+            "nothing was read",
+            advice="The pattern must match whole names, and logs are looked for in the one folder that it begins with "
+            "(folder a/b for a/b/c-.*), not in those below; `dlspark log list -r` shows all names",
+        )
 
     def _opened(self) -> AsyncNamespace:
         if self._namespace is None:

@@ -15,7 +15,7 @@ second one makes up for Spark, which keeps the end of the first batch but not it
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,11 +23,13 @@ from typing import NamedTuple, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError
+from dlspark.spark.options.values import parse_json, shown
 
 VERSION = 1
 BEHIND = "behind"
 """Beside the positions in a query's progress (`latestOffset`): the lag of each log that is not read to its end."""
 _MAX_LONG = (1 << 63) - 1
+_DIGITS = re.compile("[0-9]{1,19}")
 
 StoredOffset: TypeAlias = dict[str, object]
 
@@ -103,15 +105,15 @@ class Offsets(Mapping[str, DLSN]):
     def from_stored(cls, stored: object, where: str = "The offset in the checkpoint") -> Offsets:
         """Read back what `stored` wrote; OffsetError if `where` (the checkpoint) holds something else."""
         if not isinstance(stored, Mapping) or not {"v", "logs"} <= set(stored) <= {"v", "logs", "ledgers", "begin"}:
-            raise OffsetError(f"{where} is not one of this source's: {stored!r}", advice=_CHECKPOINT_ADVICE)
+            raise OffsetError(f"{where} is not one of this source's: {shown(stored)}", advice=_CHECKPOINT_ADVICE)
         if stored["v"] != VERSION:
             raise OffsetError(
-                f"{where} has version {stored['v']!r}; this release reads version {VERSION}",
+                f"{where} has version {shown(stored['v'])}; this release reads version {VERSION}",
                 advice="Run the query with the release that wrote the checkpoint, or a later one",
             )
         parts = {name: stored[name] for name in ("logs", "ledgers", "begin") if name in stored}
         if not all(isinstance(part, Mapping) for part in parts.values()):
-            raise OffsetError(f"{where} has no positions: {stored!r}", advice=_CHECKPOINT_ADVICE)
+            raise OffsetError(f"{where} has no positions: {shown(stored)}", advice=_CHECKPOINT_ADVICE)
         logs, ledgers, begin = (parts.get(name) for name in ("logs", "ledgers", "begin"))
         return cls(
             _positions(logs, where) or {},
@@ -131,12 +133,10 @@ def _positions(texts: Mapping[str, object] | None, where: str) -> dict[str, DLSN
 
 
 def _mark(text: object, where: str) -> Mark:
-    parts = text.split(":") if isinstance(text, str) else []
-    if len(parts) == 2 and all(part.isascii() and part.isdigit() for part in parts):
-        lssn, ledger_id = (int(part) for part in parts)
-        if lssn >= 1 and max(lssn, ledger_id) <= _MAX_LONG:
-            return Mark(lssn, ledger_id)
-    raise OffsetError(f'{where}: {text!r} is not a segment with its ledger ("3:17")', advice=_CHECKPOINT_ADVICE)
+    numbers = _numbers(text, 2)
+    if numbers is not None:
+        return Mark(*numbers)
+    raise OffsetError(f'{where}: {shown(text)} is not a segment with its ledger ("3:17")', advice=_CHECKPOINT_ADVICE)
 
 
 _CHECKPOINT_ADVICE = "Does the checkpoint belong to another query? Restore it, or start with a new checkpoint location"
@@ -151,7 +151,7 @@ def parse_places(option: str, text: str) -> Bound | tuple[dict[str, Place], dict
     word = text.strip().lower()
     if word in _WORDS:
         return _WORDS[word]
-    value = parse_by_log(option, text, f"neither earliest, latest nor JSON: {text!r}", _EXAMPLE)
+    value = parse_by_log(option, text, f"neither earliest, latest nor JSON: {shown(text)}", _EXAMPLE)
     if {"v", "logs"} <= set(value) and value["v"] == VERSION:
         stored = {part: item for part, item in value.items() if part != BEHIND}
         offsets = Offsets.from_stored(stored, f"Option {option}")
@@ -166,12 +166,12 @@ def parse_by_log(option: str, text: str, not_json: str, example: str) -> dict[st
     """An option's JSON object with something for each log; OffsetError if it is none, or names a log twice."""
     advice = f"Write for example {example}"
     try:
-        value: object = json.loads(text, object_pairs_hook=_without_duplicates)
+        value = parse_json(text, _without_duplicates)
     except ValueError as error:
         raise OffsetError(f"Option {option} is {not_json} ({error})", advice=advice) from None
     if not isinstance(value, dict) or not value:
         raise OffsetError(
-            f"Option {option} must be a JSON object with an item for each log, not {text!r}", advice=advice
+            f"Option {option} must be a JSON object with an item for each log, not {shown(text)}", advice=advice
         )
     return value
 
@@ -180,7 +180,7 @@ def check_one(option: str, log: str, item: object, example: str) -> None:
     """A Kafka user would give an object of partitions here."""
     if isinstance(item, dict):
         raise OffsetError(
-            f"Option {option}, log {log}: {item!r} is not one place; a log has no partitions",
+            f"Option {option}, log {log}: {shown(item)} is not one place; a log has no partitions",
             advice=f"Write for example {example}",
         )
 
@@ -196,15 +196,22 @@ def _place(option: str, log: str, place: object) -> Place:
 
 def parse_dlsn(text: object, where: str) -> DLSN:
     """A position `segment:entry:slot`; OffsetError, naming `where` it stands, if it is none."""
-    parts = text.split(":") if isinstance(text, str) else []
-    if len(parts) == 3 and all(part.isascii() and part.isdigit() for part in parts):
-        lssn, entry_id, slot_id = (int(part) for part in parts)
-        if lssn >= 1 and max(lssn, entry_id, slot_id) <= _MAX_LONG:
-            return DLSN(lssn, entry_id, slot_id)
+    numbers = _numbers(text, 3)
+    if numbers is not None:
+        return DLSN(*numbers)
     raise OffsetError(
-        f"{where}: {text!r} is not a position",
+        f"{where}: {shown(text)} is not a position",
         advice='A position is "segment:entry:slot", for example "3:1200:0"; segments count from 1, the others from 0',
     )
+
+
+def _numbers(text: object, count: int) -> list[int] | None:
+    """The numbers of `a:b` or `a:b:c`, of which the first is a segment's; None for anything else."""
+    parts = text.split(":") if isinstance(text, str) else []
+    if len(parts) != count or not all(_DIGITS.fullmatch(part) for part in parts):
+        return None
+    numbers = [int(part) for part in parts]
+    return numbers if numbers[0] >= 1 and max(numbers) <= _MAX_LONG else None
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +10,10 @@ from typing import TypeAlias
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.options.values import parse_instant, parse_long
+from dlspark.spark.options.values import parse_instant, parse_json, parse_long, shown
 from dlspark.spark.source.limits import Limits
 from dlspark.spark.source.offsets import Bound, Mark, Place, check_one, parse_by_log, parse_places
-from metadata.logs import LogStore
+from metadata.logs import InvalidLogNameError, LogStore
 
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STRATEGIES = ("error", "latest")
@@ -210,11 +209,11 @@ def selection_of(options: Options) -> Selection:
 def _assigned(text: str) -> list[str]:
     advice = 'Write for example ["flights", "alerts"]; a log has no partitions to choose from'
     try:
-        names: object = json.loads(text)
+        names = parse_json(text)
     except ValueError as error:
-        raise OptionError(f"Option assign is not JSON: {text!r} ({error})", advice=advice) from None
+        raise OptionError(f"Option assign is not JSON: {shown(text)} ({error})", advice=advice) from None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise OptionError(f"Option assign must be a JSON list of names, not {text!r}", advice=advice)
+        raise OptionError(f"Option assign must be a JSON list of names, not {shown(text)}", advice=advice)
     return names
 
 
@@ -242,11 +241,16 @@ def _has_alternatives(pattern: str) -> bool:
 
 
 def _checked_pattern(pattern: str) -> str:
+    if pattern.lstrip("^").startswith("/"):
+        raise OptionError(
+            f"Option subscribePattern begins with a slash, and no name does: {pattern!r}; nothing would ever match",
+            advice=f"Names are no paths: write {pattern.lstrip('^/')!r}",
+        )
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise OptionError(
-            f"Option subscribePattern is not a regular expression: {pattern!r} ({error})",
+            f"Option subscribePattern is not a regular expression: {shown(pattern)} ({error})",
             advice="Correct it; it must match whole names, for example flights-.*",
         ) from None
     return pattern
@@ -269,7 +273,10 @@ def _where(options: Options, side: _Side) -> Where:
     if option == side.txids:
         return _txids(option, text, parse_long, '{"flights": 1200, "other": 7}')
     places = parse_places(option, text)
-    return Everywhere(places) if isinstance(places, Bound) else PerLog(places[0], option, places[1])
+    if isinstance(places, Bound):
+        return Everywhere(places)
+    _check_spelling(option, places[0])
+    return PerLog(places[0], option, places[1])
 
 
 def _txids(option: str, text: str, parse: Callable[[str, str], int], example: str) -> PerLog:
@@ -277,9 +284,21 @@ def _txids(option: str, text: str, parse: Callable[[str, str], int], example: st
     for log, item in parse_by_log(option, text, f"not JSON: {text!r}", example).items():
         check_one(option, log, item, example)
         if isinstance(item, bool) or not isinstance(item, (int, str)):
-            raise OffsetError(f"Option {option}, log {log}: {item!r} is none", advice=f"Write for example {example}")
+            raise OffsetError(
+                f"Option {option}, log {log}: {shown(item)} is none", advice=f"Write for example {example}"
+            )
         places[log] = AtTxid(parse(f"{option}, log {log}:", str(item)), option)
+    _check_spelling(option, places)
     return PerLog(places, option)
+
+
+def _check_spelling(option: str, logs: Iterable[str]) -> None:
+    """The keys of an option's JSON must be names that logs can have."""
+    for log in logs:
+        try:
+            LogStore.validate_name(log)
+        except InvalidLogNameError as error:
+            raise OffsetError(f"Option {option}: {error.message}", advice=error.advice) from None
 
 
 def _check_names(selection: Selection, where: Where) -> None:

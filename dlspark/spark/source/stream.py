@@ -40,13 +40,14 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.registry import Options
+from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.source.limits import NO_LIMITS
 from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import SourceQuery
 from dlspark.spark.worker_memory import begin_use
-from metadata.errors import check
+from metadata.errors import DistributedLogError, check
 
 if TYPE_CHECKING:
     from dlspark.spark.source.driver import SourceDriver
@@ -67,11 +68,35 @@ holding that lock.
 """
 
 
+@plainly_told
+class RefusedStream(DataSourceStreamReader):
+    """What stands for a query that cannot run: it tells why as soon as it is asked for an offset.
+
+    Where `streamReader` itself raises, Spark's runner fails over a name it has not set yet, and tells of that.
+    """
+
+    def __init__(self, error: DistributedLogError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> StoredOffset:
+        raise self._error
+
+    def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
+        raise self._error
+
+    def partitions(self, start: StoredOffset, end: StoredOffset) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
+
+
 def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
     """The reader of one streaming query."""
     return StreamReader(SourceQuery.of(options), column_names(schema))
 
 
+@plainly_told
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query. Only what the query is gets pickled; connections belong to one process."""
 

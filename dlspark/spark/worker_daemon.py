@@ -1,0 +1,41 @@
+"""Spark's daemon of Python workers, whose workers end without a word when Spark hangs up on them.
+
+    spark.python.daemon.module   dlspark.spark.worker_daemon
+
+Spark closes the connection of a worker that was idle for a minute, and of one whose task needs no more rows (`LIMIT`).
+`pyspark.daemon` then has the worker tell Spark of the end of its input, over the very connection that is closed, and
+prints the `BrokenPipeError` of that: over unix domain sockets always, over TCP whenever rows were on their way. The
+trace looks like a failure where nothing failed. Here a worker that has nothing to do looks whether Spark is still
+there before it waits for a command, and a connection that broke under a worker ends it.
+
+All else is Spark's own daemon. It is started as `python -m dlspark.spark.worker_daemon <worker module>`; nothing here
+may start a thread, as workers are forked from it.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from pyspark import daemon
+
+_HUNG_UP = -1
+"""What makes the daemon end the process of a worker, without a word."""
+
+_work = daemon.worker
+
+
+def worker(sock: socket.socket, authenticated: bool) -> int:
+    """One command of Spark's to this worker, as `pyspark.daemon.worker`."""
+    try:
+        if not sock.recv(1, socket.MSG_PEEK):
+            return _HUNG_UP
+        return _work(sock, authenticated)
+    except (BrokenPipeError, ConnectionResetError):
+        # Only writing to Spark raises these to here: it has closed its side, and knows what became of the task.
+        return _HUNG_UP
+
+
+daemon.worker = worker
+
+if __name__ == "__main__":
+    daemon.manager()

@@ -1,0 +1,134 @@
+"""What a user sees of an error: the connector's one message, and no traceback of Spark's workers before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from source_world import Logs
+
+from dlspark.spark import plain_errors
+from dlspark.spark.errors import OptionError
+from dlspark.spark.plain_errors import plainly_told
+from metadata.errors import InvariantViolation
+
+HIDE = "SPARK_HIDE_TRACEBACK"
+
+
+@plainly_told
+class Example:
+    def raises(self, error: Exception) -> None:
+        raise error
+
+    def rows(self, error: Exception) -> Iterator[int]:
+        yield 1
+        raise error
+
+
+@pytest.mark.parametrize("call", [Example().raises, lambda error: list(Example().rows(error))])
+def test_only_errors_that_say_what_to_do_lose_their_traceback(
+    call: Callable[[Exception], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(HIDE, raising=False)
+    with pytest.raises(OptionError):
+        call(OptionError("wrong, but outside of Spark's workers"))
+    assert HIDE not in os.environ
+    monkeypatch.setitem(sys.modules, "pyspark.worker_util", plain_errors)
+    for bug in (InvariantViolation("a rule broken"), KeyError("x")):
+        with pytest.raises(type(bug)):
+            call(bug)
+        assert HIDE not in os.environ
+    with pytest.raises(OptionError):
+        call(OptionError("wrong"))
+    assert os.environ[HIDE] == "1"
+
+
+def said(action: Callable[[], object]) -> list[str]:
+    """The lines of an error as a user sees them."""
+    with pytest.raises(Exception) as caught:
+        action()
+    text = str(caught.value)
+    assert "Traceback" not in text, text
+    assert 'File "' not in text, text
+    return text.splitlines()
+
+
+def test_mistakes_of_queries_are_told_in_one_line(spark: SparkSession, logs: Logs, checkpoint: Path) -> None:
+    log = logs.name("plain")
+    logs.write(logs.create(log), [1, 2])
+    read, values = spark.read.format("distributedlog"), spark.range(2).selectExpr("'a' AS value", "id")
+    stream = spark.readStream.format("distributedlog")
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: read.option("startingOffset", "earliest").load(log), "OptionError: Unknown option 'startingoffset'"),
+        (lambda: spark.read.format("distributedlog").load(f"{log}-no").collect(), "LogNotFoundError: No such log"),
+        (lambda: spark.read.format("distributedlog").load(f"/{log}").collect(), "it begins with a slash"),
+        (lambda: save(values, log), "SchemaError: The sink was given a column that is called 'id'"),
+        (lambda: save(spark.range(2).selectExpr("CAST(NULL AS STRING) AS value"), log), "BatchRefusedError: Column"),
+        (lambda: run(stream.load(f"{log}-no"), checkpoint / "1"), "LogNotFoundError: No such log"),
+        (
+            lambda: run(
+                spark.readStream.format("distributedlog")
+                .option("startingOffsets", json.dumps({log: "earliest", "other": "earliest"}))
+                .load(log),
+                checkpoint / "2",
+            ),
+            "OffsetError: Option startingOffsets has a position for other, which the query does not read",
+        ),
+        (
+            lambda: run(
+                spark.readStream.format("distributedlog").load(log).selectExpr("log AS value", "segment AS log"),
+                checkpoint / "3",
+                "distributedlog",
+            ),
+            "SchemaError",
+        ),
+    ]
+    for action, message in cases:
+        lines = said(action)
+        assert message in "\n".join(lines[:2]), lines
+
+
+def save(frame: object, log: str) -> None:
+    frame.write.format("distributedlog").mode("append").save(log)  # type: ignore[attr-defined]
+
+
+def run(frame: object, checkpoint: Path, sink: str = "noop") -> None:
+    writer = frame.writeStream.format(sink).option("checkpointLocation", str(checkpoint))  # type: ignore[attr-defined]
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+# ---------------------------------------------------------------------- the daemon of workers
+
+WORKER = """
+import socket, sys
+import dlspark.spark.worker_daemon as ours
+from pyspark import daemon
+
+kind = sys.argv[1]
+here, spark = socket.socketpair()
+
+def at_work(sock, authenticated):
+    if kind == "gone while writing":
+        spark.close()
+        sock.sendall(b"rows" * 1_000_000)
+    return len(sock.recv(7))
+
+ours._work = at_work
+if kind == "idle":
+    spark.close()
+else:
+    spark.sendall(b"command")
+print(daemon.worker(here, True))
+"""
+
+
+@pytest.mark.parametrize(("kind", "code"), [("idle", -1), ("gone while writing", -1), ("at work", 7)])
+def test_a_worker_that_spark_hung_up_on_ends_without_a_word(kind: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", WORKER, kind], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.stderr) == (str(code), "")
