@@ -11,6 +11,7 @@
     │   ├── NotEnoughBookiesError        fewer usable bookies than the ensemble needs
     │   ├── NoSpaceToStartError          a bookie's disk has no room for what a start must write; it did not start
     │   ├── RackResolutionError          nobody could tell in which racks bookies are
+    │   ├── TooManyConnectionsError      a bookie has all the connections it may have, and they are in use
     │   ├── LedgerClosedError            the ledger (or this handle) is closed; the add was not sent
     │   ├── LedgerRecoveryError          recovery could not finish; the ledger is as it was
     │   ├── ProtocolError                the peer's bytes break the wire protocol; they were not acted upon
@@ -80,6 +81,10 @@ class NoSpaceToStartError(NotAppliedError):
 
 class RackResolutionError(NotAppliedError):
     """Where hosts are could not be found out: the topology script failed."""
+
+
+class TooManyConnectionsError(NotAppliedError):
+    """A bookie has as many connections as it may have, and all of them are in use: this one was refused."""
 
 
 class LedgerClosedError(NotAppliedError):

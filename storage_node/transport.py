@@ -43,7 +43,7 @@ JOIN_BELOW_BYTES = 2048
 """Pieces smaller than this on average are joined: one copy is cheaper than many pieces."""
 
 BACKLOG = 1024
-ACCEPT_PAUSE_S = 1.0
+ACCEPT_PAUSE_S = 0.1
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 

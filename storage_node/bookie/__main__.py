@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from metadata.errors import DistributedLogError
 from metadata.tasks import end_tasks
 from storage_node.bookie.bookie import Bookie
+from storage_node.bookie.descriptors import raise_limit
 from storage_node.bookie.endpoints import shown
 from storage_node.bookie.other_keys import OTHER_KEYS
 from storage_node.bookie.settings import BookieSettings, read_properties
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--conf", required=True, help="properties file; conf/bookie.conf lists the keys")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    before, now = raise_limit()
+    if now > before:
+        logger.info("the limit of file descriptors was raised from %d to %d, which is the hard limit", before, now)
     try:
         settings = BookieSettings.from_properties(options.conf)
         return run(settings, recovery=_recovery_settings(options.conf))

@@ -22,8 +22,10 @@ from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 from metadata.tasks import end_tasks, undisturbed
+from storage_node.bookie.admission import Admission
 from storage_node.bookie.connections import Connection
 from storage_node.bookie.cookies import check_cookies
+from storage_node.bookie.descriptors import connection_limit, current_limit
 from storage_node.bookie.disk import SystemDisk
 from storage_node.bookie.disks import Disks
 from storage_node.bookie.gc import GarbageCollector
@@ -36,7 +38,7 @@ from storage_node.bookie.space import NoSpaceError, cannot_start, is_no_space, n
 from storage_node.bookie.status import was_read_only, write_status
 from storage_node.bookie.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
-from storage_node.errors import BookieConfigurationError, BookieFailedError
+from storage_node.errors import BookieConfigurationError, BookieFailedError, TooManyConnectionsError
 from storage_node.transport import TcpNetwork
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ METADATA_TIMEOUT_S = 5.0
 """How long a stop waits for metadata to take the registration back; it ends with the session anyway."""
 DRAIN_S = 5.0
 LOCK_NAME = "lock"
+DESCRIPTORS_RETRY_S = 1.0
+"""A node that lacks file descriptors looks for some after this."""
 NEW_DIRECTORY_BYTES = 16 * 1024
 """What making a directory takes: some blocks of a file system's own."""
 
@@ -84,6 +88,7 @@ class Bookie:
             reads=settings.max_reads_in_progress_limit,
             answer_bytes=settings.response_memory_limit,
         )
+        self._admission = Admission(self._seconds)
         self._serving = False
         self._stopped = False
         self._monitor: asyncio.Task[None] | None = None
@@ -140,12 +145,20 @@ class Bookie:
     def max_batch_read_bytes(self) -> int:
         return min(self.settings.max_batch_read_size, self.settings.netty_max_frame_size_bytes)
 
+    @staticmethod
+    def _seconds() -> float:
+        return asyncio.get_running_loop().time()
+
     def disk_space(self) -> tuple[int, int]:
         self.disks.look()
         return self.disks.capacity()
 
+    def heard(self, connection: Connection) -> None:
+        self._admission.heard(connection)
+
     def closed(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self._admission.left(connection)
 
     # ------------------------------------------------------------------------------------ start
 
@@ -172,6 +185,9 @@ class Bookie:
 
     async def _start(self) -> None:
         settings = self.settings
+        limit = current_limit()
+        self._admission.limit = connection_limit(settings, limit)
+        logger.info("%d file descriptors: up to %d connections, the rest for files", limit, self._admission.limit)
         currents = self._claim_directories()
         self._listener = await self._network.listen(settings.listening_address, settings.bookie_port, self._accept)
         self._address = name_bookie(settings, self._listener.port)
@@ -245,7 +261,17 @@ class Bookie:
         if not self._serving:
             raise BookieFailedError("connections are not accepted yet, or no more")
         connection = Connection(self, link)
+        leaving = self._admission.arrived(connection)
+        if leaving is connection:
+            raise TooManyConnectionsError(
+                f"the node has {self._admission.limit} connections, and all of them are in use",
+                advice="Raise its limit of file descriptors (and bookieMaxConnections), or start more nodes",
+            )
         self._connections[connection] = None
+        if isinstance(leaving, Connection):
+            message = "closing the connection to %s for the one from %s: there are %d, and it was the most idle"
+            self.limits.lines.log(logging.WARNING, message, leaving.peer, link.peer, self._admission.limit)
+            leaving.close()
         return connection
 
     # ------------------------------------------------------------------------------------ read-only mode
@@ -269,6 +295,8 @@ class Bookie:
         self.storage.leave(self.disks.full_ledger_directories)
         storage = self.storage
         full = self.disks.full or storage.full
+        if storage.wants_descriptors and not self.settings.read_only_mode_enabled:
+            full = self.disks.full  # a lack that ends is no reason to stop
         self.read_only = self.settings.force_read_only_bookie or full or storage.writing_failed
 
     def _no_read_only_mode(self) -> BookieFailedError:
@@ -286,10 +314,18 @@ class Bookie:
             self._run(self._leave_off())
 
     def _no_space(self) -> None:
-        """A disk is full, and what came in waits in memory or on what is prepared: take nothing more, at once."""
+        """A disk is full, and what came in waits in memory or on what is prepared: take nothing more, at once. Where
+        descriptors are wanting, adds only wait as well: there may be some in a moment."""
+        if self._serving and self.storage.wants_descriptors:
+            asyncio.get_running_loop().call_later(DESCRIPTORS_RETRY_S, self._look_again)
+            return
         self.read_only = True
         if self._serving:
             self._run(self._leave_off())
+
+    def _look_again(self) -> None:
+        if self._serving and self.storage.wants_descriptors:
+            self._run(self.storage.try_again())
 
     async def _leave_off(self) -> None:
         if self.settings.read_only_mode_enabled or self.settings.force_read_only_bookie:

@@ -26,7 +26,7 @@ from storage_node.bookie.contents import Contents
 from storage_node.bookie.entry_logs import LogFile, parse_log_name, sidecar_name
 from storage_node.bookie.index import NewPlaces
 from storage_node.bookie.journals import Journals
-from storage_node.bookie.space import NoSpaceError, needing_space
+from storage_node.bookie.space import NoSpaceError, needing_descriptors, needing_space
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 
@@ -52,6 +52,8 @@ class Checkpointer:
         self.due = asyncio.Event()
         """Set to have the next checkpoint at once."""
         self.error: BaseException | None = None
+        self._unsynced: set[str] = set()
+        """Directories in which names are new that no sync has made durable yet."""
         self._leftover: set[str] = set()
         """Files that are to go, and could not be removed."""
 
@@ -150,7 +152,10 @@ class Checkpointer:
         self.logs_known = known
         for log_id in finished:
             logs.forget(log_id)
-        await journal.retire(marks)
+        try:
+            await journal.retire(marks)
+        except NoSpaceError as error:
+            logger.warning("journal files that are needed no more go with the next checkpoint: %s", error)
         await self._remove_logs(idle)
 
     async def _with_space(self, pool: str, call: Callable[[], None]) -> None:
@@ -229,7 +234,6 @@ class Checkpointer:
 
     def _sync_logs(self, logs: list[LogFile], lengths: dict[int, int], new: dict[int, NewPlaces]) -> None:
         """On the entry-log thread: make every log and its sidecar durable."""
-        directories: set[str] = set()
         for log in logs:
             length = lengths.get(log.log_id, 0)
             if length <= log.synced or log.file is None:
@@ -246,11 +250,13 @@ class Checkpointer:
             finally:
                 sidecar.close()
             if log.synced == 0:
-                directories.add(log.directory)
+                self._unsynced.add(log.directory)  # kept over a want of space, after which this log is passed over
             log.sidecar_bytes += len(block)
             log.synced = length
-        for directory in sorted(directories):
-            self._disk.sync_directory(directory)
+        for directory in sorted(self._unsynced):
+            with needing_descriptors(directory):
+                self._disk.sync_directory(directory)
+            self._unsynced.discard(directory)
 
     def _write_checkpoint(self, taken: Checkpoint, states: list[bytes]) -> None:
         """On the files thread: every directory, or the checkpoint does not count (D7)."""

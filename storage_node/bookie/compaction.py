@@ -25,6 +25,7 @@ from storage_node.bookie.contents import Contents
 from storage_node.bookie.ledgers import Ledger
 from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES, aligned, parse_header
 from storage_node.bookie.settings import BookieSettings
+from storage_node.bookie.space import lacks_descriptors
 from storage_node.edge import Disk
 from storage_node.protocol.digests import crc32
 
@@ -147,7 +148,8 @@ class Compactor:
         try:
             await self._copy(log_id)
         except (DamagedLogError, OSError) as error:
-            self._stopped.add(log_id)
+            if not lacks_descriptors(error):
+                self._stopped.add(log_id)
             stats.compactions_stopped += 1
             path = self._contents.logs.paths[log_id]
             logger.error("the compaction of %s is given up, the log is kept: %s", path, error)

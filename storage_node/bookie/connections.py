@@ -66,6 +66,10 @@ class Node(Protocol):
         """(total, free) bytes of the ledger disks."""
         ...
 
+    def heard(self, connection: Connection) -> None:
+        """Something came from this connection."""
+        ...
+
     def closed(self, connection: Connection) -> None: ...
 
 
@@ -89,6 +93,10 @@ class Connection:
         self._blocked_until: float | None = None
         self._room_timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def peer(self) -> str:
+        return self.link.peer
 
     def close(self) -> None:
         self.link.close()
@@ -116,6 +124,7 @@ class Connection:
 
     def batch_done(self) -> None:
         """Answers leave by themselves; what the socket does not take of them counts."""
+        self.node.heard(self)
         if self.link.queued_bytes > ALLOWANCE_BYTES:
             asyncio.get_running_loop().call_soon(self.flow.check)
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from metadata.private_files import DIRECTORY_MODE, FILE_MODE, close_to_others
+from storage_node.bookie.descriptors import SpareDescriptors
 from storage_node.edge import Buffer, DiskFile
 
 logger = logging.getLogger(__name__)
@@ -160,6 +161,7 @@ class SystemDisk:
 
     def __init__(self) -> None:
         self._pools: dict[str, _Pool] = {}
+        self._spare = SpareDescriptors()
 
     def make_directory(self, path: str) -> None:
         if os.path.isdir(path):
@@ -177,7 +179,7 @@ class SystemDisk:
 
     def list_directory(self, path: str) -> list[str]:
         try:
-            return sorted(os.listdir(path))
+            return sorted(self._spare.have(partial(os.listdir, path)))
         except FileNotFoundError:
             return []
 
@@ -185,23 +187,23 @@ class SystemDisk:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         if direct:
             try:
-                return SystemFile(path, os.open(path, flags | os.O_DIRECT, FILE_MODE), True)
+                return SystemFile(path, self._open(path, flags | os.O_DIRECT), True)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 logger.warning("%s: the file system refuses direct writes, going through the page cache", path)
-        return SystemFile(path, os.open(path, flags, FILE_MODE), False)
+        return SystemFile(path, self._open(path, flags), False)
 
     def read_file(self, path: str) -> bytes | None:
         try:
-            with open(path, "rb") as stream:
+            with open(path, "rb", opener=self._open) as stream:
                 return stream.read()
         except FileNotFoundError:
             return None
 
     def write_file(self, path: str, data: bytes) -> None:
         temporary = f"{path}.new"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        descriptor = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
         try:
             view = memoryview(data)
             while view:
@@ -222,14 +224,14 @@ class SystemDisk:
             pass
 
     def sync_directory(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def lock(self, path: str) -> DiskFile:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        descriptor = self._open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
@@ -237,12 +239,17 @@ class SystemDisk:
             raise
         return SystemFile(path, descriptor, False)
 
+    def _open(self, path: str, flags: int) -> int:
+        """A descriptor, which may be a spare one's place."""
+        return self._spare.have(partial(os.open, path, flags, FILE_MODE))
+
     def usage(self, path: str) -> tuple[int, int, int]:
         stats = os.statvfs(path)
         return os.stat(path).st_dev, stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
 
     def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
         if pool not in self._pools:
+            self._spare.hold()
             self._pools[pool] = _Pool(pool, THREADS[pool.partition("-")[0]])
         return self._pools[pool].submit(call)
 
@@ -250,3 +257,4 @@ class SystemDisk:
         pools, self._pools = self._pools, {}
         for pool in pools.values():
             pool.close()
+        self._spare.let_go()

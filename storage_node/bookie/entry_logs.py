@@ -18,9 +18,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from functools import partial
 
+from storage_node.bookie.descriptors import READ_FILES
 from storage_node.bookie.records import ALIGN, HEADER_BYTES, LOG, SUM, SUMMED, aligned, pad_header
 from storage_node.bookie.slabs import Slab, SlabPool, down, up
-from storage_node.bookie.space import NoSpaceError, needing_space
+from storage_node.bookie.space import NoSpaceError, lacks_descriptors, needing_space
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import crc32
@@ -29,7 +30,8 @@ from storage_node.protocol.frames import Buffer
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 256 * 1024
-OPEN_FILES = 256
+DESCRIPTOR_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
+"""How long a read waits for a file descriptor, again and again, before it is refused."""
 LOG_FORMAT = b"dlspark entry log 1"
 
 
@@ -82,8 +84,10 @@ class EntryLogs:
         room_made: Callable[[], None],
         failed: Callable[[BaseException], None],
         no_space: Callable[[NoSpaceError], None],
+        open_files: int = READ_FILES,
     ) -> None:
         self._disk = disk
+        self._open_files = open_files
         self._log_bytes = log_bytes
         self.next_log_id = 1
         self._choose_directory = choose_directory
@@ -94,6 +98,8 @@ class EntryLogs:
         """Whether a disk without space is waited for; if not, it is a failure like any other."""
         self.full = False
         """There is no space to write what is in memory: it waits for `try_again`."""
+        self.wanting: NoSpaceError | None = None
+        """What `full` was set for, at last."""
         self._space_waiters: list[asyncio.Future[None]] = []
         self._slab_limit = memory_bytes // slab_bytes
         self._pool = SlabPool(slab_bytes, self._slab_limit, self._evicted)
@@ -286,7 +292,7 @@ class EntryLogs:
         if not self.patient or not isinstance(error, NoSpaceError):
             return False
         if not self.full:
-            self.full = True
+            self.full, self.wanting = True, error
             logger.error("no space for the entry logs, what is in memory waits: %s", error)
             self._no_space(error)
         return True
@@ -369,12 +375,8 @@ class EntryLogs:
 
     async def read(self, log_id: int, offset: int, size: int) -> memoryview:
         """The record's bytes from the file, unchecked. Raises OSError."""
-        reader = self._open.get(log_id)
-        if reader is None:
-            reader = self._open[log_id] = _Reader(self._disk.open(self.paths[log_id]))
-            self._close_some()
-        else:
-            self._open.move_to_end(log_id)
+        reader = self._open.get(log_id) or await self._reader(log_id)
+        self._open.move_to_end(log_id)
         now = reader.file.read_now(offset, size)
         if now is not None:
             return memoryview(now)
@@ -386,8 +388,28 @@ class EntryLogs:
             if reader.users == 0 and self._open.get(log_id) is not reader:
                 reader.file.close()
 
-    def _close_some(self) -> None:
-        while len(self._open) > OPEN_FILES:
+    async def _reader(self, log_id: int) -> _Reader:
+        """Open a log. It waits for a file descriptor, if there is none, before that is an error. Raises OSError."""
+        path = self.paths[log_id]
+        for pause_s in (*DESCRIPTOR_PAUSES_S, None):
+            try:
+                reader = _Reader(self._disk.open(path))
+                break
+            except OSError as error:
+                if pause_s is None or not lacks_descriptors(error):
+                    raise
+            self._close_some(len(self._open) // 2)
+            await asyncio.sleep(pause_s)
+            if log_id in self._open:
+                return self._open[log_id]
+        if log_id in self.paths:
+            self._open[log_id] = reader
+            self._close_some(self._open_files)
+        return reader
+
+    def _close_some(self, kept: int) -> None:
+        """Close what was not read for longest, so that no more than `kept` are open."""
+        while len(self._open) > kept:
             _, reader = self._open.popitem(last=False)
             if reader.users == 0:
                 reader.file.close()

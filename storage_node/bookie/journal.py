@@ -199,6 +199,8 @@ class Journal:
         self._gathers = gathers
         self.full = False
         """There is no space to go on in, beyond what was prepared."""
+        self.wanting: NoSpaceError | None = None
+        """What `full` was set for, at last."""
         self._open: Batch | None = None
         self._waiting: deque[Batch] = deque()
         self._flying: deque[Batch] = deque()
@@ -426,7 +428,7 @@ class Journal:
         if not isinstance(error, NoSpaceError):
             self._fail(error)
         elif not self.full:
-            self.full = True
+            self.full, self.wanting = True, error
             logger.error("no space to go on in for the journal, beyond what is prepared: %s", error)
             self._no_space()
 

@@ -7,7 +7,7 @@ import logging
 from metadata.errors import check
 from storage_node.bookie.journal_format import JournalOwner, file_header, file_name, parse_file_name
 from storage_node.bookie.slabs import BLOCK, aligned_memory
-from storage_node.bookie.space import NoSpaceError, needing_space
+from storage_node.bookie.space import NoSpaceError, needing_descriptors, needing_space
 from storage_node.edge import Disk, DiskFile
 
 logger = logging.getLogger(__name__)
@@ -45,16 +45,26 @@ class JournalFiles:
     def open_next(self, file_id: int) -> JournalFile:
         """A file with its header on disk, and its name durable. Raises OSError (NoSpaceError: nothing was left)."""
         path = self._path(file_name(file_id))
-        check(file_name(file_id) not in self._disk.list_directory(self._directory), "a journal file id was used twice")
-        spare = next((n for n in self._disk.list_directory(self._directory) if n.startswith(SPARE_PREFIX)), None)
-        if spare is None:
-            ready = self._create(path, file_id)
-        else:
-            ready = JournalFile(self._disk.open(self._path(spare), direct=True), file_id, 0)
-            self._begin(ready)
-            ready.file.sync_data()
-            self._disk.rename(self._path(spare), path)
-        self._disk.sync_directory(self._directory)
+        with needing_descriptors(path):
+            names = self._disk.list_directory(self._directory)
+            check(file_name(file_id) not in names, "a journal file id was used twice")
+            spare = next((name for name in names if name.startswith(SPARE_PREFIX)), None)
+            ready = self._create(path, file_id) if spare is None else self._reuse(spare, path, file_id)
+        try:
+            with needing_descriptors(path):
+                self._disk.sync_directory(self._directory)
+        except NoSpaceError:  # nothing is in it, and its name is to be given again
+            ready.file.close()
+            self._disk.remove(path)
+            raise
+        return ready
+
+    def _reuse(self, spare: str, path: str, file_id: int) -> JournalFile:
+        """A file that was written before, under its new name."""
+        ready = JournalFile(self._disk.open(self._path(spare), direct=True), file_id, 0)
+        self._begin(ready)
+        ready.file.sync_data()
+        self._disk.rename(self._path(spare), path)
         return ready
 
     def _create(self, path: str, file_id: int) -> JournalFile:
@@ -94,8 +104,10 @@ class JournalFiles:
         journal_file.prepared = max(journal_file.prepared, end)
 
     def retire(self, below: int) -> None:
-        """Files with ids below `below` are needed no more: keep some as spares, delete the rest."""
-        names = self._disk.list_directory(self._directory)
+        """Files with ids below `below` are needed no more: keep some as spares, delete the rest. NoSpaceError: nothing
+        was done, for want of descriptors."""
+        with needing_descriptors(self._directory):
+            names = self._disk.list_directory(self._directory)
         spares = sum(name.startswith(SPARE_PREFIX) for name in names)
         for name in names:
             file_id = parse_file_name(name)

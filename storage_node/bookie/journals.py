@@ -18,7 +18,7 @@ from storage_node.bookie.journal_format import JournalOwner
 from storage_node.bookie.replay import JournalReader, Mark
 from storage_node.bookie.settings import MIB, BookieSettings
 from storage_node.bookie.slabs import Slab
-from storage_node.bookie.space import NoSpaceError
+from storage_node.bookie.space import NoSpaceError, lacks_descriptors
 from storage_node.edge import Disk
 
 
@@ -168,6 +168,11 @@ class Journals:
     def full(self) -> bool:
         """A journal has no space to go on in: the node must take no more entries."""
         return any(journal.full for journal in self.journals)
+
+    @property
+    def wants_descriptors(self) -> bool:
+        """It is file descriptors that a journal waits for."""
+        return any(journal.full and lacks_descriptors(journal.wanting) for journal in self.journals)
 
     @property
     def stalled(self) -> bool:

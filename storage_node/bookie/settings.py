@@ -113,6 +113,8 @@ class BookieSettings:
     """The same for requests that read entries from disk; 0: any number."""
     max_batch_read_size: int = field(default=MAX_FRAME_BYTES, metadata=_key("maxBatchReadSize", minimum=1))
     """Bytes of the answer to a batch read, its first entry excepted."""
+    bookie_max_connections: int = field(default=0, metadata=_key("bookieMaxConnections", minimum=0))
+    """Connections of clients; one more closes an idle one. 0: what the process's limit of file descriptors leaves."""
     response_memory_limit: int = field(default=256 * MIB, metadata=_key("responseMemoryLimit", minimum=1 * MIB))
     """Bytes of answers that wait for clients; beyond it no more requests are read from those that let them wait."""
     netty_max_frame_size_bytes: int = field(

@@ -25,6 +25,7 @@ from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.checkpointing import Checkpointer
 from storage_node.bookie.compaction import Compactor
 from storage_node.bookie.contents import MAX_BARE_BY_FENCE, MAX_BARE_BY_LAC, Contents
+from storage_node.bookie.descriptors import current_limit, read_files
 from storage_node.bookie.entry_logs import EntryLogs, parse_log_name
 from storage_node.bookie.journal import Acknowledge, Answers, AnswerSink
 from storage_node.bookie.journals import Journals, check_marks, open_readers
@@ -44,7 +45,7 @@ from storage_node.bookie.records import (
 )
 from storage_node.bookie.replay import JournalReader, Mark
 from storage_node.bookie.settings import MIB, BookieSettings
-from storage_node.bookie.space import NoSpaceError
+from storage_node.bookie.space import NoSpaceError, lacks_descriptors
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
@@ -219,6 +220,7 @@ class Storage:
             room_made=self._room_made,
             failed=self._degraded,
             no_space=self._logs_out_of_space,
+            open_files=read_files(current_limit()),
         )
 
     def _first_free_log(self, found: Checkpoint) -> int:
@@ -338,6 +340,11 @@ class Storage:
     def full(self) -> bool:
         """A disk has no space for what is to be stored: it waits in memory, and on what is prepared for the journal."""
         return self._logs.full or self.journal.full
+
+    @property
+    def wants_descriptors(self) -> bool:
+        """It is file descriptors that are waited for, not space: they may be there in a moment."""
+        return (self._logs.full and lacks_descriptors(self._logs.wanting)) or self.journal.wants_descriptors
 
     async def try_again(self) -> None:
         """Look for space where there was none."""
