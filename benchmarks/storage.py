@@ -299,7 +299,9 @@ async def _read_once(reader: LedgerReader) -> tuple[int, int]:
 
 async def new_writer(client: LedgerClient) -> LedgerWriter:
     """A ledger as every load writes it."""
-    return await client.create(ensemble_size=REPLICAS, write_quorum=REPLICAS, ack_quorum=ACK_QUORUM)
+    writer = await client.create(ensemble_size=REPLICAS, write_quorum=REPLICAS, ack_quorum=ACK_QUORUM)
+    writer.replace_with(lambda: new_writer(client))
+    return writer
 
 
 async def finish(client: LedgerClient, writer: LedgerWriter) -> None:

@@ -39,7 +39,7 @@ from metadata.errors import (
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.paths import check_path, join, parent_of
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, create_with_parents, reconnected, repeat
-from metadata.store import Create, MetadataStore, Op, Watcher
+from metadata.store import Create, Delete, MetadataStore, Op, Watcher
 
 T = TypeVar("T")
 
@@ -101,6 +101,7 @@ class LedgerLayout(Enum):
         return join(root, digits[:2], digits[2:6], f"L{digits[6:]}")
 
 
+_SHORT_ONLY: Final = (LedgerLayout.FLAT, LedgerLayout.LEGACY_HIERARCHICAL)
 _LAYOUTS: Final[dict[str, dict[str, LedgerLayout]]] = {
     "2": {layout.value: layout for layout in LedgerLayout},
     "1": {"flat": LedgerLayout.FLAT, "hierarchical": LedgerLayout.LEGACY_HIERARCHICAL},
@@ -201,11 +202,35 @@ class LedgerStore:
             reserved, self._reserved = self._reserved, None
         return await self._draw_id() if reserved is None else reserved
 
+    async def skip_ids(self, count: int) -> None:
+        """Pass over the next `count` ids, in one transaction: nobody gets them. One that is at hand is dropped, too.
+
+        Of a sequence that nobody has drawn from yet, nothing is passed over.
+        """
+        if count < 1:
+            return
+        async with self._reserving:
+            self._reserved = None
+        layout = await self.layout()
+        prefix = self._short_ids(layout)
+        if self._long_ids and layout not in _SHORT_ONLY:
+            hobs = await self._hobs()
+            prefix = join(self._idgen_long, f"HOB-{hobs[-1] if hobs else 1:010d}", "ID-")
+        draws = [Create(prefix, ephemeral=True, sequential=True)] * count
+        try:
+            created = await repeat(self._store, lambda: self._store.multi(draws))
+            await repeat(self._store, lambda: self._store.multi([Delete(str(path)) for path in created]))
+        except NoNodeError:
+            pass
+
+    def _short_ids(self, layout: LedgerLayout) -> str:
+        """What the znodes begin with whose numbers are ids of 31 bits."""
+        return join(self._root, "ID-" if layout is LedgerLayout.FLAT else "idgen/ID-")
+
     async def _draw_id(self) -> int:
         layout = await self.layout()
-        if layout in (LedgerLayout.FLAT, LedgerLayout.LEGACY_HIERARCHICAL):
-            prefix = join(self._root, "ID-" if layout is LedgerLayout.FLAT else "idgen/ID-")
-            number = await self._next_suffix(prefix)
+        if layout in _SHORT_ONLY:
+            number = await self._next_suffix(self._short_ids(layout))
             if number is None:
                 raise CallerError(f"the ids of layout {layout.value} are used up", path=self._root)
             return number
@@ -213,7 +238,7 @@ class LedgerStore:
         if self._long_ids is None:
             self._long_ids = await repeat(self._store, lambda: self._store.exists(self._idgen_long)) is not None
         if not self._long_ids:
-            number = await self._next_suffix(join(self._root, "idgen", "ID-"))
+            number = await self._next_suffix(self._short_ids(layout))
             if number is not None:
                 return number
             await repeat(self._store, lambda: self._make(self._idgen_long))
@@ -227,8 +252,7 @@ class LedgerStore:
     async def _generate_long_id(self) -> int:
         """High order bits from the newest HOB znode, the low 31 from the sequence below it."""
         for _ in range(MAX_REPEATS):
-            names, _ = await repeat(self._store, lambda: self._store.children(self._idgen_long))
-            hobs = sorted(int(match[1]) for match in map(_HOB.fullmatch, names) if match)
+            hobs = await self._hobs()
             high = hobs[-1] if hobs else 1
             low = await self._next_suffix(join(self._idgen_long, f"HOB-{high:010d}", "ID-"))
             await self._drop_old_hobs(hobs)
@@ -237,6 +261,11 @@ class LedgerStore:
             following = join(self._idgen_long, f"HOB-{high + 1:010d}")
             await repeat(self._store, lambda path=following: self._make(path))  # type: ignore[misc]
         raise InvariantViolation("every new HOB znode overflowed at once", path=self._idgen_long)
+
+    async def _hobs(self) -> list[int]:
+        """The high order bits that are in use, ascending."""
+        names, _ = await repeat(self._store, lambda: self._store.children(self._idgen_long))
+        return sorted(int(match[1]) for match in map(_HOB.fullmatch, names) if match)
 
     async def _next_suffix(self, prefix: str) -> int | None:
         """The number that a new ephemeral sequential znode gets; None when the 31 bits are used up."""

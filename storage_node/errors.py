@@ -33,6 +33,7 @@
         ├── RequestTimeoutError          no answer in time
         ├── ConnectionClosedError        the connection was lost with requests under way
         ├── QuorumWriteError             an entry did not reach its ack quorum
+        │   └── LedgerTakenError         others had written under the new ledger's id; nothing was acknowledged in it
         └── BookieFailedError            this bookie has stopped: its journal can no longer be trusted to write
 
 Leaves marked * are answers of one bookie (`BookieError`) and carry the wire's `status`.
@@ -121,6 +122,11 @@ class ConnectionClosedError(OutcomeUnknownError):
 
 class QuorumWriteError(OutcomeUnknownError):
     """An entry did not reach its ack quorum; some bookies may hold it."""
+
+
+class LedgerTakenError(QuorumWriteError):
+    """Others had written under a new ledger's id, with another password, before its owner did: its first entries were
+    refused by too many bookies, and nothing was acknowledged in it."""
 
 
 class BookieFailedError(OutcomeUnknownError):

@@ -19,7 +19,8 @@ from storage_node.autorecovery.fragments import Fragment
 from storage_node.autorecovery.pacing import ByteRate, for_each
 from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.client import LedgerClient
-from storage_node.errors import NotEnoughBookiesError
+from storage_node.client.copies import LedgerCopies
+from storage_node.errors import NotEnoughBookiesError, UnauthorizedAccessError
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +55,46 @@ class FragmentReplicator:
         """
         fragment = part.fragment
         check(fragment.settled, "a fragment that may still change was to be repaired", ledger_id=ledger.ledger_id)
+        picked, stored = await self._copy(ledger, part)
+        swaps = {index: Swap(fragment.bookies[index], new) for index, new in picked.items()}
+
+        def guard() -> None:
+            if not still_locked():
+                raise NotAppliedError(
+                    "the session that held the ledger's lock has ended; its restored copies were not entered",
+                    advice="The mark is still there: the ledger is taken up again",
+                    ledger_id=ledger.ledger_id,
+                )
+
+        await self._publish(ledger.ledger_id, fragment, swaps, guard)
+        return stored
+
+    async def _copy(self, ledger: Inspection, part: BadFragment) -> tuple[Mapping[int, str], int]:
+        """Choose replacements and store their copies; who was chosen, and the number of copies.
+
+        A bookie that answers EUA keeps, under this ledger's id, what others wrote: another one is chosen.
+        """
         copies = self._client.copies(ledger.ledger_id, ledger.metadata)
-        picked = await copies.replacements(fragment.bookies, part.bad)
-        if not picked:
-            raise NotEnoughBookiesError(
-                f"no storage node is left to take the place of {', '.join(sorted(part.bookies))}",
-                advice="Start another storage node, or bring the lost one back",
-                ledger_id=ledger.ledger_id,
-            )
+        strangers: set[str] = set()
+        while True:
+            picked = await copies.replacements(part.fragment.bookies, part.bad, strangers)
+            if not picked:
+                raise NotEnoughBookiesError(
+                    f"no storage node is left to take the place of {', '.join(sorted(part.bookies))}",
+                    advice="Start another storage node, or bring the lost one back",
+                    ledger_id=ledger.ledger_id,
+                )
+            try:
+                return picked, await self._copy_to(picked, copies, ledger, part.fragment)
+            except UnauthorizedAccessError as error:
+                if error.node is None or error.node in strangers:
+                    raise
+                strangers.add(error.node)
+                logger.warning("%s cannot take copies of ledger %d: %s", error.node, ledger.ledger_id, error.message)
+
+    async def _copy_to(
+        self, picked: Mapping[int, str], copies: LedgerCopies, ledger: Inspection, fragment: Fragment
+    ) -> int:
         stored = 0
 
         async def copy(entry_id: int) -> None:
@@ -74,17 +107,6 @@ class FragmentReplicator:
             stored += len(targets)
 
         await for_each(fragment.stored_on_any(picked), self._batch, copy)
-        swaps = {index: Swap(fragment.bookies[index], new) for index, new in picked.items()}
-
-        def guard() -> None:
-            if not still_locked():
-                raise NotAppliedError(
-                    "the session that held the ledger's lock has ended; its restored copies were not entered",
-                    advice="The mark is still there: the ledger is taken up again",
-                    ledger_id=ledger.ledger_id,
-                )
-
-        await self._publish(ledger.ledger_id, fragment, swaps, guard)
         return stored
 
     async def _publish(

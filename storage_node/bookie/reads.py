@@ -99,10 +99,22 @@ def _begin_fence(connection: Connection, request: m.ReadRequest | BatchReadReque
 
 def _fence(connection: Connection, request: m.ReadRequest) -> None:
     pending = _begin_fence(connection, request)
+    if pending is Status.EUA:
+        connection.spawn(_refuse_stranger(connection, request), REQUEST_BYTES)
+        return
     if isinstance(pending, Status):
         refuse(connection, request, pending)
         return
     connection.spawn(_finish_fence(connection, request, pending), _cost(connection, request))
+
+
+async def _refuse_stranger(connection: Connection, request: m.ReadRequest | BatchReadRequest) -> None:
+    """Answer a fence with another key once the ledger's own is durable: a crash must not make room for it (D19)."""
+    await connection.storage.key_durable(request.ledger_id)
+    if isinstance(request, BatchReadRequest):
+        connection.link.send(refuse_batch(request, Status.EUA))
+    else:
+        refuse(connection, request, Status.EUA)
 
 
 async def _finish_fence(connection: Connection, request: m.ReadRequest, pending: asyncio.Future[None]) -> None:
@@ -181,6 +193,9 @@ class _Batch:
 def batch_read(connection: Connection, request: BatchReadRequest) -> None:
     """Answer with consecutive entries; an error only where there is not even the first."""
     pending = _begin_fence(connection, request) if request.fence else None
+    if pending is Status.EUA:
+        connection.spawn(_refuse_stranger(connection, request), REQUEST_BYTES)
+        return
     if isinstance(pending, Status):
         connection.link.send(refuse_batch(request, pending))
         return

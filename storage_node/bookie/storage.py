@@ -432,13 +432,14 @@ class Storage:
         """Fence a ledger, which comes into existence if need be. A status: refused.
 
         The future is done when the fence is durable, and must be awaited before anything is answered (D19). Key and
-        fence are one record.
+        fence are one record. EUA is as good as a fence to who recovers the ledger (`protocol.recovery`): it is said
+        only where nothing of the ledger may be forgotten (I11), and must wait for `key_durable`.
         """
         if ledger_id < 0 or len(master_key) > MAX_KEY_BYTES:
             return Status.EUA
         ledger = self.ledgers.get(ledger_id)
         if ledger is not None and ledger.master_key not in (None, master_key):
-            return Status.EUA
+            return Status.EUNKNOWNLEDGERSTATE if self.contents.unknown(ledger_id) else Status.EUA
         if ledger is None and ledger_id in self.contents.fenced_gone:
             return Status.ENOLEDGER
         if ledger is None:
@@ -456,6 +457,10 @@ class Storage:
             ledger.fence_pending = asyncio.get_running_loop().create_future()
             ledger.fence_pending.set_result(None)
         return ledger.fence_pending
+
+    async def key_durable(self, ledger_id: int) -> None:
+        """Wait until the key that the ledger has is on disk. Raises what stopped the journal."""
+        await self.journal.of(ledger_id).durable()
 
     def write_lac(self, ledger_id: int, master_key: bytes, body: memoryview, acknowledge: Acknowledge) -> Status | None:
         """Store an explicit-LAC packet, as it is. EOK: `acknowledge` follows when it is durable.

@@ -98,6 +98,9 @@ class LedgerClient:
         `deferred_sync` bookies acknowledge before they sync, and `LedgerWriter.force` moves the LAC; with `advanced`
         entries are added by `LedgerWriter.add_at`. A `ledger_id` of the caller's must be new: NodeExistsError.
 
+        Ids can be foreseen, and bookies take a first entry from anybody: see `LedgerWriter.replace_with` for what is
+        done where others have written under this id. Without that the first adds fail with LedgerTakenError.
+
         Raises CallerError, NotEnoughBookiesError, or the metadata store's errors.
         """
         context = self._use()

@@ -90,12 +90,14 @@ class LedgerCopies:
             connection.send_add(txn_id, answer, copies, Seat(index, bookie), entry.entry_id, deadline, frame)
         await copies.stored
 
-    async def replacements(self, ensemble: tuple[str, ...], indices: Collection[int]) -> Mapping[int, str]:
-        """A writable bookie for as many of the indices as there are, none of the ensemble."""
+    async def replacements(
+        self, ensemble: tuple[str, ...], indices: Collection[int], but: Collection[str] = ()
+    ) -> Mapping[int, str]:
+        """A writable bookie for as many of the indices as there are, none of the ensemble and none of `but`."""
         wanted = PickReplacements(
             bookies=ensemble,
             indices=tuple(sorted(indices)),
-            excluded=frozenset(ensemble),
+            excluded=frozenset(ensemble).union(but),
             last_resort=True,
             write_quorum=self._write_quorum,
         )

@@ -41,8 +41,10 @@ from storage_node.protocol.writing import (
     Effects,
     Failed,
     ForceSync,
+    Moved,
     PickReplacements,
     ReadMetadata,
+    ReplaceLedger,
     Resend,
     Seat,
     Send,
@@ -165,25 +167,33 @@ class AddPipeline:
         self._pool = context.pool
         self._loop = context.pool.loop
         self._digest = digest_of(machine.metadata)
-        key = master_key(machine.metadata.password or b"")
-        self._template = AddTemplate(machine.ledger_id, key, recovery=recovering, deferred_sync=machine.deferred_sync)
         self._timeout_s = context.settings.add_entry_timeout_ms / 1000
         self._max_payload = context.settings.max_frame_bytes - FRAME_OVERHEAD_BYTES - self._digest.header_size
         # entry id -> its future, payload size, header, payload; in entry order
         self._entries: dict[int, tuple[asyncio.Future[int], int, bytes, tuple[Buffer, ...]]] = {}
-        # Where the adds for each set of seats go; a seat is never reused, so a route is never wrong, only old.
-        self._routes: dict[tuple[Seat, ...], list[Route]] = {}
         self._tasks = Tasks(self._broken)
         self._next_retry = 0.0
         self._recovering = recovering
-        self._kept: dict[tuple[int, Seat], None] = {}  # adds that failed while the ensemble may not change
         self._next_resend = 0.0
         self._lac_told = -1  # the LAC that the last add carried
         self._quorum_timeout_s = context.settings.add_entry_quorum_timeout_ms / 1000
         # When which entry was the last pushed, as far as the sweeper has looked and it is not acknowledged yet.
         self._overdue_marks: deque[tuple[float, int]] = deque()
+        self._bind()
+
+    def _bind(self) -> None:
+        """Send to the machine's ledger from here on."""
+        machine = self.machine
+        self.ledger_id = machine.ledger_id
+        key = master_key(machine.metadata.password or b"")
+        self._template = AddTemplate(
+            machine.ledger_id, key, recovery=self._recovering, deferred_sync=machine.deferred_sync
+        )
+        # Where the adds for each set of seats go; a seat is never reused, so a route is never wrong, only old.
+        self._routes: dict[tuple[Seat, ...], list[Route]] = {}
+        self._kept: dict[tuple[int, Seat], None] = {}  # adds that failed while the ensemble may not change
         self._updates = MetadataUpdates(
-            context.ledgers,
+            self._context.ledgers,
             self.ledger_id,
             written=lambda metadata, version: self._guard(partial(machine.metadata_written, metadata, version)),
             doubtful=lambda: self._guard(machine.metadata_doubtful),
@@ -212,15 +222,19 @@ class AddPipeline:
         send = cast(Send, effects[0])  # an add's first effect, always
         self._lac_told = send.last_add_confirmed
         future: asyncio.Future[int] = self._loop.create_future()
-        header = self._digest.package(self.ledger_id, send.entry_id, send.last_add_confirmed, send.length, *payload)
-        self._entries[send.entry_id] = (future, size, header, payload)
         self.outstanding_bytes += size
-        self._transmit(send.entry_id, size, header, payload, send.seats)
+        self._package(send, future, size, payload)
         if len(effects) > 1:
             self._run(effects[1:])
         if self._quorum_timeout_s > 0:
             self._pool.sweeper.join(self._watch_quorums)
         return future
+
+    def _package(self, send: Send, future: asyncio.Future[int], size: int, payload: tuple[Buffer, ...]) -> None:
+        """Package an entry for the ledger as it is now, and send it."""
+        header = self._digest.package(self.ledger_id, send.entry_id, send.last_add_confirmed, send.length, *payload)
+        self._entries[send.entry_id] = (future, size, header, payload)
+        self._transmit(send.entry_id, size, header, payload, send.seats)
 
     def _transmit(
         self, entry_id: int, size: int, header: bytes, payload: tuple[Buffer, ...], seats: tuple[Seat, ...]
@@ -298,6 +312,13 @@ class AddPipeline:
             self._tasks.start(self._updates.read())
         elif isinstance(effect, ForceSync):
             self._tasks.start(self._force(effect))
+        elif isinstance(effect, ReplaceLedger):
+            self._tasks.start(self._replace(effect))
+        elif isinstance(effect, Moved):
+            self._bind()
+        elif isinstance(effect, Send):
+            future, size, _, payload = self._entries[effect.entry_id]
+            self._package(effect, future, size, payload)
         elif isinstance(effect, Cut):
             self._end_entries(effect.error)
         elif isinstance(effect, Failed):
@@ -385,6 +406,10 @@ class AddPipeline:
     async def _force(self, effect: ForceSync) -> None:
         """Only a writer of a ledger with deferred syncs is asked to."""
         raise InvariantViolation(f"asked to force entry {effect.entry_id}", ledger_id=self.ledger_id)
+
+    async def _replace(self, effect: ReplaceLedger) -> None:
+        """Only a writer that was told how is asked to."""
+        raise InvariantViolation("asked for another ledger", ledger_id=self.ledger_id) from effect.error
 
     async def stop(self) -> None:
         """End what runs in the background. The machine must have ended before."""

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from metadata.errors import CallerError, DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
+from metadata.tasks import undisturbed
 from storage_node.client.explicit_lac import ExplicitLac
 from storage_node.client.pipeline import AddPipeline, ClientContext
 from storage_node.client.quorum_requests import ask_bookies
 from storage_node.edge import Buffer
 from storage_node.errors import QuorumWriteError
 from storage_node.protocol.messages import Operation, encode_force_ledger_request
-from storage_node.protocol.writing import ForceSync, State, WriterMachine
+from storage_node.protocol.writing import ForceSync, ReplaceLedger, State, WriterMachine
+
+logger = logging.getLogger(__name__)
+
+MAX_REPLACEMENTS: Final = 64
+"""How many ledgers in a row a writer gives up because their ids are taken, before it fails."""
+
+MAX_SKIPPED_IDS: Final = 1024
+"""Most ids passed over at once: each ledger in a row that is taken doubles how many."""
 
 
 class LedgerWriter(AddPipeline):
@@ -35,6 +46,47 @@ class LedgerWriter(AddPipeline):
         self._max_outstanding = context.settings.max_outstanding_bytes
         self._room_waiters: list[asyncio.Future[None]] = []
         self._closing: asyncio.Future[LedgerMetadata] | None = None
+        self._make_another: Callable[[], Awaitable[LedgerWriter]] | None = None
+
+    def replace_with(self, make_another: Callable[[], Awaitable[LedgerWriter]]) -> None:
+        """Where others wrote under this ledger's id before its writer did, go on in the ledger that this gives.
+
+        Called while nothing is acknowledged, with the ledger closed, empty, for ever; it must take the ledger out of
+        wherever it is referred to, and put the new one there. `ledger_id` is another one then, and everything added so
+        far is sent there. Without this the writer fails with LedgerTakenError.
+        """
+        self._make_another = make_another
+        self.machine.replacements_left = MAX_REPLACEMENTS
+
+    async def _replace(self, effect: ReplaceLedger) -> None:
+        # Not cut off: half of a reference that was moved could not be told from none.
+        await undisturbed(self._go_elsewhere(effect))
+
+    async def _go_elsewhere(self, effect: ReplaceLedger) -> None:
+        make_another, taken = self._make_another, self.ledger_id
+        if make_another is None:
+            await super()._replace(effect)
+            return
+        ledgers = self._context.ledgers
+        try:
+            # Whoever takes ids takes those that come next: pass over more of them each time.
+            await ledgers.skip_ids(min(2**effect.attempt, MAX_SKIPPED_IDS) - 1)
+            other = await make_another()
+        except DistributedLogError as error:
+            logger.warning("%s; and no other ledger was made: %s", effect.error.message, error.message)
+            self._guard(lambda: self.machine.replace_failed(error))
+            return
+        logger.warning("%s: its writer goes on in ledger %d", effect.error.message, other.ledger_id)
+        if self.machine.state is not State.REPLACING:
+            await other.abandon()  # given up meanwhile
+            return
+        fresh = other.machine
+        other._on_end(other)
+        self._guard(lambda: self.machine.replaced(fresh.ledger_id, fresh.metadata, fresh.version))
+        try:
+            await ledgers.delete(taken)
+        except DistributedLogError as error:
+            logger.info("ledger %d, which is closed and empty, could not be deleted: %s", taken, error)
 
     @property
     def metadata(self) -> LedgerMetadata:

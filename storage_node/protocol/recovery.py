@@ -21,6 +21,19 @@ Theory of operation
    closed meanwhile, his end is adopted: there is one end for ever (I2). If the ensembles changed under us, the
    acknowledgements gathered may be void: recovery starts over from what is found.
 
+**Another key.** A bookie that answers EUA to the ledger's own key is an explicit negative like one that says "no such
+ledger", in steps 2 and 4. A bookie keeps one key for a ledger: that of the first add, fence or explicit LAC, journaled
+before anything that it came with is acknowledged (D19), and it takes nothing under any other key for as long as it
+keeps the ledger, which is as long as the metadata names the bookie. So (a) it holds no entry that the ledger's writer
+had acknowledged there, and (b) it will acknowledge none to the old writer: to that one it is as good as fenced. Both
+hold for what a bookie remembers, no more and no less than "no such ledger" does: one that may have forgotten says
+"unknown" before it compares keys (I11), and one of ours says EUA only once the other key is on its disk (a crash could
+make it forget the key, but not that it answered). So where (W - A) + 1 bookies of an entry's write set say EUA
+the ledger ends before that entry, even if a copy is found elsewhere: it cannot have been acknowledged, and there may be
+too few bookies to store it again. Our own key has to be certain for this: it is the metadata's
+password, and where metadata of the oldest format names none, EUA decides nothing, and recovery fails. Without this
+rule whoever writes under the ids of future ledgers, for which nobody asks credentials, could make logs unrecoverable.
+
 Every step may be repeated by any number of recoverers at once: fences and recovery adds are idempotent, entries have
 one value, and only a conditional write decides. A failure leaves the ledger IN_RECOVERY, for the next attempt.
 """
@@ -205,6 +218,7 @@ class RecoveryMachine:
         self._needed = missing_needed(metadata.write_quorum, metadata.ack_quorum)
         self._fence_answers: set[int] = set()
         self._fence_error: DistributedLogError | None = None
+        self._strangers: set[int] = set()  # bookies with another key: nothing of this ledger is or was there
         self._last_add_confirmed = -1
         self._verdicts: dict[int, _Verdict] = {}
         self._next_verdict = 0  # the entry whose verdict is due
@@ -287,13 +301,30 @@ class RecoveryMachine:
         """Any other answer, or none. Only "I have nothing of it" makes the bookie known."""
         if not self._acts(Event.FENCE_FAILED):
             return ()
-        if isinstance(error, UnauthorizedAccessError):
+        if isinstance(error, UnauthorizedAccessError) and not self._key_is_certain:
             return self._fail(error)
-        if isinstance(error, MISSING):
+        if self._is_negative(index, error):
             return self._fence_known(index)
         self._fence_error = more_telling(self._fence_error, error)
         self._fence_answers.add(index)
         return self._fence_lost()
+
+    @property
+    def _key_is_certain(self) -> bool:
+        """The key that bookies were shown is the one that the ledger was written with."""
+        return self.metadata.password is not None
+
+    def _is_negative(self, index: int, error: DistributedLogError) -> bool:
+        """The bookie says that it has nothing of what was asked, and never had (D3)."""
+        if isinstance(error, UnauthorizedAccessError) and self._key_is_certain:
+            self._strangers.add(index)
+            return True
+        return isinstance(error, MISSING)
+
+    def _never_acknowledged(self, entry_id: int) -> bool:
+        """So many of the entry's bookies have another key that no ack quorum can ever have had it."""
+        indices = write_set(entry_id, self.metadata.ensemble_size, self.metadata.write_quorum)
+        return len(self._strangers.intersection(indices)) >= self._needed
 
     def _fence_known(self, index: int) -> Effects:
         self._fence_answers.add(index)
@@ -348,7 +379,7 @@ class RecoveryMachine:
         if verdict is None or index in verdict.answered:
             return ()
         verdict.answered.add(index)
-        if isinstance(error, MISSING):
+        if self._is_negative(index, error):
             verdict.missing += 1
         verdict.error = more_telling(verdict.error, error)
         return self._judge()
@@ -357,6 +388,8 @@ class RecoveryMachine:
         """Take verdicts in entry order, as far as they are decided."""
         effects: list[Effect] = []
         while (verdict := self._verdicts.get(self._next_verdict)) is not None:
+            if self._never_acknowledged(self._next_verdict):
+                return (*effects, *self._end_found())
             if verdict.found is not None:
                 effects.append(AddAgain(verdict.found))
                 self._length = verdict.found.length
@@ -385,6 +418,9 @@ class RecoveryMachine:
         """An entry that was found could not be replicated."""
         if not self._acts(Event.ADD_FAILED):
             return ()
+        if self._never_acknowledged(self._added + 1):  # there are no bookies for it because there never were any
+            self._next_verdict, self._length = self._added + 1, None
+            return self._end_found()
         return self._fail(self._aborted("an entry of the tail could not be replicated", error))
 
     # ------------------------------------------------------------------------------------ end

@@ -21,7 +21,19 @@ the change is tried again upon it; IN_RECOVERY or CLOSED ends this writer.
 that answer: the seat stays in the metadata and is *vacant*, nothing more is sent to it. `retry_vacancies` looks for a
 replacement again; the same bookie, come back, may take its own seat. Without A bookies left the writer fails.
 
-**Failure** is final: fenced, wrong password, metadata taken over, no quorum. Every pending add fails, in entry order,
+**Strangers.** A bookie keeps one master key for a ledger, that of the first request which brought one, and answers any
+other with EUA. So a bookie that says EUA to the ledger's owner holds what others wrote there under this id, before the
+owner did (nobody needs credentials for that); it never held an entry of the owner's, and never will. It is no place for
+the ledger: it is replaced at once, for good, in the whole of the fragment, since readers would be given what others
+wrote there: what is acknowledged is acknowledged by A bookies beside it, so one that lacks it may be in its place (a
+refusal that comes after the close is too late for that). The ledger itself is given up where
+more than W - A bookies say so, or one of them cannot be replaced, while nothing is acknowledged in it (a single such
+bookie that stayed in the ensemble could give readers entries that the owner never wrote). Giving up is one conditional
+write, which closes the ledger empty: if that is applied, no recovery can ever find an entry in it (I2), so that what is
+pending may be sent again elsewhere and is nowhere twice. Then, as often as `replacements_left` allows, the edge makes
+another ledger and the machine goes on in that, with every pending entry.
+
+**Failure** is final: fenced, metadata taken over, no quorum. Every pending add fails, in entry order,
 with the same error. A writer that failed for want of bookies may still close the ledger at its LAC; one that was
 fenced may not, since the end is then the recoverer's to decide (I5).
 
@@ -72,8 +84,10 @@ from storage_node.protocol.writing_model import (
     Event,
     Failed,
     ForceSync,
+    Moved,
     PickReplacements,
     ReadMetadata,
+    ReplaceLedger,
     Resend,
     Seat,
     Send,
@@ -92,8 +106,10 @@ __all__ = [
     "Event",
     "Failed",
     "ForceSync",
+    "Moved",
     "PickReplacements",
     "ReadMetadata",
+    "ReplaceLedger",
     "Resend",
     "Seat",
     "Send",
@@ -104,8 +120,13 @@ __all__ = [
 
 UNLIMITED_CHANGES = 2**31 - 1
 
+_LOOKING = {
+    State.CLOSING: State.CLOSE_CHECKING,
+    State.GIVING_UP: State.GIVE_UP_CHECKING,
+    State.CHANGING: State.CHECKING,
+}
 _FROZEN = frozenset({State.PICKING, State.CHANGING, State.CHECKING})
-_FATAL = (LedgerFencedError, UnauthorizedAccessError, LedgerClosedError)
+_FATAL = (LedgerFencedError, LedgerClosedError)
 
 
 class WriterMachine:
@@ -129,7 +150,6 @@ class WriterMachine:
         check(not (recovering and (deferred_sync or advanced)), "a recovery adds in order and synced")
         check(not (delay_ensemble_change and spans_domains), "a delayed change counts bookies, not fault domains")
         self.ledger_id = ledger_id
-        self.metadata = metadata
         self.state = State.WRITING
         self.error: DistributedLogError | None = None
         self.last_acknowledged = last_add_confirmed
@@ -144,21 +164,28 @@ class WriterMachine:
         self.advanced = advanced
         self.close_requested = False
         self.vacant: frozenset[int] = frozenset()
-        self._version = version
+        self.replacements_left = 0
+        """How often the ledger may be replaced by another one, where its id is taken."""
+        self._replacements_made = 0
         self._recovering = recovering
         self._delay = delay_ensemble_change
         self._spans_domains = spans_domains
         self._changes_left = max_ensemble_changes
         self._synced = (last_add_confirmed, length)  # deferred sync: the last forced entry and the length up to it
+        # Entries not acknowledged yet, in order: a bit mask of the seats that have each, and its cumulative length.
+        self._acks: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
+        self._begin(metadata, version)
+
+    def _begin(self, metadata: LedgerMetadata, version: int) -> None:
+        """Write to this ledger from here on."""
+        self.metadata, self._version = metadata, version
         self._ack_quorum = metadata.ack_quorum
         self._write_quorum = metadata.write_quorum
         self._spare = metadata.write_quorum - metadata.ack_quorum
         self._size = metadata.ensemble_size
         self._windows = write_sets(metadata.ensemble_size, metadata.write_quorum)
         self._window_masks = tuple(sum(1 << index for index in window) for window in self._windows)
-        # Entries not acknowledged yet, in order: a bit mask of the seats that have each, and its cumulative length.
-        self._acks: dict[int, int] = {}
-        self._lengths: dict[int, int] = {}
         self._failures: dict[int, int] = {}  # masks of the seats that failed an entry, with delayed changes
         self._seats = [Seat(i, bookie) for i, bookie in enumerate(metadata.last_ensemble.bookies)]
         self._targets: tuple[tuple[Seat, ...], ...] = ()
@@ -168,6 +195,9 @@ class WriterMachine:
         self._suspects: set[str] = set()  # failed since the LAC last moved: not to be picked
         self._forgivable: set[str] = set()
         """Suspects that failed while nothing was pending: by the next add they may be back, and are picked at need."""
+        self._strangers: dict[str, DistributedLogError] = {}
+        """Bookies that hold what others wrote under this ledger's id, and their answers: never to be picked."""
+        self.vacant = frozenset()
         self._retarget()
 
     @property
@@ -178,6 +208,11 @@ class WriterMachine:
     def last_add_confirmed(self) -> int:
         """The LAC (-1: none)."""
         return self._synced[0] if self.deferred_sync else self.last_acknowledged
+
+    @property
+    def version(self) -> int:
+        """The metadata's version, as far as this writer knows."""
+        return self._version
 
     @property
     def pending_count(self) -> int:
@@ -253,8 +288,12 @@ class WriterMachine:
         if not seat.current or REACTIONS[self.state][Event.REFUSED] is Reaction.IGNORE:
             return ()
         if isinstance(error, _FATAL):
-            return self._fail(error)  # EFENCED, EUA: fatal for the handle, no later acknowledgement (I5)
+            return self._fail(error)  # EFENCED: fatal for the handle, no later acknowledgement (I5)
+        if isinstance(error, UnauthorizedAccessError):
+            self._strangers[seat.bookie] = error
         if self.deferred_sync:
+            if self._strangers and self._is_untouched():
+                return self._give_up()
             return self._fail(errors.stuck(self, "a ledger whose syncs are deferred cannot change its ensemble", error))
         if seat.index in self.vacant or seat.index in self._round:
             return ()  # known, and being dealt with (D12)
@@ -262,17 +301,17 @@ class WriterMachine:
         if self._delay:
             if entry_id in self._acks:
                 self._failures[entry_id] = self._failures.get(entry_id, 0) | seat.bit
-            if not isinstance(error, ReadOnlyError):
+            if not isinstance(error, ReadOnlyError | UnauthorizedAccessError):
                 failed = self._due(entry_id)
                 if not failed:
                     return ()  # acknowledged without it, or an ack quorum is still to be had from the others
             else:
                 failed |= self._noted(entry_id)
         self._failing |= failed
-        suspects = {self._seats[index].bookie for index in failed}
+        suspects = {self._seats[index].bookie for index in failed} - self._strangers.keys()
         self._suspects |= suspects
         self._forgivable = self._forgivable - suspects if self._acks else self._forgivable | suspects
-        if self.state is not State.WRITING or not self._acks:
+        if self.state is not State.WRITING or not (self._acks or seat.bookie in self._strangers):
             return ()  # merged into the running change's sequel, or due at the next add
         return self._begin_change()
 
@@ -324,6 +363,8 @@ class WriterMachine:
 
     def _begin_change(self) -> Effects:
         """Freeze acknowledgement first (D4, D5), then ask for replacements."""
+        if len(self._strangers) > self._spare and self._is_untouched():
+            return self._give_up()
         self.state = State.PICKING
         self._round = tuple(sorted(self._failing | self.vacant))
         self._failing.clear()
@@ -335,7 +376,7 @@ class WriterMachine:
             PickReplacements(
                 bookies,
                 self._round,
-                frozenset(staying | self._suspects),
+                frozenset(staying | self._suspects | self._strangers.keys()),
                 not self._quorum_without(self._round),
                 self._write_quorum,
             ),
@@ -349,6 +390,8 @@ class WriterMachine:
             set(replacements) <= set(self._round), "replacements for seats that did not fail", ledger_id=self.ledger_id
         )
         left = tuple(index for index in self._round if index not in replacements)
+        if self._is_untouched() and any(self._seats[index].bookie in self._strangers for index in left):
+            return self._give_up()
         if not self._quorum_without(left):
             if self._forgivable:
                 self._suspects -= self._forgivable
@@ -373,9 +416,13 @@ class WriterMachine:
 
     def _propose(self, base: LedgerMetadata, bookies: tuple[str, ...]) -> Effects:
         check(len(set(bookies)) == len(bookies), "an ensemble would hold a bookie twice", ledger_id=self.ledger_id)
-        # The start is LAC + 1 computed under the freeze (D5); same first entry: replace, else append.
-        start, _ = next_fragment_key(self.last_acknowledged, base.last_ensemble.first_entry)
-        changed = base.with_ensemble(start, bookies)
+        last = base.last_ensemble
+        rid = tuple(new if old in self._strangers else old for old, new in zip(last.bookies, bookies, strict=True))
+        changed = base.with_ensemble(last.first_entry, rid)
+        if rid != bookies:
+            # The start is LAC + 1 computed under the freeze (D5); same first entry: replace, else append.
+            start, _ = next_fragment_key(self.last_acknowledged, last.first_entry)
+            changed = changed.with_ensemble(start, bookies)
         if self._recovering:
             return self._adopt(changed, self._version)  # local until the recovery's closing write (I18)
         self.state = State.CHANGING
@@ -416,6 +463,64 @@ class WriterMachine:
             return ()
         return self._begin_change()
 
+    # ------------------------------------------------------------------------------------ another ledger
+
+    def _is_untouched(self) -> bool:
+        """Nothing is acknowledged in the ledger, and it is this writer's to give up."""
+        return self.last_acknowledged < 0 and not self._recovering
+
+    def _give_up(self) -> Effects:
+        """The id is taken: close the ledger empty, and go on in another; fail where that may not be.
+
+        Only called where the edge owes no answer: none may come for a ledger that is not ours any more.
+        """
+        if not self.replacements_left:
+            return self._fail(errors.taken(self, self._whose_answer()))
+        self._retire()
+        self._round = ()
+        self._targets = ((),) * self._size  # what is added now waits for the next ledger
+        self.state = State.GIVING_UP
+        return (WriteMetadata(self.metadata.closed(-1, 0), self._version),)
+
+    def _whose_answer(self) -> DistributedLogError:
+        return next(iter(self._strangers.values()))
+
+    def _given_up(self, metadata: LedgerMetadata, version: int) -> Effects:
+        self.metadata, self._version = metadata, version
+        self.replacements_left -= 1
+        self._replacements_made += 1
+        self.state = State.REPLACING
+        return (ReplaceLedger(self._replacements_made, errors.taken(self, self._whose_answer())),)
+
+    def _judge_given_up(self, metadata: LedgerMetadata, version: int) -> Effects:
+        if metadata.state is LedgerState.OPEN:
+            self.metadata, self._version = metadata, version
+            return self._give_up()
+        if metadata.state is LedgerState.CLOSED and metadata.last_entry == -1:
+            return self._given_up(metadata, version)  # ours, or a recoverer's that found nothing either
+        return self._fail(errors.taken_over(self, metadata))
+
+    def replaced(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> Effects:
+        """Another ledger was made, empty and open: all that is pending goes there."""
+        if not self._asked(Event.REPLACED):
+            return ()
+        self.ledger_id = ledger_id
+        self.state = State.WRITING
+        self._begin(metadata, version)
+        sends: list[Send] = []
+        total = 0
+        for entry_id, length in self._lengths.items():
+            self._acks[entry_id] = 0
+            total = total + length if self.advanced else length
+            sends.append(Send(entry_id, -1, total, self._targets[entry_id % self._size]))
+        return (Moved(), *sends, *self._close_if_drained())
+
+    def replace_failed(self, error: DistributedLogError) -> Effects:
+        """There is no other ledger to be had, or it is not known."""
+        if not self._asked(Event.REPLACE_FAILED):
+            return ()
+        return self._fail(errors.stuck(self, "the ledger's id was taken by others, and no other ledger was made", error))
+
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
@@ -424,13 +529,15 @@ class WriterMachine:
             return ()
         if self.state is State.CLOSING:
             return self._closed(metadata, version)
+        if self.state is State.GIVING_UP:
+            return self._given_up(metadata, version)
         return self._adopt(metadata, version)
 
     def metadata_doubtful(self) -> Effects:
         """Version conflict or unknown outcome: never assume either way, look."""
         if not self._asked(Event.METADATA_DOUBTFUL):
             return ()
-        self.state = State.CLOSE_CHECKING if self.state is State.CLOSING else State.CHECKING
+        self.state = _LOOKING[self.state]
         return (ReadMetadata(),)
 
     def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
@@ -439,6 +546,8 @@ class WriterMachine:
             return ()
         if self.state is State.CLOSE_CHECKING:
             return self._judge_close(metadata, version)
+        if self.state is State.GIVE_UP_CHECKING:
+            return self._judge_given_up(metadata, version)
         if metadata.state is not LedgerState.OPEN:
             return self._fail(errors.taken_over(self, metadata))
         if metadata.last_ensemble.first_entry > self.last_acknowledged + 1:
@@ -462,6 +571,8 @@ class WriterMachine:
             return self._fail(error)
         if self.state is State.CLOSE_CHECKING:
             return self._fail(errors.unknown_close(self, error))
+        if self.state in (State.GIVING_UP, State.GIVE_UP_CHECKING):
+            return self._fail(errors.stuck(self, "its id was taken by others, and it could not be closed", error))
         return self._fail(errors.stuck(self, "the ensemble change could not be written to the metadata", error))
 
     # ------------------------------------------------------------------------------------ close

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from metadata.errors import DistributedLogError, OutcomeUnknownError
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
-from storage_node.errors import LedgerClosedError, LedgerFencedError, QuorumWriteError
+from storage_node.errors import LedgerClosedError, LedgerFencedError, LedgerTakenError, QuorumWriteError
 
 
 class Progress(Protocol):
@@ -58,6 +58,19 @@ def stuck(at: Progress, what: str, cause: DistributedLogError | None) -> Distrib
         f"{what}; entries {at.last_add_confirmed + 1} to {at.last_add_pushed} are not acknowledged",
         advice="See that enough storage nodes run; a recovery decides which of these entries are in the ledger",
         ledger_id=at.ledger_id,
+    )
+    error.__cause__ = cause
+    return error
+
+
+def taken(at: Progress, cause: DistributedLogError) -> DistributedLogError:
+    """Bookies hold something under the ledger's id that its owner did not write."""
+    error = LedgerTakenError(
+        f"others wrote under ledger id {at.ledger_id} on {cause.node or 'its nodes'} before its writer did; nothing is "
+        "acknowledged in this ledger",
+        advice="Write to another ledger; keep storage nodes out of reach of whoever writes under ids of others",
+        ledger_id=at.ledger_id,
+        node=cause.node,
     )
     error.__cause__ = cause
     return error

@@ -27,6 +27,12 @@ class State(Enum):
     """Everything is acknowledged; the closing conditional write is under way."""
     CLOSE_CHECKING = auto()
     """The metadata is being read after the closing write's conflict or unknown outcome."""
+    GIVING_UP = auto()
+    """The ledger's id is taken; the conditional write that closes it empty is under way. Adds are taken, and wait."""
+    GIVE_UP_CHECKING = auto()
+    """The metadata is being read after that write's conflict or unknown outcome."""
+    REPLACING = auto()
+    """It is closed, empty, for ever; another ledger is being made."""
     CLOSED = auto()
     FAILED = auto()
 
@@ -46,19 +52,24 @@ class Event(Enum):
     FORCED = auto()
     CLOSE = auto()
     ABORT = auto()
+    REPLACED = auto()
+    REPLACE_FAILED = auto()
 
 
 REACTIONS = parse_table(
     """
-                    add added refused picked metadata_written metadata_doubtful metadata_found metadata_failed retry_vacancies forced close abort
-    WRITING         A   A     A       !      !                !                 !              !               A               A      A     A
-    PICKING         A   A     A       A      !                !                 !              !               -               !      A     A
-    CHANGING        A   A     A       !      A                A                 !              A               -               !      A     A
-    CHECKING        A   A     A       !      !                !                 A              A               -               !      A     A
-    CLOSING         R   -     -       !      A                A                 !              A               -               -      -     A
-    CLOSE_CHECKING  R   -     -       !      !                !                 A              A               -               -      -     A
-    CLOSED          R   -     -       -      -                -                 -              -               -               -      -     -
-    FAILED          R   -     -       -      -                -                 -              -               -               -      A     -
+                      add added refused picked metadata_written metadata_doubtful metadata_found metadata_failed retry_vacancies forced close abort replaced replace_failed
+    WRITING           A   A     A       !      !                !                 !              !               A               A      A     A     !        !
+    PICKING           A   A     A       A      !                !                 !              !               -               !      A     A     !        !
+    CHANGING          A   A     A       !      A                A                 !              A               -               !      A     A     !        !
+    CHECKING          A   A     A       !      !                !                 A              A               -               !      A     A     !        !
+    CLOSING           R   -     -       !      A                A                 !              A               -               -      -     A     !        !
+    CLOSE_CHECKING    R   -     -       !      !                !                 A              A               -               -      -     A     !        !
+    GIVING_UP         A   -     -       !      A                A                 !              A               -               !      A     A     !        !
+    GIVE_UP_CHECKING  A   -     -       !      !                !                 A              A               -               !      A     A     !        !
+    REPLACING         A   -     -       !      !                !                 !              !               -               !      A     A     A        A
+    CLOSED            R   -     -       -      -                -                 -              -               -               -      -     -     -        -
+    FAILED            R   -     -       -      -                -                 -              -               -               -      A     -     -        -
     """,  # noqa: E501
     State,
     Event,
@@ -150,6 +161,22 @@ class ForceSync:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplaceLedger:
+    """The ledger is closed, empty: make another; answer with `replaced` or `replace_failed`.
+
+    `attempt` counts from 1; `error` says whose answer it was that gave it up.
+    """
+
+    attempt: int
+    error: DistributedLogError
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The writer goes on in another ledger. A `Send` follows for each entry that waits: package it anew, for that."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """All entries still pending lie behind a gap that a close has made final: they fail with `error`."""
 
@@ -171,6 +198,17 @@ class Closed:
 
 
 Effect: TypeAlias = (
-    Send | Resend | Acknowledged | PickReplacements | WriteMetadata | ReadMetadata | ForceSync | Cut | Failed | Closed
+    Send
+    | Resend
+    | Acknowledged
+    | PickReplacements
+    | WriteMetadata
+    | ReadMetadata
+    | ForceSync
+    | ReplaceLedger
+    | Moved
+    | Cut
+    | Failed
+    | Closed
 )
 Effects: TypeAlias = tuple[Effect, ...]

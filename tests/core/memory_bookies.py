@@ -36,6 +36,7 @@ _LENGTH = Struct(">i")
 class StoredLedger:
     entries: dict[int, bytes] = field(default_factory=dict)
     fenced: bool = False
+    key: bytes | None = None
     lac: int = -1
     advanced: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -109,9 +110,12 @@ class MemoryBookie:
         status = Status.EOK
         if self.reject is not None:
             status = self.reject
+        elif ledger.key not in (None, request.master_key):
+            status = Status.EUA
         elif ledger.fenced and not request.recovery:
             status = Status.EFENCED
         else:
+            ledger.key = request.master_key
             ledger.entries[entry_id] = bytes(request.body)
             if lac > ledger.lac:
                 ledger.lac = lac
@@ -131,6 +135,10 @@ class MemoryBookie:
         ledger = self.ledgers.get(request.ledger_id)
         if request.fence:
             ledger = self.ledgers.setdefault(request.ledger_id, StoredLedger())
+            if ledger.key not in (None, request.master_key):
+                self._answer_read(link, request, Status.EUA, None, None)
+                return
+            ledger.key = request.master_key
             ledger.fenced = True
         if ledger is None:
             self._answer_read(link, request, Status.ENOLEDGER, None, None)

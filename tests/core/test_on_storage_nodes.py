@@ -12,6 +12,7 @@ import pytest_asyncio
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.settings import Settings
 from dlspark.testing.cluster import InProcessCluster
+from dlspark.testing.strangers import write_as_stranger
 
 
 @pytest_asyncio.fixture
@@ -155,3 +156,45 @@ async def test_storage_nodes_give_back_the_space_of_purged_segments_and_of_delet
     assert await stored() == set(ledgers[2:])
     await namespace.delete_log("aging")
     assert await stored() == set()
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+async def test_logs_go_on_where_strangers_wrote_under_the_next_hundred_ledger_ids(cluster, nodes):
+    namespace, other = await cluster.connect(), await cluster.connect()
+    log = await namespace.open_log("taken")
+    async with await log.open_writer() as writer:
+        written = [writer.write(0, b"0")]
+    (first,) = await log.segments()
+    taken = [bookie.address for bookie in cluster.bookies[:nodes]]
+    await write_as_stranger(taken, range(first.ledger_id + 1, first.ledger_id + 101))
+    for i in range(1, 4):
+        async with await log.open_writer() as writer:
+            written.append(writer.write(i, b"%d" % i))
+    writer = await log.open_writer()
+    written.append(writer.write(4, b"4"))
+    await writer.flush()
+    await cluster.crash(namespace)
+    log = await other.open_log("taken")
+    async with await log.open_writer() as writer:
+        written.append(writer.write(5, b"5"))
+    async with await log.open_reader() as reader:
+        records = await _drained(reader)
+    assert [(record.dlsn, record.payload) for record in records] == [(await future, b"%d" % i) for i, future in enumerate(written)]
+    assert [s.lssn for s in await log.segments()] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_segment_whose_ledger_strangers_took_before_its_writer_died_is_recovered(cluster):
+    namespace, other = await cluster.connect(), await cluster.connect()
+    log = await namespace.open_log("left")
+    async with await log.open_writer() as writer:
+        writer.write(0, b"0")
+    writer = await log.open_writer()
+    await writer._succession.start(1)
+    (left,) = [s for s in await log.segments() if s.in_progress]
+    await cluster.crash(namespace)
+    await write_as_stranger([bookie.address for bookie in cluster.bookies], [left.ledger_id])
+    log = await other.open_log("left")
+    async with await log.open_writer() as writer:
+        writer.write(1, b"1")
+    async with await log.open_reader() as reader:
+        assert [record.payload for record in await _drained(reader)] == [b"0", b"1"]

@@ -248,6 +248,43 @@ async def test_a_reserved_id_is_the_next_one_and_is_given_once(store: MetadataSt
     assert (await store.children(f"{ledgers.root}/idgen"))[0] == []
 
 
+async def test_ids_that_are_skipped_are_given_to_nobody(store: MetadataStore, ledgers: LedgerStore) -> None:
+    await ledgers.skip_ids(5)  # of a sequence that does not exist yet
+    assert await ledgers.generate_id() == 0
+    await ledgers.reserve_id()
+    await ledgers.skip_ids(100)
+    await ledgers.skip_ids(0)
+    assert await ledgers.generate_id() == 102
+    assert (await store.children(f"{ledgers.root}/idgen"))[0] == []
+
+
+async def test_long_ids_are_skipped_in_their_own_sequence(faults: Faults) -> None:
+    ledgers = LedgerStore(faults.store)
+    await faults.store.create("/ledgers/idgen")
+    faults.tree.set_sequence("/ledgers/idgen", 2**31 - 1)
+    assert await ledgers.generate_id() == 1 << 32
+    await ledgers.skip_ids(9)
+    assert await ledgers.generate_id() == (1 << 32) + 10
+
+
+async def test_the_flat_layouts_ids_are_skipped_too(store: MetadataStore, root: str) -> None:
+    await store.create(f"{root}/LAYOUT", LedgerLayout.FLAT.encode())
+    ledgers = LedgerStore(store, root)
+    first = await ledgers.generate_id()
+    await ledgers.skip_ids(3)
+    assert await ledgers.generate_id() == first + 4
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
+async def test_a_lost_answer_skips_more_ids_and_none_twice(faults: Faults, fault: Fault) -> None:
+    ledgers = LedgerStore(faults.store)
+    first = await ledgers.generate_id()
+    faults.arm("multi", fault)
+    await ledgers.skip_ids(3)
+    assert faults.met == 1
+    assert await ledgers.generate_id() > first + 3
+
+
 # ---- metadata --------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.log_view import LogView
 from dlspark.spark.source.selection import SourceQuery
+from metadata.bookies import BookieAddress
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
@@ -62,6 +63,11 @@ class World:
             await bookie.start()
             self._bookies.append((bookie, store))
         self.namespace = await self.connect(URI)
+
+    @property
+    def nodes(self) -> list[BookieAddress]:
+        """Where the storage nodes are."""
+        return [bookie.address for bookie, _ in self._bookies]
 
     async def stop(self) -> None:
         for driver in self._drivers:

@@ -15,6 +15,7 @@ from dlspark.spark.sink.messages import JobId, SinkMessage, gather
 from dlspark.spark.sink.schema import SinkColumns
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.staging import Staging
+from dlspark.testing.strangers import write_as_stranger
 
 if TYPE_CHECKING:
     from memory_world import World
@@ -180,3 +181,17 @@ async def test_a_task_that_gives_up_leaves_nothing_that_its_driver_does_not_swee
     assert await worker.ledgers() == await worker.published("flights")
     again = await worker.run(worker.job(1), "flights")
     assert await worker.commit(again) is Outcome.PUBLISHED
+
+
+async def test_tasks_go_on_where_strangers_wrote_under_the_next_ledger_ids(world: World, worker: Worker) -> None:
+    assert await worker.commit(await worker.run(worker.job(0), "flights")) is Outcome.PUBLISHED
+    newest = max(await worker.ledgers())
+    await write_as_stranger(world.nodes, range(newest + 1, newest + 101))
+    for batch in range(1, 4):
+        message = await worker.run(worker.job(batch), "flights", "trains", columns=BY_COLUMN)
+        assert await worker.commit(message) is Outcome.PUBLISHED
+    published = await worker.published("flights", "trains")
+    assert len(published) == 7
+    assert world.namespace.counters["ledger-taken"]
+    await worker.session._ahead  # type: ignore[misc]
+    assert await worker.ledgers() == published  # what was taken is deleted, and swept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -46,6 +47,8 @@ from storage_node.protocol.writing import ReadMetadata, WriteMetadata, WriterMac
 
 MISSING = NoSuchEntryError("not here")
 TIMEOUT = RequestTimeoutError("silence")
+STRANGER = UnauthorizedAccessError("another key")
+DOWN = BookieUnreachableError("down")
 
 
 def entry(entry_id: int, lac: int = -1, length: int | None = None) -> Entry:
@@ -212,10 +215,50 @@ def test_a_fence_without_definite_answer_leaves_the_bookie_unknown_d3(error: Dis
     assert isinstance(effects[0].error, LedgerRecoveryError)
 
 
-def test_a_wrong_password_fails_at_once() -> None:
-    effects = fencing().fence_failed(1, UnauthorizedAccessError("no"))
+def test_without_a_password_in_the_metadata_another_key_proves_nothing() -> None:
+    m = RecoveryMachine(7, replace(marked(), digest_type=None, password=None, format_version=1), 4)
+    m.start()
+    effects = m.fence_failed(1, STRANGER)
     assert isinstance(effects[0], RecoveryFailed)
     assert isinstance(effects[0].error, UnauthorizedAccessError)
+
+
+def test_a_bookie_with_another_key_is_known_to_hold_nothing() -> None:
+    m = fencing()
+    assert m.fence_failed(0, STRANGER) == ()
+    assert isinstance(m.fence_failed(1, STRANGER)[0], BeginAdds)  # decided: one bookie is no ack quorum (D6)
+    effects = m.entry_failed(2, 0, TIMEOUT) + m.entry_failed(0, 0, STRANGER)
+    assert isinstance(effects[0], WriteMetadata)
+    assert (effects[0].metadata.last_entry, effects[0].metadata.length) == (-1, 0)
+
+
+def test_one_bookie_with_another_key_and_one_that_is_away_decide_nothing() -> None:
+    m = fencing()
+    m.fence_found(2, -1)
+    m.fence_failed(0, STRANGER)
+    m.entry_failed(0, 0, STRANGER)
+    m.entry_failed(2, 0, MISSING)
+    assert m.state is State.CLOSING  # two explicit negatives are enough
+    m = fencing()
+    m.fence_found(2, 0)  # entry 0 is acknowledged
+    m.fence_failed(0, STRANGER)
+    m.entry_failed(0, 1, STRANGER)
+    m.entry_failed(1, 1, TIMEOUT)
+    effects = m.entry_failed(2, 1, LedgerStateUnknownError("unclean"))
+    assert isinstance(effects[0], RecoveryFailed)  # mixed verdicts abort (D3)
+
+
+def test_a_copy_of_what_cannot_have_been_acknowledged_does_not_keep_the_ledger_open() -> None:
+    m = fencing()
+    m.fence_found(2, -1)
+    m.fence_failed(0, STRANGER)
+    m.entry_found(2, entry(0))  # believed: one other bookie may have it
+    m.entry_failed(1, 1, STRANGER)
+    assert m.state is State.SETTLING  # two of three never took anything of ours: the ledger ends before entry 1
+    effects = m.add_failed(DOWN)
+    assert isinstance(effects[0], WriteMetadata)
+    assert effects[0].metadata.last_entry == -1  # and before entry 0, for the same reason
+    assert effects[0].metadata.length == 0
 
 
 def test_a_single_surviving_copy_is_recovered() -> None:
@@ -326,6 +369,10 @@ class Bookies:
         self.broken: set[tuple[str, int]] = set()
         self.fenced: set[str] = set()
         self.down: set[str] = set()
+        self.strangers: set[str] = set()
+        """Bookies that hold what others wrote under the ledger's id."""
+        self.met: set[str] = set()
+        """Bookies that have the ledger's own key."""
         self.mail: list[Callable[[], None]] = []
         self.acknowledged = -1
         self.writer: WriterMachine | None = None
@@ -348,8 +395,13 @@ class Bookies:
 
     # ---- the writer that is being fenced
 
-    def begin_writing(self, entries: int) -> None:
+    def intrude(self, bookie: str) -> None:
+        if bookie not in self.met:
+            self.strangers.add(bookie)
+
+    def begin_writing(self, entries: int, replacements: int = 0) -> None:
         self.writer = WriterMachine(7, self.metadata, 0)
+        self.writer.replacements_left = replacements
         for _ in range(entries):
             self.run_writer(self.writer.add(10))
 
@@ -383,14 +435,20 @@ class Bookies:
             )
         elif isinstance(effect, ReadMetadata):
             self.mail.append(lambda: self.run_writer(m.metadata_found(self.metadata, self.version)))
+        elif isinstance(effect, writing.ReplaceLedger):
+            assert self.ends == {(-1, 0)}  # what is pending goes elsewhere: it must be nowhere twice
+            assert self.acknowledged == -1
 
     def store(self, m: WriterMachine, seat: writing.Seat, copy: Entry) -> None:
         answer: Callable[[], writing.Effects]
         if seat.bookie in self.down:
             answer = lambda: m.refused(seat, copy.entry_id, BookieUnreachableError("down"))  # noqa: E731
+        elif seat.bookie in self.strangers:
+            answer = lambda: m.refused(seat, copy.entry_id, STRANGER)  # noqa: E731
         elif seat.bookie in self.fenced:
             answer = lambda: m.refused(seat, copy.entry_id, LedgerFencedError("fenced"))  # noqa: E731
         else:
+            self.met.add(seat.bookie)
             self.entries[seat.bookie][copy.entry_id] = copy
             answer = lambda: m.added(seat, copy.entry_id)  # noqa: E731
         self.mail.append(lambda: self.run_writer(answer()))
@@ -456,7 +514,10 @@ class Recoverer:
         result: Entry | DistributedLogError
         if bookie in world.down:
             result = BookieUnreachableError("down")
+        elif bookie in world.strangers:
+            result = STRANGER
         else:
+            world.met.add(bookie)
             world.fenced.add(bookie)
             held = world.entries[bookie]
             wanted = max(held, default=-1) if entry_id is None else entry_id
@@ -502,6 +563,10 @@ class Recoverer:
                 lambda: self.run_adds(adds.refused(seat, copy.entry_id, BookieUnreachableError("down")))
             )
             return
+        if seat.bookie in self.world.strangers:
+            self.world.mail.append(lambda: self.run_adds(adds.refused(seat, copy.entry_id, STRANGER)))
+            return
+        self.world.met.add(seat.bookie)
         self.world.entries[seat.bookie][copy.entry_id] = copy
         self.world.broken.discard((seat.bookie, copy.entry_id))
         self.world.mail.append(lambda: self.run_adds(adds.added(seat, copy.entry_id)))
@@ -556,9 +621,12 @@ def test_recovery_of_any_remains_never_cuts_what_was_acknowledged(
         world.broken = data.draw(st.sets(st.sampled_from(copies), max_size=2))
     recoverers = [Recoverer(world) for _ in range(data.draw(st.integers(1, 2)))]
     faulty = world.down | {name for name, _ in world.broken}
+    empty = [name for name in names if not world.entries[name]]
+    if empty:
+        world.strangers = data.draw(st.sets(st.sampled_from(empty)))
     finish(world, recoverers)
     check_agreement(world, recoverers, acknowledged)
-    if len(faulty) <= min(a - 1, w - a):
+    if len(faulty | world.strangers) <= min(a - 1, w - a) or not faulty:
         assert all(isinstance(r.outcome, Recovered) for r in recoverers)
 
 
@@ -568,7 +636,9 @@ def test_a_writer_under_recovery_gets_no_acknowledgement_that_is_cut_off(
     sizes: tuple[int, int, int], adds: int, head_start: int, recoverers: int, schedule: int, data: st.DataObject
 ) -> None:
     world = Bookies(sizes, random.Random(schedule).randrange)
-    world.begin_writing(adds)
+    for name in data.draw(st.sets(st.sampled_from(list(world.names)))):
+        world.mail.append(lambda name=name: world.intrude(name))  # type: ignore[misc]
+    world.begin_writing(adds, data.draw(st.integers(0, 1)))
     for _ in range(head_start):
         if world.mail:
             world.step()

@@ -21,6 +21,7 @@ from storage_node.errors import (
     BookieUnreachableError,
     LedgerClosedError,
     LedgerFencedError,
+    LedgerTakenError,
     QuorumWriteError,
     ReadOnlyError,
     UnauthorizedAccessError,
@@ -35,8 +36,10 @@ from storage_node.protocol.writing import (
     Effects,
     Event,
     Failed,
+    Moved,
     PickReplacements,
     ReadMetadata,
+    ReplaceLedger,
     Resend,
     Seat,
     Send,
@@ -46,6 +49,7 @@ from storage_node.protocol.writing import (
 )
 
 DOWN = BookieUnreachableError("down")
+STRANGER = UnauthorizedAccessError("another key", node="a")
 
 
 def opened(e: int = 3, w: int = 3, a: int = 2, names: str = "abcdefghij") -> LedgerMetadata:
@@ -96,6 +100,15 @@ def in_state(state: State, *, deferred_sync: bool = False) -> WriterMachine:
             m.metadata_doubtful()
         if state is State.CLOSED:
             m.metadata_written(m.metadata.closed(-1, 0), 1)
+    elif state in (State.GIVING_UP, State.GIVE_UP_CHECKING, State.REPLACING):
+        m.replacements_left = 1
+        add(m)
+        m.refused(m.seats[0], 0, STRANGER)
+        m.picked({})
+        if state is State.GIVE_UP_CHECKING:
+            m.metadata_doubtful()
+        if state is State.REPLACING:
+            m.metadata_written(m.metadata.closed(-1, 0), 1)
     else:
         add(m)
         m.abort(QuorumWriteError("given up"))
@@ -109,7 +122,7 @@ EVENTS: dict[Event, Callable[[WriterMachine, list[Seat]], Effects]] = {
     Event.REFUSED: lambda m, seats: m.refused(seats[1], 0, LedgerFencedError("fenced")),
     Event.PICKED: lambda m, seats: m.picked({0: "x"}),
     Event.METADATA_WRITTEN: lambda m, seats: m.metadata_written(
-        opened().closed(-1, 0) if m.state is State.CLOSING else opened().with_ensemble(0, ("x", "b", "c")), 1
+        opened().closed(-1, 0) if m.state in (State.CLOSING, State.GIVING_UP) else opened().with_ensemble(0, ("x", "b", "c")), 1
     ),
     Event.METADATA_DOUBTFUL: lambda m, seats: m.metadata_doubtful(),
     Event.METADATA_FOUND: lambda m, seats: m.metadata_found(opened(), 1),
@@ -118,6 +131,8 @@ EVENTS: dict[Event, Callable[[WriterMachine, list[Seat]], Effects]] = {
     Event.FORCED: lambda m, seats: m.forced(0, 1),
     Event.CLOSE: lambda m, seats: m.close(),
     Event.ABORT: lambda m, seats: m.abort(QuorumWriteError("given up")),
+    Event.REPLACED: lambda m, seats: m.replaced(8, opened(names="uvwxyz"), 0),
+    Event.REPLACE_FAILED: lambda m, seats: m.replace_failed(DOWN),
 }
 
 
@@ -143,7 +158,7 @@ def test_every_event_in_every_state_does_what_the_table_says(state: State, event
             assert m.last_add_confirmed == 0
         if event is Event.ADDED and state in (State.PICKING, State.CHANGING, State.CHECKING):
             assert m.last_add_confirmed == -1  # frozen
-        if event in (Event.REFUSED, Event.METADATA_FAILED, Event.ABORT):
+        if event in (Event.REFUSED, Event.METADATA_FAILED, Event.ABORT, Event.REPLACE_FAILED):
             assert m.state is State.FAILED
 
 
@@ -191,8 +206,8 @@ def test_an_entry_goes_to_its_write_set_only() -> None:
         assert tuple(seat.index for seat in add(m).seats) == write_set(entry, 5, 3)
 
 
-@pytest.mark.parametrize("error", [LedgerFencedError("x"), UnauthorizedAccessError("x")])
-def test_fenced_and_unauthorised_are_fatal_and_nothing_is_acknowledged_later(error: DistributedLogError) -> None:
+def test_fenced_is_fatal_and_nothing_is_acknowledged_later() -> None:
+    error = LedgerFencedError("x")
     m = machine()
     seats = m.seats
     add(m)
@@ -476,6 +491,159 @@ def test_changes_of_a_recovery_stay_local_i18() -> None:
     assert not any(isinstance(e, WriteMetadata) for e in effects)
     assert m.metadata.ensembles == (Ensemble(0, ("a", "b", "c")), Ensemble(5, ("a", "d", "c")))
     assert m.metadata.state is LedgerState.IN_RECOVERY
+
+
+# ---------------------------------------------------------------------------------------- strangers
+
+
+def test_a_bookie_with_another_key_is_replaced_for_good() -> None:
+    m = machine()
+    add(m)
+    picking = one(m.refused(m.seats[0], 0, STRANGER), PickReplacements)
+    assert isinstance(picking, PickReplacements)
+    write = one(m.picked({0: "x"}), WriteMetadata)
+    assert isinstance(write, WriteMetadata)
+    assert write.metadata.ensembles == (Ensemble(0, ("x", "b", "c")),)  # nothing was acknowledged: it is nowhere named
+    m.metadata_written(write.metadata, 1)
+    m.added(m.seats[1], 0), m.added(m.seats[2], 0)
+    assert m.last_add_confirmed == 0
+    add(m)  # what failed before the LAC moved may be picked again, but for strangers
+    picking = one(m.refused(m.seats[1], 1, DOWN), PickReplacements)
+    assert isinstance(picking, PickReplacements)
+    assert "a" in picking.excluded
+
+
+def test_a_new_bookie_with_another_key_is_replaced_in_the_midst_of_a_ledger() -> None:
+    m = machine()
+    add(m)
+    m.added(m.seats[1], 0), m.added(m.seats[2], 0)
+    add(m)
+    m.refused(m.seats[0], 1, DOWN)
+    write = one(m.picked({0: "x"}), WriteMetadata)
+    assert isinstance(write, WriteMetadata)
+    m.metadata_written(write.metadata, 1)
+    picking = one(m.refused(m.seats[0], 1, STRANGER), PickReplacements)
+    assert isinstance(picking, PickReplacements)
+    assert "x" in picking.excluded
+    write = one(m.picked({0: "y"}), WriteMetadata)
+    assert isinstance(write, WriteMetadata)
+    assert [e.bookies for e in write.metadata.ensembles] == [("a", "b", "c"), ("y", "b", "c")]
+    assert write.metadata.last_ensemble.first_entry == 1
+    m.metadata_written(write.metadata, 2)
+    assert m.added(m.seats[0], 1) == ()
+    assert m.added(m.seats[1], 1) == (Acknowledged(1, 1),)
+
+
+def test_a_bookie_with_another_key_goes_out_of_the_whole_fragment_even_while_nothing_is_pending() -> None:
+    m = machine()
+    add(m)
+    m.added(m.seats[1], 0), m.added(m.seats[2], 0)
+    one(m.refused(m.seats[0], 0, STRANGER), PickReplacements)  # no reader may be given what it holds
+    write = one(m.picked({0: "x"}), WriteMetadata)
+    assert isinstance(write, WriteMetadata)
+    assert write.metadata.ensembles == (Ensemble(0, ("x", "b", "c")),)
+    m.metadata_written(write.metadata, 1)
+    m.add(1)
+    m.refused(m.seats[1], 1, DOWN)
+    m.refused(m.seats[2], 1, STRANGER)
+    write = one(m.picked({1: "y"}), WriteMetadata)
+    assert isinstance(write, WriteMetadata)
+    m.metadata_written(write.metadata, 2)
+    write = one(m.picked({2: "z"}), WriteMetadata)
+    assert isinstance(write, WriteMetadata)
+    assert write.metadata.ensembles == (Ensemble(0, ("x", "b", "c")), Ensemble(1, ("x", "y", "z")))
+
+
+def test_a_taken_ledger_is_closed_empty_and_all_that_is_pending_goes_to_another() -> None:
+    m = machine()
+    m.replacements_left = 1
+    add(m, 10), add(m, 20)
+    m.added(m.seats[2], 0)
+    old = m.seats
+    m.refused(old[0], 0, STRANGER)
+    m.refused(old[1], 0, STRANGER)
+    write = one(m.picked({0: "x"}), WriteMetadata)  # one seat is not filled: the other stranger has to be dealt with
+    assert isinstance(write, WriteMetadata)
+    effects = m.metadata_written(write.metadata, 1)
+    write = one(effects, WriteMetadata)
+    assert isinstance(write, WriteMetadata)
+    assert write.metadata.is_closed
+    assert write.metadata.last_entry == -1
+    assert add(m, 30).seats == ()  # waits
+    replace = one(m.metadata_written(write.metadata, 2), ReplaceLedger)
+    assert isinstance(replace, ReplaceLedger)
+    assert isinstance(replace.error, LedgerTakenError)
+    assert m.added(old[1], 0) == m.added(old[2], 0) == ()  # of a ledger that is not ours
+    effects = m.replaced(8, opened(names="uvwxyz"), 0)
+    assert effects[0] == Moved()
+    sends = [effect for effect in effects[1:] if isinstance(effect, Send)]
+    assert [(s.entry_id, s.last_add_confirmed, s.length) for s in sends] == [(0, -1, 10), (1, -1, 30), (2, -1, 60)]
+    assert {seat.bookie for send in sends for seat in send.seats} == set("uvw")
+    assert m.ledger_id == 8
+    for seat in m.seats[:2]:
+        m.added(seat, 0, 1, 2)
+    assert (m.last_add_confirmed, m.acknowledged_length) == (2, 60)
+
+
+def test_a_taken_ledger_that_may_not_be_replaced_fails_and_may_be_closed_empty() -> None:
+    m = machine(opened(3, 3, 3))
+    add(m)
+    effects = m.refused(m.seats[0], 0, STRANGER)
+    assert isinstance(effects[0], Failed)
+    assert isinstance(effects[0].error, LedgerTakenError)
+    write = one(m.close(), WriteMetadata)
+    assert isinstance(write, WriteMetadata)
+    assert write.metadata.last_entry == -1
+
+
+def test_a_ledger_with_acknowledged_entries_is_never_given_up() -> None:
+    m = machine()
+    m.replacements_left = 1
+    add(m)
+    m.added(m.seats[1], 0), m.added(m.seats[2], 0)
+    m.refused(m.seats[0], 0, STRANGER)
+    add(m)
+    assert m.picked({}) == ()  # a vacancy: an ack quorum is left
+    assert m.state is State.WRITING
+    m.added(m.seats[1], 1)
+    effects = m.refused(m.seats[2], 1, STRANGER)
+    assert isinstance(effects[0], PickReplacements)
+    effects = m.picked({})
+    assert isinstance(effects[0], Failed)
+    assert not isinstance(effects[0].error, LedgerTakenError)
+
+
+def test_a_taken_ledger_that_somebody_recovers_is_left_to_him() -> None:
+    m = machine(opened(3, 3, 3))
+    m.replacements_left = 1
+    add(m)
+    assert isinstance(m.refused(m.seats[0], 0, STRANGER)[0], WriteMetadata)
+    assert m.metadata_doubtful() == (ReadMetadata(),)
+    effects = m.metadata_found(opened(3, 3, 3).with_state(LedgerState.IN_RECOVERY), 1)
+    assert isinstance(effects[0], Failed)
+    assert isinstance(effects[0].error, LedgerFencedError)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_whether_a_taken_ledger_was_closed_is_looked_up_and_never_assumed(applied: bool) -> None:
+    m = machine(opened(3, 3, 3))
+    m.replacements_left = 1
+    add(m)
+    m.refused(m.seats[0], 0, STRANGER)
+    m.metadata_doubtful()
+    metadata = opened(3, 3, 3)
+    effects = m.metadata_found(metadata.closed(-1, 0) if applied else metadata, 1 if applied else 0)
+    assert isinstance(effects[0], ReplaceLedger if applied else WriteMetadata)
+
+
+def test_a_close_while_the_ledger_is_replaced_waits_for_the_entries() -> None:
+    m = in_state(State.REPLACING)
+    assert m.close() == ()
+    m.replaced(8, opened(names="uvwxyz"), 0)
+    assert m.added(m.seats[0], 0) == ()
+    write = one(m.added(m.seats[1], 0), WriteMetadata)
+    assert isinstance(write, WriteMetadata)
+    assert (write.metadata.last_entry, write.metadata.last_ensemble.bookies) == (0, tuple("uvw"))
 
 
 def test_a_metadata_failure_leaves_pending_adds_unknown_whatever_it_says_of_itself() -> None:

@@ -30,6 +30,10 @@ class EntryMeasures:
         self._segment = segment
         self._ledger = ledger
 
+    def moved_to(self, segment: int, ledger: int) -> None:
+        """What is under way, and what follows, is of another segment."""
+        self._segment, self._ledger = segment, ledger
+
     def sent(self, size: int, *, has_user_data: bool) -> None:
         """An entry of `size` bytes was sent."""
         self.counts.transmit_packetsize.observe(size)

@@ -47,7 +47,8 @@ class LateAnswers:
         counters: Counter[str],
     ) -> None:
         self._ledgers = ledgers
-        self._ledger_id = ledger_id
+        self.ledger_id = ledger_id
+        """May become another one until the first answer."""
         self._limit_s = session_timeout_s * SESSION_SHARE
         self.moment = clock.elapsed_s
         """What to give to `watch`."""
@@ -94,19 +95,19 @@ class LateAnswers:
 
     async def _ownership(self) -> WriterDeposedError | None:
         """What speaks against our still having the log."""
-        await self._ledgers.store.sync(self._ledgers.path(self._ledger_id))
-        state = (await self._ledgers.read(self._ledger_id)).value.state
+        await self._ledgers.store.sync(self._ledgers.path(self.ledger_id))
+        state = (await self._ledgers.read(self.ledger_id)).value.state
         if state is LedgerState.OPEN:
             return None
         return WriterDeposedError(
             f"the answer was {self._limit_s:.1f} s late or more, and the ledger is {state.name} meanwhile: "
             "another owner has the log",
-            ledger_id=self._ledger_id,
+            ledger_id=self.ledger_id,
         )
 
     def _given_up(self) -> DistributedLogError:
         return WriterDeposedError(
-            "the writer was given up before it was known that it still had the log", ledger_id=self._ledger_id
+            "the writer was given up before it was known that it still had the log", ledger_id=self.ledger_id
         )
 
     def _tell(self, refusal: DistributedLogError | None) -> None:

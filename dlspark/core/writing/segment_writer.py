@@ -118,6 +118,13 @@ class SegmentWriter:
         self._settings = settings
         self._pace.use_settings(settings)
 
+    def moved_to(self, metadata: SegmentMetadata) -> None:
+        """This segment's ledger was replaced before anything of it was acknowledged, and the segment with it."""
+        check(self.last_entry < 0, "a segment was replaced that holds entries", ledger_id=metadata.ledger_id)
+        self.metadata = metadata
+        self._answers.ledger_id = metadata.ledger_id
+        self._measures.moved_to(metadata.lssn, metadata.ledger_id)
+
     @property
     def _threshold(self) -> int:
         """Buffered bytes above which an entry is sent."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from dlspark.core.codec.records import MAX_POSITION, MAX_TXID
 from dlspark.core.configuration.features import DISABLE_LOGSEGMENT_ROLLING, DL_SCOPE
@@ -34,6 +35,7 @@ from dlspark.errors import DistributedLogError, NotAppliedError, TransmitError, 
 from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.store import SessionState
 from metadata.tasks import end_tasks
+from storage_node.client import LedgerWriter
 
 _log = logging.getLogger(__name__)
 
@@ -194,10 +196,25 @@ class Succession:
             self._services.clock,
             self._services.counters,
         )
-        self.current = SegmentWriter(
+        segment = SegmentWriter(
             ledger, answers, metadata, self._settings, self._on_failure, self._on_acknowledged, meter, name
         )
+        ledger.replace_with(partial(self._replace, segment))
+        self.current = segment
         self.last_roll = asyncio.get_running_loop().time()
+
+    async def _replace(self, segment: SegmentWriter) -> LedgerWriter:
+        """Another ledger for a segment whose own others wrote to first; that one is closed, and empty for ever.
+
+        So the segment is removed as recovery removes an empty one, and its number is given again. No step of ours runs
+        beside this: each waits for the entries that wait for this, or has no such segment yet.
+        """
+        self._services.counters["ledger-taken"] += 1
+        await self._lock.ensure_held()
+        await self._transitions.delete(segment.metadata)
+        metadata, ledger = await self._transitions.start(segment.metadata.first_txid)
+        segment.moved_to(metadata)
+        return ledger
 
     async def roll(self, must: Callable[[], bool], idle: Callable[[], bool]) -> bool:
         """Start the next segment, then complete the current one (section 5.8): readers may see both for a moment.

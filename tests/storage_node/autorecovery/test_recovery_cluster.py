@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from recovery_world import QUICK, World, payload
-from simulated import simulated
+from simulated import ModelBookie, simulated
 
 from metadata.ledger_metadata import LedgerState
 from metadata.memory import Fault
@@ -586,3 +586,21 @@ def test_lost_answers_everywhere_change_nothing(seed: int) -> None:
                 await world.assert_whole(ledger_id, 12)
 
     scene()
+
+
+@simulated
+async def test_a_node_that_strangers_wrote_to_under_the_ledgers_id_is_not_given_copies() -> None:
+    async with World(5) as world:
+        ledger_id = await world.closed(20)
+        names = (await world.metadata(ledger_id)).last_ensemble.bookies
+        spares = [name for name in world.bookies if name not in names]
+        world.bookies[spares[0]].ledger(ledger_id).key = b"a stranger's"
+        for lost in names[:2]:
+            await world.lose(lost)
+        world.bookies["b9:3181"] = ModelBookie("b9:3181", world)
+        await world.bring_back("b9:3181")
+        await world.recover()
+        await world.settle(120)
+        metadata = await world.assert_whole(ledger_id, 20)
+        assert spares[0] not in metadata.last_ensemble.bookies
+        assert await world.marked() == []

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from dlspark.testing.strangers import write_as_stranger
 from metadata.bookies import BookieRegistry
-from metadata.ledger_metadata import DigestType, LedgerState
+from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.bookie.bookie import Bookie
 from storage_node.bookie.settings import MIB, BookieSettings
-from storage_node.client import ClientSettings, LedgerClient, ReplicaReader
+from storage_node.client import ClientSettings, LedgerClient, LedgerWriter, ReplicaReader
 from storage_node.client.placement import PlacementSettings
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
 
@@ -211,13 +212,75 @@ async def test_executors_read_by_location_alone(nodes: Nodes) -> None:
         await reader.close()
 
 
-async def test_a_wrong_password_is_refused_by_the_nodes_too(nodes: Nodes) -> None:
+async def test_where_metadata_names_no_password_the_nodes_refusals_end_no_ledger(nodes: Nodes) -> None:
     writer = await nodes.client().create(password=b"right")
     await writer.add(b"x")
     current = await nodes.ledgers.read(writer.ledger_id)
-    await nodes.ledgers.write(writer.ledger_id, replace(current.value, password=b"other"), current.version)
+    nameless = replace(
+        current.value, password=None, digest_type=None, creator_token=None, ctime_ms=None, format_version=2
+    )
+    written = await nodes.ledgers.write(writer.ledger_id, nameless, current.version)
     with pytest.raises(UnauthorizedAccessError):
         await nodes.client().open(writer.ledger_id, password=b"other", recover=True)
+    assert not (await nodes.ledgers.read(writer.ledger_id)).value.is_closed
+    assert written.version
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+async def test_ids_that_strangers_wrote_under_are_passed_over_and_such_ledgers_recovered(
+    nodes: Nodes, count: int
+) -> None:
+    taken = [bookie.address for bookie, _ in list(nodes.running.values())[:count]]
+    await write_as_stranger(taken, range(100))
+    client = nodes.client()
+    deserted = await client.create()
+    await deserted.abandon()
+
+    async def make() -> LedgerWriter:
+        writer = await client.create()
+        writer.replace_with(make)
+        return writer
+
+    for _ in range(5):
+        writer = await make()
+        assert await asyncio.gather(*[writer.add(payload(i)) for i in range(40)]) == list(range(40))
+        await writer.close()
+        reader = await nodes.client().open(writer.ledger_id, recover=False)
+        assert [bytes(e.payload) for e in await reader.read(0, 39)] == [payload(i) for i in range(40)]
+    reader = await nodes.client().open(deserted.ledger_id, recover=True)
+    assert (reader.closed, reader.last_add_confirmed) == (True, -1)
+
+
+async def test_a_node_says_that_a_ledger_has_another_key_only_once_that_is_on_its_disk_d19(nodes: Nodes) -> None:
+    name, (bookie, _) = next(iter(nodes.running.items()))
+    client = nodes.client()
+    await (await client.create(ensemble_size=1, write_quorum=1, ack_quorum=1)).close()  # every node is known
+    journal = bookie.storage.journal.of(7)
+    holding = asyncio.Event()
+    reached = journal.durable
+
+    async def held() -> None:
+        await holding.wait()
+        await reached()
+
+    journal.durable = held  # type: ignore[method-assign]
+    await write_as_stranger([bookie.address], [7])
+    await nodes.ledgers.create(7, LedgerMetadata(1, 1, 1, (Ensemble(0, (name,)),)))
+    opening = asyncio.ensure_future(client.open(7, recover=True))
+    done, _ = await asyncio.wait([opening], timeout=0.5)
+    assert not done
+    holding.set()
+    assert (await opening).last_add_confirmed == -1
+
+
+async def test_a_node_that_may_have_forgotten_a_ledger_never_says_that_it_has_another_key_i11(nodes: Nodes) -> None:
+    name, (bookie, _) = next(iter(nodes.running.items()))
+    await write_as_stranger([bookie.address], [7])
+    bookie.storage.contents.lossy = True  # as after an unclean start
+    await nodes.ledgers.create(7, LedgerMetadata(1, 1, 1, (Ensemble(0, (name,)),)))
+    with pytest.raises(LedgerRecoveryError, match="nothing was cut off"):
+        await nodes.client().open(7, recover=True)
+    assert not (await nodes.ledgers.read(7)).value.is_closed
 
 
 async def test_nodes_are_asked_for_their_free_space_where_it_weighs(nodes: Nodes) -> None:

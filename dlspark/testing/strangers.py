@@ -1,0 +1,38 @@
+"""`write_as_stranger`: adds under ledger ids of a cluster by somebody who knows its storage nodes and nothing else.
+
+Storage nodes ask nobody for credentials unless they are told to: whoever can connect may add the first entry under an
+id that nobody uses yet. This does, with a client whose metadata is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from metadata.bookies import BookieAddress, BookieRegistry
+from metadata.ledgers import LedgerStore
+from metadata.memory import MemoryStore, MemoryTree
+from storage_node.client import LedgerClient
+
+PASSWORD: Final = b"a stranger's"
+
+
+async def write_as_stranger(nodes: Sequence[BookieAddress], ledger_ids: Iterable[int]) -> None:
+    """Add an entry under each of these ids, on every one of these nodes."""
+    store = MemoryStore(MemoryTree())
+    ledgers, registry = LedgerStore(store), BookieRegistry(store)
+    await ledgers.format()
+    for node in nodes:
+        await registry.register(node)
+    client = LedgerClient(ledgers, registry)
+    size = len(nodes)
+    try:
+        for ledger_id in ledger_ids:
+            writer = await client.create(
+                ensemble_size=size, write_quorum=size, ack_quorum=size, password=PASSWORD, ledger_id=ledger_id
+            )
+            await writer.add(b"not yours")
+            await writer.close()
+    finally:
+        await client.close()
+        await store.close()
