@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from metadata.errors import CallerError, DistributedLogError
@@ -74,7 +75,7 @@ class LedgerWriter(AddPipeline):
             other = await make_another()
         except DistributedLogError as error:
             logger.warning("%s; and no other ledger was made: %s", effect.error.message, error.message)
-            self._guard(lambda: self.machine.replace_failed(error))
+            self._guard(partial(self.machine.replace_failed, error))
             return
         logger.warning("%s: its writer goes on in ledger %d", effect.error.message, other.ledger_id)
         if self.machine.state is not State.REPLACING:

@@ -519,7 +519,9 @@ class WriterMachine:
         """There is no other ledger to be had, or it is not known."""
         if not self._asked(Event.REPLACE_FAILED):
             return ()
-        return self._fail(errors.stuck(self, "the ledger's id was taken by others, and no other ledger was made", error))
+        return self._fail(
+            errors.stuck(self, "the ledger's id was taken by others, and no other ledger was made", error)
+        )
 
     # ------------------------------------------------------------------------------------ metadata
 

@@ -179,7 +179,9 @@ async def test_logs_go_on_where_strangers_wrote_under_the_next_hundred_ledger_id
         written.append(writer.write(5, b"5"))
     async with await log.open_reader() as reader:
         records = await _drained(reader)
-    assert [(record.dlsn, record.payload) for record in records] == [(await future, b"%d" % i) for i, future in enumerate(written)]
+    assert [(record.dlsn, record.payload) for record in records] == [
+        (await future, b"%d" % i) for i, future in enumerate(written)
+    ]
     assert [s.lssn for s in await log.segments()] == [1, 2, 3, 4, 5, 6]
 
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metadata.errors import (
-    DistributedLogError,
     InvariantViolation,
     MetadataUnavailableError,
     NoNodeError,
@@ -122,7 +121,10 @@ EVENTS: dict[Event, Callable[[WriterMachine, list[Seat]], Effects]] = {
     Event.REFUSED: lambda m, seats: m.refused(seats[1], 0, LedgerFencedError("fenced")),
     Event.PICKED: lambda m, seats: m.picked({0: "x"}),
     Event.METADATA_WRITTEN: lambda m, seats: m.metadata_written(
-        opened().closed(-1, 0) if m.state in (State.CLOSING, State.GIVING_UP) else opened().with_ensemble(0, ("x", "b", "c")), 1
+        opened().closed(-1, 0)
+        if m.state in (State.CLOSING, State.GIVING_UP)
+        else opened().with_ensemble(0, ("x", "b", "c")),
+        1,
     ),
     Event.METADATA_DOUBTFUL: lambda m, seats: m.metadata_doubtful(),
     Event.METADATA_FOUND: lambda m, seats: m.metadata_found(opened(), 1),

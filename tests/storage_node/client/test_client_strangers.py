@@ -1,4 +1,4 @@
-"""Ledger ids that others wrote under before their owner did: nobody needs credentials for that. Over a simulated network."""
+"""Ledger ids that others wrote under before their owner did (nobody needs credentials for it); a simulated network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTRUDER = master_key(b"not the owner's")
 
 
 def intrude(cluster: Cluster, bookies: Iterable[str], ledger_ids: Iterable[int]) -> None:
-    """What somebody else's adds under these ids leave on these bookies: a key, and forged entries with a good digest."""
+    """What a stranger's adds under these ids leave on these bookies: a key, and forged entries with a good digest."""
     ids = list(ledger_ids)
     for name in bookies:
         for ledger_id in ids:
