@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import logging
 import socket
+import termios
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from metadata.errors import DistributedLogError
 from metadata.log_limit import LogLimit
 from storage_node.edge import Buffer, FrameHandler, Link, Listener
-from storage_node.errors import BookieUnreachableError, ConnectionClosedError
+from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
 from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
+from storage_node.receive_memory import ReceiveMemory
 
 logger = logging.getLogger(__name__)
 
@@ -42,27 +46,38 @@ SEND_BUFFERS = 1000
 JOIN_BELOW_BYTES = 2048
 """Pieces smaller than this on average are joined: one copy is cheaper than many pieces."""
 
+TURN_S = 0.02
+"""What links that have much to hand out may take of one turn of the loop, together, so that nobody waits for long."""
+LEAST_SHARE_S = 0.0005
+
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.1
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+_NO_FRAMES: Iterator[memoryview] = iter(())
 
 
 class TcpLink:
     """One connection. Created by `TcpNetwork` only."""
 
     __slots__ = (
+        "_backlog",
         "_closed",
         "_drainers",
         "_flush_scheduled",
         "_frames",
         "_handler",
         "_in_batch",
+        "_left",
         "_loop",
         "_network",
         "_out",
         "_paused",
         "_queued",
+        "_reading",
         "_sock",
+        "_starved",
         "_stuck_timer",
         "_writing",
         "peer",
@@ -82,7 +97,12 @@ class TcpLink:
         self._flush_scheduled = False
         self._writing = False
         self._stuck_timer: asyncio.TimerHandle | None = None
+        self._backlog: Iterator[memoryview] = _NO_FRAMES
+        """Frames that were received and not handed out yet; there are `_left` of them."""
+        self._left = 0
+        self._reading = False
         self._paused = False
+        self._starved = False
         self._closed = False
 
     @property
@@ -92,8 +112,7 @@ class TcpLink:
     def start(self, handler: FrameHandler) -> None:
         """Begin to deliver to `handler`."""
         self._handler = handler
-        if not self._closed and not self._paused:
-            self._loop.add_reader(self._sock.fileno(), self._readable)
+        self._watch_reads()
 
     # ------------------------------------------------------------------------------------ sending
 
@@ -206,16 +225,46 @@ class TcpLink:
 
     def pause_reading(self) -> None:
         """Leave further bytes to the kernel; frames already read are still delivered."""
-        if not self._paused and not self._closed:
-            self._paused = True
-            if self._handler is not None:
-                self._loop.remove_reader(self._sock.fileno())
+        self._paused = True
+        self._watch_reads()
 
     def resume_reading(self) -> None:
-        if self._paused and not self._closed:
-            self._paused = False
-            if self._handler is not None:
+        self._paused = False
+        self._watch_reads()
+
+    def starve(self) -> None:
+        """Leave further bytes to the kernel: begun frames take too much memory."""
+        self._starved = True
+        self._watch_reads()
+
+    def feed(self) -> None:
+        self._starved = False
+        self._watch_reads()
+
+    def has_more(self) -> bool:
+        """Bytes that arrived wait in the kernel."""
+        count = bytearray(4)
+        try:
+            fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, count)
+        except (OSError, ValueError):  # the socket is about to be closed
+            return False
+        return any(count)
+
+    def cut(self, reason: str) -> None:
+        """Close because of what the peer does."""
+        error = ProtocolError(reason, node=self.peer)
+        self._network.tell_closing(self.peer, error)
+        self._shut(error)
+
+    def _watch_reads(self) -> None:
+        """Wait for bytes if they are wanted now."""
+        wanted = not (self._paused or self._starved or self._closed or self._handler is None or self._left)
+        if wanted != self._reading:
+            self._reading = wanted
+            if wanted:
                 self._loop.add_reader(self._sock.fileno(), self._readable)
+            else:
+                self._loop.remove_reader(self._sock.fileno())
 
     def _readable(self) -> None:
         try:
@@ -230,29 +279,61 @@ class TcpLink:
             self._shut(None)
             return
         try:
-            self._deliver(received)
+            frames = self._frames.advance(received)
+        except ProtocolError as error:
+            self._network.tell_closing(self.peer, error)
+            self._shut(error)
+            return
+        self._left = len(frames)
+        self._backlog = iter(frames)
+        del frames  # its views would keep the chunk from being rewound
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand out frames as long as this link's share of a turn of the loop lasts."""
+        try:
+            self._hand_out()
         except Exception as error:  # the boundary: one peer's bytes must not stop the loop
             self._network.tell_closing(self.peer, error)
             self._shut(error)
             return
+        if self._closed:
+            return
+        if not self._left:
+            self._backlog = _NO_FRAMES
+            self._frames.rewind()
+            self._network.note_begun(self, self._frames)
         if self._out and not self._writing:
             self._flush()
+        self._network.note_backlog(self, bool(self._left))
+        if self._left:
+            self._loop.call_soon(self._deliver_more)
+        self._watch_reads()
 
-    def _deliver(self, received: int) -> None:
+    def _deliver_more(self) -> None:
+        if not self._closed:
+            self._deliver()
+
+    def _hand_out(self) -> None:
         handler = self._handler
         if handler is None:
             return
         self._in_batch = True
+        now = time.monotonic
+        deadline = now() + self._network.share_s
+        left = self._left
         try:
-            for frame in self._frames.advance(received):
+            for frame in self._backlog:
+                left -= 1
+                handler.frame_received(frame)
                 if self._closed:
                     return
-                handler.frame_received(frame)
+                if now() > deadline and left:
+                    break
             frame = None  # type: ignore[assignment]  # the last view would keep the chunk from being rewound
-            if not self._closed:
-                handler.batch_done()
-                self._frames.rewind()
+            handler.batch_done()
         finally:
+            self._left = left
             self._in_batch = False
 
     # ------------------------------------------------------------------------------------ the end
@@ -268,6 +349,7 @@ class TcpLink:
             return
         self._closed = True
         self._watch_stuck(False)
+        self._left, self._backlog = 0, _NO_FRAMES
         self._frames.rewind()  # many links may end in one turn of the loop: none keeps its memory until the next
         descriptor = self._sock.fileno()
         self._loop.remove_reader(descriptor)
@@ -351,8 +433,16 @@ class TcpListener:
 class TcpNetwork:
     """The real network. One object may serve any number of connections and listeners of one loop."""
 
-    def __init__(self, *, max_frame: int = MAX_FRAME_BYTES, pool: ChunkPool | None = None) -> None:
+    def __init__(
+        self, *, max_frame: int = MAX_FRAME_BYTES, pool: ChunkPool | None = None, begun_bytes: int = 0
+    ) -> None:
+        """`begun_bytes`: what incomplete frames may take of memory, all links together; 0: any number."""
         self.max_frame = max_frame
+        self.receiving = ReceiveMemory(begun_bytes)
+        self.share_s = TURN_S
+        """How long a link may hand out frames in one turn of the loop."""
+        self._behind: set[TcpLink] = set()
+        """Links that have more to hand out."""
         self.pool = pool or ChunkPool()
         self._links: set[TcpLink] = set()
         self.lines = LogLimit(logger)
@@ -409,6 +499,21 @@ class TcpNetwork:
 
     def forget(self, link: TcpLink) -> None:
         self._links.discard(link)
+        self.note_backlog(link, False)
+        self.receiving.ended(link)
+        self.pool.short = self.receiving.short
+
+    def note_backlog(self, link: TcpLink, behind: bool) -> None:
+        """Whether this link has more to hand out: the share of each becomes smaller with their number."""
+        if behind != (link in self._behind):
+            (self._behind.add if behind else self._behind.discard)(link)
+            self.share_s = max(TURN_S / max(len(self._behind), 1), LEAST_SHARE_S)
+
+    def note_begun(self, link: TcpLink, frames: FrameBuffer) -> None:
+        """What an incomplete frame of this link takes."""
+        if self.receiving.limit:
+            self.receiving.begun(link, *frames.begun)
+            self.pool.short = self.receiving.short
 
     async def _connect(self, host: str, port: int, handler: FrameHandler) -> TcpLink:
         loop = asyncio.get_running_loop()

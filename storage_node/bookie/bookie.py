@@ -73,7 +73,9 @@ class Bookie:
     ) -> None:
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
-        self._network: Network = network or TcpNetwork(max_frame=settings.netty_max_frame_size_bytes)
+        self._network: Network = network or TcpNetwork(
+            max_frame=settings.netty_max_frame_size_bytes, begun_bytes=settings.request_memory_limit
+        )
         self._disk: Disk = disk or SystemDisk()
         self._store = store
         self._registry = BookieRegistry(store, settings.zk_ledgers_root_path)
@@ -87,6 +89,7 @@ class Bookie:
             adds=settings.max_adds_in_progress_limit,
             reads=settings.max_reads_in_progress_limit,
             answer_bytes=settings.response_memory_limit,
+            waiting_bytes=settings.request_memory_limit,
         )
         self._admission = Admission(self._seconds)
         self._serving = False

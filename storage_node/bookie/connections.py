@@ -89,6 +89,8 @@ class Connection:
         self.traffic = node.limits.traffic
         self._urgent: deque[bytes] = deque()
         self._line: deque[bytes] = deque()
+        self._held = 0
+        """Bytes in both."""
         self._blocked = False
         self._blocked_until: float | None = None
         self._room_timer: asyncio.TimerHandle | None = None
@@ -130,6 +132,7 @@ class Connection:
 
     def link_closed(self, error: Exception | None) -> None:
         self.flow.close()
+        self._hold(-self._held)
         self._urgent.clear()
         self._line.clear()
         if self._room_timer is not None:
@@ -161,10 +164,17 @@ class Connection:
         """Handle a request, or let it and what follows it on this connection wait."""
         request = self._decode(frame)
         wait = self._handle(request)
-        if wait is not None:
-            (self._urgent if _is_urgent(request) else self._line).appendleft(bytes(frame))
-            self._block(wait)
-            self.flow.stop()
+        if wait is None:
+            return
+        if isinstance(request, (m.AddRequest, m.WriteLacRequest)) and wait == self.storage.when_room:
+            waiting = self.node.limits.waiting
+            if waiting.used + len(frame) > waiting.limit:
+                self.link.send(_too_late(request))  # thousands of large ones would wait in memory for memory
+                return
+        self._hold(len(frame))
+        (self._urgent if _is_urgent(request) else self._line).appendleft(bytes(frame))
+        self._block(wait)
+        self.flow.stop()
 
     def _wait_in_line(self, frame: bytes) -> None:
         """Something waits already. What is urgent does not wait for that."""
@@ -173,6 +183,14 @@ class Connection:
             self._line.append(frame)
         elif self._urgent or self._handle(request) is not None:
             self._urgent.append(frame)
+        else:
+            return
+        self._hold(len(frame))
+
+    def _hold(self, size: int) -> None:
+        """So many bytes more (or less) of frames wait in line."""
+        self._held += size
+        self.node.limits.waiting.change(size)
 
     def _block(self, wait: Wait) -> None:
         self._blocked = True
@@ -205,7 +223,7 @@ class Connection:
                 self._block(wait)
                 flow.stopped = True
                 return
-            line.popleft()
+            self._hold(-len(line.popleft()))
             flow.check()
         if not flow.stopped and not flow.closed:
             self._blocked_until = None

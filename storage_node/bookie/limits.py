@@ -130,10 +130,12 @@ class Turnstile:
 class Limits:
     """A node's, for all of its connections."""
 
-    def __init__(self, *, adds: int = 0, reads: int = 0, answer_bytes: int) -> None:
+    def __init__(self, *, adds: int = 0, reads: int = 0, answer_bytes: int, waiting_bytes: int) -> None:
         self.adds = Gate(adds)
         self.reads = Gate(reads)
         self.answers = Budget(answer_bytes)
+        self.waiting = Budget(waiting_bytes)
+        """Requests that were received and wait in line."""
         self.polls = PollLine(MAX_POLLS)
         self.disk_reads = Turnstile()
         self.traffic = Traffic()

@@ -115,6 +115,8 @@ class BookieSettings:
     """Bytes of the answer to a batch read, its first entry excepted."""
     bookie_max_connections: int = field(default=0, metadata=_key("bookieMaxConnections", minimum=0))
     """Connections of clients; one more closes an idle one. 0: what the process's limit of file descriptors leaves."""
+    request_memory_limit: int = field(default=64 * MIB, metadata=_key("requestMemoryLimit", minimum=8 * MIB))
+    """Bytes of large requests that are not there whole yet; the same of such that wait for write memory."""
     response_memory_limit: int = field(default=256 * MIB, metadata=_key("responseMemoryLimit", minimum=1 * MIB))
     """Bytes of answers that wait for clients; beyond it no more requests are read from those that let them wait."""
     netty_max_frame_size_bytes: int = field(

@@ -29,6 +29,8 @@ MAX_FRAME_BYTES = 5 * 1024 * 1024
 
 CHUNK_BYTES = 2 * 1024 * 1024
 MIN_FREE_BYTES = 64 * 1024
+SHORT_READ_BYTES = 32 * 1024
+"""What is received at a time while begun frames take all the memory that they may."""
 READ_BYTES = 256 * 1024
 """What is received at a time while there are many connections, unless an incomplete frame needs more: what each of them
 can make wait in memory."""
@@ -60,6 +62,12 @@ class ChunkPool:
         """Chunks that connections hold."""
         self.users = 0
         """Connections that may want one."""
+        self.short = False
+        """Begun frames take all the memory that they may."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self._chunk_bytes
 
     @property
     def shared(self) -> bool:
@@ -117,12 +125,23 @@ class FrameBuffer:
         """Memory held at present."""
         return 0 if self._chunk is None else len(self._chunk)
 
+    @property
+    def begun(self) -> tuple[int, int]:
+        """Of an incomplete frame: (memory held for it besides the pool's ordinary chunks, bytes of it that arrived)."""
+        if self._chunk is None or self._start == self._end:
+            return 0, 0
+        size = len(self._chunk)
+        own = not self._lent or size > self._pool.chunk_bytes
+        return (size if own else 0), self._end - self._start
+
     def writable(self) -> memoryview:
         """Free space for the next bytes of the stream; valid until the next `advance`."""
         check(not self._closed, "a closed frame buffer was asked for space")
         if self._chunk is None:
             self._hold(self._pool.take(0), True)
         end = self._end
+        if self._pool.short:
+            return self._view[end : end + SHORT_READ_BYTES]
         if not self._pool.shared:
             return self._view[end:]
         return self._view[end : end + max(READ_BYTES, self._need - (end - self._start))]

@@ -1,0 +1,150 @@
+"""`ReceiveMemory`: what frames that are begun and not ended may take of memory, all links of a network together.
+
+Frames up to SMALL_BYTES are not counted: whoever sends small requests never waits here. Beyond `limit` bytes
+
+    slow senders   are cut, the oldest first: nothing of theirs waits in the kernel, and less than PROGRESS_BYTES has
+                   come within PROGRESS_S
+    the others     are not read any more, but for the ALWAYS_READ that began first, and go on in the order in which
+                   they were stopped
+
+So a peer that sends half a frame and waits keeps its memory as long as nobody else needs it, and honest ones lose some
+time at most. No link allocates more than twice what has arrived (`protocol.frames`), whatever it announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from itertools import islice
+from typing import Protocol
+
+SMALL_BYTES = 64 * 1024 + 4
+PROGRESS_S = 0.25
+PROGRESS_BYTES = 64 * 1024
+LOOK_S = 0.1
+"""How often it is looked whether somebody can go on, while anybody waits."""
+ALWAYS_READ = 8
+"""Links that are read on whatever the others hold, so that something always comes to its end."""
+GROWTH_BYTES = 512 * 1024
+"""What a link that is read again may take before it is looked at again."""
+
+
+class Sender(Protocol):
+    """A link, as far as its begun frame is concerned."""
+
+    def starve(self) -> None:
+        """Read no more until `feed`."""
+        ...
+
+    def feed(self) -> None: ...
+
+    def has_more(self) -> bool:
+        """Bytes that arrived wait in the kernel."""
+        ...
+
+    def cut(self, reason: str) -> None:
+        """Close the link; `ended` follows."""
+        ...
+
+
+class _Begun:
+    """One link's begun frame."""
+
+    __slots__ = ("held", "marked_at", "marked_bytes", "received")
+
+    def __init__(self, now: float) -> None:
+        self.held = 0
+        self.received = 0
+        self.marked_at = now
+        self.marked_bytes = 0
+
+    def mark(self, now: float) -> None:
+        self.marked_at, self.marked_bytes = now, self.received
+
+    def is_slow(self, now: float) -> bool:
+        """Too little came since the mark, and it is old enough to tell."""
+        return now - self.marked_at >= PROGRESS_S and self.received - self.marked_bytes < PROGRESS_BYTES
+
+
+class ReceiveMemory:
+    """Of one network, on one loop. A `limit` of 0 bounds nothing."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._begun: OrderedDict[Sender, _Begun] = OrderedDict()
+        self._starved: OrderedDict[Sender, None] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def short(self) -> bool:
+        """Somebody waits: links read little at a time."""
+        return bool(self._starved)
+
+    def begun(self, sender: Sender, held: int, received: int) -> None:
+        """A frame of this link is incomplete: it holds `held` bytes, of which `received` have arrived."""
+        if not self.limit:
+            return
+        if held <= SMALL_BYTES:
+            self.ended(sender)
+            return
+        now = asyncio.get_running_loop().time()
+        begun = self._begun.get(sender)
+        if begun is None:
+            begun = self._begun[sender] = _Begun(now)
+        self.used += held - begun.held
+        begun.held, begun.received = held, received
+        if begun.received - begun.marked_bytes >= PROGRESS_BYTES:
+            begun.mark(now)
+        if self.used > self.limit:
+            self._cut_slow(now)
+            if self.used > self.limit and sender in self._begun and not self._is_first(sender):
+                self._starved[sender] = None
+                sender.starve()
+                self._watch()
+
+    def ended(self, sender: Sender) -> None:
+        """The frame came to its end, or the link did. Idempotent."""
+        self._starved.pop(sender, None)
+        begun = self._begun.pop(sender, None)
+        if begun is not None:
+            self.used -= begun.held
+            self._feed()
+
+    def _is_first(self, sender: Sender) -> bool:
+        return any(first is sender for first in islice(self._begun, ALWAYS_READ))
+
+    def _cut_slow(self, now: float) -> None:
+        """Make room at the expense of those who do not use theirs."""
+        for sender, begun in list(self._begun.items()):
+            if self.used <= self.limit:
+                return
+            if begun.is_slow(now) and not sender.has_more():
+                sender.cut(f"its frame stopped after {begun.received} bytes, and others need the memory")
+                self.ended(sender)
+
+    def _feed(self) -> None:
+        """Let those go on for whom there is room, and the first ones in any case."""
+        room = self.limit - self.used
+        while self._starved and room > 0:
+            self._let_go_on(next(iter(self._starved)))
+            room -= GROWTH_BYTES
+        for sender in list(islice(self._begun, ALWAYS_READ)):
+            if sender in self._starved:
+                self._let_go_on(sender)
+
+    def _let_go_on(self, sender: Sender) -> None:
+        del self._starved[sender]
+        self._begun[sender].mark(asyncio.get_running_loop().time())
+        sender.feed()
+
+    def _watch(self) -> None:
+        if self._timer is None and self._starved:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self.used > self.limit:
+            self._cut_slow(asyncio.get_running_loop().time())
+        self._feed()
+        self._watch()
