@@ -26,7 +26,9 @@ ConfOption = Annotated[Path, typer.Option("--conf", help="A node's properties fi
 
 def run(
     context: typer.Context,
-    conf: Annotated[Path | None, typer.Option("--conf", help="Properties file; see conf/bookie.conf.")] = None,
+    conf: Annotated[
+        Path | None, typer.Option("--conf", help="Properties file; `dlspark bookie init` writes one.")
+    ] = None,
 ) -> None:
     """Run auto-recovery as a process of its own, until SIGTERM: it restores the copies that lost nodes held; or one of
     the commands below."""

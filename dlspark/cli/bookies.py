@@ -11,19 +11,24 @@ from dlspark.cli.common import Output, OutputOption
 from dlspark.errors import CallerError
 from storage_node.bookie.tools.commands import Report
 
-ConfOption = Annotated[Path, typer.Option("--conf", help="The node's properties file; see conf/bookie.conf.")]
+ConfOption = Annotated[Path, typer.Option("--conf", help="The node's properties file.")]
 IdOption = Annotated[str | None, typer.Option("--bookie-id", help="Default: the one whose directories these are.")]
 
 
 def run(
     context: typer.Context,
-    conf: Annotated[Path | None, typer.Option("--conf", help="Properties file; see conf/bookie.conf.")] = None,
+    conf: Annotated[
+        Path | None, typer.Option("--conf", help="Properties file; `dlspark bookie init` writes one.")
+    ] = None,
 ) -> None:
     """Run one storage node in the foreground until SIGTERM, or one of the tools below."""
     if context.invoked_subcommand is not None:
         return
     if conf is None:
-        raise CallerError("no configuration was named", advice="Give --conf FILE, or the name of a tool")
+        raise CallerError(
+            "no configuration was named",
+            advice="Give --conf FILE (dlspark bookie init writes one), or the name of a tool",
+        )
     from storage_node.bookie.__main__ import main
 
     raise typer.Exit(main(["--conf", str(conf)]))

@@ -16,6 +16,7 @@ import typer
 
 from dlspark.cli import (
     autorecovery,
+    bookie_init,
     bookies,
     inspections,
     ledgers,
@@ -85,6 +86,7 @@ app.add_typer(sandbox_app, name="sandbox")
 
 bookie_app = typer.Typer(help="Run a storage node; tools for one that does not run.")
 bookie_app.callback(invoke_without_command=True)(plain_errors(bookies.run))
+bookie_app.command("init")(plain_errors(bookie_init.init))
 bookie_app.command("status")(plain_errors(bookies.status))
 bookie_app.command("list-ledgers")(plain_errors(bookies.list_ledgers))
 bookie_app.command("read-entry")(plain_errors(bookies.read_entry))

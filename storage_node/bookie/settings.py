@@ -220,7 +220,8 @@ class BookieSettings:
             if key not in by_key:
                 near = difflib.get_close_matches(name, [*by_key, *sorted(OTHER_KEYS)], 1, 0.0)[0]
                 raise BookieConfigurationError(
-                    f"unknown key {name}", advice=f"The nearest key is {near}; conf/bookie.conf lists all of them"
+                    f"unknown key {name}",
+                    advice=f"The nearest key is {near}; what `dlspark bookie init` writes lists all of them",
                 )
             known = by_key[key]
             given[known.name] = _parse(key, str(known.type), text.strip(), known.metadata)

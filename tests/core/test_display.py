@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import nbformat
 import pytest
+from IPython.core.formatters import PlainTextFormatter
 from log_helpers import until, written
 from nbclient import NotebookClient
 
@@ -24,6 +25,7 @@ from dlspark import DLSN, DLSNRange, Namespace, Runtime
 from dlspark.core.codec.record_list import Records
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.display import inquiries, tail
+from dlspark.core.display.lag_picture import LagPicture
 from dlspark.core.display.objects import LogPicture, Overview, records_html
 from dlspark.core.display.picture import MAX_DRAWN, bars, svg
 from dlspark.core.display.text import preview
@@ -205,18 +207,17 @@ def test_a_drawing_reads_on_its_own_ground_whatever_the_page():
 
 
 def test_shown_objects_are_the_same_in_text():
-    written = []
-    printer = types.SimpleNamespace(text=written.append)
+    """IPython's own formatter is asked: a class's `repr` goes before what it inherits for IPython."""
+    shown = PlainTextFormatter()
     seen = status(segment(1), segment(2))
-    for one in (seen, LogPicture(seen), Overview("dl://x", [("orders", seen), ("sub", "holds other logs")], 3)):
-        one._repr_pretty_(printer, False)
-    assert written[0] == written[1] == str(seen)
-    assert written[2].splitlines() == [
+    assert shown(seen) == shown(LogPicture(seen)) == str(seen)
+    assert shown(Overview("dl://x", [("orders", seen), ("sub", "holds other logs")], 3)).splitlines() == [
         "namespace dl://x: 5 names",
         "  orders: 2 segments, 20 records, begins at 1:0:0; nobody writes it",
         "  sub: holds other logs",
         "  and 3 more: namespace.logs() names all",
     ]
+    assert shown(LagPicture("query q", "ended", ())) == "query q: ended"
 
 
 def test_the_hatching_of_a_part_ends_where_the_part_ends():
@@ -548,6 +549,6 @@ def test_a_real_kernel_shows_the_picture_and_the_tail(tmp_path):
     (picture,), (page,) = notebook.cells[1].outputs, notebook.cells[2].outputs
     (drawn,) = images(picture["data"]["text/html"])
     assert "segment 1, completed: 1 record, ledger 0" in tooltips(drawn)
-    for form in ("text/html", "text/plain"):
-        assert "1 record seen; followed as long as asked for" in page["data"][form]
+    assert "1 record seen; followed as long as asked for" in page["data"]["text/html"]
+    assert page["data"]["text/plain"].startswith("log orders: 1 record seen; followed as long as asked for")
     assert "&lt;b&gt;one&lt;/b&gt;" in page["data"]["text/html"]

@@ -43,7 +43,7 @@ class LagSample:
         return None if lag is None else lag[("records", "bytes", "ms").index(measure)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LagPicture(Printed):
     """A query's lag over time: shown by notebooks, printed as a table."""
 

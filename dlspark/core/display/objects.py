@@ -62,7 +62,7 @@ def records_table(records: Sequence[LogRecord]) -> str:
     return table(_RECORD_HEAD, rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LogPicture(Printed):
     """A log's segments as they were when `AsyncLog.picture` asked: shown by notebooks, printed as a table."""
 
@@ -117,7 +117,7 @@ def log_state(status: LogStatus) -> str:
     return "left in progress" if any(one.in_progress for one in status.segments) else "nobody writes it"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Overview(Printed):
     """A namespace's logs as far as there was time to look at them."""
 

@@ -140,7 +140,7 @@ class TerminalScreen:
         self._say(why)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _Page(Printed):
     """What a notebook shows of a tail at a moment."""
 

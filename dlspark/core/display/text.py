@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import html
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 MAX_PREVIEW = 100
 """Characters of a payload that are shown."""
@@ -18,19 +17,13 @@ _TABLE = '<table style="text-align:left;border-collapse:collapse">'
 _CELL = "padding:0.15em 0.8em 0.15em 0;text-align:left;vertical-align:top"
 
 
-class _Printer(Protocol):
-    """What IPython writes an object's text with."""
-
-    def text(self, text: str) -> object: ...
-
-
 class Printed:
-    """Shown by IPython, where it shows text, as `str` has it."""
+    """Shown as `str` has it also where Python and IPython ask for `repr`: these objects are made to be looked at."""
 
     __slots__ = ()
 
-    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:
-        printer.text(str(self))
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def preview(payload: bytes | memoryview) -> str:

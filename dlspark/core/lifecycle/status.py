@@ -33,7 +33,7 @@ def segment_state(segment: SegmentMetadata) -> str:
     return "completed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LogStatus(Printed):
     """A log as it was when it was looked at. `str` gives a table of it."""
 
