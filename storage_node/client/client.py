@@ -14,6 +14,7 @@ from metadata.ledgers import LedgerStore, Versioned
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.copies import LedgerCopies
 from storage_node.client.disk_space import DiskSpace, ask_disk_space
+from storage_node.client.outages import outlast
 from storage_node.client.pipeline import ClientContext
 from storage_node.client.placement import Placement, RackResolver
 from storage_node.client.placement.arranging import Adherence
@@ -105,7 +106,11 @@ class LedgerClient:
         """
         context = self._use()
         validate_quorums(ensemble_size, write_quorum, ack_quorum)
-        bookies = await self._place(ensemble_size, write_quorum, ack_quorum)
+        bookies = await outlast(
+            self._settings.outage_wait_ms,
+            partial(self._place, ensemble_size, write_quorum, ack_quorum),
+            partial(self.lacks_bookies, ensemble_size),
+        )
         metadata = LedgerMetadata(
             ensemble_size=len(bookies),
             write_quorum=write_quorum,
@@ -133,6 +138,10 @@ class LedgerClient:
         writer = LedgerWriter(context, machine, on_end=lambda ended: self._writers.pop(ended, None))
         self._writers[writer] = None
         return writer
+
+    async def lacks_bookies(self, ensemble_size: int) -> bool:
+        """Whether the cluster has never had so many bookies: then it is not that some are away."""
+        return 0 < len(await self._bookies.cookies()) < ensemble_size
 
     async def _place(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
         """The first ensemble; with opportunistic striping a smaller one where there are too few bookies."""
@@ -175,8 +184,7 @@ class LedgerClient:
         if stored is not None and stored != password:
             raise UnauthorizedAccessError("the ledger has another password", ledger_id=ledger_id)
         if recover and not current.value.is_closed:
-            closed = await run_recovery(context, ledger_id, current)
-            current = Versioned(closed, current.version)
+            current = await outlast(self._settings.outage_wait_ms, partial(self._recover, context, ledger_id, current))
         reader = LedgerReader(
             context, ledger_id, current, locate=self._locate, on_end=lambda ended: self._readers.pop(ended, None)
         )
@@ -189,6 +197,11 @@ class LedgerClient:
             await reader.close()
             raise
         return reader
+
+    async def _recover(
+        self, context: ClientContext, ledger_id: int, current: Versioned[LedgerMetadata]
+    ) -> Versioned[LedgerMetadata]:
+        return Versioned(await run_recovery(context, ledger_id, current), current.version)
 
     async def locate(self, ledger_id: int) -> LedgerLocation:
         """Where a ledger is now, for readers that have no metadata store."""

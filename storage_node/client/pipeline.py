@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -21,6 +21,7 @@ from metadata.ledger_metadata import DigestType, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.tasks import end_tasks
 from storage_node.client.connections import ConnectionPool
+from storage_node.client.outages import Outage
 from storage_node.client.placement import Placement
 from storage_node.client.settings import ClientSettings
 from storage_node.edge import Buffer
@@ -172,6 +173,7 @@ class AddPipeline:
         # entry id -> its future, payload size, header, payload; in entry order
         self._entries: dict[int, tuple[asyncio.Future[int], int, bytes, tuple[Buffer, ...]]] = {}
         self._tasks = Tasks(self._broken)
+        self._outage = Outage(context.settings.outage_wait_ms)
         self._next_retry = 0.0
         self._recovering = recovering
         self._next_resend = 0.0
@@ -335,6 +337,7 @@ class AddPipeline:
             if not future.done():  # its owner may have cancelled it; the entry is written all the same
                 future.set_result(entry_id)
         self.outstanding_bytes -= total
+        self._outage.over()
         self._acknowledged(effect.last)
 
     def _end_entries(self, error: DistributedLogError) -> None:
@@ -348,13 +351,20 @@ class AddPipeline:
                 future.exception()  # seen: the same error is raised by the next add and by close
 
     async def _pick(self, wanted: PickReplacements) -> None:
-        picked: Mapping[int, str] = {}
-        failure: DistributedLogError | None = None
-        try:
-            picked = await self._context.placement.replacements(wanted)
-        except DistributedLogError as error:
-            failure = error
+        picked, failure = await self._replacements(wanted)
+        if not self._recovering:  # one is repeated as a whole
+            while not self.machine.suffices(picked) and await self._outage.wait(failure):
+                # Nobody else is left: also those that have failed this change are asked, which may be back by now.
+                gone = {wanted.bookies[index] for index in wanted.indices}
+                staying = frozenset(wanted.bookies) - gone
+                picked, failure = await self._replacements(replace(wanted, excluded=staying))
         self._guard(lambda: self.machine.picked(picked, failure))
+
+    async def _replacements(self, wanted: PickReplacements) -> tuple[Mapping[int, str], DistributedLogError | None]:
+        try:
+            return await self._context.placement.replacements(wanted), None
+        except DistributedLogError as error:
+            return {}, error
 
     def _changes_disabled(self) -> bool:
         return self._context.ensemble_change_disabled()

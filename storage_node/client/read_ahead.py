@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from metadata.errors import CallerError, DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
+from storage_node.client.outages import Outage, is_outage
 from storage_node.client.reading import EntryFetcher
 from storage_node.protocol.digests import Entry
 
@@ -61,6 +62,7 @@ class ReadAhead:
     metadata: Callable[[], LedgerMetadata]
     again: Again
     window: Window
+    outage_wait_ms: int = 0
     _ahead: deque[_Single | _Batch] = field(default_factory=deque)
     _on_their_way: int = 0
     _next: int = 0
@@ -93,10 +95,25 @@ class ReadAhead:
                     piece.future.exception()  # the first error was raised; the others say nothing new
 
     async def _take(self, piece: _Single) -> Entry:
+        failure: DistributedLogError
         try:
             return await piece.future
         except DistributedLogError as error:
-            return await self.again(piece.entry_id, piece.known, error)
+            failure = error
+        outage = Outage(self.outage_wait_ms)
+        while True:
+            try:
+                return await self.again(piece.entry_id, piece.known, failure)
+            except DistributedLogError as error:
+                failure = error
+            # What was asked for behind it has failed likewise by now, and is asked for again in its turn.
+            if not is_outage(failure) or not await outage.wait(failure):
+                raise outage.lasted(failure)
+            piece.known = self.metadata()
+            try:
+                return await self.fetcher.fetch(piece.known, piece.entry_id)
+            except DistributedLogError as error:
+                failure = error
 
     def _count(self, entry: Entry) -> None:
         self._on_their_way -= 1

@@ -15,6 +15,7 @@ from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import Versioned
 from metadata.store import SessionState, WatchEvent
 from storage_node.client.lac_reads import LacQuestion
+from storage_node.client.outages import outlast
 from storage_node.client.pipeline import ClientContext, Tasks, digest_of
 from storage_node.client.read_ahead import WINDOW_BYTES, WINDOW_ENTRIES, ReadAhead, Window, check_range
 from storage_node.client.reading import EntryFetcher
@@ -109,7 +110,10 @@ class LedgerReader:
         self._ensure_usable()
         check_range(first, last, self._last_add_confirmed, self.ledger_id)
         window = Window(window_bytes, window_entries, self._context.settings.batch_read_max_entry_bytes)
-        entries = ReadAhead(self._fetcher, lambda: self.metadata, self._fetch_again, window).entries(first, last)
+        run = ReadAhead(
+            self._fetcher, lambda: self.metadata, self._fetch_again, window, self._context.settings.outage_wait_ms
+        )
+        entries = run.entries(first, last)
         try:
             async for entry in entries:
                 yield entry
@@ -146,7 +150,7 @@ class LedgerReader:
 
         Raises the error that says most where too few bookies answered to be sure.
         """
-        await self._read_last_confirmed()
+        await outlast(self._context.settings.outage_wait_ms, self._read_last_confirmed)
         return self._last_add_confirmed
 
     async def read_last_acknowledged(self, timeout_ms: int = UNCONFIRMED_MS) -> int:
@@ -157,7 +161,7 @@ class LedgerReader:
         long, and in vain, where the writer died or is one that tells nothing by itself; nothing else is certain then,
         before the ledger is recovered (I6). Raises as `read_last_confirmed`.
         """
-        stored = await self._read_last_confirmed()
+        stored = await outlast(self._context.settings.outage_wait_ms, self._read_last_confirmed)
         if stored > self._last_add_confirmed and not self.closed:
             # Not longer than it has to: the same entry, in vain again, tells nothing new.
             if stored > self._waited_for:

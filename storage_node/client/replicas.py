@@ -29,6 +29,11 @@ class LedgerLocation:
     metadata: LedgerMetadata
     addresses: Mapping[str, tuple[str, int]]
 
+    @property
+    def complete(self) -> bool:
+        """Whether every bookie of the ledger has an address."""
+        return all(bookie in self.addresses for ensemble in self.metadata.ensembles for bookie in ensemble.bookies)
+
 
 class ReplicaReader:
     """Reads entries of any ledgers at given locations. It outlives restarts of their bookies.
@@ -70,7 +75,8 @@ class ReplicaReader:
             raise error
 
         window = Window(window_bytes, window_entries, self._settings.batch_read_max_entry_bytes)
-        entries = ReadAhead(fetcher, lambda: metadata, no_more, window).entries(first, last)
+        run = ReadAhead(fetcher, lambda: metadata, no_more, window, self._settings.outage_wait_ms)
+        entries = run.entries(first, last)
         try:
             async for entry in entries:
                 yield entry

@@ -206,6 +206,14 @@ class ClientSettings:
         "For so many milliseconds a storage node that failed or was slow is asked last, and taken last for ensembles",
     )
 
+    outage_wait_ms: int = _ms(
+        0,
+        "outageWaitMillis",
+        "How long an operation for which too few storage nodes answer is tried again, before it fails; 0: not at all",
+        minimum=0,
+        own=True,
+    )
+
     # Recovery
     recovery_window_entries: int = _number(
         16, "recoveryReadBatchSize", "Entries that a recovery reads ahead of what it has replicated again"

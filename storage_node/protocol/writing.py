@@ -60,7 +60,7 @@ States, events, their table and the effects are in `writing_model`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from metadata.errors import DistributedLogError, NoNodeError, OutcomeUnknownError, check
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
@@ -381,6 +381,10 @@ class WriterMachine:
                 self._write_quorum,
             ),
         )
+
+    def suffices(self, replacements: Collection[int]) -> bool:
+        """Whether bookies for these of the indices asked for are enough to go on with."""
+        return self._quorum_without(tuple(index for index in self._round if index not in replacements))
 
     def picked(self, replacements: Mapping[int, str], error: DistributedLogError | None = None) -> Effects:
         """Replacements for some, all or none of the indices asked for; `error` says why there are fewer."""

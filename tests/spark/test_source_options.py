@@ -16,6 +16,8 @@ from dlspark.spark.errors import OptionError
 from dlspark.spark.options.client_settings import namespace_settings
 from dlspark.spark.options.foreign import ELSEWHERE
 from dlspark.spark.options.registry import OPTIONS, Options, Scope, options_table
+from dlspark.spark.sink.session import settings_of
+from dlspark.spark.source.selection import SourceQuery
 from metadata.errors import CallerError
 from storage_node.client.settings import client_keys
 
@@ -295,3 +297,25 @@ def test_confs_are_found_in_spark_defaults(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "spark-defaults.conf").write_text(f"# {connection.CONF_KEY}   distributedlog://h:1/n\n")
     monkeypatch.setattr(connection, "_spark_command_lines", lambda: iter([]))
     assert connection.session_defaults(there) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "ms"), [({}, 120_000), ({"outageTimeout": "90s"}, 90_000), ({"outageTimeout": "0s"}, 0)]
+)
+def test_what_is_away_is_waited_for_as_the_option_says(options: dict[str, str], ms: int) -> None:
+    given = {"log": "a", "uri": "distributedlog://h:1/n", **options}
+    query = SourceQuery.of(Options(given, Scope.SOURCE_STREAM))
+    reading = Settings().with_values(namespace_settings(dict(query.client_settings))).client_settings()
+    writing = settings_of(Options(given, Scope.SINK_STREAM))
+    assert (reading.outage_wait_ms, writing.client_settings().outage_wait_ms) == (ms, ms)
+    # The lock of a driver that died ends with its session, whose timeout may be as long as the default wait for locks.
+    assert writing.lock_timeout_s == ms // 1000
+
+
+def test_settings_of_the_clients_stand_before_what_follows_from_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLSPARK_SET_lockTimeoutSeconds", "7")
+    given = {"log": "a", "uri": "distributedlog://h:1/n", "bkc.outageWaitMillis": "5"}
+    query = SourceQuery.of(Options(given, Scope.SOURCE_STREAM))
+    writing = settings_of(Options(given, Scope.SINK_STREAM))
+    assert dict(query.client_settings) == {"bkc.outagewaitmillis": "5"}
+    assert (writing.lock_timeout_s, writing.client_settings().outage_wait_ms) == (7, 5)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Flag
 
+from dlspark.core.settings.keys import MAX_INT
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.foreign import elsewhere
 from dlspark.spark.options.values import (
@@ -235,6 +236,15 @@ OPTIONS: tuple[Option, ...] = (
         default="true",
     ),
     Option(
+        "outageTimeout",
+        Kind.DURATION,
+        Scope.ANY,
+        "How long a query waits for what is away and may come back, before it fails: storage nodes, where too few are "
+        "left to write to, to read from or to recover a log; the log's lock, which a driver that died keeps until its "
+        "ZooKeeper session ends. `0s`: not at all.",
+        default="2m",
+    ),
+    Option(
         "metadata",
         Kind.TEXT,
         Scope.SOURCE_BATCH,
@@ -416,6 +426,11 @@ class Options:
         return {
             name.removeprefix(SETTINGS_PREFIX): value for name, value in merged.items() if name.startswith(PASSED_ON)
         }
+
+    @property
+    def outage_ms(self) -> int:
+        """How long what is away is waited for, in milliseconds."""
+        return min(self.duration_ms("outageTimeout") or 0, MAX_INT)
 
     def flag(self, name: str) -> bool:
         """The value of a true/false option (all of them have a default)."""

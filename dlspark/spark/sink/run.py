@@ -48,7 +48,7 @@ def check_ready(options: Options, logs: tuple[str, ...]) -> None:
 
 
 async def _check_ready(options: Options, logs: tuple[str, ...]) -> None:
-    session = await open_session(options)
+    session = await open_session(options, patient=False)
     await session.check_ready(logs)
 
 

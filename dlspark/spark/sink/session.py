@@ -29,12 +29,14 @@ from dlspark.spark.sink.rewrite import rewrite
 from dlspark.spark.sink.schema import MAX_TXID
 from dlspark.spark.sink.sweep import Sweeper
 from metadata.bookies import BookieAddress
+from metadata.errors import MetadataUnavailableError
 from metadata.logs import LogNotFoundError
 from metadata.permissions import Action
 from metadata.sinks import SinkStore
 from metadata.store import SessionState
 from storage_node.autorecovery.pacing import for_each
 from storage_node.client import LedgerWriter
+from storage_node.client.outages import Outage, outlast
 from storage_node.errors import NotEnoughBookiesError
 
 ABANDONED_JOBS_EVERY_S = 3600.0
@@ -48,8 +50,6 @@ _SETTINGS_OF_OPTIONS = {
     "ackQuorumSize": "bkcAckQuorumSize",
     "createStreamIfNotExists": "createStreamIfNotExists",
 }
-_STAGING = {"bkc.explicitLacInterval": 0}
-"""Defaults of a sink's namespace: nobody reads a staged ledger before it is closed."""
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 
 
@@ -101,6 +101,11 @@ class SinkSession:
         self._ready_until[logs] = now + READY_FOR_S
 
     async def _check_storage(self) -> None:
+        ledgers = self._services.ledgers
+        hopeless = functools.partial(ledgers.lacks_bookies, self.settings.quorums[0])
+        await outlast(ledgers.settings.outage_wait_ms, self._check_nodes, hopeless)
+
+    async def _check_nodes(self) -> None:
         ensemble_size, _, _ = self.settings.quorums
         writable = len(await self._services.ledgers.bookies.writable())
         if writable < ensemble_size:
@@ -221,17 +226,26 @@ def settings_of(options: Options) -> Settings:
     given = {key: options.text(name) or "" for name, key in _SETTINGS_OF_OPTIONS.items() if options.given(name)}
     passed_on = tuple(sorted(options.passed_on().items()))
     if FILE_VARIABLE in os.environ:
-        return _make_settings(None, passed_on, tuple(given.items()))  # The file may have changed.
+        return _make_settings(options.outage_ms, None, passed_on, tuple(given.items()))  # The file may have changed.
     variables = tuple((name, value) for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX))
-    return _made_settings(variables, passed_on, tuple(given.items()))
+    return _made_settings(options.outage_ms, variables, passed_on, tuple(given.items()))
 
 
 def _make_settings(
+    outage_ms: int,
     variables: tuple[tuple[str, str], ...] | None,
     passed_on: tuple[tuple[str, str], ...],
     given: tuple[tuple[str, str], ...],
 ) -> Settings:
-    defaults = Settings.from_mapping(_STAGING)
+    defaults = Settings.from_mapping(
+        {
+            "bkc.outageWaitMillis": outage_ms,
+            # A driver that died keeps its lock until its session ends, whatever that one's timeout is.
+            "lockTimeoutSeconds": -(-outage_ms // 1000),
+            # Nobody reads a staged ledger before it is closed.
+            "bkc.explicitLacInterval": 0,
+        }
+    )
     settings = Settings.from_environment(None if variables is None else dict(variables), defaults)
     return settings.with_values({**namespace_settings(dict(passed_on)), **dict(given)})
 
@@ -242,15 +256,29 @@ _made_settings = functools.lru_cache(maxsize=16)(_make_settings)
 _sessions: dict[tuple[object, ...], SinkSession] = {}
 
 
-async def open_session(options: Options) -> SinkSession:
-    """This process's session for the target of `options`. Raises what opening the namespace raises."""
+async def open_session(options: Options, *, patient: bool = True) -> SinkSession:
+    """This process's session for the target of `options`. Raises what opening the namespace raises.
+
+    With `patient` ZooKeeper is waited for: whoever asks on behalf of a job that has begun knows that it was there.
+    """
     settings = settings_of(options)
     # The runtime is part of the key: after a fork, or once it was closed, sessions of the old one are of no use.
     key = (os.getpid(), id(Runtime.shared()), options.uri, settings)
     session = _sessions.get(key)
     if session is not None and session.namespace.store.state is not SessionState.CLOSED:
         return session
-    namespace = await AsyncNamespace.open(options.uri, settings)
+    namespace = await _open_namespace(options.uri, settings, options.outage_ms if patient else 0)
     session = _sessions[key] = SinkSession(namespace, settings)
     Runtime.shared().on_close(namespace.close)
     return session
+
+
+async def _open_namespace(uri: str, settings: Settings, limit_ms: int) -> AsyncNamespace:
+    outage = Outage(limit_ms)
+    while True:
+        try:
+            return await AsyncNamespace.open(uri, settings)
+        except MetadataUnavailableError as error:
+            if not await outage.wait(error):
+                outage.lasted(error)
+                raise

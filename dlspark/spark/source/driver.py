@@ -42,6 +42,7 @@ from metadata.log_admin import LogAdmin
 from metadata.logs import LogNotFoundError
 from metadata.tasks import end_tasks
 from storage_node.client import ClientSettings
+from storage_node.client.outages import outlast
 
 LAG_S = 2.0
 """How long it may take to find how far a query is behind in one log; the batch waits for it."""
@@ -301,11 +302,16 @@ class SourceDriver:
         for log in wanted:
             if log not in found:
                 self._losses.deleted(log, start.get(log, DLSN.INITIAL), "it is left out")
-        planned = await gathered(
-            {log: self._spans(found[log], start, end, bounds, take) for log in wanted if log in found}
-        )
-        spans = [span for part in planned.values() for span in part]
-        await check_served(self._opened(), spans)
+
+        async def served() -> list[Span]:
+            planned = await gathered(
+                {log: self._spans(found[log], start, end, bounds, take) for log in wanted if log in found}
+            )
+            spans = [span for part in planned.values() for span in part]
+            await check_served(self._opened(), spans)
+            return spans
+
+        spans = await outlast(self.client_settings.outage_wait_ms, served)
         return partitions(
             spans,
             min_partitions=self.query.min_partitions,

@@ -296,11 +296,14 @@ class LogView:
         )
 
     async def _location(self, segment: SegmentMetadata) -> LedgerLocation:
-        """Where the entries are. Of a ledger still open it is read anew: its last fragment may have moved (D12)."""
+        """Where the entries are. Of a ledger still open it is read anew: its last fragment may have moved (D12).
+
+        So it is where a node was away when it was located: that one may be the only one there by now.
+        """
         found = self._locations.get(segment.ledger_id)
         if found is None:
             found = await self._namespace.ledgers.locate(segment.ledger_id)
-            if found.metadata.state is LedgerState.CLOSED:
+            if found.metadata.state is LedgerState.CLOSED and found.complete:
                 self._locations[segment.ledger_id] = found
         return found
 

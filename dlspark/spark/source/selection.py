@@ -102,6 +102,10 @@ class Selection:
         return sorted(name for name in existing if self.selects(name))
 
 
+_OUTAGE = "bkc.outagewaitmillis"
+"""The ledger client's setting that option `outageTimeout` is, as Spark hands keys over."""
+
+
 @dataclass(frozen=True)
 class SourceQuery:
     """All that the options of one source query say."""
@@ -135,7 +139,7 @@ class SourceQuery:
             limits=_limits(options),
             late_start_fails=_late_start_fails(options),
             cursor=_cursor(options),
-            client_settings=tuple(sorted(options.passed_on().items())),
+            client_settings=tuple(sorted({_OUTAGE: str(options.outage_ms), **options.passed_on()}.items())),
         )
         _check_names(query.selection, query.start)
         if options.scope is Scope.SOURCE_BATCH:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.source.planning import Span
@@ -49,7 +50,8 @@ def orphans(metadata: LedgerMetadata, first: int, last: int, living: set[str]) -
 
 
 async def _probe(namespace: AsyncNamespace, span: Span, entry_id: int, living: set[str]) -> None:
-    reader = ReplicaReader(settings=namespace.ledgers.settings)
+    # Who waits for nodes to come back has the plan made again: it carries the addresses of those that are there.
+    reader = ReplicaReader(settings=replace(namespace.ledgers.settings, outage_wait_ms=0))
     try:
         async for _ in reader.entries(span.ledger, entry_id, entry_id):
             return

@@ -1,0 +1,196 @@
+"""Queries outlive what a cluster outlives: storage nodes that go and come back, and the death of their own driver."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from sink_driver import read_values
+
+from dlspark.core.sync import Namespace
+from dlspark.sandbox import Sandbox
+
+pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(3000)]
+
+SCRIPT = Path(__file__).with_name("three_queries.py")
+PATIENCE_S = 400
+WAITED_FOR = "is waited for, up to"
+LOST = 2
+ROUNDS = 2
+"""Kills of a driver, with --rounds as many as it says."""
+
+
+class Driver:
+    """The driver of three queries, with everything that it starts."""
+
+    def __init__(self, sandbox: Sandbox, place: Path, name: str, rows: int, outage_timeout: str = "2m") -> None:
+        self.output = place / "driver.log"
+        self._written = self.output.stat().st_size if self.output.exists() else 0
+        environment = {
+            **os.environ,
+            "DLSPARK_URI": sandbox.uri,
+            "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")]),
+        }
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), "local[2]", str(place), name, str(rows), outage_timeout],
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def told(self) -> str:
+        """What this driver, and not those before it, has printed."""
+        with self.output.open("rb") as output:
+            output.seek(self._written)
+            return output.read().decode("utf-8", "replace")
+
+    def wait(self) -> None:
+        """Wait for a clean end."""
+        status = self.process.wait(PATIENCE_S)
+        assert status == 0, self.told[-6000:]
+
+    def wait_for_failure(self) -> str:
+        """Wait for it to end with an error, and return that."""
+        assert self.process.wait(PATIENCE_S) != 0
+        return self.told
+
+    def await_told(self, text: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.told:
+            assert self.process.poll() is None, self.told[-6000:]
+            assert time.monotonic() < deadline, self.told[-6000:]
+            time.sleep(0.05)
+
+    def kill(self, *, workers: bool = True) -> None:
+        """SIGKILL the driver and its JVM; its Python workers as well, or they find out by themselves."""
+        if self.process.poll() is None:
+            own = psutil.Process(self.process.pid)
+            family = [*own.children(recursive=True), own]
+            doomed = [one for one in family if workers or one.name().startswith("java") or one.pid == own.pid]
+            for member in doomed:
+                try:
+                    member.send_signal(signal.SIGKILL)
+                except psutil.NoSuchProcess:
+                    continue
+            psutil.wait_procs(doomed, 20)
+        self.process.wait(20)
+
+
+@pytest.fixture
+def drivers() -> Iterator[list[Driver]]:
+    started: list[Driver] = []
+    yield started
+    for driver in started:
+        driver.kill()
+
+
+@pytest.fixture
+def own_sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    """Nodes that no other test needs."""
+    with Sandbox(tmp_path / "sandbox", nodes=4) as sandbox:
+        yield sandbox
+
+
+def make_logs(uri: str, name: str) -> None:
+    with Namespace.open(uri) as namespace:
+        for part in "abc":
+            namespace.create_log(f"{name}-{part}")
+
+
+def count(uri: str, log: str) -> int:
+    """Records of the segments that are completed."""
+    with Namespace.open(uri) as namespace, namespace.open_log(log) as opened:
+        return sum(segment.record_count for segment in opened.segments())
+
+
+def await_count(driver: Driver, uri: str, log: str, rows: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while count(uri, log) < rows:
+        assert driver.process.poll() is None, driver.told[-6000:]
+        assert time.monotonic() < deadline, driver.told[-6000:]
+        time.sleep(0.1)
+
+
+def check(uri: str, name: str, rows: int) -> None:
+    """Each log has each row once, and the copies are in the order of what they were read from."""
+    first = read_values(uri, f"{name}-a")[1]
+    assert sorted(map(int, first)) == list(range(rows))
+    for part in "bc":
+        assert read_values(uri, f"{name}-{part}")[1] == first, part
+
+
+def test_queries_wait_for_two_of_four_nodes_to_come_back(
+    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    uri = own_sandbox.uri
+    make_logs(uri, "gone")
+    driver = Driver(own_sandbox, tmp_path, "gone", 4000)
+    drivers.append(driver)
+    await_count(driver, uri, "gone-c", 100)
+    for index in range(LOST):
+        own_sandbox.kill_node(index)
+    driver.await_told(WAITED_FOR)
+    before = count(uri, "gone-a")
+    for index in range(LOST):
+        own_sandbox.start_node(index)
+    driver.wait()
+    assert before < 4000
+    check(uri, "gone", 4000)
+
+
+def test_queries_end_when_nodes_stay_away_and_go_on_exactly_from_their_checkpoints(
+    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver]
+) -> None:
+    uri = own_sandbox.uri
+    make_logs(uri, "lost")
+    driver = Driver(own_sandbox, tmp_path, "lost", 2000, outage_timeout="5s")
+    drivers.append(driver)
+    await_count(driver, uri, "lost-c", 100)
+    for index in range(LOST):
+        own_sandbox.kill_node(index)
+    told = driver.wait_for_failure()
+    assert "waited 5 s for what is away to come back" in told
+    assert "storage nodes" in told
+    for index in range(LOST):
+        own_sandbox.start_node(index)
+    again = Driver(own_sandbox, tmp_path, "lost", 2000)
+    drivers.append(again)
+    again.wait()
+    check(uri, "lost", 2000)
+
+
+def test_a_driver_that_is_killed_again_and_again_starts_without_an_error_and_loses_nothing(
+    own_sandbox: Sandbox, tmp_path: Path, drivers: list[Driver], rounds: int | None, seed: int | None
+) -> None:
+    kills = rounds or ROUNDS
+    rng = random.Random(seed or 0)
+    rows = 600 * (kills + 1)
+    uri = own_sandbox.uri
+    make_logs(uri, "killed")
+    for kill in range(kills):
+        driver = Driver(own_sandbox, tmp_path, "killed", rows)
+        drivers.append(driver)
+        if rng.random() < 0.7:
+            slowest = min(count(uri, f"killed-{part}") for part in "bc")
+            await_count(driver, uri, f"killed-{rng.choice('abc')}", min(rows, slowest + rng.randrange(50, 400)))
+            time.sleep(rng.random())  # anywhere in a batch
+        else:
+            time.sleep(rng.uniform(5, 40))  # anywhere in its start, too
+        assert driver.process.poll() is None, driver.told[-6000:]
+        driver.kill(workers=rng.random() < 0.5)
+        print(f"kill {kill}: {[count(uri, f'killed-{part}') for part in 'abc']} rows", flush=True)
+    driver = Driver(own_sandbox, tmp_path, "killed", rows)
+    drivers.append(driver)
+    driver.wait()
+    check(uri, "killed", rows)
