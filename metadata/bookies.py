@@ -266,7 +266,9 @@ class BookieRegistry:
                 return
             except NoNodeError as error:
                 raise CallerError(
-                    "the cluster is not initialised", path=self._available, advice="Run LedgerStore.format first"
+                    "the cluster is not initialised",
+                    path=self._available,
+                    advice="Initialise it: dlspark cluster init",
                 ) from error
             except NodeExistsError:
                 pass

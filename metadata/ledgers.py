@@ -16,6 +16,7 @@ znode goes with the session).
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 import uuid
@@ -43,6 +44,8 @@ from metadata.store import Create, Delete, MetadataStore, Op, Watcher
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_ROOT: Final = "/ledgers"
 FIRST_LONG_ID: Final = 2_147_483_647
 MAX_LEDGER_ID: Final = 2**63 - 1
@@ -51,6 +54,8 @@ _SUFFIX: Final = re.compile(r"\d{10}|-\d{9,10}")
 _HOB: Final = re.compile(r"HOB-(\d{10})")
 _LEAF: Final = re.compile(r"L(\d{4})")
 _FLAT_LEAF: Final = re.compile(r"L(\d{10,19})")
+_SHORT_TOP: Final = re.compile(r"\d{2}")
+_LONG_TOP: Final = re.compile(r"\d{3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,14 @@ class LedgerLayout(Enum):
         return join(root, digits[:2], digits[2:6], f"L{digits[6:]}")
 
 
+LAYOUT_NAMES: Final = {
+    "hierarchical": LedgerLayout.HIERARCHICAL,
+    "longhierarchical": LedgerLayout.LONG_HIERARCHICAL,
+    "legacyhierarchical": LedgerLayout.LEGACY_HIERARCHICAL,
+    "flat": LedgerLayout.FLAT,
+}
+"""What people call them: the names in BookKeeper's metadata URIs (zk+hierarchical://)."""
+
 _SHORT_ONLY: Final = (LedgerLayout.FLAT, LedgerLayout.LEGACY_HIERARCHICAL)
 _LAYOUTS: Final[dict[str, dict[str, LedgerLayout]]] = {
     "2": {layout.value: layout for layout in LedgerLayout},
@@ -136,34 +149,46 @@ class LedgerStore:
 
     # ---- cluster ----------------------------------------------------------------------------------------------------
 
-    async def format(self) -> None:
+    async def format(self, layout: LedgerLayout | None = None) -> list[str]:
         """Initialise the cluster's tree; one that exists is verified and completed, never replaced.
 
-        Raises CorruptDataError for a LAYOUT that is none. Safe to repeat, also after an unknown outcome.
+        Returns the znodes that were missing. Without a `layout` a new tree gets the hierarchical one. Raises
+        CorruptDataError for a LAYOUT that is none, CallerError for a tree of another layout than `layout`, or whose
+        ledgers do not tell of which it is. Safe to repeat, also after an unknown outcome.
         """
-        await repeat(self._store, self._format)
+        return await repeat(self._store, lambda: self._format(layout))
 
-    async def _format(self) -> None:
+    async def _format(self, wanted: LedgerLayout | None) -> list[str]:
+        found = await self.stored_layout()
+        tops = await self._tops()
+        if found is None:
+            found = _layout_of(tops, self._root, wanted)
+        if wanted not in (None, found):
+            raise CallerError(
+                f"the ledgers here are laid out by {found.value}; nothing was changed",
+                path=join(self._root, "LAYOUT"),
+                advice="Name that layout, or none; another layout needs another root",
+            )
         available = join(self._root, "available")
         nodes = [Create(self._root), Create(available), Create(join(available, "readonly"))]
-        if await self._store.exists(join(self._root, "LAYOUT")) is None:
+        if "LAYOUT" not in tops and not await self._children(join(self._root, "cookies")):
             # An initialised cluster without INSTANCEID keeps none: its bookies' cookies do not have it either.
             instance = uuid.UUID(int=self._rng.getrandbits(128), version=4)
             nodes.append(Create(join(self._root, "INSTANCEID"), str(instance).encode("ascii")))
+        nodes.append(Create(join(self._root, "LAYOUT"), found.encode()))
+        made: list[str] = []
         for _ in range(MAX_REPEATS):
             missing = [node for node in nodes if await self._store.exists(node.path) is None]
             if missing and missing[0].path == self._root:
                 await self._make_ancestors()
             try:
                 await self._store.multi(missing)
+                made = [node.path for node in missing]
                 break
             except NodeExistsError:
                 continue  # somebody else is at it: see what is left
-        try:
-            await self._store.create(join(self._root, "LAYOUT"), LedgerLayout.HIERARCHICAL.encode())
-        except NodeExistsError:
-            pass
         await self.layout()
+        return made
 
     async def _make_ancestors(self) -> None:
         parent = parent_of(self._root)
@@ -174,19 +199,46 @@ class LedgerStore:
                 pass
 
     async def layout(self) -> LedgerLayout:
-        """The cluster's layout, read once. Raises CallerError where the cluster was never initialised."""
+        """The cluster's layout, read once, and written where there is none yet.
+
+        Bookies, auto-recovery and clients of Apache BookKeeper do the same: the first one that finds no LAYOUT writes
+        that of its configuration, which without any is the hierarchical one. Apache Pulsar's set-up leaves it to them.
+        Raises CallerError where the cluster was never initialised, and where its ledgers are laid out otherwise, which
+        only a person can settle.
+        """
         if self._layout is None:
-            path = join(self._root, "LAYOUT")
-            try:
-                data, _ = await repeat(self._store, lambda: self._store.get(path))
-            except NoNodeError as error:
-                raise CallerError(
-                    "no BookKeeper cluster is initialised here",
-                    path=self._root,
-                    advice="Check the ledgers path, or initialise the cluster (LedgerStore.format)",
-                ) from error
-            self._layout = LedgerLayout.decode(data, path)
+            self._layout = await self.stored_layout() or await self._choose_layout()
         return self._layout
+
+    async def stored_layout(self) -> LedgerLayout | None:
+        """What LAYOUT says; None where there is none. Raises CorruptDataError."""
+        path = join(self._root, "LAYOUT")
+        try:
+            data, _ = await repeat(self._store, lambda: self._store.get(path))
+        except NoNodeError:
+            return None
+        return LedgerLayout.decode(data, path)
+
+    async def _choose_layout(self) -> LedgerLayout:
+        tops = await self._tops()
+        if "available" not in tops:
+            raise CallerError(
+                "no BookKeeper cluster is initialised here",
+                path=self._root,
+                advice="Check servers and path of the ledgers, or initialise the cluster: dlspark cluster init",
+            )
+        layout = _layout_of(tops, self._root, None)
+        try:
+            await repeat(self._store, lambda: self._store.create(join(self._root, "LAYOUT"), layout.encode()))
+        except NodeExistsError:
+            found = await self.stored_layout()
+            check(found is not None, "LAYOUT is there, and is not", path=self._root)
+            return found or layout
+        logger.warning("%s had no LAYOUT: %s was written, as Apache BookKeeper's bookies do", self._root, layout.value)
+        return layout
+
+    async def _tops(self) -> list[str]:
+        return await self._children(self._root)
 
     # ---- ids --------------------------------------------------------------------------------------------------------
 
@@ -483,7 +535,36 @@ class LedgerStore:
         try:
             return (await repeat(self._store, lambda: self._store.children(path)))[0]
         except NoNodeError:
-            return []  # pruned since its parent was listed (spec trap 41)
+            return []  # not there, or pruned since its parent was listed (spec trap 41)
+
+
+def _layout_of(tops: Sequence[str], root: str, wanted: LedgerLayout | None) -> LedgerLayout:
+    """The layout that a tree without LAYOUT is given: the hierarchical one, or `wanted`.
+
+    Raises CallerError where ledgers are there that it would not find: they would look deleted, and be collected.
+    """
+    chosen = wanted or LedgerLayout.HIERARCHICAL
+    flat = any(map(_FLAT_LEAF.fullmatch, tops))
+    short = any(map(_SHORT_TOP.fullmatch, tops))
+    long = any(map(_LONG_TOP.fullmatch, tops))
+    suits = {
+        LedgerLayout.FLAT: not (short or long),
+        LedgerLayout.HIERARCHICAL: not flat and (short or not long),
+        LedgerLayout.LEGACY_HIERARCHICAL: not (flat or long),
+        LedgerLayout.LONG_HIERARCHICAL: not (flat or short),
+    }
+    if suits[chosen]:
+        return chosen
+    named = [name for name, kind in LAYOUT_NAMES.items() if suits[kind]]
+    raise CallerError(
+        f"there is no LAYOUT here, and ledgers that {chosen.value} would not find; nothing was changed",
+        path=root,
+        advice=(
+            f"Say how they are laid out: dlspark cluster init --layout {' (or '.join(named)}{')' * (len(named) - 1)}"
+            if named
+            else "Ledgers of several layouts are mixed here: give each cluster a root of its own"
+        ),
+    )
 
 
 class _Refused(Exception):

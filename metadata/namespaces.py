@@ -238,5 +238,7 @@ class NamespaceStore:
 
     def _not_bound(self, what: str) -> NotBoundError:
         return NotBoundError(
-            what, path=self._path, advice="Check the URI's path, or bind the namespace there (NamespaceStore.bind)"
+            what,
+            path=self._path,
+            advice="Check the URI's path, or bind the namespace there: dlspark namespace bind --uri URI",
         )

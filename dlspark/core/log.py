@@ -168,7 +168,7 @@ class AsyncLog(LogReaders):
         if isinstance(txid, bool) or not isinstance(txid, int) or txid < 0:
             raise CallerError(
                 f"{txid!r} is not a transaction id; nothing was purged",
-                advice="Give the lowest transaction id to keep; Namespace.delete_log deletes everything",
+                advice="Give the lowest transaction id to keep; dlspark log delete deletes everything",
             )
         await self._services.permit(self.name, Action.TRUNCATE)
         async with self._owned(client_id) as owned:

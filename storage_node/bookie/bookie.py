@@ -79,6 +79,7 @@ class Bookie:
         self._disk: Disk = disk or SystemDisk()
         self._store = store
         self._registry = BookieRegistry(store, settings.zk_ledgers_root_path)
+        self._ledgers = LedgerStore(store, settings.zk_ledgers_root_path)
         self._session: SessionFile | None = None
         self._address: BookieAddress | None = None
         self._storage: Storage | None = None
@@ -170,6 +171,7 @@ class Bookie:
 
         Raises:
             BookieConfigurationError, CookieMismatchError: it was not allowed to start.
+            CallerError: no cluster is initialised where its metadata should be.
             CorruptDataError (JournalCorruptError): what it had acknowledged cannot be read any more.
             NoSpaceToStartError: a disk is full, and the node cannot start read-only.
             OSError, and the metadata store's errors.
@@ -194,6 +196,7 @@ class Bookie:
         currents = self._claim_directories()
         self._listener = await self._network.listen(settings.listening_address, settings.bookie_port, self._accept)
         self._address = name_bookie(settings, self._listener.port)
+        await self._ledgers.layout()  # without it nothing could be collected here, and auto-recovery could not start
         cookie = Cookie(
             bookie_id=self._address.bookie_id,
             journal_dirs=settings.journal_directories,
@@ -363,7 +366,7 @@ class Bookie:
             self.settings,
             bookie_id=bookie_id,
             instance_id=instance_id,
-            ledgers=LedgerStore(self._store, self.settings.zk_ledgers_root_path),
+            ledgers=self._ledgers,
             registry=self._registry,
             replication=ReplicationStore(self._store, self.settings.zk_ledgers_root_path),
             clock=self.clock,

@@ -151,7 +151,7 @@ async def test_a_cluster_without_an_instance_id_gets_none_later(store: MetadataS
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
-@pytest.mark.parametrize("operation", ["multi", "create", "exists", "get"])
+@pytest.mark.parametrize("operation", ["multi", "children", "exists", "get"])
 async def test_format_survives_a_lost_answer(operation: str, fault: Fault) -> None:
     faults = Faults()
     faults.arm(operation, fault)
@@ -161,8 +161,71 @@ async def test_format_survives_a_lost_answer(operation: str, fault: Fault) -> No
 
 
 async def test_a_cluster_that_was_never_formatted_is_a_clear_error(store: MetadataStore, root: str) -> None:
-    with pytest.raises(CallerError, match="no BookKeeper cluster"):
-        await LedgerStore(store, f"{root}/ledgers").read(1)
+    for path in (f"{root}/ledgers", root):  # one that does not exist, and one that is something else
+        with pytest.raises(CallerError, match="no BookKeeper cluster") as refused:
+            await LedgerStore(store, path).read(1)
+        assert "dlspark cluster init" in str(refused.value)
+        assert await store.exists(f"{path}/LAYOUT") is None
+
+
+async def without_layout(store: MetadataStore, root: str, *ledgers: str) -> None:
+    """A tree as Apache Pulsar's set-up leaves it, and znodes of ledgers."""
+    await store.create(f"{root}/available/readonly", make_parents=True)
+    await store.create(f"{root}/INSTANCEID", b"5ca1ab1e")
+    for path in ledgers:
+        await store.create(f"{root}/{path}", make_parents=True)
+
+
+async def test_who_finds_no_layout_writes_the_hierarchical_one(store: MetadataStore, root: str) -> None:
+    await without_layout(store, root, "00/0000/L0007")
+    everybody = [LedgerStore(store, root) for _ in range(4)]
+    assert await everybody[0].stored_layout() is None
+    assert await asyncio.gather(*(one.layout() for one in everybody)) == [LedgerLayout.HIERARCHICAL] * 4
+    data, stat = await store.get(f"{root}/LAYOUT")
+    assert (data, stat.version) == (b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1", 0)
+    assert [ledger_id async for ledger_id in everybody[0].ids()] == [7]
+
+
+@pytest.mark.parametrize(
+    ("found", "commands"),
+    [
+        (["L0000000007"], "--layout flat"),
+        (["000/0000/0000/0000/L0007"], "--layout longhierarchical"),
+        (["L0000000007", "00/0000/L0008"], "a root of its own"),
+    ],
+)
+async def test_ledgers_of_another_layout_are_not_given_the_usual_one(
+    store: MetadataStore, root: str, found: list[str], commands: str
+) -> None:
+    await without_layout(store, root, *found)
+    for call in (LedgerStore(store, root).layout(), LedgerStore(store, root).format()):
+        with pytest.raises(CallerError, match="would not find") as refused:
+            await call
+        assert commands in str(refused.value)
+    assert await store.exists(f"{root}/LAYOUT") is None
+
+
+async def test_a_layout_that_is_named_is_written_where_it_finds_the_ledgers(store: MetadataStore, root: str) -> None:
+    await without_layout(store, root, "L0000000007")
+    assert await LedgerStore(store, root).format(LedgerLayout.FLAT) == [f"{root}/LAYOUT"]
+    assert [ledger_id async for ledger_id in LedgerStore(store, root).ids()] == [7]
+    with pytest.raises(CallerError, match="laid out by FlatLedgerManagerFactory"):
+        await LedgerStore(store, root).format(LedgerLayout.HIERARCHICAL)
+    assert await LedgerStore(store, root).format() == []
+
+
+async def test_cookies_without_an_instance_id_are_left_without_one(store: MetadataStore, root: str) -> None:
+    await store.create(f"{root}/cookies/10.0.0.1:3181", make_parents=True)
+    made = await LedgerStore(store, root).format()
+    assert made == [f"{root}/available", f"{root}/available/readonly", f"{root}/LAYOUT"]
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
+async def test_a_lost_answer_to_the_layout_is_looked_up(faults: Faults, fault: Fault) -> None:
+    await faults.store.delete("/ledgers/LAYOUT")
+    faults.arm("create", fault, at="/LAYOUT")
+    assert await LedgerStore(faults.store).layout() is LedgerLayout.HIERARCHICAL
+    assert faults.met == 1
 
 
 async def test_a_foreign_layout_is_refused(store: MetadataStore, ledgers: LedgerStore) -> None:

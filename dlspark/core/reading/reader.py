@@ -377,7 +377,7 @@ class AsyncLogReader:
             f"record {position} of segment {dlsn.lssn} follows record {self._numbers.last}: records are missing",
             log=self.name,
             dlsn=dlsn,
-            advice="Read the segment's entries with a tool; positionGapDetectionEnabled=false reads on regardless",
+            advice="See dlspark ledger read-entries; positionGapDetectionEnabled=false reads on regardless",
         )
 
     def _end_of_stream(self, dlsn: DLSN) -> EndOfStreamError:

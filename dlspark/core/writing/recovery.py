@@ -76,7 +76,7 @@ async def _recover(
             f"the last record of segment {segment.lssn} has the reserved transaction id {INVALID_TXID}",
             log=transitions.name,
             dlsn=last.dlsn,
-            advice="The segment cannot be completed automatically; read it with a tool and repair its metadata",
+            advice="It cannot be completed as it is; see what is in it: dlspark ledger read-entries",
         )
     services.counters["segment-recovered"] += 1
     await transitions.complete(

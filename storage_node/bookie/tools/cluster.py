@@ -38,7 +38,7 @@ class Cluster:
         """Raises CallerError where the bookie has none."""
         found = await self.registry.read_cookie(bookie_id)
         if found is None:
-            raise CallerError("the bookie has no cookie", node=bookie_id, advice="List those that have: cookie list")
+            raise CallerError("the bookie has no cookie", node=bookie_id, advice="List those that have: dlspark bookie cookie list")
         return found.value
 
     async def cookies(self) -> list[str]:
@@ -98,7 +98,7 @@ class Cluster:
             raise StillReferredToError(
                 f"{len(ledgers)} ledgers still name the bookie ({', '.join(map(str, ledgers[:5]))} ...)",
                 node=bookie_id,
-                advice="Decommission it first, so that its ledgers are replicated elsewhere; nothing was done",
+                advice="Have its ledgers replicated elsewhere first: dlspark bookie decommission; nothing was done",
             )
 
     async def decommission(
