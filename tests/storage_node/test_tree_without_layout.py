@@ -97,8 +97,12 @@ async def test_it_is_collected_and_repaired(cluster: Cluster) -> None:
     await recovery.start()
 
     async def repaired() -> None:
-        while lost in (await cluster.ledgers.read(kept)).value.last_ensemble.bookies:
-            await asyncio.sleep(0.05)
+        while True:
+            changed = asyncio.Event()
+            current = await cluster.ledgers.read(kept, lambda _event: changed.set())
+            if lost not in current.value.last_ensemble.bookies:
+                return
+            await changed.wait()
 
     try:
         await asyncio.wait_for(repaired(), 30)

@@ -38,7 +38,9 @@ class Cluster:
         """Raises CallerError where the bookie has none."""
         found = await self.registry.read_cookie(bookie_id)
         if found is None:
-            raise CallerError("the bookie has no cookie", node=bookie_id, advice="List those that have: dlspark bookie cookie list")
+            raise CallerError(
+                "the bookie has no cookie", node=bookie_id, advice="List those that have: dlspark bookie cookie list"
+            )
         return found.value
 
     async def cookies(self) -> list[str]:
