@@ -97,8 +97,9 @@ async def test_it_is_collected_and_repaired(cluster: Cluster) -> None:
     await recovery.start()
 
     async def repaired() -> None:
+        changed = asyncio.Event()
         while True:
-            changed = asyncio.Event()
+            changed.clear()
             current = await cluster.ledgers.read(kept, lambda _event: changed.set())
             if lost not in current.value.last_ensemble.bookies:
                 return
