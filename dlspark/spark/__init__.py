@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from dlspark.spark.datasource import register
     from dlspark.spark.listener import LagListener
     from dlspark.spark.sink.foreach import ForeachLogWriter
+    from dlspark.spark.starting import start
 
-__all__ = ["ForeachLogWriter", "LagListener", "catalog_jar", "enable", "register"]
+__all__ = ["ForeachLogWriter", "LagListener", "catalog_jar", "enable", "register", "start"]
 
 
 _MODULES: Final = {
@@ -24,6 +25,7 @@ _MODULES: Final = {
     "catalog_jar": "dlspark.spark.catalog.switch",
     "enable": "dlspark.spark.catalog.switch",
     "register": "dlspark.spark.datasource",
+    "start": "dlspark.spark.starting",
 }
 
 

@@ -21,16 +21,14 @@ from pathlib import Path
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import DataStreamReader, DataStreamWriter, StreamingQuery
 
 from dlspark.core.sync import Namespace
+from dlspark.spark import start
 
 ROWS_PER_BATCH = 50
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 PAUSE_S = 0.2
-SLOW_START = "Python worker failed to connect back"
-"""Spark gives a Python process ten seconds to start; where a busy machine needs more, the query is started again."""
-SLOW_STARTS = 3
 
 
 class Queries:
@@ -39,28 +37,24 @@ class Queries:
         self._directory = directory
         self._name = name
         self._rows = rows
-        self._starts = [self._first, self._second, self._third]
         self._running: list[StreamingQuery] = []
-        self._slow_starts = 0
 
     def start(self) -> None:
-        self._running = [start() for start in self._starts]
+        for part, writer in {"a": self._first(), "b": self._second(), "c": self._third()}.items():
+            directory = self._directory / f"checkpoint-{part}"
+            self._running.append(start(writer.option("checkpointLocation", str(directory))))
 
     def look(self) -> None:
         """Raise the error of a query that has failed."""
-        for number, query in enumerate(self._running):
+        for query in self._running:
             if not query.isActive:
-                error = str(query.exception())
-                if SLOW_START not in error or self._slow_starts == SLOW_STARTS:
-                    raise SystemExit(f"a query ended: {error}")
-                self._slow_starts += 1
-                self._running[number] = self._starts[number]()
+                raise SystemExit(f"a query ended: {query.exception()}")
 
     def stop(self) -> None:
         for query in self._running:
             query.stop()
 
-    def _first(self) -> StreamingQuery:
+    def _first(self) -> DataStreamWriter:
         source = (
             self._spark.readStream.format("rate-micro-batch")
             .option("rowsPerBatch", ROWS_PER_BATCH)
@@ -69,29 +63,23 @@ class Queries:
             .load()
         )
         rows = source.where(f"value < {self._rows}").selectExpr("cast(value as string) as value")
-        writer = rows.writeStream.format("distributedlog").option("log", f"{self._name}-a")
-        return writer.option("checkpointLocation", self._checkpoint("a")).start()
+        return rows.writeStream.format("distributedlog").option("log", f"{self._name}-a")
 
-    def _second(self) -> StreamingQuery:
+    def _second(self) -> DataStreamWriter:
         rows = self._read().option("minPartitions", 2).load(f"{self._name}-a").select("value")
-        writer = rows.writeStream.format("distributedlog").option("log", f"{self._name}-b")
-        return writer.option("checkpointLocation", self._checkpoint("b")).start()
+        return rows.writeStream.format("distributedlog").option("log", f"{self._name}-b")
 
-    def _third(self) -> StreamingQuery:
+    def _third(self) -> DataStreamWriter:
         name = f"{self._name}-c"
 
         def write(frame: DataFrame, batch: int) -> None:
             numbered = frame.select("value").write.format("distributedlog").mode("append")
             numbered.option("txnAppId", name).option("txnVersion", batch).save(name)
 
-        rows = self._read().load(f"{self._name}-a")
-        return rows.writeStream.foreachBatch(write).option("checkpointLocation", self._checkpoint("c")).start()
+        return self._read().load(f"{self._name}-a").writeStream.foreachBatch(write)
 
-    def _read(self):  # type: ignore[no-untyped-def]
+    def _read(self) -> DataStreamReader:
         return self._spark.readStream.format("distributedlog").option("maxOffsetsPerTrigger", 4 * ROWS_PER_BATCH)
-
-    def _checkpoint(self, part: str) -> str:
-        return str(self._directory / f"checkpoint-{part}")
 
 
 def main(master: str, directory: str, name: str, rows: int, outage_timeout: str) -> None:
