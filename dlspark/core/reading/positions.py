@@ -346,7 +346,7 @@ class LogPositions:
         if not segment.in_progress and (dlsn is None or dlsn[1:] > (segment.last_entry, segment.last_slot)):
             return segment.record_count
         async with self._opened(segment) as reader:
-            await reader.refresh()
+            await reader.refresh(acknowledged=dlsn is None)
             return await reader.records_before(dlsn)
 
 

@@ -136,7 +136,7 @@ class LogRows:
         async with await self._namespace.open_log(name) as log:
             reader = await log.open_segment(segment)
             try:
-                last_entry = await reader.refresh()
+                last_entry = await reader.refresh(acknowledged=False)
                 last = await reader.last_user_record()
                 stored = await reader.stored_bytes(last_entry) if last_entry >= 0 else 0
                 if last is None:
