@@ -14,7 +14,7 @@ from metadata.ledgers import LedgerStore, Versioned
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.copies import LedgerCopies
 from storage_node.client.disk_space import DiskSpace, ask_disk_space
-from storage_node.client.outages import outlast
+from storage_node.client.outages import Members, outlast
 from storage_node.client.pipeline import ClientContext
 from storage_node.client.placement import Placement, RackResolver
 from storage_node.client.placement.arranging import Adherence
@@ -109,7 +109,7 @@ class LedgerClient:
         bookies = await outlast(
             self._settings.outage_wait_ms,
             partial(self._place, ensemble_size, write_quorum, ack_quorum),
-            partial(self.lacks_bookies, ensemble_size),
+            Members(self._bookies, ensemble_size),
         )
         metadata = LedgerMetadata(
             ensemble_size=len(bookies),
@@ -138,10 +138,6 @@ class LedgerClient:
         writer = LedgerWriter(context, machine, on_end=lambda ended: self._writers.pop(ended, None))
         self._writers[writer] = None
         return writer
-
-    async def lacks_bookies(self, ensemble_size: int) -> bool:
-        """Whether the cluster has never had so many bookies: then it is not that some are away."""
-        return 0 < len(await self._bookies.cookies()) < ensemble_size
 
     async def _place(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
         """The first ensemble; with opportunistic striping a smaller one where there are too few bookies."""

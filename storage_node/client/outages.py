@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from metadata.bookies import UnknownBookieError
+from metadata.bookies import BookieRegistry, UnknownBookieError
 from metadata.errors import DistributedLogError
 from storage_node.errors import (
     BookieFailedError,
@@ -94,21 +94,41 @@ class Outage:
         return error
 
 
-async def outlast(
-    limit_ms: int, operation: Callable[[], Awaitable[_T]], hopeless: Callable[[], Awaitable[bool]] | None = None
-) -> _T:
+class Members:
+    """The nodes of a cluster, of which an operation needs `needed`."""
+
+    def __init__(self, bookies: BookieRegistry, needed: int) -> None:
+        self._bookies = bookies
+        self._needed = needed
+
+    async def too_few(self) -> bool:
+        """Whether there have never been so many: then it is not that some are away, and no wait helps."""
+        return 0 < len(await self._bookies.cookies()) < self._needed
+
+    async def away(self) -> list[str]:
+        """Ids of the nodes that belong to the cluster and are not there."""
+        members, writable, readonly = await asyncio.gather(
+            self._bookies.cookies(), self._bookies.writable(), self._bookies.readonly()
+        )
+        return sorted(set(members) - {one.bookie_id for one in [*writable, *readonly]})
+
+
+async def outlast(limit_ms: int, operation: Callable[[], Awaitable[_T]], members: Members | None = None) -> _T:
     """Run `operation`, which must be harmless to run again, until storage nodes that are away do not stop it.
 
-    Raises what it failed with otherwise, or still fails with after `limit_ms`, or where `hopeless` says that no wait
-    will help.
+    Raises what it failed with otherwise, or still fails with after `limit_ms`; with `members` at once where there have
+    never been enough of them, and naming those that are away.
     """
     outage = Outage(limit_ms)
     while True:
         try:
             return await operation()
         except DistributedLogError as error:
-            if not is_outage(error) or (limit_ms and hopeless is not None and await hopeless()):
+            if not is_outage(error) or (limit_ms and members is not None and await members.too_few()):
                 raise
             if not await outage.wait(error):
                 outage.lasted(error)
+                away = await members.away() if limit_ms and members is not None else []
+                if away:
+                    error.message += f"; away: {', '.join(away)}"
                 raise

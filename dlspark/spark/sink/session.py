@@ -36,7 +36,7 @@ from metadata.sinks import SinkStore
 from metadata.store import SessionState
 from storage_node.autorecovery.pacing import for_each
 from storage_node.client import LedgerWriter
-from storage_node.client.outages import Outage, outlast
+from storage_node.client.outages import Members, Outage, outlast
 from storage_node.errors import NotEnoughBookiesError
 
 ABANDONED_JOBS_EVERY_S = 3600.0
@@ -102,8 +102,8 @@ class SinkSession:
 
     async def _check_storage(self) -> None:
         ledgers = self._services.ledgers
-        hopeless = functools.partial(ledgers.lacks_bookies, self.settings.quorums[0])
-        await outlast(ledgers.settings.outage_wait_ms, self._check_nodes, hopeless)
+        members = Members(ledgers.bookies, self.settings.quorums[0])
+        await outlast(ledgers.settings.outage_wait_ms, self._check_nodes, members)
 
     async def _check_nodes(self) -> None:
         ensemble_size, _, _ = self.settings.quorums

@@ -57,6 +57,18 @@ async def test_a_ledger_is_made_once_enough_nodes_are_back() -> None:
 
 
 @simulated
+async def test_nodes_that_stay_away_are_named() -> None:
+    async with Cluster(4) as cluster:
+        names = sorted(cluster.bookies)
+        for name in names:
+            await cluster.registry.write_cookie(Cookie(name, ("/journal",), ("/ledgers",), "instance"))
+        for name in names[:2]:
+            await leave(cluster, name)
+        with pytest.raises(NotEnoughBookiesError, match=f"waited 3 s .*; away: {names[0]}, {names[1]}"):
+            await cluster.client(SHORT).create()
+
+
+@simulated
 async def test_nodes_that_never_were_are_not_waited_for() -> None:
     async with Cluster(4) as cluster:
         for name in cluster.bookies:
