@@ -1,0 +1,103 @@
+"""Planning and reading while storage nodes are away and come back, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dlspark.core.settings import Settings
+from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.source.driver import SourceDriver
+from dlspark.spark.source.planning import Partition
+from dlspark.spark.source.selection import SourceQuery
+from dlspark.testing.cluster import URI, InProcessCluster
+from storage_node.client import ReplicaReader
+from storage_node.errors import NotEnoughBookiesError
+
+PATIENT = Settings.from_mapping({"bkc.outageWaitMillis": 60_000})
+HASTY = Settings.from_mapping({"bkc.outageWaitMillis": 200})
+ROWS = 50
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[InProcessCluster]:
+    async with InProcessCluster(tmp_path) as cluster:
+        namespace = await cluster.connect()
+        async with await (await namespace.open_log("flights")).open_writer() as writer:
+            await writer.write_batch(np.arange(ROWS), pa.array([b"%d" % n for n in range(ROWS)]))
+        yield cluster
+
+
+async def opened(cluster: InProcessCluster, settings: Settings) -> SourceDriver:
+    query = SourceQuery.of(Options({"uri": URI, "log": "flights"}, Scope.SOURCE_BATCH))
+    driver = SourceDriver(query, lambda _: cluster.connect(settings))
+    await driver.open()
+    return driver
+
+
+async def planned(driver: SourceDriver) -> list[Partition]:
+    start, end = await driver.resolve(driver.query.start), await driver.resolve(driver.query.end, ending=True)
+    return await driver.plan(start, end)
+
+
+async def holders(cluster: InProcessCluster, driver: SourceDriver) -> list[int]:
+    """The nodes that have the log's segment."""
+    ((span,),) = await planned(driver)
+    return [int(name.removeprefix("node-")) for name in span.ledger.metadata.last_ensemble.bookies]
+
+
+async def entries(driver: SourceDriver, plan: list[Partition]) -> int:
+    """What a task reads of a plan, without asking anybody else."""
+    reader = ReplicaReader(settings=driver.client_settings)
+    try:
+        return sum(
+            [1 for (span,) in plan async for _ in reader.entries(span.ledger, span.first_entry, span.last_entry)]
+        )
+    finally:
+        await reader.close()
+
+
+async def test_a_plan_is_made_once_a_node_of_each_entry_is_back(cluster: InProcessCluster) -> None:
+    driver, hasty = await opened(cluster, PATIENT), await opened(cluster, HASTY)
+    nodes = await holders(cluster, driver)
+    for node in nodes:
+        await cluster.stop_node(node)
+    with pytest.raises(NotEnoughBookiesError, match="not running: node-.*waited 0.2 s"):
+        await planned(hasty)
+    planning = asyncio.ensure_future(planned(driver))
+    assert not (await asyncio.wait({planning}, timeout=1))[0]
+    await cluster.start_node(nodes[1])
+    assert await entries(driver, await planning) > 0
+    await driver.close()
+    await hasty.close()
+
+
+async def test_a_plan_names_a_node_that_was_away_when_the_segment_was_located(cluster: InProcessCluster) -> None:
+    driver = await opened(cluster, HASTY)
+    first, *others = await holders(cluster, await opened(cluster, HASTY))
+    await cluster.stop_node(first)
+    assert await entries(driver, await planned(driver)) > 0
+    await cluster.start_node(first)
+    for node in others:
+        await cluster.stop_node(node)
+    assert await entries(driver, await planned(driver)) > 0
+    await driver.close()
+
+
+async def test_a_task_waits_for_the_nodes_that_its_plan_names(cluster: InProcessCluster) -> None:
+    driver = await opened(cluster, PATIENT)
+    plan = await planned(driver)
+    for node in await holders(cluster, driver):
+        await cluster.stop_node(node)
+    reading = asyncio.ensure_future(entries(driver, plan))
+    assert not (await asyncio.wait({reading}, timeout=1))[0]
+    for index, bookie in enumerate(cluster.bookies):
+        if bookie is None:
+            await cluster.start_node(index)
+    assert await reading > 0
+    await driver.close()
