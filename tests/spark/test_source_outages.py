@@ -67,7 +67,7 @@ async def test_a_plan_is_made_once_a_node_of_each_entry_is_back(cluster: InProce
     nodes = await holders(cluster, driver)
     for node in nodes:
         await cluster.stop_node(node)
-    with pytest.raises(NotEnoughBookiesError, match="not running: node-.*waited 0.2 s"):
+    with pytest.raises(NotEnoughBookiesError, match=r"not running: node-.*waited 0\.2 s"):
         await planned(hasty)
     planning = asyncio.ensure_future(planned(driver))
     assert not (await asyncio.wait({planning}, timeout=1))[0]
