@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -33,6 +34,41 @@ def test_the_notebook_is_committed_with_its_output(name: str) -> None:
     assert all(cell.execution_count for cell in code)
     assert any("image/png" in output.get("data", {}) for cell in code for output in cell.outputs)
     assert not any(output.output_type == "error" for cell in code for output in cell.outputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_shown_is_text_too(name: str) -> None:
+    """For front ends without HTML, and for who compares two versions of a notebook."""
+    texts = [
+        output.data["text/plain"]
+        for cell in nbformat.read(NOTEBOOKS / name, as_version=4).cells
+        for output in cell.get("outputs", [])
+        if "text/html" in output.get("data", {})
+    ]
+    for text in texts:
+        assert not re.match(r"<[\w.]+ object", text), text
+        assert not re.match(r"\w+\(\w+=", text), text[:80]
+
+
+def test_the_operations_notebook_shows_the_node_that_was_lost_and_a_query_that_ended() -> None:
+    notebook = nbformat.read(NOTEBOOKS / "05-operations.ipynb", as_version=4)
+    texts = [
+        output.data["text/plain"] for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output
+    ]
+    (nodes,) = [text for text in texts if "not registered" in text]
+    rows = [line.split() for line in nodes.splitlines()[2:]]
+    assert [(row[0], " ".join(row[2:-1])) for row in rows] == [
+        ("0", "not registered"),
+        ("1", "writable"),
+        ("2", "writable"),
+        ("3", "writable"),
+    ]
+    (lag,) = [text for text in texts if text.startswith("query hourly")]
+    assert lag.startswith("query hourly: ended, batch")
+    (cursors,) = [text for text in texts if "hourly-report" in text]
+    records, size = (int(number) for number in cursors.splitlines()[-1].split()[-2:])
+    assert records == 1
+    assert size < 200, "a record of 17 bytes, its entry and a control record"
 
 
 @pytest.mark.processes
