@@ -69,6 +69,10 @@ class LogPaths:
     def subscribers(self) -> str:
         return f"{self.partition}/subscribers"
 
+    def sink_mark(self, sink_id: str) -> str:
+        """How far a Spark sink has published into this log (`metadata.sink_marks`): it goes where the log goes."""
+        return f"{self.partition}/sink-{sink_id}"
+
     def segment(self, segment: SegmentMetadata) -> str:
         return f"{self.ledgers}/{segment.znode_name}"
 

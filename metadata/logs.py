@@ -8,6 +8,7 @@ With `L = NS/<log>` and `P = L/<default>`:
     P/ledgers              highest LSSN assigned, decimal; parent of the segments
     P/ledgers/<segment>    see `metadata.segments`
     P/allocation           id of a ledger that was created and not yet handed to a segment, or empty
+    P/sink-<sink id>       how far a Spark sink has published into this log (`metadata.sink_marks`)
 
 `maxtxid`, `ledgers` and `allocation` are only ever set with the version last seen: that is what stops a deposed owner
 (I7, spec trap 7). So each transaction takes the `LogState` it builds on and returns the next one. BadVersionError from

@@ -5,54 +5,53 @@ Under a namespace `NS` (names that begin with `.` are reserved, so listings of l
 | znode | data |
 |---|---|
 | `NS/.sinks` | empty; parent of sinks, created by the first one |
-| `NS/.sinks/<sink id>` | the mark: highest batch published (-1: none), by whom, rows of the newest batches: |
-| | `{"v":1,"batch":7,"attempt":"a","rows":[[7,1000],[6,998]]}` |
+| `NS/.sinks/<sink id>` | the sink's state (`metadata.sink_marks`) |
 | `NS/.sinks/<sink id>/attempts` | empty; parent of staged ledgers |
-| `.../attempts/b<batch, 19 digits>-<attempt>-<ledger id>` | empty, or `swept`; one ledger written by one task |
+| `.../attempts/b<batch, 19 digits>-<attempt>-<ledger id>-<tag>` | one ledger, written by one task: the log that it is |
+| | for, or `swept`. The tag stands for the log; an older dlspark wrote neither |
+| `NS/<log>/<default>/sink-<sink id>` | the sink's mark in this log (`metadata.sink_marks`) |
 
 Fault model: any process may die, and any request may be applied with its answer lost, at any line. Two rules decide:
 
 * A ledger is listed before it exists, or by the transaction that makes it, so whatever a crash leaves can be found.
 * A listing node is a **token**. It is created with version 0. Publishing a ledger deletes the node at version 0 in the
-  very multi that refers to the ledger from a log and moves the mark; sweeping first sets the node's data, which makes
-  it version 1. So a ledger is published or swept and never both, however stale the reads of either side were.
+  very multi that refers to the ledger from a log and moves the log's mark; sweeping first sets the node's data, which
+  makes it version 1. So a ledger is published or swept and never both, however stale the reads of either side were.
 
-The mark only rises: a batch at or below it has been published whole (I9, D15), whoever did it. The numbers of rows tell
-a replay from another batch of the same number: one that a checkpoint rolled back, or copied, has cut anew.
+A mark only rises: a batch at or below it takes no rows into its log any more (I9, D15), whoever brought them there. The
+numbers of rows tell a replay from another batch of the same number: one that a checkpoint rolled back, or copied, has
+cut anew.
 """
 
 from __future__ import annotations
 
-import json
+import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from metadata.errors import (
     BadVersionError,
     CallerError,
-    CorruptDataError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
 )
 from metadata.ledgers import Versioned
+from metadata.log_names import LogPaths
 from metadata.retry import repeat
-from metadata.store import Create, Delete, MetadataStore, Op, SetData, Stat
+from metadata.sink_marks import LogMark, Mark, SinkState
+from metadata.store import ANY_VERSION, Create, Delete, MetadataStore, Op, SetData, Stat
 
-MARK_VERSION = 1
-NO_BATCH = -1
 LISTED_VERSION = 0
 SWEPT = b"swept"
 MAX_SINK_ID_CHARS = 250
-MAX_HISTORY = 64
-"""Batches whose numbers of rows a mark keeps: some 1 KB, written with each publication."""
 
 APPLICATION_PREFIX = "app-"
 JOB_PREFIX = "job-"
 
-_STAGED_NAME = re.compile(r"b(\d{19})-([0-9A-Za-z]{1,64})-(\d{1,19})\Z")
+_STAGED_NAME = re.compile(r"b(\d{19})-([0-9A-Za-z]{1,64})-(\d{1,19})(?:-([0-9a-f]{12}))?\Z")
 _SINK_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.%~-]*\Z")
 
 
@@ -80,87 +79,32 @@ def _sink_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What a sink has published: every batch up to `batch` (`NO_BATCH`: none), the last one by `attempt`.
-
-    `rows` has (batch, rows) of the newest batches, newest first; two marks are told apart by batch and attempt alone.
-    """
-
-    batch: int = NO_BATCH
-    attempt: str = ""
-    rows: tuple[tuple[int, int], ...] = field(default=(), compare=False)
-
-    def covers(self, batch: int) -> bool:
-        """Whether `batch` has been published: compared by order, never by equality (D15)."""
-        return batch <= self.batch
-
-    def rows_of(self, batch: int) -> int | None:
-        """How many rows `batch` was published with; None if that is not known (any more)."""
-        return dict(self.rows).get(batch)
-
-    def forgot(self, batch: int) -> bool:
-        """Whether `batch` is older than every batch whose number of rows is kept, and some were dropped."""
-        return len(self.rows) == MAX_HISTORY and batch < self.rows[-1][0]
-
-    def moved(self, batch: int, attempt: str, rows: int | None) -> Mark:
-        """The mark after the publication of `batch` with so many rows (None: nobody counted them)."""
-        newest = () if rows is None else ((batch, rows),)
-        return Mark(batch, attempt, (*newest, *self.rows)[:MAX_HISTORY])
-
-    def encode(self) -> bytes:
-        fields: dict[str, object] = {"v": MARK_VERSION, "batch": self.batch, "attempt": self.attempt}
-        if self.rows:
-            fields["rows"] = self.rows
-        return json.dumps(fields, separators=(",", ":")).encode()
-
-    @classmethod
-    def decode(cls, data: bytes, path: str) -> Mark:
-        """Raises CorruptDataError for anything but a mark of a version known here."""
-        try:
-            fields = json.loads(data)
-        except ValueError:
-            raise _bad_mark(path, f"{data[:60]!r} is not JSON") from None
-        if not isinstance(fields, dict) or fields.get("v") != MARK_VERSION:
-            raise _bad_mark(path, f"{data[:60]!r} is no mark of version {MARK_VERSION}")
-        batch, attempt, rows = fields.get("batch"), fields.get("attempt"), fields.get("rows", [])
-        if type(batch) is not int or batch < NO_BATCH or not isinstance(attempt, str) or not isinstance(rows, list):
-            raise _bad_mark(path, f"{data[:60]!r} lacks a batch number or an attempt")
-        return cls(batch, attempt, tuple(_counted(pair, path) for pair in rows))
-
-
-def _counted(pair: object, path: str) -> tuple[int, int]:
-    match pair:
-        case [int(batch), int(rows)]:
-            return batch, rows
-    raise _bad_mark(path, f"{pair!r} is no number of rows of a batch")
-
-
-def _bad_mark(path: str, what: str) -> CorruptDataError:
-    return CorruptDataError(
-        f"The sink's mark cannot be read: {what}",
-        advice="Nothing is published through this sink until the znode is repaired: it says which batches are in",
-        path=path,
-    )
+def log_tag(log: str) -> str:
+    """What stands for a log in the name of a listing: a name of a log may be as long as a path."""
+    return hashlib.sha256(log.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StagedLedger:
-    """One ledger that one attempt at one batch writes; its name carries everything, so a listing needs no reads."""
+    """One ledger that one attempt at one batch writes; its name carries everything, so a listing needs no reads.
+
+    `tag` is its log's (`log_tag`); empty where an older dlspark listed it.
+    """
 
     batch: int
     attempt: str
     ledger_id: int
+    tag: str = ""
 
     @property
     def name(self) -> str:
-        return f"b{self.batch:019d}-{self.attempt}-{self.ledger_id}"
+        return f"b{self.batch:019d}-{self.attempt}-{self.ledger_id}" + (f"-{self.tag}" if self.tag else "")
 
     @classmethod
     def parse(cls, name: str) -> StagedLedger | None:
         """None for a name that is not of this form (somebody else's znode)."""
         match = _STAGED_NAME.match(name)
-        return cls(int(match[1]), match[2], int(match[3])) if match else None
+        return cls(int(match[1]), match[2], int(match[3]), match[4] or "") if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +135,13 @@ class SinkStore:
     def paths(self, sink_id: str) -> SinkPaths:
         return SinkPaths(f"{self.root}/{sink_id}")
 
-    async def ensure(self, sink_id: str) -> Versioned[Mark]:
-        """The sink's mark; the sink is created if nobody did so yet."""
+    async def ensure(self, sink_id: str) -> Versioned[SinkState]:
+        """The sink's state; the sink is created if nobody did so yet."""
         found = await self.read(sink_id)
         if found is not None:
             return found
         paths = self.paths(sink_id)
-        ops: list[Op] = [Create(paths.root, Mark().encode()), Create(paths.attempts)]
+        ops: list[Op] = [Create(paths.root, _state_data(sink_id, SinkState())), Create(paths.attempts)]
         try:
             await repeat(self._store, lambda: self._store.create(self.root, make_parents=True))
         except NodeExistsError:
@@ -208,34 +152,43 @@ class SinkStore:
             pass  # another task was first, or our own earlier try whose answer was lost
         return await repeat(self._store, lambda: self._read(sink_id))
 
-    async def read(self, sink_id: str) -> Versioned[Mark] | None:
-        """The sink's mark, None if there is no such sink."""
+    async def read(self, sink_id: str) -> Versioned[SinkState] | None:
+        """The sink's state, None if there is no such sink."""
         try:
             return await repeat(self._store, lambda: self._read(sink_id))
         except NoNodeError:
             return None
 
-    async def _read(self, sink_id: str) -> Versioned[Mark]:
+    async def _read(self, sink_id: str) -> Versioned[SinkState]:
         path = self.paths(sink_id).root
         data, stat = await self._store.get(path)
-        return Versioned(Mark.decode(data, path), stat.version)
+        return Versioned(SinkState.decode(data, stat, path), stat.version)
 
-    async def list_ledger(self, sink_id: str, ledger: StagedLedger) -> None:
-        """List `ledger`; to be called before the ledger exists, after `ensure`.
+    async def mark_in(self, log: LogPaths, sink_id: str) -> Versioned[LogMark] | None:
+        """The sink's mark in a log; None if the sink has published nothing into it, or there is no such log."""
+        path = log.sink_mark(sink_id)
+        try:
+            data, stat = await repeat(self._store, lambda: self._store.get(path))
+        except NoNodeError:
+            return None
+        return Versioned(LogMark.decode(data, path), stat.version)
+
+    async def list_ledger(self, sink_id: str, ledger: StagedLedger, log: str = "") -> None:
+        """List `ledger`, which is for `log`; to be called before the ledger exists, after `ensure`.
 
         Raises NoNodeError if the sink was removed meanwhile: its job is over. It must not come to life again without
         its mark, so missing parents are not created here.
         """
         path = self.paths(sink_id).staged(ledger)
         try:
-            await repeat(self._store, lambda: self._store.create(path))
+            await repeat(self._store, lambda: self._store.create(path, log.encode()))
         except NodeExistsError:
             pass  # the name is nobody else's: an earlier try whose answer was lost
 
-    def listing_op(self, sink_id: str, ledger: StagedLedger) -> Op:
+    def listing_op(self, sink_id: str, ledger: StagedLedger, log: str) -> Op:
         """`list_ledger` as part of the transaction that makes the ledger: then neither is ever without the other, and
         a sweep that condemns the listing always finds the ledger. NoNodeError there as in `list_ledger`."""
-        return Create(self.paths(sink_id).staged(ledger))
+        return Create(self.paths(sink_id).staged(ledger), log.encode())
 
     async def stands(self, sink_id: str, ledger: StagedLedger) -> bool:
         """Whether `ledger` is listed and not condemned: asked once it exists, because a sweep may have come before."""
@@ -247,14 +200,39 @@ class SinkStore:
         names = await self._names(self.paths(sink_id).attempts)
         return sorted(ledger for ledger in map(StagedLedger.parse, names) if ledger is not None)
 
-    def publish_ops(self, sink_id: str, mark: Mark, version: int, winners: Iterable[StagedLedger]) -> list[Op]:
-        """The sink's part of a publishing multi: move the mark from `version`, take the winners' tokens.
+    async def log_of(self, sink_id: str, ledger: StagedLedger) -> tuple[str, Stat] | None:
+        """The log that a listed ledger is for, with the listing's stat. None if it is not listed any more.
 
-        The mark comes first: a BadVersionError with `op_index` 0 is a mark that somebody else moved.
+        The name is empty where an older dlspark listed it, and where a sweep has condemned it.
+        """
+        path = self.paths(sink_id).staged(ledger)
+        try:
+            data, stat = await repeat(self._store, lambda: self._store.get(path))
+        except NoNodeError:
+            return None
+        return (data.decode() if stat.version == LISTED_VERSION else ""), stat
+
+    def publish_ops(
+        self, sink_id: str, found: Versioned[SinkState], moved: SinkState, winners: Iterable[StagedLedger]
+    ) -> list[Op]:
+        """The sink's part of a publishing multi: set its state, take the winners' tokens. The state comes first.
+
+        One of the old form is replaced at the version that was found, so that nothing which an older dlspark publishes
+        meanwhile is overlooked, and so is a batch write's, which is its only mark. Others are set whatever they are:
+        the logs' marks decide, and forks of a query that write to other logs do not hold each other up.
         """
         paths = self.paths(sink_id)
+        conditional = found.value.old
         tokens = [Delete(paths.staged(ledger), LISTED_VERSION) for ledger in winners]
-        return [SetData(paths.root, mark.encode(), version), *tokens]
+        state = SetData(paths.root, _state_data(sink_id, moved), found.version if conditional else ANY_VERSION)
+        return [state, *tokens]
+
+    def mark_op(self, log: LogPaths, sink_id: str, found: Versioned[LogMark] | None, moved: LogMark) -> Op:
+        """The log's part of a publishing multi that moves the sink's mark in it, from what was found."""
+        path = log.sink_mark(sink_id)
+        if found is None:
+            return Create(path, moved.encode())
+        return SetData(path, moved.encode(), found.version)
 
     async def condemn(self, sink_id: str, ledger: StagedLedger) -> bool:
         """Make sure that `ledger` can never be published. False: it has been, or it is gone; leave it alone."""
@@ -303,3 +281,11 @@ class SinkStore:
         paths = self.paths(sink_id)
         path = paths.root if ledger is None else paths.staged(ledger)
         return await repeat(self._store, lambda: self._store.exists(path))
+
+
+def _state_data(sink_id: str, state: SinkState) -> bytes:
+    """A batch write's sink has one publication, and the old form of a mark says all of it."""
+    if sink_id.startswith(JOB_PREFIX):
+        rows = () if state.rows is None else ((state.batch, state.rows),)
+        return Mark(state.batch, state.attempt, rows).encode()
+    return state.encode()

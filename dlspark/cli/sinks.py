@@ -11,7 +11,8 @@ from dlspark.cli.common import At, DryRunOption, Json, YesOption, confirm, over_
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.sink.survey import MIN_AGE_MS, Survey, Verdict, survey, sweep
 from dlspark.spark.sink.sweep import Sweeper
-from metadata.sinks import NO_BATCH, SinkStore
+from metadata.sink_marks import NO_BATCH
+from metadata.sinks import SinkStore
 
 _HOUR_MS = 3_600_000
 
@@ -33,7 +34,7 @@ async def list_sinks(
 ) -> None:
     """List Spark's sinks: a query's is its id, with the last batch published and what is staged.
 
-    A staged ledger is `settled` (its batch was published by another attempt), `abandoned` (its attempt has shown no
+    A staged ledger is `settled` (its log has its batch from another attempt), `abandoned` (its attempt has shown no
     sign of life for --min-age), `condemned` (being swept) or `live` (its query may still publish it).
     """
     async with at.open() as namespace:
@@ -45,11 +46,12 @@ async def list_sinks(
 def _cells(found: list[Survey], ledgers: bool) -> Iterator[tuple[object, ...]]:
     for one in found:
         counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in Verdict if one.of(verdict)]
-        batch = None if one.mark.batch == NO_BATCH else one.mark.batch
+        batch = None if one.state.batch == NO_BATCH else one.state.batch
         yield one.sink_id, one.kind, batch, when(one.moved_ms), ", ".join(counts) or "nothing"
         if ledgers:
             for listed in one.ledgers:
                 what = f"ledger {listed.ledger.ledger_id}: {listed.verdict.value}"
+                what += f", for {listed.log}" if listed.log else ""
                 yield None, None, listed.ledger.batch, when(listed.listed_ms), what
 
 
@@ -101,18 +103,18 @@ async def _survey(
 ) -> tuple[SinkStore, list[Survey]]:
     store = SinkStore(namespace.store, namespace.uri.path)
     now_ms = namespace.services.clock.now_ms()
-    found = await survey(store, now_ms, names=names or None, min_age_ms=int(min_age_hours * _HOUR_MS))
+    min_age_ms = int(min_age_hours * _HOUR_MS)
+    found = await survey(store, namespace.services.logs, now_ms, names=names or None, min_age_ms=min_age_ms)
     return store, found
 
 
 def _as_json(one: Survey, ledgers: bool) -> dict[str, Json]:
-    rows = one.mark.rows_of(one.mark.batch)
     result: dict[str, Json] = {
         "sink": one.sink_id,
         "kind": one.kind,
-        "batch": None if one.mark.batch == NO_BATCH else one.mark.batch,
-        "attempt": one.mark.attempt or None,
-        "rows": rows,
+        "batch": None if one.state.batch == NO_BATCH else one.state.batch,
+        "attempt": one.state.attempt or None,
+        "rows": one.state.rows,
         "moved": when(one.moved_ms),
         "staged": {verdict.value: len(one.of(verdict)) for verdict in Verdict},
     }
@@ -120,6 +122,7 @@ def _as_json(one: Survey, ledgers: bool) -> dict[str, Json]:
         result["ledgers"] = [
             {
                 "ledger": listed.ledger.ledger_id,
+                "log": listed.log or None,
                 "batch": listed.ledger.batch,
                 "attempt": listed.ledger.attempt,
                 "listed": when(listed.listed_ms),

@@ -23,7 +23,8 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync import Log, Namespace
 from dlspark.errors import CallerError, SettingsError
 from dlspark.sandbox import Sandbox
-from metadata.sinks import Mark, SinkStore, StagedLedger
+from metadata.sink_marks import LogMark
+from metadata.sinks import SinkStore, StagedLedger, log_tag
 from metadata.store import ANY_VERSION
 from metadata.zookeeper import ZooKeeperStore
 
@@ -402,12 +403,17 @@ class TestSinks:
         async def stage() -> None:
             namespace = await AsyncNamespace.open(shell.uri)
             sinks = SinkStore(namespace.store, namespace.uri.path)
-            await sinks.ensure("query-1")
+            state = await sinks.ensure("query-1")
+            await namespace.create_log("published-into")
             for batch, attempt in ((0, "lost"), (1, "alive")):
                 ledger = await namespace.services.ledgers.create(ensemble_size=1, write_quorum=1, ack_quorum=1)
-                await sinks.list_ledger("query-1", StagedLedger(batch, attempt, ledger.ledger_id))
+                listing = StagedLedger(batch, attempt, ledger.ledger_id, log_tag("published-into"))
+                await sinks.list_ledger("query-1", listing, "published-into")
                 await ledger.close()
-            await namespace.store.multi(sinks.publish_ops("query-1", Mark().moved(0, "won", 7), 0, []))
+            mark = LogMark().moved(0, "won", 7, 1)
+            paths = namespace.services.logs.paths("published-into")
+            moved = sinks.publish_ops("query-1", state, state.value.moved(0, "won", 7), [])
+            await namespace.store.multi([*moved, sinks.mark_op(paths, "query-1", None, mark)])
             await namespace.close()
 
         asyncio.run(stage())
@@ -415,6 +421,7 @@ class TestSinks:
         assert (found["sink"], found["kind"], found["batch"], found["rows"]) == ("query-1", "query", 0, 7)
         assert found["staged"] == {"settled": 1, "condemned": 0, "abandoned": 0, "live": 1}
         assert [one["verdict"] for one in found["ledgers"]] == ["settled", "live"]
+        assert {one["log"] for one in found["ledgers"]} == {"published-into"}
         assert "query-1" in shell.run("sink", "list", "--ledgers").stdout
         would = shell.json("sink", "sweep", "--dry-run")
         assert (would["sinks"], would["live"]) == ([{"sink": "query-1", "ledgers": 1, "removed": False}], 1)

@@ -6,19 +6,21 @@ import asyncio
 
 import pytest
 
-from metadata.errors import BadVersionError, CallerError, CorruptDataError, NoNodeError
+from metadata.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
+from metadata.ledgers import Versioned
+from metadata.log_names import LogPaths
 from metadata.memory import Fault, MemoryStore, MemoryTree
+from metadata.sink_marks import LogMark, Mark, SinkState
 from metadata.sinks import (
     MAX_SINK_ID_CHARS,
-    NO_BATCH,
-    Mark,
     SinkStore,
     StagedLedger,
     application_sink,
     job_sink,
+    log_tag,
     query_sink,
 )
-from metadata.store import Create
+from metadata.store import Create, Op
 
 NS = "/dl/ns"
 
@@ -44,48 +46,12 @@ def sinks(store: MemoryStore) -> SinkStore:
     return SinkStore(store, NS)
 
 
-def test_a_mark_survives_its_json_and_the_golden_text_stays() -> None:
-    assert Mark(7, "a1").encode() == b'{"v":1,"batch":7,"attempt":"a1"}'
-    assert Mark.decode(b'{"v":1,"batch":7,"attempt":"a1"}', "/x") == Mark(7, "a1")
-    assert Mark.decode(Mark().encode(), "/x") == Mark(NO_BATCH, "")
-    moved = Mark(6, "a", ((6, 998),)).moved(7, "b", 1000)
-    assert moved.encode() == b'{"v":1,"batch":7,"attempt":"b","rows":[[7,1000],[6,998]]}'
-    assert Mark.decode(moved.encode(), "/x").rows == ((7, 1000), (6, 998))
-    assert moved.moved(8, "c", None).rows == moved.rows
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"7",
-        b"[]",
-        b"{",
-        b'{"v":2,"batch":7,"attempt":""}',
-        b'{"v":1,"batch":"7","attempt":""}',
-        b'{"v":1,"batch":true,"attempt":""}',
-        b'{"v":1,"batch":-2,"attempt":""}',
-        b'{"v":1,"batch":7}',
-        b'{"v":1,"batch":7,"attempt":"a","rows":7}',
-        b'{"v":1,"batch":7,"attempt":"a","rows":[[7]]}',
-        b"\xff\xfe",
-    ],
-)
-def test_a_damaged_mark_is_an_error_with_its_place_and_never_a_mark(data: bytes) -> None:
-    with pytest.raises(CorruptDataError) as caught:
-        Mark.decode(data, "/ns/.sinks/q")
-    assert caught.value.path == "/ns/.sinks/q"
-    assert caught.value.advice
-
-
-def test_a_mark_covers_every_batch_up_to_its_own() -> None:
-    assert [batch for batch in range(-1, 9) if Mark(5).covers(batch)] == [-1, 0, 1, 2, 3, 4, 5]
-    assert not Mark().covers(0)
-
-
 def test_a_staged_ledger_is_told_by_its_name_alone() -> None:
     ledger = StagedLedger(12, "9f", 4711)
     assert ledger.name == "b0000000000000000012-9f-4711"
+    assert StagedLedger.parse(ledger.name) == ledger  # as an older dlspark lists them
+    ledger = StagedLedger(12, "9f", 4711, log_tag("team/flights"))
+    assert ledger.name == "b0000000000000000012-9f-4711-fd0c2424f77c"
     assert StagedLedger.parse(ledger.name) == ledger
     for foreign in ("b12-9f-4711", "x", "b0000000000000000012-9f-", "b0000000000000000012--1", ledger.name + "\n"):
         assert StagedLedger.parse(foreign) is None
@@ -107,8 +73,8 @@ def test_an_id_that_cannot_name_a_sink_is_refused(name: str) -> None:
 async def test_a_sink_is_created_once_however_many_tasks_ask(tree: MemoryTree) -> None:
     stores = [MemoryStore(tree) for _ in range(8)]
     found = await asyncio.gather(*(SinkStore(store, NS).ensure("q") for store in stores))
-    assert {mark.value for mark in found} == {Mark()}
-    assert {mark.version for mark in found} == {0}
+    assert {state.value for state in found} == {SinkState()}
+    assert {state.version for state in found} == {0}
     for store in stores:
         await store.close()
 
@@ -135,23 +101,84 @@ async def test_ledgers_are_listed_by_batch_and_foreign_names_are_left_alone(
     assert await sinks.read("q") is not None
 
 
-async def test_publishing_moves_the_mark_and_takes_the_tokens_in_one_step(sinks: SinkStore, store: MemoryStore) -> None:
-    mark = await sinks.ensure("q")
+async def test_publishing_moves_the_marks_and_takes_the_tokens_in_one_step(
+    sinks: SinkStore, store: MemoryStore
+) -> None:
+    state = await sinks.ensure("q")
+    await store.create(FLIGHTS.partition, make_parents=True)
     winner, loser = StagedLedger(0, "a", 1), StagedLedger(0, "b", 2)
-    await sinks.list_ledger("q", winner)
-    await sinks.list_ledger("q", loser)
-    await store.multi(sinks.publish_ops("q", Mark(0, "a"), mark.version, [winner]))
-    moved = await sinks.read("q")
+    await sinks.list_ledger("q", winner, "flights")
+    await sinks.list_ledger("q", loser, "flights")
+    assert await sinks.mark_in(FLIGHTS, "q") is None
+    await store.multi(publication(sinks, state, winner))
+    moved, mark = await sinks.read("q"), await sinks.mark_in(FLIGHTS, "q")
     assert moved is not None
-    assert moved.value == Mark(0, "a")
+    assert moved.value == SinkState(0, "a", 7)
+    assert mark is not None
+    assert (mark.value, mark.value.rows) == (LogMark(0, "a"), ((0, 7),))
     assert await sinks.staged("q") == [loser]
-    with pytest.raises(BadVersionError) as caught:
-        await store.multi(sinks.publish_ops("q", Mark(0, "b"), mark.version, [loser]))
-    assert caught.value.op_index == 0  # type: ignore[attr-defined]
+    # Another attempt, which had seen no mark in the log either.
+    with pytest.raises(NodeExistsError) as caught:
+        await store.multi(publication(sinks, state, loser))
+    assert caught.value.path == f"{FLIGHTS.partition}/sink-q"
+    assert await sinks.staged("q") == [loser]
+
+
+FLIGHTS = LogPaths(f"{NS}/flights", f"{NS}/flights/<default>")
+
+
+def publication(sinks: SinkStore, state: Versioned[SinkState], winner: StagedLedger) -> list[Op]:
+    moved = state.value.moved(winner.batch, winner.attempt, 7)
+    mark = LogMark().moved(winner.batch, winner.attempt, 7, 64)
+    return [*sinks.publish_ops("q", state, moved, [winner]), sinks.mark_op(FLIGHTS, "q", None, mark)]
+
+
+async def test_a_sink_of_the_old_form_is_taken_over_only_as_it_was_found(sinks: SinkStore, store: MemoryStore) -> None:
+    await store.create(f"{NS}/.sinks/q", OLD_UNTOUCHED, make_parents=True)
+    state = await sinks.ensure("q")
+    assert state.value.old
+    await store.put(f"{NS}/.sinks/q", OLD_PUBLISHED, -1)  # an older dlspark publishes
+    with pytest.raises(BadVersionError):
+        await store.multi(sinks.publish_ops("q", state, state.value.moved(3, "new", 1), []))
+    state = await sinks.ensure("q")
+    await store.multi(sinks.publish_ops("q", state, state.value.moved(4, "new", 1), []))
+    assert state.value.floor is not None
+    assert (state.value.floor.mark, state.value.floor.zxid > 0) == (Mark(2, "a2"), True)
+    data, _ = await store.get(f"{NS}/.sinks/q")
+    with pytest.raises(CorruptDataError, match="no mark of version 1"):
+        Mark.decode(data, "/x")  # which is how an older dlspark reads it: it publishes nothing
+    taken = await sinks.ensure("q")
+    assert (taken.value.batch, taken.value.floor, taken.value.old) == (4, state.value.floor, False)
+
+
+# Bytes that version 0.1.0 wrote: a sink that its first task made, and the same after three batches.
+OLD_UNTOUCHED = b'{"v":1,"batch":-1,"attempt":""}'
+OLD_PUBLISHED = b'{"v":1,"batch":2,"attempt":"a2","rows":[[2,12],[1,11],[0,10]]}'
+
+
+async def test_a_batch_writes_sink_keeps_the_old_form_and_is_moved_once(sinks: SinkStore, store: MemoryStore) -> None:
+    state = await sinks.ensure("job-a")
+    await store.multi(sinks.publish_ops("job-a", state, state.value.moved(0, "a", 7), []))
+    assert (await store.get(f"{NS}/.sinks/job-a"))[0] == b'{"v":1,"batch":0,"attempt":"a","rows":[[0,7]]}'
+    with pytest.raises(BadVersionError):
+        await store.multi(sinks.publish_ops("job-a", state, state.value.moved(0, "b", 7), []))
+
+
+async def test_a_listing_says_which_log_it_is_for_until_it_is_condemned(sinks: SinkStore) -> None:
+    await sinks.ensure("q")
+    new, old = StagedLedger(0, "a", 1, log_tag("flights")), StagedLedger(0, "a", 2)
+    await sinks.list_ledger("q", new, "flights")
+    await sinks.list_ledger("q", old)
+    assert [(await sinks.log_of("q", one) or ("gone",))[0] for one in (new, old)] == ["flights", ""]
+    await sinks.condemn("q", new)
+    found = await sinks.log_of("q", new)
+    assert found is not None
+    assert (found[0], found[1].version) == ("", 1)
+    assert await sinks.log_of("q", StagedLedger(0, "a", 3)) is None
 
 
 async def test_a_condemned_ledger_can_never_be_published(sinks: SinkStore, store: MemoryStore) -> None:
-    mark = await sinks.ensure("q")
+    state = await sinks.ensure("q")
     ledger = StagedLedger(0, "a", 1)
     assert not await sinks.stands("q", ledger)
     await sinks.list_ledger("q", ledger)
@@ -160,21 +187,21 @@ async def test_a_condemned_ledger_can_never_be_published(sinks: SinkStore, store
     assert await sinks.condemn("q", ledger) is True
     assert not await sinks.stands("q", ledger)
     with pytest.raises(BadVersionError) as caught:
-        await store.multi(sinks.publish_ops("q", Mark(0, "a"), mark.version, [ledger]))
+        await store.multi(sinks.publish_ops("q", state, state.value.moved(0, "a", 1), [ledger]))
     assert caught.value.op_index == 1  # type: ignore[attr-defined]
     await sinks.list_ledger("q", ledger)  # a zombie that lists it again does not revive it
     with pytest.raises(BadVersionError):
-        await store.multi(sinks.publish_ops("q", Mark(0, "a"), mark.version, [ledger]))
+        await store.multi(sinks.publish_ops("q", state, state.value.moved(0, "a", 1), [ledger]))
     await sinks.forget("q", ledger)
     await sinks.forget("q", ledger)
     assert await sinks.staged("q") == []
 
 
 async def test_a_published_ledger_can_never_be_condemned(sinks: SinkStore, store: MemoryStore) -> None:
-    mark = await sinks.ensure("q")
+    state = await sinks.ensure("q")
     ledger = StagedLedger(0, "a", 1)
     await sinks.list_ledger("q", ledger)
-    await store.multi(sinks.publish_ops("q", Mark(0, "a"), mark.version, [ledger]))
+    await store.multi(sinks.publish_ops("q", state, state.value.moved(0, "a", 1), [ledger]))
     assert await sinks.condemn("q", ledger) is False
 
 
@@ -192,7 +219,7 @@ async def test_every_request_comes_through_a_lost_answer_or_request(tree: Memory
 
     tree.inject = inject
     ledger = StagedLedger(0, "a", 1)
-    assert (await sinks.ensure("q")).value == Mark()
+    assert (await sinks.ensure("q")).value == SinkState()
     await sinks.list_ledger("q", ledger)
     assert await sinks.staged("q") == [ledger]
     assert await sinks.condemn("q", ledger) is True

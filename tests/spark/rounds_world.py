@@ -25,6 +25,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.sandbox import Sandbox
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.session import open_session
+from dlspark.spark.sink.survey import survey, sweep
 from dlspark.testing import faults
 from metadata.sinks import query_sink
 
@@ -240,7 +241,8 @@ class Stream:
         mark = await session.sinks.read(sink)
         assert mark is not None
         assert mark.value.batch == self.next - 1
-        await session.sweeper.after_commit(sink)
+        (found,) = await survey(session.sinks, session.namespace.services.logs, 0, names=[sink])
+        await sweep(session.sweeper, session.sinks, found)
         assert await session.sinks.staged(sink) == []
 
 

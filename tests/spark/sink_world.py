@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from dlspark.spark.sink.commit import Outcome, Publisher
+from dlspark.spark.sink.commit import Publisher
 from dlspark.spark.sink.logs import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink.standing import Outcome
+from dlspark.spark.sink.survey import survey, sweep
 from dlspark.spark.sink.sweep import Sweeper
 from metadata.logs import LogStore, SegmentMetadata
 from metadata.memory import MemoryStore, MemoryTree
+from metadata.sink_marks import LogMark
 from metadata.sinks import SinkStore
 from metadata.store import MetadataStore
 
@@ -101,7 +104,7 @@ class Process:
     async def write(self, job: JobId, log: str, partition: int, txid: int) -> int:
         """Stage one ledger as a task does: listed before it exists."""
         ledger_id = next(self.world.ids)
-        await self.sinks.list_ledger(job.sink_id, job.staged(ledger_id))
+        await self.sinks.list_ledger(job.sink_id, job.staged(ledger_id, log), log)
         self.world.ledgers[ledger_id] = (log, partition, job.attempt)
         return ledger_id
 
@@ -118,6 +121,22 @@ class Process:
 
     async def publish(self, batch: Publication) -> Outcome:
         return (await self.publisher.publish(batch)).outcome
+
+    async def commit(self, batch: Publication) -> Outcome:
+        """Publish, then sweep, as the driver does."""
+        commit = await self.publisher.publish(batch)
+        await self.sweeper.after_commit(batch.job, batch.logs, commit.left)
+        return commit.outcome
+
+    async def sweep(self, sink: str = SINK) -> int:
+        """Sweep what the sink's marks have settled, as `dlspark sink sweep` does. Returns the ledgers deleted."""
+        (found,) = await survey(self.sinks, self.log_store, 0, names=[sink])
+        return (await sweep(self.sweeper, self.sinks, found))[0]
+
+    async def mark(self, log: str, sink: str = SINK) -> LogMark | None:
+        """The sink's mark in a log."""
+        found = await self.sinks.mark_in(self.log_store.paths(log), sink)
+        return None if found is None else found.value
 
     async def segments(self, log: str) -> list[SegmentMetadata]:
         return list(await self.log_store.segments(log))

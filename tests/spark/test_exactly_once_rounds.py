@@ -24,6 +24,7 @@ from dlspark.core.runtime import Runtime
 from dlspark.sandbox import Sandbox
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.session import open_session
+from dlspark.spark.sink.survey import survey, sweep
 from dlspark.testing import faults
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
@@ -90,7 +91,8 @@ class Round:
         mark = await session.sinks.read(self.plan.query_id)
         assert mark is not None
         assert mark.value.batch == self.plan.batches - 1
-        await session.sweeper.after_commit(self.plan.query_id)
+        (found,) = await survey(session.sinks, session.namespace.services.logs, 0, names=[self.plan.query_id])
+        await sweep(session.sweeper, session.sinks, found)
         assert await session.sinks.staged(self.plan.query_id) == []
 
 

@@ -29,7 +29,7 @@ from metadata.errors import MetadataUnavailableError
 from metadata.logs import LogNotFoundError
 from metadata.memory import MemoryStore
 from metadata.segments import TruncationStatus
-from metadata.sinks import Mark, SinkStore, StagedLedger, application_sink, job_sink, query_sink
+from metadata.sinks import SinkStore, StagedLedger, application_sink, job_sink, query_sink
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark-metadata.md"
 
@@ -436,10 +436,9 @@ async def test_sinks_are_told_with_their_mark_and_what_is_staged(world: World) -
     sinks = SinkStore(world.namespace.store, world.namespace.uri.path)
     assert await rows(world, "sinks") == []
     query, application, job = query_sink("0a-1"), application_sink("nightly/1"), job_sink("abc")
-    for one in (query, application, job):
-        await sinks.ensure(one)
+    state, *_ = [await sinks.ensure(one) for one in (query, application, job)]
     store = world.namespace.store
-    await store.multi(sinks.publish_ops(query, Mark(7, "att"), 0, []))
+    await store.multi(sinks.publish_ops(query, state, state.value.moved(7, "att", 70), []))
     await sinks.list_ledger(query, StagedLedger(9, "b", 100))
     await sinks.list_ledger(query, StagedLedger(8, "a", 101))
     await store.put(sinks.paths(job).root, json.dumps({"v": 99}).encode(), -1)

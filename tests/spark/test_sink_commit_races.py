@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sink_world import NS, QUIET_TURNS, SINK, Process, World, job, round_trips
 
-from dlspark.spark.sink.commit import Outcome
 from dlspark.spark.sink.messages import Publication
+from dlspark.spark.sink.standing import Outcome
 from metadata.locks import DistributedLock
 from metadata.logs import SegmentMetadata
 from metadata.memory import Fault
-from metadata.sinks import Mark
+from metadata.sink_marks import LogMark
 
 
 @pytest.fixture
@@ -56,7 +56,9 @@ def meanwhile(process: Process, request: str, path: str, action: Callable[[], Aw
     return lambda: not pending
 
 
-MARK = f"{NS}/.sinks/{SINK}"
+STATE = f"{NS}/.sinks/{SINK}"
+"""Which the publishing multi begins with."""
+MARK = f"{NS}/flights/<default>/sink-{SINK}"
 
 
 async def ready(driver: Process, *logs: str) -> None:
@@ -73,16 +75,16 @@ async def test_a_commit_asks_once_and_publishes(world: World, driver: Process) -
 
         async def commit(batch: Publication = batch) -> Outcome:
             commit = await driver.publisher.publish(batch)
-            await driver.sweeper.after_commit(SINK, batch.job.batch, commit.left)
+            await driver.sweeper.after_commit(batch.job, batch.logs, commit.left)
             return commit.outcome
 
         outcome, trips = await round_trips(world.tree, driver.store, commit())
         assert outcome is Outcome.PUBLISHED
         costs[len(logs)] = (sum(map(len, trips)), len(trips))
-        assert trips[-1] == [f"multi {MARK}"]
-    # Mark, listings, multi; and of each log its member, its queue, three values, its segments and the newest of them.
-    # The locks of several logs are taken one after the other.
-    assert costs == {0: (3, 2), 1: (10, 2), 2: (17, 3)}
+        assert trips[-1] == [f"multi {STATE}"]
+    # Sink, listings, multi; and of each log its mark, the lock's member, its queue, three values, its segments and the
+    # newest of them. The locks of several logs are taken one after the other.
+    assert costs == {0: (3, 2), 1: (11, 2), 2: (19, 3)}
 
 
 async def test_a_replay_costs_little_and_waits_for_no_lock(world: World, driver: Process, other: Process) -> None:
@@ -96,21 +98,23 @@ async def test_a_replay_costs_little_and_waits_for_no_lock(world: World, driver:
     await lock.release()
 
 
-async def test_a_mark_that_moves_after_it_was_read_stops_the_publication(
-    world: World, driver: Process, other: Process
-) -> None:
-    """Another driver of the query publishes the batch into another log: our lock does not hold it up."""
+async def test_a_mark_that_moves_after_it_was_read_stops_the_publication(driver: Process, other: Process) -> None:
+    """Another driver of the query has published the batch, and not noticed yet that it had lost the lock."""
     await ready(driver, "flights")
     ours = await driver.stage(job(1, "ours"), [("flights", 10, 19)])
-    theirs = await other.stage(job(1, "theirs"), [("trains", 10, 19)])
-    happened = meanwhile(driver, "multi", MARK, lambda: other.publish(theirs))
+    paths = other.log_store.paths("flights")
+
+    async def publish() -> None:
+        found = await other.sinks.mark_in(paths, SINK)
+        assert found is not None
+        moved = found.value.moved(1, "theirs", 10, 64)
+        await other.store.multi([other.sinks.mark_op(paths, SINK, found, moved)])
+
+    happened = meanwhile(driver, "multi", STATE, publish)
     assert await driver.publish(ours) is Outcome.COVERED
     assert happened()
     assert len(await driver.segments("flights")) == 1
-    assert len(await driver.segments("trains")) == 1
-    mark = await driver.sinks.read(SINK)
-    assert mark is not None
-    assert mark.value == Mark(1, "theirs")
+    assert await driver.mark("flights") == LogMark(1, "theirs")
 
 
 async def deposed_writer_begins(other: Process, lssn: int, txid: int, ledger_id: int = 77) -> None:
@@ -121,7 +125,8 @@ async def deposed_writer_begins(other: Process, lssn: int, txid: int, ledger_id:
 
 
 @pytest.mark.parametrize(
-    ("request_kind", "path"), [("multi", MARK), ("get", f"{NS}/flights/<default>/ledgers"), ("get", MARK)]
+    ("request_kind", "path"),
+    [("multi", STATE), ("get", f"{NS}/flights/<default>/ledgers"), ("get", MARK), ("get", STATE)],
 )
 async def test_a_segment_begun_while_a_log_is_read_or_after_it_is_not_overlooked(
     world: World, driver: Process, other: Process, request_kind: str, path: str
@@ -161,7 +166,7 @@ async def test_a_log_deleted_and_made_again_after_it_was_read_gets_nothing_at_th
         assert await other.publish(fresh) is Outcome.PUBLISHED
 
     batch = await driver.stage(job(1), [("flights", 80, 89)])
-    happened = meanwhile(driver, "multi", MARK, replace)
+    happened = meanwhile(driver, "multi", STATE, replace)
     assert await driver.publish(batch) is Outcome.PUBLISHED
     assert happened()
     assert [(s.lssn, s.first_txid) for s in await driver.segments("flights")] == [(1, 70), (2, 80)]
@@ -213,14 +218,14 @@ async def test_what_is_listed_while_a_batch_is_published_is_left_to_the_next_com
     await ready(driver, "flights")
     dead = await driver.stage(job(1, "dead"), [("flights", 10, 19)])
     batch = await driver.stage(job(1), [("flights", 10, 19)])
-    happened = meanwhile(driver, "multi", MARK, lambda: other.write(job(1, "zombie"), "flights", 0, 10))
+    happened = meanwhile(driver, "multi", STATE, lambda: other.write(job(1, "zombie"), "flights", 0, 10))
     commit = await driver.publisher.publish(batch)
     assert happened()
-    assert commit.left == (dead.job.staged(dead.segments[0].ledger_id),)
-    assert await driver.sweeper.after_commit(SINK, 1, commit.left) == 1
+    assert commit.left == (dead.job.staged(dead.segments[0].ledger_id, dead.segments[0].log),)
+    assert await driver.sweeper.after_commit(job(1), ["flights"], commit.left) == 1
     assert [ledger.attempt for ledger in await driver.sinks.staged(SINK)] == ["zombie"]
     commit = await driver.publisher.publish(await driver.stage(job(2), [("flights", 20, 29)]))
-    assert await driver.sweeper.after_commit(SINK, 2, commit.left) == 1
+    assert await driver.sweeper.after_commit(job(2), ["flights"], commit.left) == 1
     assert await driver.sinks.staged(SINK) == []
     assert set(world.ledgers) == {s.ledger_id for s in await driver.segments("flights")}
 
@@ -234,7 +239,7 @@ async def test_a_batch_write_that_was_listed_into_meanwhile_leaves_neither_ledge
     commit = await driver.publisher.publish(batch)
     assert happened()
     assert commit.left == ()
-    assert await driver.sweeper.after_commit("job-a", 0, commit.left) == 1
+    assert await driver.sweeper.after_commit(one, ["flights"], commit.left) == 1
     assert await driver.sinks.sinks() == []
     assert set(world.ledgers) == {batch.segments[0].ledger_id}
 
@@ -243,8 +248,8 @@ async def test_ledgers_that_were_written_again_are_known_to_be_left(world: World
     await driver.publish(await driver.stage(job(0), [("flights", 0, 500)]))
     batch = await driver.stage(job(1), [("flights", 400, 400)], stamped=True)
     commit = await driver.publisher.publish(batch)
-    assert commit.left == (batch.job.staged(batch.segments[0].ledger_id),)
-    assert await driver.sweeper.after_commit(SINK, 1, commit.left) == 1
+    assert commit.left == (batch.job.staged(batch.segments[0].ledger_id, batch.segments[0].log),)
+    assert await driver.sweeper.after_commit(job(1), ["flights"], commit.left) == 1
     assert set(world.ledgers) == {s.ledger_id for s in await driver.segments("flights")}
 
 
@@ -257,7 +262,7 @@ async def test_a_publication_whose_answer_was_lost_says_that_nobody_looked_what_
     struck = []
 
     def lose(_session: int, operation: str, path: str) -> Fault | None:
-        if operation == "multi" and path == MARK and not struck:
+        if operation == "multi" and path == STATE and not struck:
             struck.append(path)
             return Fault.LOSE_REPLY
         return None
@@ -267,7 +272,7 @@ async def test_a_publication_whose_answer_was_lost_says_that_nobody_looked_what_
     world.tree.inject = None
     assert struck
     assert (commit.outcome, commit.left) == (Outcome.PUBLISHED, None)
-    assert await driver.sweeper.after_commit(SINK, 1, commit.left) == 1
+    assert await driver.sweeper.after_commit(job(1), ["flights"], commit.left) == 1
     assert await driver.sinks.staged(SINK) == []
 
 
@@ -279,7 +284,7 @@ async def test_a_lock_lost_and_won_again_before_the_multi_does_not_publish_on_th
     multis: list[str] = []
 
     def count(_session: int, operation: str, path: str) -> None:
-        if operation == "multi" and path == MARK:
+        if operation == "multi" and path == STATE:
             multis.append(path)
 
     async def expire() -> None:
@@ -288,7 +293,7 @@ async def test_a_lock_lost_and_won_again_before_the_multi_does_not_publish_on_th
             await asyncio.sleep(0)  # the lock is acquired again in the background
 
     world.tree.inject = count
-    happened = meanwhile(driver, "multi", MARK, expire)
+    happened = meanwhile(driver, "multi", STATE, expire)
     assert await driver.publish(batch) is Outcome.PUBLISHED
     world.tree.inject = None
     assert happened()
@@ -296,10 +301,11 @@ async def test_a_lock_lost_and_won_again_before_the_multi_does_not_publish_on_th
     assert [s.lssn for s in await driver.segments("flights")] == [1, 2]
 
 
-async def test_an_empty_publication_of_a_sink_with_left_overs_tells_them(driver: Process) -> None:
-    dead = await driver.stage(job(0, "dead"), [("flights", 0, 9)])
+async def test_an_empty_publication_settles_what_its_own_job_has_left_and_nothing_else(driver: Process) -> None:
+    await driver.stage(job(0, "another"), [("flights", 0, 9)])
+    twice = await driver.stage(job(0, "b"), [("flights", 0, 9)])
     commit = await driver.publisher.publish(Publication(job(0, "b"), ()))
-    assert commit.left == (dead.job.staged(dead.segments[0].ledger_id),)
+    assert commit.left == (twice.job.staged(twice.segments[0].ledger_id, "flights"),)
 
 
 async def test_a_publication_that_is_cut_off_leaves_no_lock_and_no_task(world: World, driver: Process) -> None:

@@ -14,7 +14,8 @@ from dlspark.spark.sink.messages import Publication, StagedSegment
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.ledgers import Versioned
 from metadata.logs import LogState, LogStore, SegmentMetadata
-from metadata.sinks import Mark, SinkStore
+from metadata.sink_marks import MAX_HISTORY, LogMark, SinkState
+from metadata.sinks import SinkStore
 from metadata.store import Create, Delete, Op
 from metadata.zookeeper import ZooKeeperStore
 
@@ -58,10 +59,17 @@ def operations(sinks: SinkStore, logs: LogStore, batch: Publication) -> list[Op]
         )
         for lssn, segment in enumerate(batch.segments, 1)
     ]
-    winners = [batch.job.staged(segment.ledger_id) for segment in batch.segments]
+    winners = [batch.job.staged(segment.ledger_id, segment.log) for segment in batch.segments]
     state = LogState(Versioned(0, 0), Versioned(0, 0), Versioned(b"", 0))
-    mark = Mark(0, batch.job.attempt)
-    return [*sinks.publish_ops(SINK, mark, 0, winners), *logs.publish_ops(LONG_NAME, state, segments)]
+    mark = LogMark()
+    for number in range(MAX_HISTORY):
+        mark = mark.moved(BIG + number, batch.job.attempt, BIG, MAX_HISTORY)
+    sink = Versioned(SinkState(), 0)
+    return [
+        *sinks.publish_ops(SINK, sink, sink.value.moved(BIG, batch.job.attempt, BIG), winners),
+        sinks.mark_op(logs.paths(LONG_NAME), SINK, None, mark),
+        *logs.publish_ops(LONG_NAME, state, segments),
+    ]
 
 
 def largest(sinks: SinkStore, logs: LogStore) -> Publication:

@@ -32,7 +32,7 @@ def test_segments_of_many_tasks_are_merged_into_one_multi(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, stamped: bool, compression: str
 ) -> None:
     monkeypatch.setattr(sink_commit, "SURELY_FITS", 1)
-    monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 6_500)
+    monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 7_500)
     options = Options({"uri": sandbox.uri, "compressionType": compression}, Scope.SINK_STREAM)
     name = f"merged-{uuid.uuid4().hex[:8]}"
     logs = [f"{name}-{number}" for number in range(2)]

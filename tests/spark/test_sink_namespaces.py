@@ -73,8 +73,8 @@ async def test_a_batch_for_logs_of_several_sub_namespaces_is_published_whole() -
 async def staged(sink: Sink, *names: str) -> tuple[StagedSegment, ...]:
     """One segment for each log, listed as the task that wrote it lists it."""
     await sink.sinks.ensure(SINK)
-    for number in range(1, len(names) + 1):
-        await sink.sinks.list_ledger(SINK, job().staged(number))
+    for number, name in enumerate(names, start=1):
+        await sink.sinks.list_ledger(SINK, job().staged(number, name), name)
     return tuple(staged_segment(name, number, 0, 1, 2) for number, name in enumerate(names, start=1))
 
 

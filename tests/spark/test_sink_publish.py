@@ -12,7 +12,6 @@ from sink_world import NS, SINK, Process, World, job, staged_segment
 
 from dlspark.spark.sink import commit as sink_commit
 from dlspark.spark.sink.checks import order_segments
-from dlspark.spark.sink.commit import Outcome
 from dlspark.spark.sink.errors import (
     BatchRefusedError,
     BatchSweptError,
@@ -23,11 +22,12 @@ from dlspark.spark.sink.errors import (
 )
 from dlspark.spark.sink.merge import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
+from dlspark.spark.sink.standing import Outcome
 from metadata.errors import CorruptDataError, MetadataUnavailableError
 from metadata.locks import DistributedLock
 from metadata.logs import SegmentMetadata
 from metadata.memory import Fault
-from metadata.sinks import MAX_HISTORY, Mark
+from metadata.sink_marks import MAX_HISTORY, LogMark, SinkState
 
 
 @pytest.fixture
@@ -57,9 +57,13 @@ async def test_a_batch_appears_in_all_its_logs_and_moves_the_mark(driver: Proces
     assert [s.lssn for s in await driver.segments("trains")] == [1]
     state = await driver.log_store.open("flights")
     assert (state.max_lssn.value, state.max_txid.value) == (2, 19)
-    mark = await driver.sinks.read(SINK)
-    assert mark is not None
-    assert mark.value == Mark(0, "a")
+    for log, rows in (("flights", 20), ("trains", 10)):
+        mark = await driver.mark(log)
+        assert mark is not None
+        assert (mark, mark.rows) == (LogMark(0, "a"), ((0, rows),))
+    state = await driver.sinks.read(SINK)
+    assert state is not None
+    assert state.value == SinkState(0, "a", 30)
     assert await driver.sinks.staged(SINK) == []
 
 
@@ -72,21 +76,23 @@ async def test_batches_continue_numbers_and_sequence_ids(driver: Process) -> Non
     assert [s.start_sequence_id for s in segments] == [0, 7, 14, 21]
 
 
-async def test_an_empty_batch_moves_the_mark_and_adds_no_segment(driver: Process) -> None:
+async def test_an_empty_batch_is_noted_and_keeps_its_number_from_no_log(driver: Process) -> None:
     assert await driver.publish(await driver.stage(job(3), [])) is Outcome.PUBLISHED
-    mark = await driver.sinks.read(SINK)
-    assert mark is not None
-    assert mark.value == Mark(3, "a")
-    assert await driver.publish(await driver.stage(job(3, "b"), [("flights", 0, 1)])) is Outcome.COVERED
-    assert not await driver.log_store.exists("flights")
+    state = await driver.sinks.read(SINK)
+    assert state is not None
+    assert state.value == SinkState(3, "a", 0)
+    assert await driver.publish(await driver.stage(job(3, "b"), [])) is Outcome.COVERED
+    # Whoever has rows of that number has them for a log that has nothing of it.
+    assert await driver.publish(await driver.stage(job(3, "c"), [("flights", 0, 1)])) is Outcome.PUBLISHED
 
 
 @pytest.mark.parametrize("number", [0, 3, 5])
 async def test_a_batch_at_or_below_the_mark_is_skipped(driver: Process, number: int) -> None:
-    await driver.publish(await driver.stage(job(5), [("flights", 0, 9)]))
-    replay = await driver.stage(job(number, "b"), [("flights", 0, 9)])
+    for published in (0, 3, 5):
+        await driver.publish(await driver.stage(job(published), [("flights", 10 * published, 10 * published)]))
+    replay = await driver.stage(job(number, "b"), [("flights", 10 * number, 10 * number)])
     assert await driver.publish(replay) is Outcome.COVERED
-    assert len(await driver.segments("flights")) == 1
+    assert len(await driver.segments("flights")) == 3
 
 
 async def test_publishing_the_same_attempt_twice_leaves_one_copy(driver: Process) -> None:
@@ -198,7 +204,7 @@ async def test_two_drivers_with_one_batch_publish_one_copy_and_both_go_on(world:
     segments = await drivers[0].segments("flights")
     assert [s.lssn for s in segments] == [1, 2, 3, 4, 5]
     for driver in drivers:
-        await driver.sweeper.after_commit(SINK)
+        await driver.sweep()
         await driver.store.close()
     published = {s.ledger_id for s in segments} | {s.ledger_id for s in await Process(world).segments("trains")}
     assert set(world.ledgers) == published
@@ -225,9 +231,9 @@ async def test_ids_that_overlap_between_tasks_fail_the_batch_whole(driver: Proce
     assert caught.value.log == "flights"
     assert "repartitionByRange" in str(caught.value)
     assert not await driver.log_store.exists("trains")
-    mark = await driver.sinks.read(SINK)
-    assert mark is not None
-    assert mark.value == Mark()
+    state = await driver.sinks.read(SINK)
+    assert state is not None
+    assert state.value == SinkState()
 
 
 async def test_ids_below_the_highest_of_one_log_fail_the_batch_whole(driver: Process) -> None:
@@ -263,7 +269,7 @@ async def test_a_batch_with_its_own_timestamp_is_never_below_the_logs_highest(wo
     assert world.rewritten == 2
     # The ledgers that were written again are left-overs now.
     assert len(await driver.sinks.staged(SINK)) == 2
-    assert await driver.sweeper.after_commit(SINK) == 2
+    assert await driver.sweep() == 2
     assert len(world.ledgers) == 4
 
 
@@ -346,7 +352,7 @@ async def test_more_segments_than_one_step_holds_are_merged_as_far_as_is_needed(
     assert all(before.last_txid <= after.first_txid for before, after in itertools.pairwise(flights))
     assert sum(s.record_count for s in await driver.segments("trains")) == 20
     assert len(await driver.sinks.staged(SINK)) > 20  # what was merged goes with the sweep
-    await driver.sweeper.after_commit(SINK)
+    await driver.sweep()
     published = {s.ledger_id for log in ("flights", "trains") for s in await driver.segments(log)}
     assert set(world.ledgers) == published
 
@@ -415,7 +421,7 @@ def test_merges_are_planned_over_the_smallest_neighbours_and_within_bounds() -> 
 
 async def test_an_attempt_whose_ledgers_were_condemned_is_refused(driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 0, 9), ("flights", 10, 19)])
-    await driver.sinks.condemn(SINK, batch.job.staged(batch.segments[1].ledger_id))
+    await driver.sinks.condemn(SINK, batch.job.staged(batch.segments[1].ledger_id, batch.segments[1].log))
     with pytest.raises(BatchSweptError):
         await driver.publish(batch)
     assert await driver.segments("flights") == []
@@ -483,17 +489,17 @@ async def test_a_sweep_takes_what_the_mark_has_settled_and_leaves_the_rest(world
     await driver.stage(job(0, "dead"), [("flights", 0, 9)])
     ahead = await driver.stage(job(2, "early"), [("flights", 90, 99)])
     await driver.publish(await driver.stage(job(1), [("flights", 0, 9)]))
-    assert await driver.sweeper.after_commit(SINK) == 1
-    assert await driver.sinks.staged(SINK) == [ahead.job.staged(ahead.segments[0].ledger_id)]
+    assert await driver.sweep() == 1
+    assert await driver.sinks.staged(SINK) == [ahead.job.staged(ahead.segments[0].ledger_id, ahead.segments[0].log)]
     assert len(world.ledgers) == 2
-    assert await driver.sweeper.after_commit(SINK) == 0
+    assert await driver.sweep() == 0
 
 
 async def test_a_sweep_that_died_in_the_middle_is_finished_by_the_next(world: World, driver: Process) -> None:
     dead = await driver.stage(job(0, "dead"), [("flights", 0, 9)])
     await driver.publish(await driver.stage(job(0), [("flights", 0, 9)]))
-    await driver.sinks.condemn(SINK, dead.job.staged(dead.segments[0].ledger_id))
-    assert await driver.sweeper.after_commit(SINK) == 1
+    await driver.sinks.condemn(SINK, dead.job.staged(dead.segments[0].ledger_id, dead.segments[0].log))
+    assert await driver.sweep() == 1
     assert await driver.sinks.staged(SINK) == []
 
 
@@ -505,7 +511,7 @@ async def test_a_failing_sweep_fails_no_batch(driver: Process, caplog: pytest.Lo
         raise MetadataUnavailableError("no answer")
 
     driver.sweeper._delete_ledger = fail
-    assert await driver.sweeper.after_commit(SINK) == 0
+    assert await driver.sweeper.after_commit(job(), ["flights"]) == 0
     assert "were not swept" in caplog.text
     assert len(await driver.sinks.staged(SINK)) == 1
 
@@ -513,7 +519,7 @@ async def test_a_failing_sweep_fails_no_batch(driver: Process, caplog: pytest.Lo
 async def test_a_finished_job_leaves_no_sink_behind(driver: Process) -> None:
     one = job(0, "a", "job-a")
     await driver.publish(await driver.stage(one, [("flights", 0, 9)]))
-    assert await driver.sweeper.after_commit("job-a") == 0
+    assert await driver.sweeper.after_commit(one, ["flights"]) == 0
     assert await driver.sinks.sinks() == []
 
 
@@ -541,54 +547,60 @@ async def test_jobs_abandoned_for_a_day_are_swept_and_their_zombies_refused(worl
 def test_messages_of_one_job_make_one_publication() -> None:
     segments = [staged_segment("x", n, n, n, n) for n in range(3)]
     messages = [SinkMessage(job(), segments=(segment,)) for segment in segments]
-    assert gather(messages) == [Publication(job(), tuple(segments), rows=30)]
+    assert gather(messages) == [Publication(job(), tuple(segments))]
     assert len(gather([*messages, SinkMessage(job(0, "b"))])) == 2
     assert gather([]) == []
-
-
-async def counted(driver: Process, number: int, rows: int, attempt: str) -> Publication:
-    return replace(await driver.stage(job(number, attempt), [("flights", number, number)]), rows=rows)
 
 
 async def test_a_replay_with_the_rows_it_had_is_skipped_and_another_batch_of_its_number_is_refused(
     world: World, driver: Process
 ) -> None:
+    async def counted(number: int, rows: int, attempt: str) -> Publication:
+        return await driver.stage(job(number, attempt), [("flights", number, number)], count=rows)
+
     for number in range(4):
-        assert await driver.publish(await counted(driver, number, 10 + number, "a")) is Outcome.PUBLISHED
+        assert await driver.publish(await counted(number, 10 + number, "a")) is Outcome.PUBLISHED
     for number in range(4):
-        assert await driver.publish(await counted(driver, number, 10 + number, "b")) is Outcome.COVERED
-        with pytest.raises(ReplayDiffersError, match=f"was published with {10 + number} rows, and now has 25"):
-            await driver.publish(await counted(driver, number, 25, "c"))
-        # Who could not count is taken at its word.
-        assert await driver.publish(await driver.stage(job(number, "d"), [])) is Outcome.COVERED
+        assert await driver.publish(await counted(number, 10 + number, "b")) is Outcome.COVERED
+        with pytest.raises(
+            ReplayDiffersError, match=f"with {10 + number} rows into this log, and now has 25"
+        ) as caught:
+            await driver.publish(await counted(number, 25, "c"))
+        assert caught.value.log == "flights"
+        # A batch without rows differs where it is known what it could have written.
+        none = Publication(job(number, "d"), (), known=("flights",))
+        with pytest.raises(ReplayDiffersError, match="and now has none"):
+            await driver.publish(none)
+        assert await driver.publish(replace(none, known=("trains",))) is Outcome.COVERED
     assert len(await driver.segments("flights")) == 4
-    await driver.sweeper.after_commit(SINK)
+    await driver.sweep()
     assert len(world.ledgers) == 4
 
 
-async def test_a_batch_older_than_the_counts_that_are_kept_is_refused_unless_an_application_numbered_it(
-    driver: Process,
-) -> None:
-    for sink in (SINK, "app-nightly"):
-        for number in range(MAX_HISTORY + 2):
-            batch = await driver.stage(job(number, "a", sink), [])
-            assert await driver.publish(replace(batch, rows=1)) is Outcome.PUBLISHED
-    mark = await driver.sinks.read(SINK)
+@pytest.mark.parametrize("sink", [SINK, "app-nightly"])
+async def test_a_batch_older_than_the_counts_that_are_kept_is_refused(driver: Process, sink: str) -> None:
+    for number in range(MAX_HISTORY + 2):
+        batch = await driver.stage(job(number, "a", sink), [("flights", number, number)])
+        assert await driver.publish(batch) is Outcome.PUBLISHED
+    mark = await driver.mark("flights", sink)
     assert mark is not None
-    assert len(mark.value.rows) == MAX_HISTORY
-    old = await driver.stage(job(1, "b"), [])
-    with pytest.raises(ReplayDiffersError, match="not kept any more"):
-        await driver.publish(replace(old, rows=1))
-    old = await driver.stage(job(1, "b", "app-nightly"), [])
-    assert await driver.publish(replace(old, rows=1)) is Outcome.COVERED
+    assert (len(mark.rows), mark.since) == (MAX_HISTORY, 2)
+    for number, outcome in ((2, Outcome.COVERED), (1, None)):
+        again = await driver.stage(job(number, "b", sink), [("flights", number, number)])
+        if outcome is not None:
+            assert await driver.publish(again) is outcome
+            continue
+        with pytest.raises(ReplayDiffersError, match="older than the batches whose numbers of rows are kept") as caught:
+            await driver.publish(again)
+        assert caught.value.log == "flights"
 
 
-def test_a_batchs_rows_are_counted_only_if_every_task_counted_its_own() -> None:
-    staged = SinkMessage(job(), segments=(staged_segment("x", 1, 0, 5, 5), staged_segment("y", 2, 0, 5, 5)))
-    replayed = SinkMessage(job(), covered=True, rows=7)
-    assert gather([staged, replayed])[0].rows == 27
-    assert gather([staged, SinkMessage(job(), covered=True)])[0].rows is None
-    assert gather([SinkMessage(job())])[0].rows == 0
+def test_a_batchs_rows_are_those_that_its_tasks_staged_and_those_that_they_skipped() -> None:
+    staged = SinkMessage(job(), (staged_segment("x", 1, 0, 5, 5), staged_segment("y", 2, 0, 5, 5)))
+    replayed = SinkMessage(job(), covered=(("x", 7), ("z", 1)))
+    (both,) = gather([staged, replayed])
+    assert (both.rows, both.rows_by_log, both.logs) == (28, {"x": 17, "y": 10, "z": 1}, ["x", "y", "z"])
+    assert gather([SinkMessage(job())], ["x"]) == [Publication(job(), (), known=("x",))]
 
 
 # ---- random schedules ----------------------------------------------------------------------------------------------
@@ -660,13 +672,13 @@ async def one_batch(process: Process, logs: list[str], this: JobId, rng: random.
     if rng.random() < 0.3:
         await process.stage(JobId(this.sink_id, this.batch, this.attempt), parts[:1])  # a task that ran twice
     outcome = await process.publish(batch)
-    await process.sweeper.after_commit(SINK)
+    await process.sweeper.after_commit(batch.job, batch.logs)
     return outcome
 
 
 async def check_world(world: World, plan: list[list[str]]) -> None:
     process = Process(world)
-    await process.sweeper.after_commit(SINK)
+    await process.sweep()
     assert await process.sinks.staged(SINK) == []
     published: dict[int, str] = {}
     for log in ("a", "b", "c"):
@@ -679,7 +691,7 @@ async def check_world(world: World, plan: list[list[str]]) -> None:
         for before, after in zip(segments[::2], segments[1::2], strict=True):
             assert world.ledgers[before.ledger_id][2] == world.ledgers[after.ledger_id][2]  # one attempt's batch
     assert set(world.ledgers) == set(published)
-    mark = await process.sinks.read(SINK)
-    assert mark is not None
-    assert mark.value.batch == len(plan) - 1
+    state = await process.sinks.read(SINK)
+    assert state is not None
+    assert state.value.batch == len(plan) - 1
     await process.store.close()

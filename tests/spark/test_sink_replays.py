@@ -40,7 +40,7 @@ class Query:
             run_task(options, columns, job, task, 1000, arrow_batches(rows[cuts[task] : cuts[task + 1]], True))
             for task in range(tasks)
         ]
-        commit_batch(options, messages, batch)
+        commit_batch(options, messages, batch, (self.log,))
 
     def values(self) -> list[str]:
         return [value.decode() for value in read_values(self.uri, self.log)[1]]
@@ -65,8 +65,9 @@ def test_another_batch_under_a_published_number_is_refused_unless_loss_is_allowe
     query.run(0, ["a", "b"])
     query.run(1, ["c"])
     for number, values in ((0, ["a", "b", "c"]), (0, []), (1, ["c", "d"])):
-        with pytest.raises(ReplayDiffersError, match="rolled back"):
+        with pytest.raises(ReplayDiffersError, match="rolled back") as caught:
             query.run(number, values)
+        assert caught.value.log == query.log
     assert query.values() == ["a", "b", "c"]
     with caplog.at_level(logging.WARNING):
         query.run(1, ["c", "d"], failOnDataLoss="false")

@@ -72,7 +72,7 @@ class Task:
         settings = StageSettings(columns, compression, max_segment_bytes, partition=4)
         self.writer = TaskWriter(settings, self.create, self.stamp)  # type: ignore[arg-type]
 
-    async def create(self) -> RememberedLedger:
+    async def create(self, _log: str) -> RememberedLedger:
         self.ledgers.append(RememberedLedger(100 + len(self.ledgers), hold=self.hold))
         return self.ledgers[-1]
 

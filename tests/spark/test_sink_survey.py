@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sink_world import SINK, Process, World, job
 
-from dlspark.spark.sink.commit import Outcome
 from dlspark.spark.sink.errors import BatchSweptError
+from dlspark.spark.sink.standing import Outcome
 from dlspark.spark.sink.survey import MIN_AGE_MS, Survey, Verdict, survey, sweep
 from metadata.errors import CallerError
 
@@ -24,7 +24,7 @@ class Clocked:
         self.driver = Process(world)
 
     async def look(self, *names: str) -> list[Survey]:
-        return await survey(self.driver.sinks, self.now_ms, names=names or None)
+        return await survey(self.driver.sinks, self.driver.log_store, self.now_ms, names=names or None)
 
     async def sweep(self, *names: str) -> list[tuple[int, bool]]:
         return [await sweep(self.driver.sweeper, self.driver.sinks, one) for one in await self.look(*names)]
@@ -48,7 +48,7 @@ async def test_each_staged_ledger_is_told_apart(clocked: Clocked) -> None:
     await driver.stage(job(1, "lost"), [("flights", 0, 9)])
     await driver.stage(job(2, "dead"), [("flights", 10, 19)])
     half = await driver.stage(job(1, "half"), [("flights", 0, 9)])
-    await driver.sinks.condemn(SINK, half.job.staged(half.segments[0].ledger_id))
+    await driver.sinks.condemn(SINK, half.job.staged(half.segments[0].ledger_id, half.segments[0].log))
     await driver.publish(await driver.stage(job(1, "won"), [("flights", 0, 9)]))
     clocked.now_ms += MIN_AGE_MS + 1
     await driver.stage(job(2, "alive"), [("flights", 10, 19)])
@@ -59,7 +59,7 @@ async def test_each_staged_ledger_is_told_apart(clocked: Clocked) -> None:
         (2, "alive", "live"),
         (2, "dead", "abandoned"),
     ]
-    assert (found.kind, found.mark.batch, found.moved_ms, found.removable) == ("query", 1, BEGIN_MS, False)
+    assert (found.kind, found.state.batch, found.moved_ms, found.removable) == ("query", 1, BEGIN_MS, False)
 
 
 async def test_a_sweep_leaves_what_a_query_may_still_publish_and_the_mark(clocked: Clocked) -> None:

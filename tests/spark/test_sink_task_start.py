@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 from sink_world import round_trips
 
-from dlspark.spark.sink.commit import Outcome
 from dlspark.spark.sink.messages import JobId, SinkMessage, gather
 from dlspark.spark.sink.schema import SinkColumns
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.staging import Staging
+from dlspark.spark.sink.standing import Outcome
 from dlspark.testing.strangers import write_as_stranger
 
 if TYPE_CHECKING:
@@ -47,17 +48,15 @@ class Worker:
         values = pa.array([b"x"] * len(logs), pa.binary())
         batch = pa.record_batch([values, pa.array(logs)], names=["value", "log"])
         rows = staging.task.split(batch)
-        if await staging.meet(staging.task.unmet(rows)):
-            await staging.give_up()
-            return SinkMessage(job, covered=True, rows=len(logs))
+        await staging.meet(staging.task.unmet(rows))
         for cut in [*staging.task.take(rows), *staging.task.rest()]:
             await staging.task.send(cut)
-        return SinkMessage(job, segments=await staging.finish())
+        return SinkMessage(job, await staging.finish(), staging.task.covered)
 
     async def commit(self, message: SinkMessage) -> Outcome:
         (publication,) = gather([message])
         commit = await self.session.publisher.publish(publication)
-        await self.session.sweeper.after_commit(QUERY, message.job.batch, commit.left)
+        await self.session.sweeper.after_commit(message.job, publication.logs, commit.left)
         return commit.outcome
 
     async def ledgers(self) -> set[int]:
@@ -91,7 +90,7 @@ async def test_a_task_takes_two_round_trips_and_readies_the_next_one(world: Worl
     assert sum(map(len, asked)) == 4
     await worker.session._ahead  # type: ignore[misc]
     outcome, trips = await round_trips(world.tree, store, worker.commit(message))
-    assert (outcome, sum(map(len, trips)), len(trips)) == (Outcome.PUBLISHED, 10, 2)
+    assert (outcome, sum(map(len, trips)), len(trips)) == (Outcome.PUBLISHED, 11, 2)
 
 
 async def test_a_task_for_many_logs_makes_and_closes_their_ledgers_together(world: World, worker: Worker) -> None:
@@ -116,7 +115,7 @@ async def test_what_a_replay_made_before_it_knew_goes_with_its_commit(worker: Wo
     for batch in range(2):
         await worker.commit(await worker.run(worker.job(batch), "flights"))
     replay = await worker.run(worker.job(1), "flights")
-    assert (replay.covered, replay.segments, replay.rows) == (True, (), 1)
+    assert (replay.covered, replay.segments) == ((("flights", 1),), ())
     assert await worker.commit(replay) is Outcome.COVERED
     assert await worker.session.sinks.staged(QUERY) == []
     assert await worker.ledgers() == await worker.published("flights")
@@ -145,9 +144,9 @@ async def test_no_entry_is_sent_before_the_mark_was_seen(worker: Worker, monkeyp
     seen = asyncio.Event()
     covered = worker.session.covered
 
-    async def late(job: JobId) -> bool:
+    async def late(job: JobId, logs: Sequence[str]) -> set[str]:
         await seen.wait()
-        return await covered(job)
+        return await covered(job, logs)
 
     monkeypatch.setattr(worker.session, "covered", late)
     staging = worker.staging(worker.job(0), ONE_LOG)
@@ -156,7 +155,8 @@ async def test_no_entry_is_sent_before_the_mark_was_seen(worker: Worker, monkeyp
     done, _ = await asyncio.wait([meeting], timeout=0.2)
     assert not done
     seen.set()
-    assert await meeting
+    await meeting
+    assert staging.task.covered == (("flights", 0),)
     await staging.give_up()
 
 

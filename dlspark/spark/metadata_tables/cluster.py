@@ -16,7 +16,8 @@ from metadata.errors import CorruptDataError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.replication import ReplicationStore
 from metadata.retry import repeat
-from metadata.sinks import APPLICATION_PREFIX, JOB_PREFIX, NO_BATCH, SinkStore
+from metadata.sink_marks import NO_BATCH
+from metadata.sinks import APPLICATION_PREFIX, JOB_PREFIX, SinkStore
 from metadata.store import Stat
 from storage_node.autorecovery.pacing import for_each
 
@@ -181,18 +182,18 @@ async def _sink_row(sinks: SinkStore, sink_id: str) -> Row | None:
         "created_at": micros(stat.ctime_ms),
     }
     try:
-        return row | await _mark_of(sinks, sink_id, stat)
+        return row | await _published(sinks, sink_id, stat)
     except NoNodeError:
         return None
     except CorruptDataError as error:
         return row | {"error": error.message}
 
 
-async def _mark_of(sinks: SinkStore, sink_id: str, stat: Stat) -> Row:
-    mark = await sinks.read(sink_id)
-    if mark is None or mark.value.batch == NO_BATCH:
+async def _published(sinks: SinkStore, sink_id: str, stat: Stat) -> Row:
+    state = await sinks.read(sink_id)
+    if state is None or state.value.batch == NO_BATCH:
         return {}
-    return {"batch": mark.value.batch, "attempt": mark.value.attempt, "published_at": micros(stat.mtime_ms)}
+    return {"batch": state.value.batch, "attempt": state.value.attempt, "published_at": micros(stat.mtime_ms)}
 
 
 def _sink_name(sink_id: str) -> Row:

@@ -293,8 +293,8 @@ OPTIONS: tuple[Option, ...] = (
         "txnVersion",
         Kind.LONG,
         Scope.SINK_BATCH,
-        "Number of this write for `txnAppId`; a write whose number is not above the last one published is skipped, or "
-        "refused if that number was published with other rows (`failOnDataLoss`).",
+        "Number of this write for `txnAppId`; a log that has reached the number is skipped, or the write is refused if "
+        "the log did not get just so many rows under it (`failOnDataLoss`).",
     ),
     Option(
         "compressionType",

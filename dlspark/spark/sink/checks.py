@@ -1,4 +1,4 @@
-"""What keeps a batch from being published: rows out of order, a sealed log, a replay that is none. Pure checks."""
+"""What keeps a batch from being published: rows out of order, a sealed log, ledgers that were swept. Pure checks."""
 
 from __future__ import annotations
 
@@ -8,34 +8,10 @@ from itertools import pairwise
 from dlspark.spark.sink.errors import (
     BatchRefusedError,
     BatchSweptError,
-    ReplayDiffersError,
     TransactionOrderError,
 )
-from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
+from dlspark.spark.sink.messages import JobId, StagedSegment
 from dlspark.spark.sink.schema import MAX_TXID
-from metadata.sinks import APPLICATION_PREFIX, Mark
-
-
-def check_replay(publication: Publication, mark: Mark) -> None:
-    """Raise ReplayDiffersError if what was published under the batch's number is known to be another batch.
-
-    Spark repeats a batch with the rows it had: their place is in the checkpoint. A checkpoint that was rolled back (or
-    copied, and run twice) has lost that, and may cut the same rows into other batches under the same numbers.
-    """
-    job = publication.job
-    published = mark.rows_of(job.batch)
-    # An application's numbers may have gaps; Spark's have none, so one below those that are kept was published.
-    forgotten = mark.forgot(job.batch) and not job.sink_id.startswith(APPLICATION_PREFIX)
-    if publication.rows is None or (not forgotten and published in (None, publication.rows)):
-        return
-    raise ReplayDiffersError(
-        f"{job} was published with {'a number of' if forgotten else published} rows"
-        f"{' that is not kept any more' if forgotten else ''}, and now has {publication.rows}: it is another batch, or "
-        "may be (the checkpoint was rolled back or copied, or the query gives other rows when it is repeated); "
-        "nothing of it is visible",
-        advice="Go on from the newest checkpoint; or start with an empty one, from starting offsets chosen after "
-        "looking at the log's end. failOnDataLoss=false skips such batches, and with them the rows that are new",
-    )
 
 
 def order_segments(log: str, segments: Sequence[StagedSegment]) -> list[StagedSegment]:

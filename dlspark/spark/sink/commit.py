@@ -4,45 +4,51 @@ What the multi holds, and what each part keeps true:
 
 | operation | refuses |
 |---|---|
-| set the sink's mark, at the version read | a second publication of the batch, whoever tries it (I9, D13, D15) |
+| set the sink's state | a sink that is gone; one that an older dlspark has published through since it was read |
+| set or create the sink's mark in each log, at the version read | a second publication of the batch into that log, |
+| | whoever tries it (I9, D13, D15) |
 | delete each winner's listing, at version 0 | a ledger that a sweep has condemned |
 | delete each log's lock member | publishing after the lock was lost; the lock is given up by it |
 | create each completed segment's znode | an LSSN that somebody else took |
 | set `ledgers` and `maxtxid` of each log, at the versions read | a log that moved between reading and publishing (I7) |
 
 Fault model: the process may die anywhere (the ledgers it leaves are listed, and a later commit sweeps them); an answer
-may be lost, so after an unknown outcome the mark is read again, and it alone says what happened.
-A request whose answer was lost may even be applied later, after the mark was read: then the retry fails on the version
-of the mark, and the next reading finds our own attempt there.
+may be lost, so after an unknown outcome the marks are read again, and they alone say what happened.
+A request whose answer was lost may even be applied later, after the marks were read: then the retry fails on a mark's
+version, and the next reading finds our own attempt there.
 
-Mark, logs' ends and listings are read in the same round trip as the locks are taken in, and the multi is the next one.
+Marks, logs' ends and listings are read in the same round trip as the locks are taken in, and the multi is the next one.
 That is no weaker than one after the other: what is built on is conditional in the multi by its version, a log's
 segments are known to belong to its versions (`NamespaceLogs`), and the lock's own member tells a log from one that was
 made in its place since.
 
-Only the mark is asked whether the batch is published; parts are never published or compared one by one (D14, D16).
+A batch is published log by log, as far as its logs do not have it yet (`standing`): all of these in one multi. Only a
+log's mark is asked whether it has the batch; segments are never compared (D14, D16).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from dlspark.spark.sink.checks import check_above, check_replay, order_segments, sealed, swept
+from dlspark.spark.sink.checks import check_above, order_segments, sealed, swept
 from dlspark.spark.sink.errors import (
     BatchRefusedError,
     LogBusyError,
     PublishContendedError,
     PublishUnknownError,
+    ReplayDiffersError,
 )
 from dlspark.spark.sink.merge import plan_merges
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
 from dlspark.spark.sink.schema import MAX_TXID
+from dlspark.spark.sink.standing import LogHistory, Outcome, Standing, judge, judge_job, old_logs, refusal
+from dlspark.spark.sink.sweep import settled_by
 from dlspark.testing import faults
 from metadata.errors import (
     BadVersionError,
@@ -53,10 +59,12 @@ from metadata.errors import (
 )
 from metadata.ledgers import Versioned
 from metadata.locks import DistributedLock, LockingError
-from metadata.logs import LogEnd, SegmentMetadata
-from metadata.sinks import Mark, SinkStore, StagedLedger
+from metadata.logs import LogEnd, LogPaths, SegmentMetadata
+from metadata.sink_marks import LogMark, SinkState, history_kept
+from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger
 from metadata.store import Create, Delete, MetadataStore, Op, SetData
 from metadata.tasks import end_tasks
+from storage_node.autorecovery.pacing import for_each
 from storage_node.edge import Clock, SystemClock
 
 MAX_MULTI_BYTES = 900_000
@@ -65,22 +73,17 @@ like an unknown outcome each time; so the size is checked before anything is sen
 _OP_OVERHEAD_BYTES = 64
 SURELY_FITS = 100
 """So few segments fit into a multi whatever their logs are called."""
-_MARK_BYTES = 2048
 _LOCK_NAME_BYTES = 100
 
 TAILS_AT_ONCE = 16
 """Logs whose ends are read, and recovered if need be, at the same time."""
+REWRITES_AT_ONCE = 16
+"""Ledgers that are written again at the same time."""
 PUBLISH_DEADLINE_S = 120.0
 MAX_CONFLICTS = 20
+_log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 2.0
-
-
-class Outcome(Enum):
-    """PUBLISHED: by this attempt. COVERED: the mark had reached the batch before, nothing was to be done."""
-
-    PUBLISHED = "published"
-    COVERED = "covered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,15 @@ _LONGEST = LogTail(LogEnd(Versioned(0, 0), Versioned(0, 0)), 2**31, 2**53)
 class _Batch:
     """A batch over the tries to publish it: what was merged for one try is not merged again for the next."""
 
-    publication: Publication
+    given: Publication
+    """As the tasks made it: what its logs' marks are held against."""
+    skip_differing: bool
+    publication: Publication = field(init=False)
+    """What of it is left to publish, as it is by now."""
+    warned: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.publication = self.given
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +157,14 @@ class LogAccess(Protocol):
         """Create `log` if it is missing and may be created. Raises BatchRefusedError."""
         ...
 
+    async def paths(self, log: str) -> LogPaths | None:
+        """Where the log is, or would be; None if that is not known before it exists."""
+        ...
+
+    async def history(self, log: str) -> LogHistory | None:
+        """Which transactions made what the log holds; None if there is no such log."""
+        ...
+
     def hold(self, log: str) -> AbstractAsyncContextManager[HeldLog]:
         """Hold the log's write lock, until it is released within. Raises LogBusyError naming the owner."""
         ...
@@ -184,21 +203,15 @@ class Publisher:
         self._rng = rng or random.Random()
         self._deadline_s = deadline_s
 
-    async def publish(self, publication: Publication) -> Commit:
-        """Make the batch visible, whole and once (I9).
+    async def publish(self, publication: Publication, *, skip_differing: bool = False) -> Commit:
+        """Make the batch visible, whole and once in each of its logs (I9).
 
         Raises BatchRefusedError (and its leaves), LogBusyError, BatchSweptError or PublishContendedError with nothing
-        visible, or PublishUnknownError if the metadata store stayed out of reach. ReplayDiffersError: the mark covers
-        the number, and what was published under it had another number of rows.
+        visible, or PublishUnknownError if the metadata store stayed out of reach. ReplayDiffersError: a log's mark has
+        reached the number, and nothing shows that the log has these rows. With `skip_differing` such logs are left out
+        with a warning, and the others get the batch.
         """
-        commit = await self._repeated(publication)
-        if commit.outcome is Outcome.COVERED:
-            check_replay(publication, (await self._read_mark(publication)).value)
-        return commit
-
-    async def _repeated(self, publication: Publication) -> Commit:
-        """Try until the batch's fate is known."""
-        batch = _Batch(publication)
+        batch = _Batch(publication, skip_differing)
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._deadline_s
         conflicts = 0
@@ -207,12 +220,14 @@ class Publisher:
         while True:
             try:
                 return await self._try(batch)
+            except ReplayDiffersError:
+                raise
             except (BatchRefusedError, LogBusyError):
                 # What refuses the batch may be the batch itself, published by another driver while we looked.
-                settled = await self._settled(publication)
-                if settled is None:
+                outcome = (await self._stands(batch)).outcome
+                if outcome is None:
                     raise
-                return Commit(settled)
+                return Commit(outcome)
             except (BadVersionError, NodeExistsError, NoNodeError) as error:
                 conflicts += 1
                 if conflicts > MAX_CONFLICTS:
@@ -238,80 +253,115 @@ class Publisher:
             )
         return MetadataUnavailableError(f"{told}: nothing is visible ({error})", advice="Run it again")
 
-    async def _read_mark(self, publication: Publication) -> Versioned[Mark]:
-        mark = await self._sinks.read(publication.job.sink_id)
-        if mark is None:
+    async def _stands(self, batch: _Batch) -> Standing:
+        """How far the batch is published by now. Raises ReplayDiffersError, PublishContendedError, BatchSweptError."""
+        publication = batch.given
+        job = publication.job
+        if job.sink_id.startswith(JOB_PREFIX):
+            return judge_job(publication, await self._read_state(job))
+        logs = publication.logs or list(publication.known)
+        state, marks = await asyncio.gather(self._read_state(job), self._read_marks(job, logs))
+        asked = old_logs(publication, state.value, marks)
+        histories = dict(zip(asked, await asyncio.gather(*map(self._logs.history, asked)), strict=True))
+        standing = judge(publication, state, marks, histories)
+        if standing.differing and not batch.skip_differing:
+            raise refusal(publication, standing)
+        if standing.differing and standing.differing != batch.warned:
+            batch.warned = dict(standing.differing)
+            _log.warning("skipped, because failOnDataLoss is false: %s", refusal(publication, standing))
+        gone = {log for log, _ in publication.covered} & set(standing.open)
+        if gone:
+            raise PublishContendedError(
+                f"The log had {job} when its tasks looked, and has not now: it was deleted, or another one has its "
+                "name; nothing of the batch was published now",
+                log=min(gone),
+                advice="Run the batch again: it is written into the log that is there",
+            )
+        return standing
+
+    async def _read_state(self, job: JobId) -> Versioned[SinkState]:
+        state = await self._sinks.read(job.sink_id)
+        if state is None:
             # Only a sweep of abandoned jobs removes a sink; its ledgers were condemned before. It must not be created
             # again here, or a zombie's publication would start a new life.
-            raise swept(publication.job)
-        return mark
+            raise swept(job)
+        return state
 
-    async def _settled(self, publication: Publication) -> Outcome | None:
-        """What the mark says of the batch; None if it has not been published."""
-        return _outcome(publication, await self._read_mark(publication))
+    async def _read_marks(self, job: JobId, logs: Sequence[str]) -> dict[str, Versioned[LogMark]]:
+        """The sink's marks in those logs that have one, all asked at once."""
+
+        async def read(log: str) -> Versioned[LogMark] | None:
+            paths = await self._logs.paths(log)
+            return None if paths is None else await self._sinks.mark_in(paths, job.sink_id)
+
+        found = await asyncio.gather(*map(read, logs))
+        return {log: mark for log, mark in zip(logs, found, strict=True) if mark is not None}
 
     async def _try(self, batch: _Batch) -> Commit:
         """One attempt at the multi; raises what it failed with."""
         settled = await self._prepared(batch)
         if settled is not None:
             return Commit(settled)
-        publication = batch.publication
+        job, logs = batch.given.job, batch.given.logs
         # Listed before the publication instead of after it: what comes meanwhile is listed for the next commit.
-        listing = asyncio.ensure_future(self._sinks.staged(publication.job.sink_id))
+        listing = asyncio.ensure_future(self._sinks.staged(job.sink_id))
         try:
             async with AsyncExitStack() as stack:
-                mark, held = await self._begin(publication, stack)
-                settled = _outcome(publication, mark)
-                if settled is not None:
-                    return Commit(settled)
-                winners = await self._decide(publication, mark, held)
-            return Commit(Outcome.PUBLISHED, _left(publication.job, listing, winners))
+                standing, held = await self._begin(batch, stack)
+                if standing.outcome is not None:
+                    return Commit(standing.outcome)
+                winners = await self._decide(batch, standing, held)
+            return Commit(Outcome.PUBLISHED, _left(job, logs, listing, winners))
         finally:
             await end_tasks([listing], drop_errors=True)
 
     async def _prepared(self, batch: _Batch) -> Outcome | None:
         """Check the batch, create missing logs, merge what is too much. The outcome if there is one already."""
-        publication = batch.publication
-        for log in publication.logs:
-            order_segments(log, publication.of_log(log))
-        unknown = [log for log in publication.logs if not self._logs.known(log)]
-        if not unknown and len(publication.segments) <= SURELY_FITS:
+        by_log = batch.publication.by_log()
+        for log, segments in by_log.items():
+            order_segments(log, segments)
+        unknown = [log for log in by_log if not self._logs.known(log)]
+        if not unknown and len(batch.publication.segments) <= SURELY_FITS:
             return None
-        # Nothing is created or written for a batch that was published before.
-        settled = await self._settled(publication)
-        if settled is None:
-            for log in unknown:
-                await self._logs.prepare(log)
-            batch.publication = await self._merged(publication)
-        return settled
+        # Nothing is created or written for what was published before.
+        standing = await self._stands(batch)
+        if standing.outcome is None:
+            await for_each([log for log in unknown if log in standing.open], TAILS_AT_ONCE, self._logs.prepare)
+            batch.publication = await self._merged(batch, standing)
+        return standing.outcome
 
-    async def _begin(self, publication: Publication, stack: AsyncExitStack) -> tuple[Versioned[Mark], list[HeldLog]]:
-        """Read the mark and lock the logs, all asked at once; no logs are locked if the mark covers the batch.
+    async def _begin(self, batch: _Batch, stack: AsyncExitStack) -> tuple[Standing, list[HeldLog]]:
+        """Read the marks and lock the logs, all asked at once; no lock is waited for where the logs have the batch.
 
-        The mark that the multi is conditional on need not be read under the locks: if it has moved by then, whoever
+        The marks that the multi is conditional on need not be read under the locks: if one has moved by then, whoever
         moved it, the multi fails. Nor is anything in doubt of an earlier try of ours: what is still under way is
-        conditional on the same version of the mark, or an older one, so it fails, or makes this try fail. After a wait
-        for a lock it is read again: that was likely another driver's commit, perhaps of this batch.
+        conditional on the same versions of the marks, or older ones, so it fails, or makes this try fail. After a wait
+        for a lock they are read again: that was likely another driver's commit, perhaps of this batch.
         """
-        locking = asyncio.ensure_future(self._lock(publication.logs, stack))
+        logs = tuple(batch.publication.by_log())
+        locking = asyncio.ensure_future(self._lock(logs, stack))
         try:
-            mark = await self._read_mark(publication)
-            if _outcome(publication, mark) is not None:
-                return mark, []
-            held = await locking
+            standing = await self._stands(batch)
+            if standing.outcome is not None:
+                return standing, []
+            held = await locking if standing.open == logs else None
         finally:
             await end_tasks([locking], drop_errors=True)
-        if not all(one.at_once for one in held):
-            mark = await self._read_mark(publication)
-        return mark, held
+        if held is not None and all(one.at_once for one in held):
+            return standing, held
+        if held is None:
+            await stack.aclose()  # the locks of logs that have the batch are of no use
+            held = await self._lock(standing.open, stack)
+        again = await self._stands(batch)
+        if again.outcome is None and again.open != standing.open:
+            raise BadVersionError("the batch was published into some of its logs meanwhile")
+        return again, held
 
     async def _lock(self, logs: Sequence[str], stack: AsyncExitStack) -> list[HeldLog]:
         """Sorted and one by one, so that two commits over the same logs cannot wait for each other."""
         return [await stack.enter_async_context(self._logs.hold(log)) for log in logs]
 
-    async def _decide(
-        self, publication: Publication, mark: Versioned[Mark], held: Sequence[HeldLog]
-    ) -> list[StagedLedger]:
+    async def _decide(self, batch: _Batch, standing: Standing, held: Sequence[HeldLog]) -> list[StagedLedger]:
         """Find the logs' ends and send the multi; what it has published."""
         reading = self._begin_tails(held)
         try:
@@ -319,21 +369,39 @@ class Publisher:
         finally:
             # None goes on without the locks: recovering a log writes to it.
             await end_tasks(reading, drop_errors=True)
-        publication = await self._restamp(publication, tails)
-        winners = [publication.job.staged(segment.ledger_id) for segment in publication.segments]
-        moved = mark.value.moved(publication.job.batch, publication.job.attempt, publication.rows)
-        ops = self._sinks.publish_ops(publication.job.sink_id, moved, mark.version, winners)
+        publication = await self._restamp(batch.publication.only(standing.open), tails)
+        by_log = publication.by_log()
+        winners = [publication.job.staged(one.ledger_id, one.log) for one in publication.segments]
+        ops = await self._sink_ops(batch.given, standing, tails, winners)
         # Any version: the node's existence is the lock. Nothing is done under it after this.
         ops += [one.unlock for one in held]
         for log, tail in tails.items():
-            ops += self._logs.publish_ops(log, tail, self._place(publication, log, tail))
+            ops += self._logs.publish_ops(log, tail, self._place(log, by_log[log], tail))
         check_size(publication, ops)
         faults.reach("sink.before-publish")
-        await self._multi(publication, ops, winners)
+        await self._multi(batch, standing, ops, winners)
         for one in held:
             one.lock.deleted(one.unlock)
         faults.reach("sink.applied")
         return winners
+
+    async def _sink_ops(
+        self, given: Publication, standing: Standing, logs: Iterable[str], winners: Iterable[StagedLedger]
+    ) -> list[Op]:
+        """Set the sink's state, take the winners' tokens, move the marks of these logs.
+
+        A batch write's sink ends with its one publication, and leaves no marks.
+        """
+        job, rows, keep = given.job, given.rows_by_log, history_kept(len(standing.open))
+        moved = standing.state.value.moved(job.batch, job.attempt, given.rows)
+        ops = self._sinks.publish_ops(job.sink_id, standing.state, moved, winners)
+        for log in () if job.sink_id.startswith(JOB_PREFIX) else logs:
+            paths, found = await self._logs.paths(log), standing.marks.get(log)
+            if paths is None:
+                raise NoNodeError("the log was deleted meanwhile", log=log)
+            mark = (LogMark() if found is None else found.value).moved(job.batch, job.attempt, rows[log], keep)
+            ops.append(self._sinks.mark_op(paths, job.sink_id, found, mark))
+        return ops
 
     def _begin_tails(self, held: Sequence[HeldLog]) -> list[asyncio.Task[LogTail]]:
         gate = asyncio.Semaphore(TAILS_AT_ONCE)
@@ -344,7 +412,9 @@ class Publisher:
 
         return [asyncio.ensure_future(tail(one)) for one in held]
 
-    async def _multi(self, publication: Publication, ops: Sequence[Op], winners: Sequence[StagedLedger]) -> None:
+    async def _multi(
+        self, batch: _Batch, standing: Standing, ops: Sequence[Op], winners: Sequence[StagedLedger]
+    ) -> None:
         try:
             await self._store.multi(ops)
         except (BadVersionError, NoNodeError) as error:
@@ -352,9 +422,9 @@ class Publisher:
             if not 1 <= index <= len(winners):
                 raise
             # A token is gone. Either our own multi was applied after all, or another driver published this batch and
-            # swept our ledgers, or an abandoned job was swept: the mark knows.
-            if await self._settled(publication) is None:
-                raise swept(publication.job) from error
+            # swept our ledgers, or an abandoned job was swept: the marks know.
+            if (await self._stands(batch)).open == standing.open:
+                raise swept(batch.given.job) from error
             raise
 
     async def _restamp(self, publication: Publication, tails: dict[str, LogTail]) -> Publication:
@@ -363,60 +433,72 @@ class Publisher:
         The timestamp was chosen when the job began. If another batch was published into the log since, with a later
         one, the records have to be written again: ids are part of them.
         """
-        segments: list[StagedSegment] = []
+        by_log = publication.by_log()
         lowest = {
-            log: max([tail.highest_txid, *(segment.first_txid for segment in publication.of_log(log))])
+            log: max([tail.highest_txid, *(segment.first_txid for segment in by_log[log])])
             for log, tail in tails.items()
         }
         for segment in publication.segments:
-            txid = lowest[segment.log]
-            if segment.stamped and txid == MAX_TXID:
+            if segment.stamped and lowest[segment.log] == MAX_TXID:
                 raise sealed(segment.log)
-            if segment.stamped and segment.first_txid != txid:
-                segment = await self._logs.rewrite(publication, [segment], txid)
-            segments.append(segment)
+        segments = list(publication.segments)
+
+        async def restamp(place: int) -> None:
+            txid = lowest[segments[place].log]
+            segments[place] = await self._logs.rewrite(publication, [segments[place]], txid)
+
+        late = [n for n, one in enumerate(segments) if one.stamped and one.first_txid != lowest[one.log]]
+        await for_each(late, REWRITES_AT_ONCE, restamp)
         return replace(publication, segments=tuple(segments))
 
-    async def _merged(self, publication: Publication) -> Publication:
-        """The batch with neighbouring segments merged until it fits into one multi; mostly as it is.
+    async def _merged(self, batch: _Batch, standing: Standing) -> Publication:
+        """The batch with neighbouring segments of open logs merged until they fit into one multi; mostly as it is.
 
         Raises BatchRefusedError, with nothing visible, if that would take too much.
         """
-        if len(publication.segments) <= SURELY_FITS:
+        publication = batch.publication
+        chosen = publication.only(standing.open)
+        if len(chosen.segments) <= SURELY_FITS:
             return publication
-        by_log = {log: order_segments(log, publication.of_log(log)) for log in publication.logs}
-        sizes, rest = self._sizes(publication, by_log)
+        by_log = {log: order_segments(log, segments) for log, segments in chosen.by_log().items()}
+        sizes, rest = self._sizes(chosen, by_log)
+        rest += operations_size(await self._sink_ops(batch.given, standing, standing.open, []))
         size = sum(sizes.values()) + rest
         if size <= MAX_MULTI_BYTES:
             return publication
         runs = plan_merges(list(by_log.values()), size - MAX_MULTI_BYTES, lambda one: sizes[one.ledger_id])
         if runs is None:
-            raise too_many(publication, size)
+            raise too_many(chosen, size)
         segments = {segment.ledger_id: segment for segment in publication.segments}
-        for run in runs:
+
+        async def merge(run: list[StagedSegment]) -> None:
             merged = await self._logs.rewrite(publication, run, None)
             for segment in run:
                 del segments[segment.ledger_id]
             segments[merged.ledger_id] = merged
+
+        await for_each(runs, REWRITES_AT_ONCE, merge)
         return replace(publication, segments=tuple(segments.values()))
 
     def _sizes(self, publication: Publication, by_log: dict[str, list[StagedSegment]]) -> tuple[dict[int, int], int]:
-        """What each segment takes in the multi (its listing's end, its znode), and what all else takes, at most."""
+        """What each segment takes in the multi (its listing's end, its znode), and what its logs take, at most."""
         job = publication.job
         sizes: dict[int, int] = {}
-        rest = _MARK_BYTES
+        rest = 0
+        state = Versioned(SinkState(), 0)
         for log, segments in by_log.items():
-            tokens = self._sinks.publish_ops(job.sink_id, Mark(), 0, (job.staged(one.ledger_id) for one in segments))
-            znodes = self._logs.publish_ops(log, _LONGEST, self._place(publication, log, _LONGEST))
+            winners = (job.staged(one.ledger_id, log) for one in segments)
+            tokens = self._sinks.publish_ops(job.sink_id, state, state.value, winners)
+            znodes = self._logs.publish_ops(log, _LONGEST, self._place(log, segments, _LONGEST))
             for segment, token, znode in zip(segments, tokens[1:], znodes, strict=False):
                 sizes[segment.ledger_id] = operations_size([token, znode])
             values = operations_size(znodes[len(segments) :])
             rest += values + values // 2 + _LOCK_NAME_BYTES  # the lock lies beside the two values
         return sizes, rest
 
-    def _place(self, publication: Publication, log: str, tail: LogTail) -> list[SegmentMetadata]:
+    def _place(self, log: str, segments: Sequence[StagedSegment], tail: LogTail) -> list[SegmentMetadata]:
         """The batch's segments of one log as completed segments that continue it."""
-        ordered = order_segments(log, publication.of_log(log))
+        ordered = order_segments(log, segments)
         check_above(log, tail.highest_txid, ordered[0])
         placed: list[SegmentMetadata] = []
         sequence_id = tail.next_sequence_id
@@ -440,21 +522,14 @@ class Publisher:
         return placed
 
 
-def _outcome(publication: Publication, mark: Versioned[Mark]) -> Outcome | None:
-    job = publication.job
-    if not mark.value.covers(job.batch):
-        return None
-    return Outcome.PUBLISHED if mark.value == Mark(job.batch, job.attempt) else Outcome.COVERED
-
-
 def _left(
-    job: JobId, listing: asyncio.Future[list[StagedLedger]], winners: Iterable[StagedLedger]
+    job: JobId, logs: Iterable[str], listing: asyncio.Future[list[StagedLedger]], winners: Iterable[StagedLedger]
 ) -> tuple[StagedLedger, ...] | None:
     """Of what was listed before a publication, what it has settled and not taken; None if the listing failed."""
     if not listing.done() or listing.cancelled() or listing.exception() is not None:
         return None
     taken = set(winners)
-    return tuple(ledger for ledger in listing.result() if ledger.batch <= job.batch and ledger not in taken)
+    return tuple(ledger for ledger in settled_by(job, logs, listing.result()) if ledger not in taken)
 
 
 def operations_size(ops: Iterable[Op]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,18 +17,21 @@ from dataclasses import dataclass
 from dlspark.spark.sink.commit import HeldLog, LogTail
 from dlspark.spark.sink.errors import BatchRefusedError, LogBusyError
 from dlspark.spark.sink.messages import Publication, StagedSegment
+from dlspark.spark.sink.standing import LogHistory
 from metadata.errors import BadVersionError, DistributedLogError, NoNodeError
 from metadata.locks import DistributedLock, OwnershipAcquireFailedError
-from metadata.logs import LogNotFoundError, LogStore, SegmentMetadata
+from metadata.logs import LogNotFoundError, LogPaths, LogStore, SegmentMetadata
 from metadata.retry import repeat
 from metadata.store import MetadataStore, Op
 from metadata.tasks import end_tasks
+from storage_node.autorecovery.pacing import for_each
 
 Recover = Callable[[str], Awaitable[None]]
 Permit = Callable[[str], Awaitable[None]]
 _Look = tuple[LogTail, list[str]]
 Rewrite = Callable[[Publication, Sequence[StagedSegment], int | None], Awaitable[StagedSegment]]
 
+SEGMENTS_AT_ONCE = 64
 _log = logging.getLogger(__name__)
 
 
@@ -94,6 +98,34 @@ class NamespaceLogs:
         except LogNotFoundError:
             return False
         return True
+
+    async def paths(self, log: str) -> LogPaths | None:
+        """Where the log is; None if that is not known before it exists."""
+        try:
+            return await self._logs.located(log)
+        except LogNotFoundError:
+            return None
+
+    async def history(self, log: str) -> LogHistory | None:
+        """Which transactions made what the log holds; None if there is no such log. Reads each of its segments."""
+        paths = await self.paths(log)
+        stat = None if paths is None else await repeat(self._store, lambda: self._store.exists(paths.max_txid))
+        if paths is None or stat is None:
+            return None
+        brought: Counter[int] = Counter()
+
+        async def add(name: str) -> None:
+            path = f"{paths.ledgers}/{name}"
+            try:
+                data, made = await repeat(self._store, lambda: self._store.get(path))
+            except NoNodeError:
+                return  # it has just been completed, or deleted
+            brought[made.czxid] += SegmentMetadata.decode(data, path).record_count
+
+        names, _ = await repeat(self._store, lambda: self._store.children(paths.ledgers))
+        highest, _ = await repeat(self._store, lambda: self._store.get(paths.ledgers))
+        await for_each([name for name in names if name.startswith("logrecs")], SEGMENTS_AT_ONCE, add)
+        return LogHistory(stat.czxid, dict(brought), untouched=not names and highest == b"0")
 
     @asynccontextmanager
     async def hold(self, log: str) -> AsyncIterator[HeldLog]:

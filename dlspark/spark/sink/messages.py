@@ -6,12 +6,13 @@ carried to every task of it, so that a commit can tell its own publication from 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from metadata.sinks import StagedLedger
+from metadata.sinks import StagedLedger, log_tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,9 @@ class JobId:
     def __str__(self) -> str:
         return f"batch {self.batch} of sink {self.sink_id}"
 
-    def staged(self, ledger_id: int) -> StagedLedger:
-        """The listing of one ledger of this job."""
-        return StagedLedger(self.batch, self.attempt, ledger_id)
+    def staged(self, ledger_id: int, log: str) -> StagedLedger:
+        """The listing of one ledger of this job, which is for `log`."""
+        return StagedLedger(self.batch, self.attempt, ledger_id, log_tag(log))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,49 +54,72 @@ class StagedSegment:
 
 @dataclass(frozen=True)
 class SinkMessage(WriterCommitMessage):
-    """One task's result. `covered`: the batch had been published before, and the task wrote nothing that counts.
-
-    `rows` is what a covered task was given; None if it did not come to the end of them.
-    """
+    """One task's result: what it has staged; and `covered`: the logs that had the batch before, with the rows that it
+    was given for them and did not write."""
 
     job: JobId
-    covered: bool = False
     segments: tuple[StagedSegment, ...] = ()
-    rows: int | None = None
-
-    @property
-    def row_count(self) -> int | None:
-        """The task's rows, as far as they are known."""
-        return self.rows if self.covered else sum(segment.record_count for segment in self.segments)
+    covered: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A whole batch, as the driver is to publish it. `rows`: None if a task did not count them all."""
+    """A whole batch, as the driver is to publish it.
+
+    `covered`: rows that tasks did not write, log by log, because the log had the batch. `known`: the logs that a batch
+    without rows would have written, as far as they are known without them.
+    """
 
     job: JobId
     segments: tuple[StagedSegment, ...]
-    rows: int | None = None
+    covered: tuple[tuple[str, int], ...] = ()
+    known: tuple[str, ...] = ()
 
     @property
     def logs(self) -> list[str]:
-        """The logs it appends to, sorted."""
-        return sorted({segment.log for segment in self.segments})
+        """The logs that it has rows for, sorted."""
+        return sorted(self.rows_by_log)
 
-    def of_log(self, log: str) -> list[StagedSegment]:
-        return [segment for segment in self.segments if segment.log == log]
+    @property
+    def rows_by_log(self) -> dict[str, int]:
+        """The rows that it has for each log, staged or covered."""
+        counts: Counter[str] = Counter()
+        for segment in self.segments:
+            counts[segment.log] += segment.record_count
+        for log, rows in self.covered:
+            counts[log] += rows
+        return dict(counts)
+
+    @property
+    def rows(self) -> int:
+        """The rows that it has in all."""
+        return sum(segment.record_count for segment in self.segments) + sum(rows for _, rows in self.covered)
+
+    def by_log(self) -> dict[str, list[StagedSegment]]:
+        """Its segments, log by log, as they came; logs are sorted."""
+        found: dict[str, list[StagedSegment]] = {log: [] for log in sorted({one.log for one in self.segments})}
+        for segment in self.segments:
+            found[segment.log].append(segment)
+        return found
+
+    def only(self, logs: Iterable[str]) -> Publication:
+        """What of it goes into these logs."""
+        chosen = set(logs)
+        return replace(self, segments=tuple(one for one in self.segments if one.log in chosen), covered=())
 
 
-def gather(messages: Iterable[SinkMessage]) -> list[Publication]:
+def gather(messages: Iterable[SinkMessage], known: Sequence[str] = ()) -> list[Publication]:
     """The publications that `messages` speak of: one, unless tasks of different attempts were mixed up."""
     found: dict[JobId, list[SinkMessage]] = {}
     for message in messages:
         found.setdefault(message.job, []).append(message)
-    return [_publication(job, parts) for job, parts in found.items()]
+    return [_publication(job, parts, tuple(known)) for job, parts in found.items()]
 
 
-def _publication(job: JobId, messages: Sequence[SinkMessage]) -> Publication:
-    counts = [message.row_count for message in messages]
-    known = [count for count in counts if count is not None]
+def _publication(job: JobId, messages: Sequence[SinkMessage], known: tuple[str, ...]) -> Publication:
+    covered: Counter[str] = Counter()
+    for message in messages:
+        for log, rows in message.covered:
+            covered[log] += rows
     segments = tuple(segment for message in messages for segment in message.segments)
-    return Publication(job, segments, sum(known) if len(known) == len(counts) else None)
+    return Publication(job, segments, tuple(sorted(covered.items())), known)

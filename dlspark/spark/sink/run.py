@@ -5,8 +5,8 @@ These are the only synchronous parts; they drive coroutines on the process's `Ru
 
 from __future__ import annotations
 
-import logging
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain, islice
@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.registry import Options
-from dlspark.spark.sink.commit import Commit, Outcome
-from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
-from dlspark.spark.sink.schema import SinkColumns
+from dlspark.spark.sink.schema import LogRows, SinkColumns
 from dlspark.spark.sink.session import SinkSession, open_session
 from dlspark.spark.sink.staging import Staging
+from dlspark.spark.sink.standing import Outcome
 from dlspark.spark.sink.task import Cut, TaskWriter
 from dlspark.spark.worker_memory import begin_use
 from dlspark.testing import faults
-from metadata.errors import DistributedLogError, check
+from metadata.errors import CallerError, DistributedLogError, check
 from metadata.sinks import JOB_PREFIX
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 # Set only in the worker that plans a write; the commit's worker makes a writer as well, and must not ask again whether
 # the batch could be written.
 _PLANNER_MODULE = "pyspark.sql.worker.write_into_data_source"
-
-_log = logging.getLogger(__name__)
 
 
 def on_planner() -> bool:
@@ -62,9 +59,8 @@ def run_task(
 ) -> SinkMessage:
     """Stage a task's rows; called in Spark's thread.
 
-    If the batch has been published before (a replay) nothing is written, and rows are only counted. The same holds if
-    that turns out only when something goes wrong: another driver may have published the batch and swept what this task
-    was writing.
+    Rows for logs that have the batch (a replay) are counted and not written. The same holds if that turns out only when
+    something goes wrong: another driver may have published the batch and swept what this task was writing.
     """
     begin_use()
     runtime = Runtime.shared()
@@ -75,13 +71,15 @@ def run_task(
         runtime.run(opening.result().give_up())
         raise
     staging = opening.result()
+    seen: Counter[str] = Counter()
+    rest = chain(first, batches)
     try:
-        message = _stage(runtime, staging, chain(first, batches))
+        message = _stage(runtime, staging, rest, seen)
     except Exception as error:
         runtime.run(staging.give_up())
-        if isinstance(error, DistributedLogError) and runtime.run(staging.session.covered(job)):
-            return SinkMessage(job, covered=True)
-        raise
+        if not isinstance(error, DistributedLogError) or isinstance(error, CallerError):
+            raise
+        message = _replayed(runtime, staging, rest, seen, error)
     faults.reach("sink.staged")
     return message
 
@@ -90,23 +88,39 @@ async def _begin(options: Options, columns: SinkColumns, job: JobId, partition: 
     return Staging(await open_session(options), job, columns, partition, stamp_ms)
 
 
-def _stage(runtime: Runtime, staging: Staging, batches: Iterator[pa.RecordBatch]) -> SinkMessage:
+def _stage(runtime: Runtime, staging: Staging, batches: Iterator[pa.RecordBatch], seen: Counter[str]) -> SinkMessage:
+    """Stage all rows; `seen` counts those that were looked at, by log."""
     task = staging.task
     pipe = _Pipe(runtime, task)
     for batch in batches:
         rows = task.split(batch)
+        _count(rows, seen)
         unmet = task.unmet(rows)
-        covered = bool(unmet) and runtime.run(staging.meet(unmet))
-        if covered:
-            runtime.run(staging.give_up())
-            return SinkMessage(staging.job, covered=True, rows=sum(more.num_rows for more in chain([batch], batches)))
+        if unmet:
+            runtime.run(staging.meet(unmet))
         for cut in task.take(rows):
             pipe.push(cut)
     for cut in task.rest():
         pipe.push(cut)
     pipe.drain()
     faults.reach("sink.writing")
-    return SinkMessage(staging.job, segments=runtime.run(staging.finish()))
+    return SinkMessage(staging.job, runtime.run(staging.finish()), task.covered)
+
+
+def _replayed(
+    runtime: Runtime, staging: Staging, rest: Iterator[pa.RecordBatch], seen: Counter[str], error: DistributedLogError
+) -> SinkMessage:
+    """What a task that failed has to tell if all of its logs have the batch by now. Raises `error` if one has not."""
+    for batch in rest:
+        _count(staging.task.split(batch), seen)
+    if not seen or runtime.run(staging.session.covered(staging.job, list(seen))) != set(seen):
+        raise error
+    return SinkMessage(staging.job, covered=tuple(sorted(seen.items())))
+
+
+def _count(rows: Sequence[LogRows], seen: Counter[str]) -> None:
+    for part in rows:
+        seen[part.log] += len(part.values)
 
 
 class _Pipe:
@@ -128,10 +142,15 @@ class _Pipe:
             under_way.result()
 
 
-def commit_batch(options: Options, messages: Sequence[SinkMessage], batch: int) -> None:
-    """Publish a batch from its tasks' messages; called in the driver's commit worker. Raises as `Publisher.publish`."""
+def commit_batch(
+    options: Options, messages: Sequence[SinkMessage], batch: int, known_logs: tuple[str, ...] = ()
+) -> None:
+    """Publish a batch from its tasks' messages; called in the driver's commit worker. Raises as `Publisher.publish`.
+
+    `known_logs`: those that the write names without a look at its rows.
+    """
     begin_use()
-    publication = _one_publication(messages)
+    publication = _one_publication(messages, known_logs)
     if publication is None:
         return
     check(publication.job.batch == batch, f"tasks wrote batch {publication.job.batch}, and {batch} is to be committed")
@@ -140,21 +159,15 @@ def commit_batch(options: Options, messages: Sequence[SinkMessage], batch: int) 
 
 async def _commit(options: Options, publication: Publication) -> Outcome:
     session = await open_session(options)
-    if not publication.segments:
+    if not publication.rows:
         await _create_named(session, options, publication.job)
-    try:
-        commit = await session.publisher.publish(publication)
-    except ReplayDiffersError as error:
-        if options.flag("failOnDataLoss"):
-            raise
-        _log.warning("skipped, because failOnDataLoss is false: %s", error)
-        commit = Commit(Outcome.COVERED)
+    commit = await session.publisher.publish(publication, skip_differing=not options.flag("failOnDataLoss"))
     faults.reach("sink.published")
     sink_id = publication.job.sink_id
     # Before the sweep: it removes the sink of a finished job, which is the one that tells the server's time.
     if session.abandoned_jobs_due(always=sink_id.startswith(JOB_PREFIX)):
         await session.sweeper.abandoned_jobs(sink_id)
-    await session.sweeper.after_commit(sink_id, publication.job.batch, commit.left)
+    await session.sweeper.after_commit(publication.job, publication.logs, commit.left)
     return commit.outcome
 
 
@@ -165,7 +178,7 @@ async def _create_named(session: SinkSession, options: Options, job: JobId) -> N
     since, somebody has deleted it.
     """
     log = None if options.given("numLogs") else options.one_log()
-    if log is not None and not session.logs.known(log) and not await session.covered(job):
+    if log is not None and not session.logs.known(log) and job.batch > (await session.state(job)).batch:
         await session.logs.prepare(log)
 
 
@@ -186,7 +199,7 @@ async def _abort(options: Options, jobs: Sequence[JobId]) -> None:
         await session.sweeper.own(job)
 
 
-def _one_publication(messages: Sequence[SinkMessage]) -> Publication | None:
-    publications = gather(messages)
+def _one_publication(messages: Sequence[SinkMessage], known_logs: tuple[str, ...]) -> Publication | None:
+    publications = gather(messages, known_logs)
     check(len(publications) <= 1, f"tasks of {len(publications)} different jobs are to be committed as one batch")
     return publications[0] if publications else None

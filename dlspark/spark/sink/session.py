@@ -32,7 +32,8 @@ from metadata.bookies import BookieAddress
 from metadata.errors import MetadataUnavailableError
 from metadata.logs import LogNotFoundError
 from metadata.permissions import Action
-from metadata.sinks import SinkStore
+from metadata.sink_marks import SinkState
+from metadata.sinks import JOB_PREFIX, SinkStore
 from metadata.store import SessionState
 from storage_node.autorecovery.pacing import for_each
 from storage_node.client import LedgerWriter
@@ -40,6 +41,7 @@ from storage_node.client.outages import Members, Outage, outlast
 from storage_node.errors import NotEnoughBookiesError
 
 ABANDONED_JOBS_EVERY_S = 3600.0
+MARKS_AT_ONCE = 64
 READY_FOR_S = 60.0
 """A running query asks once whether it can write, and again only after a pause of this long."""
 
@@ -129,11 +131,27 @@ class SinkSession:
             return None
         return state.max_txid.value
 
-    async def covered(self, job: JobId) -> bool:
-        """Whether the job's batch has been published. The sink is created if this is its first task."""
-        mark = await self.sinks.ensure(job.sink_id)
+    async def state(self, job: JobId) -> SinkState:
+        """What is known of the job's sink as a whole. It is created if this is its first task."""
+        state = await self.sinks.ensure(job.sink_id)
         self._newest_sink = job.sink_id
-        return mark.value.covers(job.batch)
+        return state.value
+
+    async def covered(self, job: JobId, logs: Sequence[str]) -> set[str]:
+        """The logs, of these, into which the job's batch has been published, as their own marks say."""
+        if job.sink_id.startswith(JOB_PREFIX):
+            state = await self.sinks.read(job.sink_id)
+            return set(logs) if state is not None and job.batch <= state.value.batch else set()
+        found: set[str] = set()
+
+        async def look(log: str) -> None:
+            paths = await self.logs.paths(log)
+            mark = None if paths is None else await self.sinks.mark_in(paths, job.sink_id)
+            if mark is not None and mark.value.covers(job.batch):
+                found.add(log)
+
+        await for_each(logs, MARKS_AT_ONCE, look)
+        return found
 
     def has_seen(self, job: JobId) -> bool:
         """Whether the sink of the job was there for the task before this one."""
@@ -156,8 +174,8 @@ class SinkSession:
             raise sealed(log)
         return stamp_ms if highest is None else max(stamp_ms, highest)
 
-    async def create_ledger(self, job: JobId) -> LedgerWriter:
-        """A new ledger of `job`, listed under its sink in the transaction that makes it.
+    async def create_ledger(self, job: JobId, log: str) -> LedgerWriter:
+        """A new ledger of `job` for `log`, listed under its sink in the transaction that makes it.
 
         Where ledgers have a ZooKeeper of their own it is listed first, and BatchSweptError is raised if the listing was
         swept meanwhile: the sweep found no ledger, and this one must not outlive it.
@@ -166,10 +184,10 @@ class SinkSession:
 
         async def list_first(ledger_id: int) -> None:
             if self._one_zookeeper:
-                listing = self.sinks.listing_op(job.sink_id, job.staged(ledger_id))
+                listing = self.sinks.listing_op(job.sink_id, job.staged(ledger_id, log), log)
                 self._services.ledger_store.join_creation(ledger_id, [listing])
             else:
-                await self.sinks.list_ledger(job.sink_id, job.staged(ledger_id))
+                await self.sinks.list_ledger(job.sink_id, job.staged(ledger_id, log), log)
 
         ledger = await self._services.ledgers.create(
             ensemble_size=ensemble_size,
@@ -179,7 +197,7 @@ class SinkSession:
             before_create=list_first,
         )
         # A listing that was made with the ledger cannot have been swept before the ledger existed.
-        if not self._one_zookeeper and not await self.sinks.stands(job.sink_id, job.staged(ledger.ledger_id)):
+        if not self._one_zookeeper and not await self.sinks.stands(job.sink_id, job.staged(ledger.ledger_id, log)):
             await ledger.abandon()
             await self._services.ledgers.delete(ledger.ledger_id)
             raise swept(job)
@@ -213,7 +231,7 @@ class SinkSession:
     ) -> StagedSegment:
         return await rewrite(
             self._services.ledgers,
-            await self.create_ledger(publication.job),
+            await self.create_ledger(publication.job, segments[0].log),
             segments,
             txid,
             password=self.settings.password,

@@ -2,13 +2,14 @@
 
 | asked for | why it may be asked before the rows are there |
 |---|---|
-| the mark | it only rises (D15): a batch that it covers stays published |
+| the sink | where nothing was published up to the batch, no log has it: their marks need not be asked |
 | the highest transaction ids of logs that are known by name | a timestamp is a first choice, which the commit mends |
 | a ledger id, the storage nodes | they belong to nobody yet |
 
-A ledger is made when its log has its first rows, and where the sink is known to be there without waiting for the mark:
-what a replay has made in vain is listed under a batch that is published, and goes with its commit's sweep. No entry is
-sent before the mark was seen, and none before its ledger exists.
+A ledger is made when its log has its first rows, and where the sink is known to be there without waiting for what it
+says: what a replay has made in vain is listed under a batch that is published, and goes with its commit's sweep. Rows
+of a log whose mark has reached the batch are only counted: the commit says whether they are the ones that are there. No
+entry is sent before the marks were seen, and none before its ledger exists.
 """
 
 from __future__ import annotations
@@ -38,26 +39,36 @@ class Staging:
         self.task = TaskWriter(settings, self._create, self._stamp)
         self._stamp_ms = stamp_ms
         self._sink_seen = session.has_seen(job)
-        self._covered = asyncio.ensure_future(session.covered(job))
+        self._state = asyncio.ensure_future(session.state(job))
         logs = columns.known_logs if columns.transaction_id is None else ()
         self._stamps = {log: asyncio.ensure_future(session.stamp(log, stamp_ms)) for log in logs[:STAMPS_AHEAD]}
         session.get_ready()
 
-    async def meet(self, rows: Sequence[LogRows]) -> bool:
-        """Get ready for new logs. True: the batch has been published before, and nothing of it is to be written."""
-        if not self._sink_seen and await self._covered:
-            return True
-        await self.task.meet(rows)
-        return await self._covered
+    async def meet(self, rows: Sequence[LogRows]) -> None:
+        """Get ready for new logs; those that have the batch are skipped from here on."""
+        if self._sink_seen:
+            await self.task.meet(rows)
+            covered = await self._covered(rows)
+        else:
+            covered = await self._covered(rows)
+            await self.task.meet([part for part in rows if part.log not in covered])
+        await self.task.skip(covered)
 
-    async def _create(self) -> LedgerWriter:
+    async def _covered(self, rows: Sequence[LogRows]) -> set[str]:
+        """The logs that have the batch. Where nothing has got so far yet, none needs to be asked."""
+        state = await self._state
+        if self.job.batch > state.batch:
+            return set()
+        return await self.session.covered(self.job, [part.log for part in rows])
+
+    async def _create(self, log: str) -> LedgerWriter:
         try:
-            return await self.session.create_ledger(self.job)
+            return await self.session.create_ledger(self.job, log)
         except NoNodeError:
             if not self._sink_seen:
                 raise
-            await self._covered  # Somebody has removed the sink since the last task; by now it is there again.
-            return await self.session.create_ledger(self.job)
+            await self._state  # Somebody has removed the sink since the last task; by now it is there again.
+            return await self.session.create_ledger(self.job, log)
 
     async def _stamp(self, log: str) -> int:
         asked = self._stamps.pop(log, None)
@@ -65,7 +76,7 @@ class Staging:
 
     async def finish(self) -> tuple[StagedSegment, ...]:
         """Close what was written; without rows, too, the sink is there for the commit."""
-        await self._covered
+        await self._state
         segments = await self.task.finish()
         await self._end()
         self.session.get_ready()  # For the next batch: Spark uses a worker again.
@@ -77,4 +88,4 @@ class Staging:
         await self.task.abandon()
 
     async def _end(self) -> None:
-        await end_tasks([self._covered, *self._stamps.values()], drop_errors=True)
+        await end_tasks([self._state, *self._stamps.values()], drop_errors=True)

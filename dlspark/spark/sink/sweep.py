@@ -1,9 +1,11 @@
 """Sweeping: removing the ledgers of failed attempts, after a commit that settled their batch.
 
-A ledger is garbage once it is listed under a batch that the mark covers: the publication took the listings of its own
-ledgers away in the same multi. The order is condemn (from here on no publication can take it, however late), delete the
-ledger, remove the listing; a crash between leaves a listing for the next sweep. A task that is still writing to such a
-ledger fails at its next metadata update, and nothing it wrote was ever visible.
+A ledger is garbage once it is listed under a batch that its log's mark has reached: the publication took the listings
+of its own ledgers away in the same multi. A listing's name says which log it is for, so a commit sweeps what is for its
+own logs, and nothing that a fork of the query may still publish into others. The order is condemn (from here on no
+publication can take it, however late), delete the ledger, remove the listing; a crash between leaves a listing for the
+next sweep. A task that is still writing to such a ledger fails at its next metadata update, and nothing it wrote was
+ever visible.
 
 Sweeping never fails a batch: it has been published by then. What could not be swept stays listed.
 """
@@ -16,18 +18,33 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from metadata.errors import DistributedLogError
-from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger
+from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger, log_tag
 
 if TYPE_CHECKING:
     from dlspark.spark.sink.messages import JobId
 
-MAX_SWEPT_PER_COMMIT = 500
+MAX_SWEPT_PER_COMMIT = 20_000
 """Bound of the work that one commit does for failed attempts; the rest waits for the next commit."""
 ABANDONED_AFTER_MS = 24 * 60 * 60 * 1000
 """A one-shot batch write whose newest ledger is older than this is taken for dead. If it lives it fails cleanly."""
 _AT_ONCE = 16
 
 _log = logging.getLogger(__name__)
+
+
+def settled_by(job: JobId, logs: Iterable[str], listed: Iterable[StagedLedger]) -> list[StagedLedger]:
+    """Of what is listed, what a commit of `job` has settled: its `logs` have the batch now.
+
+    That is what any attempt has staged for these logs up to the batch, and whatever else the job itself has staged.
+    What an older dlspark has listed is for logs unknown, but it cannot publish any more beside what has just been.
+    """
+    tags = {log_tag(log) for log in logs}
+    return [
+        one
+        for one in listed
+        if (one.batch, one.attempt) == (job.batch, job.attempt)
+        or (one.batch <= job.batch and (one.tag in tags or not one.tag))
+    ]
 
 
 class Sweeper:
@@ -37,36 +54,26 @@ class Sweeper:
         self._sinks = sinks
         self._delete_ledger = delete_ledger
 
-    async def after_commit(
-        self, sink_id: str, published: int | None = None, left: Sequence[StagedLedger] | None = None
-    ) -> int:
-        """Sweep what the sink's mark has settled, and a finished one-shot sink itself. Returns the ledgers deleted.
+    async def after_commit(self, job: JobId, logs: Sequence[str], left: Sequence[StagedLedger] | None = None) -> int:
+        """Sweep what a commit has settled, and a finished one-shot sink itself. Returns the ledgers deleted.
 
-        `published` is a batch that the mark is known to have reached; without it the mark is read. `left` is what there
-        is to sweep, for who has listed it: what came since, from a task that did not know of the publication, is left
-        to the next commit. Without it the listings are read.
+        `logs` are those of the batch; each has it now. `left` is what there is to sweep, for who has listed it: what
+        came since, from a task that did not know of the publication, is left to the next commit. Without it the
+        listings are read.
         """
+        sink_id = job.sink_id
         try:
             if left is None:
-                left = await self._settled(sink_id, published)
+                left = settled_by(job, logs, await self._sinks.staged(sink_id))
             swept = await self._sweep(sink_id, left[:MAX_SWEPT_PER_COMMIT])
             if sink_id.startswith(JOB_PREFIX) and not await self._sinks.remove(sink_id):
                 # No other commit will come by.
-                swept += await self._sweep(sink_id, (await self._settled(sink_id, published))[:MAX_SWEPT_PER_COMMIT])
+                swept += await self._sweep(sink_id, await self._sinks.staged(sink_id))
                 await self._sinks.remove(sink_id)
             return swept
         except DistributedLogError as error:
             _log.warning("left-over ledgers of sink %s were not swept, the next commit tries again: %s", sink_id, error)
             return 0
-
-    async def _settled(self, sink_id: str, published: int | None) -> list[StagedLedger]:
-        """What is listed of batches that the mark has reached."""
-        if published is None:
-            mark = await self._sinks.read(sink_id)
-            if mark is None:
-                return []
-            published = mark.value.batch
-        return [ledger for ledger in await self._sinks.staged(sink_id) if ledger.batch <= published]
 
     async def own(self, job: JobId) -> int:
         """Sweep the ledgers of a job that its own driver has given up.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -185,13 +185,13 @@ class Cut:
 class TaskWriter:
     """Stages the rows of one task. `split`, `take` and `rest` run in Spark's thread, the coroutines on the event loop.
 
-    `create()` makes a listed ledger; `stamp(log)` gives the timestamp that rows without an id carry in that log.
+    `create(log)` makes a listed ledger; `stamp(log)` gives the timestamp that rows without an id carry in that log.
     """
 
     def __init__(
         self,
         settings: StageSettings,
-        create: Callable[[], Awaitable[LedgerWriter]],
+        create: Callable[[str], Awaitable[LedgerWriter]],
         stamp: Callable[[str], Awaitable[int]],
     ) -> None:
         self._settings = settings
@@ -201,7 +201,13 @@ class TaskWriter:
         self._gathered: dict[str, _Gathered] = {}
         self._staged: dict[str, _Staged] = {}
         self._ahead: dict[str, asyncio.Task[LedgerWriter]] = {}
+        self._covered: dict[str, int] = {}
         self._pending_bytes = 0
+
+    @property
+    def covered(self) -> tuple[tuple[str, int], ...]:
+        """The logs that are skipped, with the rows that came for them."""
+        return tuple(sorted(self._covered.items()))
 
     def split(self, batch: pa.RecordBatch) -> list[LogRows]:
         """Check a batch's rows and cut them by log. Raises BatchRefusedError; nothing of the batch is taken then."""
@@ -209,7 +215,7 @@ class TaskWriter:
 
     def unmet(self, rows: Sequence[LogRows]) -> list[LogRows]:
         """Those of `rows` whose log was not met before."""
-        return [part for part in rows if part.log not in self._gathered]
+        return [part for part in rows if part.log not in self._gathered and part.log not in self._covered]
 
     async def meet(self, rows: Sequence[LogRows]) -> None:
         """Get ready for new logs: each will have a ledger, so some are made while rows are still coming."""
@@ -219,7 +225,7 @@ class TaskWriter:
                 advice='Bring the rows of a log together: df.repartition("log")',
             )
         for part in rows[: max(0, LOGS_AT_ONCE - len(self._ahead))]:
-            self._ahead[part.log] = asyncio.ensure_future(self._create())
+            self._ahead[part.log] = asyncio.ensure_future(self._create(part.log))
         await for_each(rows, min(len(rows), LOGS_AT_ONCE), self._meet)
 
     async def _meet(self, part: LogRows) -> None:
@@ -227,9 +233,22 @@ class TaskWriter:
         self._staged[part.log] = _Staged()
         self._gathered[part.log] = _Gathered(stamp)
 
+    async def skip(self, logs: Iterable[str]) -> None:
+        """Only count the rows of these logs, for which none was taken yet: they have the batch."""
+        for log in logs:
+            self._covered[log] = 0
+            self._gathered.pop(log, None)
+            self._staged.pop(log, None)
+            ahead = self._ahead.pop(log, None)
+            if ahead is not None:
+                await (await ahead).abandon()  # listed under a batch that the log has: its commit sweeps it
+
     def take(self, rows: Sequence[LogRows]) -> Iterator[Cut]:
         """Gather rows of logs that were met; gives what is large enough to be sent."""
         for part in rows:
+            if part.log in self._covered:
+                self._covered[part.log] += len(part.values)
+                continue
             gathered = self._gathered[part.log]
             check_order(part.txids, part.log, self._settings.task, gathered.last_txid)
             if part.txids is not None:
@@ -275,7 +294,7 @@ class TaskWriter:
             ahead = self._ahead.pop(cut.log, None)
             # Entries wait for the ledger to exist: a storage node collects what belongs to no ledger, and until then
             # nobody knows that the id is ours.
-            staged.segment = SegmentWriter(await (self._create() if ahead is None else ahead), self._window)
+            staged.segment = SegmentWriter(await (self._create(cut.log) if ahead is None else ahead), self._window)
         for entry in cut.entries:
             await staged.segment.add(entry)
         if cut.last:

@@ -93,7 +93,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         from dlspark.spark.sink.run import commit_batch
 
-        commit_batch(self._options, _sink_messages(messages), self._job.batch)
+        commit_batch(self._options, _sink_messages(messages), self._job.batch, self._columns.known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         from dlspark.spark.sink.run import abort_jobs
@@ -128,7 +128,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         from dlspark.spark.sink.run import commit_batch
 
-        commit_batch(self._options, _sink_messages(messages), batchId)
+        commit_batch(self._options, _sink_messages(messages), batchId, self._columns.known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         # Without a message nobody knows the query here: its left-overs wait for the next commit.

@@ -1,0 +1,202 @@
+"""How far a batch is published, log by log: what its logs' marks say of it. Pure.
+
+A log of the batch is
+
+| | when | and then |
+|---|---|---|
+| open | the sink's mark in the log is below the batch, or there is none | the batch is published into it |
+| covered | the mark has the batch with the rows that it has now: a replay | its rows there are skipped |
+| differing | the mark has reached the batch, and nothing shows that what is there is what would be written | refused |
+
+What is differing: other rows under the number; none, though later batches are in the log; so old a batch that its rows
+are not known any more. A batch that has rows for fewer logs than were published is the same for these: forks of a
+query may write to different logs, or to some that they share.
+
+**A mark of the old form** is one number for all logs together (`Floor`). For a batch up to it a log without a record
+of its own is judged by its segments, whose znodes carry the transactions that made them. A log younger than the old
+mark's last move, or one that never had a segment, has nothing of it: open. The newest old batch is covered where the
+transaction that moved the mark brought just its rows into the log; an older one where that transaction shows that the
+sink wrote to this log, the old mark knows its rows in all, and one earlier transaction brought just its rows into each
+of its logs. All else is differing: it may be in the log or not, and to guess either way would lose rows or double them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from dlspark.spark.sink.errors import ReplayDiffersError
+from dlspark.spark.sink.messages import Publication
+from metadata.ledgers import Versioned
+from metadata.sink_marks import Floor, LogMark, SinkState
+
+
+class Outcome(Enum):
+    """PUBLISHED: by this attempt. COVERED: every log had the batch before, nothing was to be done."""
+
+    PUBLISHED = "published"
+    COVERED = "covered"
+
+
+@dataclass(frozen=True, slots=True)
+class LogHistory:
+    """Which transactions made what a log holds, for a log that an older dlspark may have written.
+
+    `born`: the one that made the log. `brought`: records of its segments, by the transaction that brought them.
+    `untouched`: it never had a segment.
+    """
+
+    born: int
+    brought: Mapping[int, int]
+    untouched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a batch, read in one go; `marks` are those that its logs have."""
+
+    state: Versioned[SinkState]
+    marks: Mapping[str, Versioned[LogMark]]
+    open: tuple[str, ...] = ()
+    covered: tuple[str, ...] = ()
+    differing: Mapping[str, str] = field(default_factory=dict)
+    """By log, what speaks against its being a replay."""
+    ours: bool = False
+    """This attempt has published it."""
+    over: bool = False
+    """There is nothing to publish."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What came of the batch; None while there is something to publish."""
+        if not self.over:
+            return None
+        return Outcome.PUBLISHED if self.ours else Outcome.COVERED
+
+
+def old_logs(publication: Publication, state: SinkState, marks: Mapping[str, Versioned[LogMark]]) -> list[str]:
+    """The logs whose segments are to be looked at (`LogHistory`): an older dlspark may have published the batch."""
+    batch = publication.job.batch
+    if state.floor is None or batch > state.floor.mark.batch:
+        return []
+    return [log for log in publication.logs if log not in marks or marks[log].value.rows_of(batch) is None]
+
+
+def judge_job(publication: Publication, state: Versioned[SinkState]) -> Standing:
+    """A batch write's sink is its own, and has one publication: whole, into all logs."""
+    over = publication.job.batch <= state.value.batch
+    logs = tuple(publication.logs)
+    ours = over and state.value.attempt == publication.job.attempt
+    return Standing(state, {}, () if over else logs, logs if over else (), ours=ours, over=over)
+
+
+def judge(
+    publication: Publication,
+    state: Versioned[SinkState],
+    marks: Mapping[str, Versioned[LogMark]],
+    histories: Mapping[str, LogHistory | None],
+) -> Standing:
+    """How far the batch is published. `histories` has what `old_logs` named; None: there is no such log."""
+    job, rows = publication.job, publication.rows_by_log
+    floor = state.value.floor
+    old = _judge_old(publication, floor, histories) if floor is not None and histories else {}
+    verdicts = {
+        log: _verdict(job.batch, rows[log], marks[log].value if log in marks else None, old.get(log, ""))
+        for log in publication.logs
+    }
+    open_logs = tuple(log for log, verdict in verdicts.items() if verdict == _OPEN)
+    covered = tuple(log for log, verdict in verdicts.items() if verdict == _COVERED)
+    differing = {log: verdict for log, verdict in verdicts.items() if verdict not in (_OPEN, _COVERED)}
+    if not rows:
+        differing = _emptied(job.batch, state.value, marks)
+        over, ours = job.batch <= state.value.batch, state.value.attempt == job.attempt
+    else:
+        over, ours = not open_logs, any(mark.value == LogMark(job.batch, job.attempt) for mark in marks.values())
+    return Standing(state, marks, open_logs, covered, differing, ours, over)
+
+
+_OPEN, _COVERED = "open", "covered"
+
+
+def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
+    """_OPEN, _COVERED, or what makes the log differ. `old`: the same as `_judge_old` has it; empty: it has nothing."""
+    published = mark.rows_of(batch) if mark is not None else None
+    if published is not None:
+        if published == rows:
+            return _COVERED
+        return f"was published with {published} rows into this log, and now has {rows}"
+    if old and old != _OPEN:
+        return old
+    if mark is None or not mark.covers(batch):
+        return _OPEN
+    if mark.forgot(batch):
+        return f"is older than the batches whose numbers of rows are kept for this log, and has {rows}"
+    return f"has {rows} rows for this log, which has later batches up to {mark.batch} and nothing of this one"
+
+
+def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, LogHistory | None]) -> dict[str, str]:
+    """For each log of `histories`, as `_verdict`."""
+    batch, rows = publication.job.batch, publication.rows_by_log
+    verdicts: dict[str, str] = {}
+    asked: list[set[int]] = []
+    for log, history in histories.items():
+        if floor.zxid and (history is None or _never_reached(history, floor.zxid)):
+            verdicts[log] = _OPEN
+            continue
+        verdicts[log] = (
+            "was published by an older dlspark, which did not note into which logs; nothing shows that the "
+            f"{rows[log]} rows that it has for this log are there"
+        )
+        if history is None or not floor.zxid or history.born in history.brought or floor.zxid not in history.brought:
+            continue  # copied, renamed, or not a log that the sink has written to last
+        if batch == floor.mark.batch:
+            brought = history.brought[floor.zxid]
+            verdicts[log] = (
+                _COVERED
+                if brought == rows[log]
+                else f"was published with {brought} rows into this log, and now has {rows[log]}"
+            )
+        elif floor.mark.rows_of(batch) == publication.rows:
+            asked.append({zxid for zxid, n in history.brought.items() if zxid < floor.zxid and n == rows[log]})
+    old = [log for log, verdict in verdicts.items() if verdict != _OPEN]
+    if batch < floor.mark.batch and len(asked) == len(old) and asked and set.intersection(*asked):
+        verdicts |= dict.fromkeys(old, _COVERED)
+    return verdicts
+
+
+def _never_reached(history: LogHistory, zxid: int) -> bool:
+    """Whether no transaction up to this one can have brought anything into the log.
+
+    What was renamed, or copied, was made again with all that it holds: its age is not that of its records.
+    """
+    return history.untouched or (history.born > zxid and history.born not in history.brought)
+
+
+def _emptied(batch: int, state: SinkState, marks: Mapping[str, Versioned[LogMark]]) -> dict[str, str]:
+    """For a batch without rows: the logs it could write to that have it with some."""
+    found = {log: mark.value.rows_of(batch) for log, mark in marks.items()}
+    differing = {
+        log: f"was published with {rows} rows into this log, and now has none"
+        for log, rows in found.items()
+        if rows is not None
+    }
+    old = state.floor.mark.rows_of(batch) if state.floor is not None and not differing else None
+    return {"": f"was published with {old} rows by an older dlspark, and now has none"} if old else differing
+
+
+def refusal(publication: Publication, standing: Standing) -> ReplayDiffersError:
+    """The error for a batch with logs that differ.
+
+    Spark repeats a batch with the rows it had: their place is in the checkpoint. A checkpoint that was rolled back (or
+    copied, and run twice) has lost that, and may cut the same rows into other batches under the same numbers.
+    """
+    log, why = next(iter(standing.differing.items()))
+    others = f" (and so for {', '.join(list(standing.differing)[1:6])})" if len(standing.differing) > 1 else ""
+    return ReplayDiffersError(
+        f"{publication.job} {why}{others}: it is another batch, or may be (the checkpoint was rolled back or copied, a "
+        "number was used twice, or the query gives other rows when it is repeated); nothing of it was published now",
+        log=log or None,
+        advice="Go on from the newest checkpoint; or start with an empty one, or with another txnAppId, after looking "
+        "at the log's end. failOnDataLoss=false skips such rows, though they may be new, and publishes the others",
+    )

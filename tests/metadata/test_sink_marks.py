@@ -1,0 +1,121 @@
+"""What marks say, byte by byte: of the old form and of the new, and what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from metadata.errors import CorruptDataError
+from metadata.sink_marks import (
+    MAX_HISTORY,
+    MIN_HISTORY,
+    NO_BATCH,
+    Floor,
+    LogMark,
+    Mark,
+    SinkState,
+    history_kept,
+)
+from metadata.store import Stat
+
+
+def stat(version: int, mzxid: int = 99) -> Stat:
+    return Stat(version, 0, 1, mzxid, 0, 0, 0, 0, 0)
+
+
+def test_a_mark_of_the_old_form_survives_its_json_and_the_golden_text_stays() -> None:
+    assert Mark(7, "a1").encode() == b'{"v":1,"batch":7,"attempt":"a1"}'
+    assert Mark.decode(b'{"v":1,"batch":7,"attempt":"a1"}', "/x") == Mark(7, "a1")
+    assert Mark.decode(Mark().encode(), "/x") == Mark(NO_BATCH, "")
+    text = b'{"v":1,"batch":7,"attempt":"b","rows":[[7,1000],[6,998]]}'
+    assert Mark.decode(text, "/x").rows == ((7, 1000), (6, 998))
+    assert Mark.decode(text, "/x").encode() == text
+    assert Mark.decode(text, "/x").rows_of(5) is None
+
+
+def test_a_logs_mark_survives_its_json_and_the_golden_text_stays() -> None:
+    mark = LogMark()
+    for batch, attempt, rows in ((3, "x", 5), (6, "y", 998), (7, "z", 1000)):
+        mark = mark.moved(batch, attempt, rows, 2)
+    assert mark.encode() == b'{"v":2,"batch":7,"attempt":"z","rows":[[7,1000],[6,998]],"since":4}'
+    again = LogMark.decode(mark.encode(), "/x")
+    assert (again, again.rows, again.since) == (mark, mark.rows, 4)
+    assert [again.covers(batch) for batch in (6, 7, 8)] == [True, True, False]
+    assert [again.rows_of(batch) for batch in (3, 5, 6)] == [None, None, 998]
+    assert [again.forgot(batch) for batch in (3, 4, 5)] == [True, False, False]
+    assert not LogMark().covers(0)
+
+
+def test_a_sinks_state_survives_its_json_and_keeps_what_was_of_old() -> None:
+    assert SinkState().encode() == b'{"v":2,"batch":-1,"attempt":""}'
+    old = b'{"v":1,"batch":2,"attempt":"a2","rows":[[2,12],[1,11],[0,10]]}'
+    found = SinkState.decode(old, stat(3), "/x")
+    assert (found.batch, found.rows, found.old) == (2, 12, True)
+    assert found.floor == Floor(Mark(2, "a2"), 99)
+    assert found.floor.mark.rows == ((2, 12), (1, 11), (0, 10))
+    moved = found.moved(3, "b", 20)
+    text = b'{"v":2,"batch":3,"attempt":"b","rows":20,"floor":{"zxid":99,"mark":' + old + b"}}"
+    assert moved.encode() == text
+    assert SinkState.decode(text, stat(4), "/x") == moved
+    assert moved.moved(1, "c", 5) == moved  # a fork's, which is behind
+    assert SinkState.decode(b'{"v":1,"batch":-1,"attempt":""}', stat(0), "/x") == SinkState(old=True)
+
+
+def test_a_mark_of_old_that_was_copied_does_not_say_which_transaction_moved_it() -> None:
+    found = SinkState.decode(b'{"v":1,"batch":2,"attempt":"a2"}', stat(0), "/x")
+    assert found.floor == Floor(Mark(2, "a2"), 0)
+
+
+def test_marks_of_many_logs_keep_fewer_batches_and_stay_small() -> None:
+    assert [history_kept(logs) for logs in (0, 1, 32, 64, 500)] == [MAX_HISTORY, MAX_HISTORY, 64, 32, MIN_HISTORY]
+    mark = LogMark()
+    for batch in range(MAX_HISTORY + 1):
+        mark = mark.moved(2**62 + batch, "f" * 32, 2**62, MAX_HISTORY)
+    assert len(mark.encode()) < 3_000
+    shorter = mark.moved(2**63 - 1, "g", 1, MIN_HISTORY)
+    assert len(shorter.rows) == MIN_HISTORY
+    assert shorter.since == mark.rows[MIN_HISTORY - 1][0] + 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"7",
+        b"[]",
+        b"{",
+        b'{"v":9,"batch":7,"attempt":""}',
+        b'{"v":%d,"batch":"7","attempt":""}',
+        b'{"v":%d,"batch":true,"attempt":""}',
+        b'{"v":%d,"batch":-2,"attempt":""}',
+        b'{"v":%d,"batch":7}',
+        b'{"v":%d,"batch":7,"attempt":"a","rows":"7"}',
+        b'{"v":%d,"batch":7,"attempt":"a","rows":[[7]]}',
+        b'{"v":%d,"batch":7,"attempt":"a","rows":[["7","8"]]}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_damaged_mark_is_an_error_with_its_place_and_never_a_mark(data: bytes) -> None:
+    def with_version(version: int) -> bytes:
+        return data % version if b"%d" in data else data
+
+    readings = [
+        lambda: Mark.decode(with_version(1), "/ns/.sinks/q"),
+        lambda: LogMark.decode(with_version(2), "/ns/.sinks/q"),
+        lambda: SinkState.decode(with_version(1), stat(1), "/ns/.sinks/q"),
+        lambda: SinkState.decode(with_version(2), stat(1), "/ns/.sinks/q"),
+    ]
+    for read in readings:
+        with pytest.raises(CorruptDataError) as caught:
+            read()
+        assert caught.value.path == "/ns/.sinks/q"
+        assert caught.value.advice
+
+
+def test_forms_are_not_taken_for_each_other() -> None:
+    with pytest.raises(CorruptDataError, match="no mark of version 2"):
+        LogMark.decode(Mark(7, "a").encode(), "/x")
+    for new in (LogMark(7, "a"), SinkState(7, "a")):
+        with pytest.raises(CorruptDataError, match="no mark of version 1"):
+            Mark.decode(new.encode(), "/x")
+    with pytest.raises(CorruptDataError):
+        SinkState.decode(b'{"v":2,"batch":3,"attempt":"b","floor":7}', stat(1), "/x")

@@ -1,0 +1,306 @@
+"""A batch belongs to (writer, log): each log gets it once, whatever other logs have got under its number (I9).
+
+The txnAppId of two tables, forks of a copied checkpoint, logs that are deleted, made again or renamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+import pytest
+from sink_world import SINK, Process, World, job
+
+from dlspark.spark.sink.errors import BatchSweptError, PublishContendedError, ReplayDiffersError
+from dlspark.spark.sink.messages import Publication
+from dlspark.spark.sink.standing import Outcome
+from metadata.errors import MetadataUnavailableError, OutcomeUnknownError
+from metadata.log_admin import LogAdmin
+from metadata.memory import Fault
+from metadata.sink_marks import LogMark
+from metadata.sinks import StagedLedger
+
+
+@pytest.fixture
+async def world() -> World:
+    world = World()
+    await world.set_up()
+    return world
+
+
+@pytest.fixture
+async def driver(world: World):
+    process = Process(world)
+    yield process
+    await process.store.close()
+
+
+@pytest.fixture
+async def other(world: World):
+    process = Process(world, seed=1, owner="other")
+    yield process
+    await process.store.close()
+
+
+async def counts(process: Process, *logs: str) -> list[int]:
+    """Segments of each log."""
+    return [len(await process.segments(log)) if await process.log_store.exists(log) else 0 for log in logs]
+
+
+async def test_one_number_written_to_two_logs_is_in_both(driver: Process) -> None:
+    """Delta's idiom: one txnAppId and txnVersion for all tables of a foreachBatch."""
+    for number in range(3):
+        for log in ("flights", "trains"):
+            batch = await driver.stage(job(number, f"{log}{number}", "app-x"), [(log, number, number)])
+            assert await driver.commit(batch) is Outcome.PUBLISHED
+    for number in range(3):
+        for log in ("flights", "trains"):
+            replay = await driver.stage(job(number, "again", "app-x"), [(log, number, number)])
+            assert await driver.commit(replay) is Outcome.COVERED
+    assert await counts(driver, "flights", "trains") == [3, 3]
+
+
+async def test_a_batch_that_some_of_its_logs_have_goes_into_the_others_in_one_step(driver: Process) -> None:
+    await driver.commit(await driver.stage(job(4, "first"), [("flights", 0, 9)]))
+    batch = await driver.stage(job(4, "more"), [("trains", 0, 9), ("flights", 0, 9), ("ships", 0, 9)])
+    assert await driver.commit(batch) is Outcome.PUBLISHED
+    assert await counts(driver, "flights", "ships", "trains") == [1, 1, 1]
+    assert await driver.mark("flights") == LogMark(4, "first")
+    ships = await driver.mark("ships")
+    assert ships is not None
+    assert (ships, ships.rows) == (LogMark(4, "more"), ((4, 10),))
+    assert await driver.sinks.staged(SINK) == []  # what was staged for flights went with the commit
+    assert await driver.commit(await driver.stage(job(4, "none"), [])) is Outcome.COVERED
+    again = await driver.stage(job(4, "again"), [(log, 0, 9) for log in ("flights", "ships", "trains")])
+    assert await driver.commit(again) is Outcome.COVERED
+
+
+async def test_a_partly_published_batch_is_right_under_every_single_fault_at_every_request() -> None:
+    for fault in (Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.REFUSE):
+        reached = 0
+        for strike_at in range(200):
+            world = World()
+            await world.set_up()
+            driver = Process(world)
+            await driver.commit(await driver.stage(job(0, "first"), [("flights", 0, 9)]))
+            batch = await driver.stage(job(0), [(log, 0, 9) for log in ("flights", "ships", "trains")])
+            requests = 0
+
+            def inject(
+                _session: int, _operation: str, _path: str, at: int = strike_at, kind: Fault = fault
+            ) -> Fault | None:
+                nonlocal requests
+                requests += 1
+                return kind if requests == at + 1 else None
+
+            world.tree.inject = inject
+            assert await driver.publish(batch) is Outcome.PUBLISHED
+            world.tree.inject = None
+            struck = requests > strike_at
+            reached += struck
+            assert await counts(driver, "flights", "ships", "trains") == [1, 1, 1]
+            await driver.sweep()
+            assert await driver.sinks.staged(SINK) == []
+            await driver.store.close()
+            if not struck:
+                break
+        assert reached > 10, fault
+
+
+async def test_forks_that_write_to_other_logs_under_one_id_do_not_hold_each_other_up(
+    world: World, driver: Process, other: Process
+) -> None:
+    for number in range(4):
+        ours = await driver.stage(job(number, f"ours{number}"), [("flights", number, number)])
+        theirs = await other.stage(job(number, f"theirs{number}"), [("trains", number, number)])
+        multis = 0
+
+        def count(_session: int, operation: str, path: str) -> None:
+            nonlocal multis
+            multis += operation == "multi" and path.endswith(SINK)
+
+        await driver.logs.prepare("flights")
+        await other.logs.prepare("trains")
+        world.tree.inject = count
+        assert await asyncio.gather(driver.publish(ours), other.publish(theirs)) == [Outcome.PUBLISHED] * 2
+        world.tree.inject = None
+        assert multis == 2  # neither had to try again
+    assert await counts(driver, "flights", "trains") == [4, 4]
+
+
+async def test_a_commit_does_not_sweep_what_a_fork_still_writes_for_another_log(
+    world: World, driver: Process, other: Process
+) -> None:
+    theirs = await other.stage(job(0, "theirs"), [("trains", 0, 9)])
+    dead = await other.stage(job(0, "dead"), [("flights", 0, 9)])
+    assert await driver.commit(await driver.stage(job(0, "ours"), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert dead.segments[0].ledger_id not in world.ledgers
+    assert theirs.segments[0].ledger_id in world.ledgers
+    assert await other.commit(theirs) is Outcome.PUBLISHED
+    assert await driver.sinks.staged(SINK) == []
+
+
+async def test_what_an_older_dlspark_listed_is_swept_once_it_cannot_be_published(world: World, driver: Process) -> None:
+    await driver.sinks.ensure(SINK)
+    old = StagedLedger(0, "old", 77)
+    await driver.sinks.list_ledger(SINK, old)
+    assert await driver.commit(await driver.stage(job(0, "ours"), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert await driver.sinks.staged(SINK) == []
+
+
+async def test_a_number_that_a_log_passed_without_rows_is_refused_and_never_skipped(
+    world: World, driver: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    await driver.commit(await driver.stage(job(3, "a"), [("flights", 0, 9), ("trains", 0, 9)]))
+    await driver.commit(await driver.stage(job(5, "b"), [("trains", 10, 19)]))
+    await driver.commit(await driver.stage(job(6, "c"), [("flights", 20, 29), ("trains", 20, 29)]))
+    batch = await driver.stage(job(5, "d"), [("flights", 30, 39), ("trains", 10, 19)])
+    with pytest.raises(ReplayDiffersError, match="later batches up to 6 and nothing of this one") as caught:
+        await driver.publish(batch)
+    assert caught.value.log == "flights"
+    assert "failOnDataLoss" in str(caught.value)
+    with caplog.at_level(logging.WARNING):
+        commit = await driver.publisher.publish(batch, skip_differing=True)
+    assert commit.outcome is Outcome.COVERED
+    assert "failOnDataLoss is false" in caplog.text
+    assert "flights" in caplog.text
+    # What differs is left out, and the others get their rows.
+    more = await driver.stage(job(5, "e"), [("flights", 30, 39), ("ships", 10, 19)])
+    assert (await driver.publisher.publish(more, skip_differing=True)).outcome is Outcome.PUBLISHED
+    assert await counts(driver, "flights", "ships", "trains") == [2, 1, 3]
+
+
+async def test_a_fork_that_writes_to_some_of_the_logs_finds_its_batches_there(driver: Process) -> None:
+    await driver.commit(await driver.stage(job(0), [("flights", 0, 9), ("trains", 0, 9)]))
+    assert await driver.commit(await driver.stage(job(0, "b"), [("flights", 0, 9)])) is Outcome.COVERED
+    fewer = await driver.stage(job(0, "c"), [("flights", 0, 9)], count=9)
+    with pytest.raises(ReplayDiffersError, match="with 10 rows into this log, and now has 9"):
+        await driver.publish(fewer)
+
+
+async def test_tasks_that_found_their_logs_published_are_held_against_the_marks(driver: Process) -> None:
+    await driver.commit(await driver.stage(job(0), [("flights", 0, 9), ("trains", 0, 9)]))
+    assert await driver.publish(Publication(job(0, "b"), (), (("flights", 10), ("trains", 10)))) is Outcome.COVERED
+    with pytest.raises(ReplayDiffersError) as caught:
+        await driver.publish(Publication(job(0, "b"), (), (("flights", 10), ("trains", 11))))
+    assert caught.value.log == "trains"
+    half = await driver.stage(job(0, "c"), [("ships", 0, 9)])
+    half = Publication(half.job, half.segments, (("flights", 10), ("trains", 10)))
+    assert await driver.publish(half) is Outcome.PUBLISHED
+    assert await counts(driver, "flights", "ships", "trains") == [1, 1, 1]
+
+
+# ---- logs that are not what they were ------------------------------------------------------------------------------
+
+
+async def test_a_log_that_was_deleted_and_made_again_gets_its_batch(driver: Process) -> None:
+    await driver.commit(await driver.stage(job(0), [("flights", 0, 9), ("trains", 0, 9)]))
+    await driver.log_store.delete_tree("flights")
+    replay = await driver.stage(job(0, "b"), [("flights", 0, 9), ("trains", 0, 9)])
+    assert await driver.commit(replay) is Outcome.PUBLISHED
+    assert await counts(driver, "flights", "trains") == [1, 1]
+
+
+async def test_a_log_that_is_replaced_while_its_batch_is_published_gets_it_once(
+    world: World, driver: Process, other: Process
+) -> None:
+    """At every request of the publication: the log that is there at the end has the batch, once."""
+    for strike_at in range(60):
+        name = f"log{strike_at}"
+        await driver.commit(await driver.stage(job(0, "a"), [(name, 0, 9)]))
+        batch = await driver.stage(job(1), [(name, 10, 19)])
+        requests = 0
+        original = {request: getattr(driver.store, request) for request in ("get", "multi", "children", "create")}
+
+        def wrap(request: str, name: str = name, at: int = strike_at, original=original):
+            async def wrapped(*args, **more):
+                nonlocal requests
+                if str(args[0]).endswith("/attempts"):
+                    return await original[request](*args, **more)  # nobody waits for this one
+                requests += 1
+                if requests == at + 1:
+                    await other.log_store.delete_tree(name)
+                    await other.log_store.create(name)
+                return await original[request](*args, **more)
+
+            return wrapped
+
+        for request in original:
+            setattr(driver.store, request, wrap(request))
+        assert await driver.publish(batch) is Outcome.PUBLISHED
+        for request, method in original.items():
+            setattr(driver.store, request, method)
+        if requests <= strike_at:
+            assert strike_at > 8
+            break
+        assert [(one.first_txid, one.last_txid) for one in await driver.segments(name)] == [(10, 19)]
+        assert await driver.mark(name) == LogMark(1, "a")
+    else:
+        pytest.fail("the publication never came to its end")
+
+
+async def test_a_log_that_is_replaced_after_its_tasks_found_it_published_is_an_error(driver: Process) -> None:
+    await driver.commit(await driver.stage(job(0), [("flights", 0, 9)]))
+    skipped = Publication(job(0, "b"), (), (("flights", 10),))
+    await driver.log_store.delete_tree("flights")
+    with pytest.raises(PublishContendedError, match="another one has its name") as caught:
+        await driver.publish(skipped)
+    assert caught.value.log == "flights"
+
+
+async def test_a_renamed_log_takes_its_marks_along_and_leaves_none(driver: Process) -> None:
+    await driver.commit(await driver.stage(job(0), [("flights", 0, 9)]))
+    await LogAdmin(driver.log_store).rename("flights", "old-flights")
+    assert await driver.commit(await driver.stage(job(0, "b"), [("old-flights", 0, 9)])) is Outcome.COVERED
+    assert await driver.commit(await driver.stage(job(0, "c"), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert await counts(driver, "flights", "old-flights") == [1, 1]
+    assert await driver.commit(await driver.stage(job(1), [("old-flights", 10, 19)])) is Outcome.PUBLISHED
+
+
+# ---- random forks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_random_forks_give_each_log_each_batch_once(seed: int) -> None:
+    """Forks of one query, each with logs of its own choice, die, start again behind and meet faults."""
+    rng = random.Random(seed)
+    world = World()
+    await world.set_up()
+    logs = ["a", "b", "c", "d"]
+    batches = 5
+    plan = [[log for log in logs if rng.random() < 0.8] for _ in range(batches)]
+    chosen = [set(rng.sample(logs, rng.randint(1, 4))) for _ in range(3)]
+    world.tree.inject = lambda _s, _o, _p: rng.choice(list(Fault)) if rng.random() < 0.03 else None
+    await asyncio.gather(*(fork(world, plan, chosen[n], f"f{n}", random.Random(f"{seed}/{n}")) for n in range(3)))
+    world.tree.inject = None
+    process = Process(world)
+    await process.sweep()
+    assert await process.sinks.staged(SINK) == []
+    published: set[int] = set()
+    for log in logs:
+        segments = await process.segments(log) if await process.log_store.exists(log) else []
+        wanted = any(log in one for one in chosen)
+        assert [one.first_txid for one in segments] == [10 * n for n in range(batches) if wanted and log in plan[n]]
+        published |= {one.ledger_id for one in segments}
+    assert set(world.ledgers) == published
+    await process.store.close()
+
+
+async def fork(world: World, plan: list[list[str]], chosen: set[str], name: str, rng: random.Random) -> None:
+    number, tries = 0, 0
+    process = Process(world, seed=rng.randrange(1000), owner=name)
+    while number < len(plan):
+        tries += 1
+        try:
+            parts = [(log, 10 * number, 10 * number) for log in plan[number] if log in chosen]
+            batch = await process.stage(job(number, f"{name}x{tries}"), parts)
+            await process.commit(batch)
+        except (BatchSweptError, MetadataUnavailableError, OutcomeUnknownError):
+            continue  # a task failed, or a fork has swept what was for a log that it published: Spark runs again
+        if rng.random() < 0.25:
+            number = max(-1, number - 2)  # a checkpoint that was restored from a copy
+        number += 1
+        if tries > 200:
+            raise AssertionError("a fork never came to its end")
+    await process.store.close()
