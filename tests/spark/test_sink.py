@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -216,6 +217,47 @@ def test_foreach_batch_with_a_version_is_written_once(
     txids, values = read_values(sandbox.uri, log)
     assert len(values) >= 3 * PER_BATCH
     check_stream(txids, values, len(values) // PER_BATCH)
+
+
+def test_foreach_batch_with_one_version_for_two_logs_writes_both(
+    spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog, checkpoint: Path
+) -> None:
+    """Delta's idiom: the application's name and the batch's number for every table."""
+    logs, application = [fresh_log("flights"), fresh_log("trains")], fresh_log("app")
+
+    def write(frame: DataFrame, batch: int) -> None:
+        for _ in range(2):
+            for log in logs:
+                save(frame, log, txnAppId=application, txnVersion=batch)
+
+    query = stream(spark).writeStream.foreachBatch(write).option("checkpointLocation", str(checkpoint)).start()
+    while not (checkpoint / "commits" / "1").exists():
+        assert not query.awaitTermination(0.05), query.exception()
+    query.stop()
+    for log in logs:
+        txids, values = read_values(sandbox.uri, log)
+        assert len(values) >= 2 * PER_BATCH, log
+        check_stream(txids, values, len(values) // PER_BATCH)
+
+
+def test_a_fork_of_a_checkpoint_writes_its_batches_into_another_log(
+    spark: SparkSession, sandbox: Sandbox, fresh_log: FreshLog, checkpoint: Path
+) -> None:
+    """The checkpoint is copied, each copy goes on by itself, and each log has its query's batches, once."""
+    log, other = fresh_log("flights"), fresh_log("trains")
+    run_batches(stream(spark), log, checkpoint, until=1)
+    fork = checkpoint.with_name("fork")
+    shutil.copytree(checkpoint, fork)
+    newest = committed(fork)
+    for name in (f"{newest}", f".{newest}.crc"):
+        (fork / "commits" / name).unlink(missing_ok=True)
+    run_batches(stream(spark), log, checkpoint, until=newest + 2)
+    run_batches(stream(spark), other, fork, until=newest + 2)
+    for name, first in ((log, 0), (other, newest)):
+        txids, values = read_values(sandbox.uri, name)
+        batches = len(values) // PER_BATCH
+        assert batches >= newest + 3 - first, name
+        check_stream(txids, [str(int(value) - first * PER_BATCH).encode() for value in values], batches)
 
 
 @pytest.mark.parametrize(

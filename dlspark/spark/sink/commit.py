@@ -77,6 +77,7 @@ _LOCK_NAME_BYTES = 100
 
 TAILS_AT_ONCE = 16
 """Logs whose ends are read, and recovered if need be, at the same time."""
+LOCKS_AT_ONCE = 64
 REWRITES_AT_ONCE = 16
 """Ledgers that are written again at the same time."""
 PUBLISH_DEADLINE_S = 120.0
@@ -165,8 +166,11 @@ class LogAccess(Protocol):
         """Which transactions made what the log holds; None if there is no such log."""
         ...
 
-    def hold(self, log: str) -> AbstractAsyncContextManager[HeldLog]:
-        """Hold the log's write lock, until it is released within. Raises LogBusyError naming the owner."""
+    def hold(self, log: str, *, wait: bool = True) -> AbstractAsyncContextManager[HeldLog]:
+        """Hold the log's write lock, until it is released within. Raises LogBusyError naming the owner.
+
+        Without `wait` it is raised in a moment where somebody else has the lock.
+        """
         ...
 
     def publish_ops(self, log: str, tail: LogTail, segments: Sequence[SegmentMetadata]) -> list[Op]:
@@ -358,7 +362,20 @@ class Publisher:
         return again, held
 
     async def _lock(self, logs: Sequence[str], stack: AsyncExitStack) -> list[HeldLog]:
-        """Sorted and one by one, so that two commits over the same logs cannot wait for each other."""
+        """All at once if they are free; else sorted and one by one, so that two commits over the same logs cannot wait
+        for each other."""
+        if len(logs) > 1:
+            held: dict[str, HeldLog] = {}
+            attempt = await stack.enter_async_context(AsyncExitStack())
+
+            async def take(log: str) -> None:
+                held[log] = await attempt.enter_async_context(self._logs.hold(log, wait=False))
+
+            try:
+                await for_each(logs, LOCKS_AT_ONCE, take)
+                return [held[log] for log in logs]
+            except LogBusyError:
+                await attempt.aclose()
         return [await stack.enter_async_context(self._logs.hold(log)) for log in logs]
 
     async def _decide(self, batch: _Batch, standing: Standing, held: Sequence[HeldLog]) -> list[StagedLedger]:

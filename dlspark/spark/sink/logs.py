@@ -32,6 +32,7 @@ _Look = tuple[LogTail, list[str]]
 Rewrite = Callable[[Publication, Sequence[StagedSegment], int | None], Awaitable[StagedSegment]]
 
 SEGMENTS_AT_ONCE = 64
+MOMENT_MS = 20
 _log = logging.getLogger(__name__)
 
 
@@ -128,13 +129,14 @@ class NamespaceLogs:
         return LogHistory(stat.czxid, dict(brought), untouched=not names and highest == b"0")
 
     @asynccontextmanager
-    async def hold(self, log: str) -> AsyncIterator[HeldLog]:
-        """Hold the write lock of `log`. A dead owner is waited out, until its session must have ended."""
+    async def hold(self, log: str, *, wait: bool = True) -> AsyncIterator[HeldLog]:
+        """Hold the write lock of `log`. A dead owner is waited out, until its session must have ended; unless `wait`
+        is false: then LogBusyError is raised for any owner who does not give it up in a moment."""
         lock = DistributedLock(self._store, self._logs.paths(log).lock, self._rules.owner)
         looking: list[asyncio.Task[_Look]] = []
         try:
             async with self._releasing(log, lock):
-                at_once = await self._acquire(log, lock, looking)
+                at_once = await self._acquire(log, lock, looking, self._rules.lock_timeout_ms if wait else MOMENT_MS)
                 # Before anything else is done: a lock lost and won again in between is another member.
                 unlock = lock.release_op()
                 ahead = looking[0] if at_once else None
@@ -145,10 +147,12 @@ class NamespaceLogs:
         finally:
             await end_tasks(looking, drop_errors=True)
 
-    async def _acquire(self, log: str, lock: DistributedLock, looking: list[asyncio.Task[_Look]]) -> bool:
+    async def _acquire(
+        self, log: str, lock: DistributedLock, looking: list[asyncio.Task[_Look]], timeout_ms: int
+    ) -> bool:
         try:
             return await lock.acquire(
-                self._rules.lock_timeout_ms,
+                timeout_ms,
                 lambda: looking.append(asyncio.get_running_loop().create_task(self._look(log))),
             )
         except OwnershipAcquireFailedError as error:

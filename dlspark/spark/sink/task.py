@@ -201,6 +201,8 @@ class TaskWriter:
         self._gathered: dict[str, _Gathered] = {}
         self._staged: dict[str, _Staged] = {}
         self._ahead: dict[str, asyncio.Task[LedgerWriter]] = {}
+        self._waiting: dict[str, None] = {}
+        """Logs that were met and for which no ledger is being made yet, in the order in which they were met."""
         self._covered: dict[str, int] = {}
         self._pending_bytes = 0
 
@@ -224,8 +226,8 @@ class TaskWriter:
                 f"{self._settings.task} writes more than {MAX_LOGS_PER_TASK} logs; nothing of the batch is visible",
                 advice='Bring the rows of a log together: df.repartition("log")',
             )
-        for part in rows[: max(0, LOGS_AT_ONCE - len(self._ahead))]:
-            self._ahead[part.log] = asyncio.ensure_future(self._create(part.log))
+        self._waiting |= dict.fromkeys(part.log for part in rows)
+        self._make_some()
         await for_each(rows, min(len(rows), LOGS_AT_ONCE), self._meet)
 
     async def _meet(self, part: LogRows) -> None:
@@ -233,12 +235,20 @@ class TaskWriter:
         self._staged[part.log] = _Staged()
         self._gathered[part.log] = _Gathered(stamp)
 
+    def _make_some(self) -> None:
+        """Make ledgers for the logs that wait for one, so many at a time."""
+        while self._waiting and len(self._ahead) < LOGS_AT_ONCE:
+            log = next(iter(self._waiting))
+            del self._waiting[log]
+            self._ahead[log] = asyncio.ensure_future(self._create(log))
+
     async def skip(self, logs: Iterable[str]) -> None:
         """Only count the rows of these logs, for which none was taken yet: they have the batch."""
         for log in logs:
             self._covered[log] = 0
             self._gathered.pop(log, None)
             self._staged.pop(log, None)
+            self._waiting.pop(log, None)
             ahead = self._ahead.pop(log, None)
             if ahead is not None:
                 await (await ahead).abandon()  # listed under a batch that the log has: its commit sweeps it
@@ -292,6 +302,8 @@ class TaskWriter:
         staged = self._staged[cut.log]
         if staged.segment is None:
             ahead = self._ahead.pop(cut.log, None)
+            self._waiting.pop(cut.log, None)
+            self._make_some()
             # Entries wait for the ledger to exist: a storage node collects what belongs to no ledger, and until then
             # nobody knows that the id is ours.
             staged.segment = SegmentWriter(await (self._create(cut.log) if ahead is None else ahead), self._window)
@@ -319,6 +331,7 @@ class TaskWriter:
     async def abandon(self) -> None:
         """Give up: the ledgers stay as they are, listed, for a sweep."""
         self._window.abandon()
+        self._waiting.clear()
         ahead = list(self._ahead.values())
         self._ahead.clear()
         await end_tasks(ahead, drop_errors=True)
