@@ -201,13 +201,13 @@ class SinkSession:
             await ledger.abandon()
             await self._services.ledgers.delete(ledger.ledger_id)
             raise swept(job)
-        ledger.replace_with(functools.partial(self._replace, job))
+        ledger.replace_with(functools.partial(self._replace, job, log))
         return ledger
 
-    async def _replace(self, job: JobId) -> LedgerWriter:
+    async def _replace(self, job: JobId, log: str) -> LedgerWriter:
         """Another ledger for one that others wrote to first: that one stays listed, empty, for the sweep."""
         self._services.counters["ledger-taken"] += 1
-        return await self.create_ledger(job)
+        return await self.create_ledger(job, log)
 
     def abandoned_jobs_due(self, *, always: bool) -> bool:
         """Whether this commit should look for abandoned jobs: batch writes always do, a query now and then."""
