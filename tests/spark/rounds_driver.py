@@ -8,6 +8,10 @@
 | `{"do": "until", "batch": 3}` | waits until batch 3 is in Spark's commit log; or tells why the query ended |
 | `{"do": "stop"}` | stops the query, whatever it is at |
 | `{"do": "error"}` | waits until the query has ended by itself, and tells why |
+
+With `"tables": true` the query is a `foreachBatch` that writes its logs one by one, or some together, each time with
+the same txnAppId and txnVersion. With `"fork": true` a command is for a second query beside the first, over the same
+rows, whose logs have `-fork` at their ends.
 """
 
 from __future__ import annotations
@@ -20,54 +24,82 @@ from typing import Any
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from rounds_source import RoundsSource
 
 PARENT = os.getppid()
 
 
+class Query:
+    def __init__(self, query: StreamingQuery, checkpoint: Path) -> None:
+        self.query = query
+        self.checkpoint = checkpoint
+
+
 class Session:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._query: StreamingQuery | None = None
-        self._checkpoint = Path()
+        self._queries: dict[bool, Query] = {}
 
-    def start(self, plan: dict[str, Any], limit: str, stride: int, cuts: int, checkpoint: str) -> None:
+    def start(
+        self,
+        plan: dict[str, Any],
+        limit: str,
+        stride: int,
+        cuts: int,
+        checkpoint: str,
+        tables: bool = False,
+        fork: bool = False,
+    ) -> None:
         source = self._spark.readStream.format("rounds").option("plan", json.dumps(plan))
         frame = source.option("limit", limit).option("stride", stride).option("cuts", cuts).load()
         columns = ["value"] if plan["stamped"] else ["value", "transaction_id"]
-        writer = frame.select(*columns, *([] if plan["routed"] else ["log"])).writeStream.format("distributedlog")
+        if tables:
+            writer = frame.writeStream.foreachBatch(lambda rows, batch: write_tables(rows, batch, plan, columns, fork))
+        else:
+            writer = frame.select(*columns, *([] if plan["routed"] else ["log"])).writeStream.format("distributedlog")
+            writer = writer.option("uri", plan["uri"])
         if plan["routed"]:
             writer = writer.option("log", plan["logs"][0][:-1] + "{}").option("numLogs", len(plan["logs"]))
-        self._checkpoint = Path(checkpoint)
-        writer = writer.option("uri", plan["uri"]).option("checkpointLocation", checkpoint)
         # Between batches the source is asked a few times a second, not a hundred.
-        self._query = writer.trigger(processingTime="200 milliseconds").start()
+        writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime="200 milliseconds")
+        self._queries[fork] = Query(writer.start(), Path(checkpoint))
 
-    def until(self, batch: int) -> str | None:
-        assert self._query is not None
-        while not (self._checkpoint / "commits" / str(batch)).exists():
+    def until(self, batch: int, fork: bool = False) -> str | None:
+        this = self._queries[fork]
+        while not (this.checkpoint / "commits" / str(batch)).exists():
             if os.getppid() != PARENT:
                 raise SystemExit("nobody waits for this query any more")
             try:
-                if self._query.awaitTermination(0.05):
+                if this.query.awaitTermination(0.05):
                     return "the query ended"
             except Exception as error:
                 return str(error)
         return None
 
-    def stop(self) -> None:
-        assert self._query is not None
-        self._query.stop()
+    def stop(self, fork: bool = False) -> None:
+        self._queries[fork].query.stop()
 
-    def error(self) -> str:
-        assert self._query is not None
+    def error(self, fork: bool = False) -> str:
         try:
-            self._query.awaitTermination(120)
+            self._queries[fork].query.awaitTermination(120)
         except Exception as error:
             return str(error)
         return ""
+
+
+def write_tables(rows: DataFrame, batch: int, plan: dict[str, Any], columns: list[str], fork: bool) -> None:
+    """Write a batch's logs: the first two together, by a column, where there are more than three; the others apart."""
+    logs, end = plan["logs"], "-fork" if fork else ""
+    together = logs[:2] if len(logs) > 3 else []
+    for group in ([together] if together else []) + [[log] for log in logs if log not in together]:
+        chosen = rows.where(rows.log.isin(*group))
+        apart = len(group) == 1
+        frame = chosen.selectExpr(*columns) if apart else chosen.selectExpr(*columns, f"concat(log, '{end}') as log")
+        writer = frame.write.format("distributedlog").mode("append").option("uri", plan["uri"])
+        writer = writer.option("txnAppId", plan["query_id"]).option("txnVersion", batch)
+        writer.save(group[0] + end) if apart else writer.save()
 
 
 def main(master: str, conf: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.session import open_session
 from dlspark.spark.sink.survey import survey, sweep
 from dlspark.testing import faults
-from metadata.sinks import query_sink
+from metadata.sinks import application_sink, query_sink
 
 HERE = Path(__file__).parent
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -190,10 +190,14 @@ class SparkProcess:
 class Stream:
     """A streaming query that rounds share, and what its logs must hold by now."""
 
-    def __init__(self, sandbox: Sandbox, spark: SparkProcess, directory: Path, name: str) -> None:
+    def __init__(
+        self, sandbox: Sandbox, spark: SparkProcess, directory: Path, name: str, *, tables: bool = False
+    ) -> None:
         rng = random.Random(name)
-        routed = rng.random() < 0.3
-        names = "012" if routed else "abc"
+        self.tables = tables
+        """Whether its logs are written by a `foreachBatch`, several times under one number."""
+        routed = rng.random() < 0.3 and not tables
+        names = "abcde"[: rng.randint(2, 5)] if tables else ("012" if routed else "abc")[: rng.randint(1, 3)]
         directory.mkdir()
         self.spark = spark
         self.checkpoint = directory / "checkpoint"
@@ -208,7 +212,7 @@ class Stream:
         self.plan = Plan(
             uri=sandbox.uri,
             query_id=name,
-            logs=tuple(f"{name}-{letter}" for letter in names[: rng.randint(1, 3)]),
+            logs=tuple(f"{name}-{letter}" for letter in names),
             batches=0,
             rows=rng.choice([20, 100, 600]),
             checkpoint="",
@@ -237,7 +241,8 @@ class Stream:
 
     async def _check_swept(self) -> None:
         session = await open_session(Options({"uri": self.plan.uri}, Scope.SINK_STREAM))
-        sink = query_sink(json.loads((self.checkpoint / "metadata").read_text())["id"])
+        query = json.loads((self.checkpoint / "metadata").read_text())["id"]
+        sink = application_sink(self.plan.query_id) if self.tables else query_sink(query)
         mark = await session.sinks.read(sink)
         assert mark is not None
         assert mark.value.batch == self.next - 1
@@ -281,15 +286,31 @@ class Round:
         temporary.write_text(str((self.last if until is None else until) + 1))
         temporary.replace(stream.limit)
         if not stream.running:
-            self.spark.ask(
-                "start",
-                plan=asdict(stream.plan),
-                limit=str(stream.limit),
-                stride=stride,
-                cuts=self.rng.randrange(1 << 30),
-                checkpoint=str(stream.checkpoint),
-            )
+            self._start(stream.checkpoint, stride, fork=False)
             stream.running = True
+
+    def _start(self, checkpoint: Path, stride: int, *, fork: bool) -> None:
+        self.spark.ask(
+            "start",
+            plan=asdict(self.stream.plan),
+            limit=str(self.stream.limit),
+            stride=stride,
+            cuts=self.rng.randrange(1 << 30),
+            checkpoint=str(checkpoint),
+            tables=self.stream.tables,
+            fork=fork,
+        )
+
+    def run_fork(self, checkpoint: Path) -> None:
+        """Run a copied checkpoint to the round's end, over logs of its own, beside the query if that runs."""
+        error: str | None = None
+        for _ in range(SLOW_STARTS):
+            self._start(checkpoint, 1, fork=True)
+            error = self.spark.ask("until", batch=self.last, fork=True)
+            if error is None or SLOW_START not in error:
+                break
+        assert error is None, error
+        self.spark.ask("stop", fork=True)
 
     def run(self, until: int | None = None) -> str | None:
         """Run until a batch is committed. Returns why the query ended before, if it did."""

@@ -1,9 +1,10 @@
 """Exactly once over a long-lived Spark: rounds of every fault of the Spark line, on `local[2]` and on a cluster.
 
-A round is two to four batches of a streaming query into one to three logs, one fault, and at its end the same
-questions: each row once and in order, every batch whole, nothing left after a sweep. Session and query live on from
-round to round, and the faults meet each other's traces; only the fault that is the driver's own death starts another
-session. Rounds without Spark: `test_exactly_once_rounds`.
+A round is two to four batches of a streaming query into one to three logs, or of a `foreachBatch` that writes two to
+five logs under one number (`txnAppId`, `txnVersion`) in several writes; one fault, and at its end the same questions:
+each row once and in order, every batch whole, nothing left after a sweep. Session and query live on from round to
+round, and the faults meet each other's traces; only the fault that is the driver's own death starts another session.
+Rounds without Spark: `test_exactly_once_rounds`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from rounds_world import Cluster, Round, SparkProcess, Stream
+from sink_driver import read_values
 
 from dlspark.core.administration.audit import audit_ledgers
 from dlspark.core.namespace import AsyncNamespace
@@ -31,8 +33,11 @@ ROUNDS_OF_A_STREAM = 9
 class Place:
     """Where rounds run: a session, the cluster that it runs on, if any, and the query of the rounds at hand."""
 
-    def __init__(self, name: str, directory: Path, spark: SparkProcess, cluster: Cluster | None) -> None:
+    def __init__(
+        self, name: str, directory: Path, spark: SparkProcess, cluster: Cluster | None, *, tables: bool = False
+    ) -> None:
         self.name, self.spark, self.cluster = name, spark, cluster
+        self._tables = tables
         self._directory = directory
         self._stream: Stream | None = None
         self._number = -1
@@ -44,7 +49,8 @@ class Place:
             if self._stream is not None and self._stream.running:
                 self.spark.ask("stop")
             name = f"{self.name}-{number}" + (f"-{self._failures}" if self._failures else "")
-            self._stream, self._number = Stream(sandbox, self.spark, self._directory / name, name), number
+            self._stream = Stream(sandbox, self.spark, self._directory / name, name, tables=self._tables)
+            self._number = number
         return self._stream
 
     def give_up(self) -> None:
@@ -60,6 +66,15 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     place = tmp_path_factory.mktemp("local")
     spark = SparkProcess("local[2,3]", place)
     yield Place("local", place, spark, None)
+    spark.kill()
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """As `local`, and each batch is written to its logs by a `foreachBatch`."""
+    place = tmp_path_factory.mktemp("tables")
+    spark = SparkProcess("local[2,3]", place)
+    yield Place("tables", place, spark, None, tables=True)
     spark.kill()
 
 
@@ -236,6 +251,26 @@ def the_driver_is_killed(this: Round, place: Place) -> None:
     this.finish()
 
 
+def a_copied_checkpoint_runs_on_as_a_fork_with_other_logs(this: Round, place: Place) -> None:
+    """Query and fork have one id and go on side by side; each log has the batches that its query had to write."""
+    assert this.run(this.first) is None
+    this.stop()
+    copy = this.stream.checkpoint.with_name(f"fork-{this.first}")
+    shutil.copytree(this.stream.checkpoint, copy)
+    (copy / "commits" / str(this.first)).unlink()
+    (copy / "commits" / f".{this.first}.crc").unlink(missing_ok=True)
+    this.flag.touch()
+    this.begin()
+    this.run_fork(copy)
+    this.finish()
+    # What an earlier fork has written there comes before.
+    for log in this.stream.plan.logs:
+        _, values = read_values(this.stream.plan.uri, f"{log}-fork")
+        expected = this.stream.expected(log, this.first)
+        assert values[len(values) - len(expected) :] == expected
+        assert len(values) == len(set(values))
+
+
 Fault = Callable[[Round, Place], None]
 FAULTS: tuple[Fault, ...] = (
     a_task_fails_after_writing_and_runs_again,
@@ -253,11 +288,16 @@ FAULTS: tuple[Fault, ...] = (
     the_log_is_deleted_and_made_again_during_the_batch,
     the_driver_is_killed,
 )
+FAULTS_OF_TABLES: tuple[Fault, ...] = (
+    a_copied_checkpoint_runs_on_as_a_fork_with_other_logs,
+    the_newest_commit_entry_is_lost,
+    *(fault for fault in FAULTS if fault is not the_newest_commit_entry_is_lost),
+)
 ROLLED_BACK = {the_checkpoint_is_rolled_back_by_two_batches, the_checkpoint_is_rolled_back_and_batches_are_cut_anew}
 
 
-def run_round(sandbox: Sandbox, place: Place, directory: Path, seed: int) -> None:
-    fault = FAULTS[seed % len(FAULTS)]
+def run_round(sandbox: Sandbox, place: Place, directory: Path, seed: int, faults: tuple[Fault, ...] = FAULTS) -> None:
+    fault = faults[seed % len(faults)]
     stream = place.stream(sandbox, seed // ROUNDS_OF_A_STREAM)
     this = Round(stream, directory, f"{place.name}-{seed}", 4 if fault in ROLLED_BACK else 2)
     try:
@@ -271,14 +311,21 @@ def run_round(sandbox: Sandbox, place: Place, directory: Path, seed: int) -> Non
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "round_seed" in metafunc.fixturenames:
         seed = metafunc.config.getoption("--seed")
-        few = 2 if "standalone" in metafunc.fixturenames else 3
+        few = 3 if "local" in metafunc.fixturenames else 2
+        faults = FAULTS_OF_TABLES if "tables" in metafunc.fixturenames else FAULTS
         rounds = range(metafunc.config.getoption("--rounds") or few)
         seeds = [seed] if seed is not None else list(rounds)
-        metafunc.parametrize("round_seed", seeds, ids=[f"{one}-{FAULTS[one % len(FAULTS)].__name__}" for one in seeds])
+        metafunc.parametrize("round_seed", seeds, ids=[f"{one}-{faults[one % len(faults)].__name__}" for one in seeds])
 
 
 def test_a_round_on_local_leaves_one_copy(sandbox: Sandbox, local: Place, tmp_path: Path, round_seed: int) -> None:
     run_round(sandbox, local, tmp_path, round_seed)
+
+
+def test_a_round_of_a_foreach_batch_over_several_logs_leaves_one_copy_in_each(
+    sandbox: Sandbox, tables: Place, tmp_path: Path, round_seed: int
+) -> None:
+    run_round(sandbox, tables, tmp_path, round_seed, FAULTS_OF_TABLES)
 
 
 def test_a_round_on_a_standalone_cluster_leaves_one_copy(

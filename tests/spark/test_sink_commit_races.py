@@ -68,9 +68,11 @@ async def ready(driver: Process, *logs: str) -> None:
 
 
 async def test_a_commit_asks_once_and_publishes(world: World, driver: Process) -> None:
+    many = [f"log-{number:02d}" for number in range(40)]
     await ready(driver, "flights", "trains")
+    await driver.commit(await driver.stage(job(0, "first"), [(log, 0, 9) for log in many]))
     costs = {}
-    for number, logs in enumerate((["flights"], ["flights", "trains"], []), 1):
+    for number, logs in enumerate((["flights"], ["flights", "trains"], [], many), 1):
         batch = await driver.stage(job(number), [(log, 10 * number, 10 * number) for log in logs])
 
         async def commit(batch: Publication = batch) -> Outcome:
@@ -84,7 +86,7 @@ async def test_a_commit_asks_once_and_publishes(world: World, driver: Process) -
         assert trips[-1] == [f"multi {STATE}"]
     # Sink, listings, multi; and of each log its mark, the lock's member, its queue, three values, its segments and the
     # newest of them.
-    assert costs == {0: (3, 2), 1: (11, 2), 2: (19, 2)}
+    assert costs == {0: (3, 2), 1: (11, 2), 2: (19, 2), 40: (323, 2)}
 
 
 async def test_a_replay_costs_little_and_waits_for_no_lock(world: World, driver: Process, other: Process) -> None:

@@ -357,6 +357,16 @@ async def test_more_segments_than_one_step_holds_are_merged_as_far_as_is_needed(
     assert set(world.ledgers) == published
 
 
+async def test_a_commit_sweeps_all_that_merging_has_left(
+    world: World, driver: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 30_000)
+    batch = await driver.stage(job(), [("flights", n, n) for n in range(1200)])
+    assert await driver.commit(batch) is Outcome.PUBLISHED
+    assert await driver.sinks.staged(SINK) == []
+    assert set(world.ledgers) == {s.ledger_id for s in await driver.segments("flights")}
+
+
 async def test_what_was_merged_for_one_try_is_not_merged_again_for_the_next(
     world: World, driver: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,21 @@ async def test_a_task_for_many_logs_makes_and_closes_their_ledgers_together(worl
     assert await worker.ledgers() == await worker.published(*logs)
 
 
+async def test_a_task_for_more_logs_than_are_made_at_once_does_not_make_the_rest_one_by_one(
+    world: World, worker: Worker
+) -> None:
+    logs = [f"log-{number:02d}" for number in range(96)]
+    await worker.commit(await worker.run(worker.job(0), *logs, columns=BY_COLUMN))
+    await worker.session._ahead  # type: ignore[misc]
+    running = worker.run(worker.job(1), *logs, columns=BY_COLUMN)
+    message, trips = await round_trips(world.tree, world.namespace.store, running)
+    assert len(message.segments) == 96
+    making = [trip for trip in trips if any(request.startswith("multi") for request in trip)]
+    assert len(making) <= 24, len(making)
+    assert await worker.commit(message) is Outcome.PUBLISHED
+    assert await worker.ledgers() == await worker.published(*logs)
+
+
 async def test_a_task_without_rows_makes_no_ledger_and_leaves_the_sink_for_the_commit(worker: Worker) -> None:
     assert await worker.commit(await worker.run(worker.job(0))) is Outcome.PUBLISHED
     assert await worker.ledgers() == set()
