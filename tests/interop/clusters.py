@@ -8,11 +8,12 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -124,7 +125,14 @@ class JavaBookies:
 class OurBookie:
     """A storage node of ours as a process of its own."""
 
-    def __init__(self, zk: str, root: str, directory: Path, port: int | None = None) -> None:
+    def __init__(
+        self,
+        zk: str,
+        root: str,
+        directory: Path,
+        port: int | None = None,
+        settings: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
         self.port = port or free_port()
         self.id = f"127.0.0.1:{self.port}"
         self.directory = directory
@@ -134,6 +142,7 @@ class OurBookie:
             f"bookiePort={self.port}\nlisteningAddress=127.0.0.1\nadvertisedAddress=127.0.0.1\n"
             f"journalDirectories={directory / 'journal'}\nledgerDirectories={directory / 'ledgers'}\n"
             f"zkServers={zk}\nzkLedgersRootPath={root}\n"
+            + "".join(f"{key}={value}\n" for key, value in settings.items())
         )
         self._process: subprocess.Popen[bytes] | None = None
 
