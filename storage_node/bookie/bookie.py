@@ -47,6 +47,8 @@ METADATA_TIMEOUT_S = 5.0
 """How long a stop waits for metadata to take the registration back; it ends with the session anyway."""
 DRAIN_S = 5.0
 LOCK_NAME = "lock"
+ROOM_FOR_IDS = 128
+"""More than an answer takes besides what it carries."""
 DESCRIPTORS_RETRY_S = 1.0
 """A node that lacks file descriptors looks for some after this."""
 NEW_DIRECTORY_BYTES = 16 * 1024
@@ -144,6 +146,10 @@ class Bookie:
         if self._disks is None:
             raise BookieFailedError("the bookie is not started")
         return self._disks
+
+    @property
+    def max_list_bytes(self) -> int:
+        return self.settings.netty_max_frame_size_bytes - ROOM_FOR_IDS
 
     @property
     def max_batch_read_bytes(self) -> int:

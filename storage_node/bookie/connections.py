@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 
 from storage_node.bookie import others, reads
 from storage_node.bookie.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned, dialect_of
-from storage_node.bookie.flow import ALLOWANCE_BYTES, IN_FLIGHT_BYTES, REQUEST_BYTES, Flow
+from storage_node.bookie.flow import ALLOWANCE_BYTES, IN_FLIGHT_BYTES, REQUEST_BYTES, TASK_BYTES, Flow
 from storage_node.bookie.journal import Answers
 from storage_node.bookie.limits import Limits
 from storage_node.bookie.storage import Storage
@@ -50,6 +50,11 @@ class Node(Protocol):
 
     @property
     def max_batch_read_bytes(self) -> int: ...
+
+    @property
+    def max_list_bytes(self) -> int:
+        """Of the list of a ledger's entries."""
+        ...
 
     @property
     def clock(self) -> Clock: ...
@@ -304,6 +309,7 @@ class Connection:
 
     def spawn(self, work: Coroutine[object, object, None], cost: int) -> None:
         """Run what has to wait as a task of this connection; its answer takes about `cost` bytes."""
+        cost += TASK_BYTES
         task = asyncio.get_running_loop().create_task(work)
         self._reads.take()
         self._tasks[task] = None

@@ -21,6 +21,8 @@ ALLOWANCE_BYTES = 64 * 1024
 """What a connection may hold of the budget for answers without being counted."""
 REQUEST_BYTES = 512
 """What a request without a body counts."""
+TASK_BYTES = 4096
+"""What a request counts that waits for the disk or a sync: a task, its frames and its future."""
 
 
 class Flow:

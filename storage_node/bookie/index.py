@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Iterator
+from heapq import merge
 from struct import Struct
 from typing import TypeAlias
 
@@ -32,8 +33,13 @@ BLOCK_HEADER_BYTES = _BLOCK.size + _SUM.size
 
 MAX_GAP = 1024
 """Missing entries that are represented by empty places; beyond it an entry goes to a dict of its own."""
+FREE_GAPS = 256
+GAPS_AN_ENTRY = 16
+"""Empty places that an index may have, and that each of its entries may bring. An empty one takes twelve bytes, an
+entry in the dict some two hundred: so a ledger with gaps between its entries takes no more than one of strays."""
 
 COUNTED_TOGETHER = 4096
+LOOKED_AT_ONCE = 8192
 
 Place: TypeAlias = tuple[int, int, int]
 """(log id, offset / 32, size of the record)"""
@@ -42,7 +48,7 @@ Place: TypeAlias = tuple[int, int, int]
 class LedgerIndex:
     """The places of one ledger's entries: dense arrays from `base` on, twelve bytes an entry, and a dict for strays."""
 
-    __slots__ = ("_base", "_logs", "_places", "_sizes", "_strays", "last")
+    __slots__ = ("_base", "_gaps", "_logs", "_places", "_sizes", "_strays", "last")
 
     def __init__(self) -> None:
         self._base = 0
@@ -50,6 +56,7 @@ class LedgerIndex:
         self._places = array("I")
         self._sizes = array("I")
         self._strays: dict[int, Place] = {}
+        self._gaps = 0
         self.last = -1
         """The highest entry id, -1 if there is none."""
 
@@ -64,11 +71,13 @@ class LedgerIndex:
             elif 0 <= at < count:
                 stray = self._strays.pop(entry_id, None) if self._strays else None
                 previous = (self._logs[at], self._places[at], sizes[at]) if sizes[at] else stray
+                self._gaps -= not sizes[at]
                 self._logs[at] = log_id
                 self._places[at] = place
                 sizes[at] = size
                 return previous
-            elif count < at <= count + MAX_GAP and not self._strays:
+            elif count < at <= count + MAX_GAP and not self._strays and self._may_have_gap(at - count):
+                self._gaps += at - count
                 gap = array("I", bytes(4 * (at - count)))
                 self._logs.extend(gap)
                 self._places.extend(gap)
@@ -85,6 +94,11 @@ class LedgerIndex:
         if entry_id > self.last:
             self.last = entry_id
         return self._strays.pop(entry_id, None) if self._strays else None
+
+    def _may_have_gap(self, size: int) -> bool:
+        """Whether so many empty places more are in proportion."""
+        gaps = self._gaps
+        return gaps + size <= FREE_GAPS + GAPS_AN_ENTRY * (len(self._sizes) - gaps)
 
     def put_run(self, first: int, log_id: int, places: array[int], sizes: array[int]) -> list[Place]:
         """Many at once, as a sidecar has them; size 0 means that there is nothing. Returns the places forgotten."""
@@ -126,18 +140,51 @@ class LedgerIndex:
 
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Contiguous runs (first, last) of entry ids, ascending."""
-        present = [self._base + at for at, size in enumerate(self._sizes) if size]
-        if self._strays:
-            present = sorted({*present, *self._strays})
-        start = previous = -2
-        for entry_id in present:
-            if entry_id != previous + 1:
-                if start >= 0:
-                    yield start, previous
-                start = entry_id
-            previous = entry_id
-        if start >= 0:
-            yield start, previous
+        return (run for run in self.steps() if run is not None)
+
+    def steps(self) -> Iterator[tuple[int, int] | None]:
+        """The runs of `ranges`, with None in between, often enough that others can go on meanwhile. Entries that come
+        while that is done are among them or not."""
+        pieces: list[list[int]] = []
+        ids = list(self._strays)
+        for start in range(0, len(ids), LOOKED_AT_ONCE):
+            pieces.append(sorted(ids[start : start + LOOKED_AT_ONCE]))
+            yield None
+        strays = ((stray, stray) for stray in merge(*pieces))
+        first, last, looked = -1, -2, 0
+        for run in _in_order(strays, self._dense_runs()):
+            looked += 1
+            if run is None or looked % LOOKED_AT_ONCE == 0:
+                yield None
+            if run is None:
+                continue
+            if run[0] != last + 1:
+                if first >= 0:
+                    yield first, last
+                first = run[0]
+            last = run[1]
+        if first >= 0:
+            yield first, last
+
+    def _dense_runs(self) -> Iterator[tuple[int, int] | None]:
+        """The runs in the arrays, and None after each part of them."""
+        sizes, base = self._sizes, self._base
+        begun = -1
+        for start in range(0, len(sizes), LOOKED_AT_ONCE):
+            part = sizes[start : start + LOOKED_AT_ONCE]
+            if 0 not in part:
+                begun = start if begun < 0 else begun
+            else:
+                for at, size in enumerate(part, start):
+                    if size and begun < 0:
+                        begun = at
+                    elif not size and begun >= 0:
+                        yield base + begun, base + at - 1
+                        begun = -1
+            end = start + len(part)
+            yield None
+        if begun >= 0:
+            yield base + begun, base + end - 1
 
 
 class _Run:
@@ -148,6 +195,21 @@ class _Run:
         self.next = first
         self.places = array("I")
         self.sizes = array("I")
+
+
+def _in_order(
+    strays: Iterator[tuple[int, int]], dense: Iterator[tuple[int, int] | None]
+) -> Iterator[tuple[int, int] | None]:
+    """Two ascending lines of runs as one."""
+    stray = next(strays, None)
+    for run in dense:
+        while run is not None and stray is not None and stray < run:
+            yield stray
+            stray = next(strays, None)
+        yield run
+    while stray is not None:
+        yield stray
+        stray = next(strays, None)
 
 
 class NewPlaces:

@@ -138,6 +138,8 @@ class Limits:
         """Requests that were received and wait in line."""
         self.polls = PollLine(MAX_POLLS)
         self.disk_reads = Turnstile()
+        self.listings = Turnstile(1)
+        """Lists of a ledger's entries, which take long where there are millions."""
         self.traffic = Traffic()
         self.lines = LogLimit(logger)
         """What peers can have logged."""

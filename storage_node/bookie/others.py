@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from storage_node.bookie import reads
+from storage_node.bookie import listing, reads
 from storage_node.bookie.dialects import VERSION_TWO, Misversioned, dialect_of, refuse_batch
 from storage_node.bookie.flow import REQUEST_BYTES
-from storage_node.bookie.listing import availability
+from storage_node.bookie.index import LedgerIndex
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Operation, Status
 from storage_node.protocol.schema import FREE_DISK_SPACE, TOTAL_DISK_CAPACITY
@@ -75,15 +77,46 @@ def info(connection: Connection, request: m.BookieInfoRequest) -> None:
 
 
 def list_entries(connection: Connection, request: m.ListEntriesRequest) -> None:
+    """Answer with the ids of a ledger's entries; long lists are made bit by bit, one at a time."""
     storage = connection.storage
     ledger = storage.ledgers.get(request.ledger_id)
-    blob, status = None, Status.EOK
     if storage.contents.unknown(request.ledger_id):
-        status = Status.EUNKNOWNLEDGERSTATE
+        _send_list(connection, request, Status.EUNKNOWNLEDGERSTATE)
     elif ledger is None:
-        status = Status.ENOLEDGER
+        _send_list(connection, request, Status.ENOLEDGER)
     else:
-        blob = availability(ledger.index.ranges())
+        connection.spawn(_finish_list(connection, request, ledger.index), REQUEST_BYTES)
+
+
+async def _finish_list(connection: Connection, request: m.ListEntriesRequest, index: LedgerIndex) -> None:
+    listings = connection.node.limits.listings
+    await listings.enter(urgent=False)
+    try:
+        blob = await _list(index, connection.node.max_list_bytes)
+    finally:
+        listings.leave()
+    if blob is None:
+        message = "the list of ledger %d's entries for %s would be larger than a frame"
+        connection.node.limits.lines.log(logging.ERROR, message, request.ledger_id, connection.link.peer)
+    _send_list(connection, request, Status.EIO if blob is None else Status.EOK, blob)
+
+
+async def _list(index: LedgerIndex, limit: int) -> bytes | None:
+    """The blob that lists the entries; None: it has more than `limit` bytes."""
+    groups = bytearray()
+    for run in index.steps():
+        if run is None:
+            await asyncio.sleep(0)
+        elif listing.HEAD_BYTES + len(groups) + listing.GROUP_BYTES > limit:
+            return None
+        else:
+            groups += listing.group(*run)
+    return listing.head(len(groups) // listing.GROUP_BYTES) + groups
+
+
+def _send_list(
+    connection: Connection, request: m.ListEntriesRequest, status: Status, blob: bytes | None = None
+) -> None:
     connection.link.send(m.encode_list_entries_response(request.txn_id, status, request.ledger_id, blob))
 
 

@@ -139,11 +139,15 @@ def _cost(connection: Connection, request: m.ReadRequest | BatchReadRequest) -> 
 # ------------------------------------------------------------------------------------------- batches
 
 
+MAX_BATCH_ENTRIES = 1024
+"""Entries in one answer: small ones would keep everybody else waiting. Who asked for more goes on behind them."""
+
+
 class _Batch:
     """Entries gathered for one answer, as long as they fit.
 
-    The first is taken whatever its size; the others as long as the whole frame stays within the limit and their number
-    within what was asked for.
+    The first is taken whatever its size; the others as long as the whole frame stays within the limit, and their number
+    within what was asked for and MAX_BATCH_ENTRIES.
     """
 
     __slots__ = ("_first", "_frame_bytes", "_ledger", "_limit", "_max_count", "entries")
@@ -163,7 +167,7 @@ class _Batch:
         entry_id = self._first + len(self.entries)
         if not self.entries:
             return entry_id
-        if len(self.entries) == self._max_count or self._ledger.index.get(entry_id) is None:
+        if len(self.entries) in (self._max_count, MAX_BATCH_ENTRIES) or self._ledger.index.get(entry_id) is None:
             return None
         size = connection.storage.size_of(self._ledger, entry_id) - HEADER_BYTES + v2.BATCH_ENTRY_BYTES
         return entry_id if self._frame_bytes + size <= self._limit else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from metadata.ledger_metadata import DigestType
 from metadata.memory import MemoryStore, MemoryTree
-from storage_node.bookie import Bookie, BookieSettings
+from storage_node.bookie import Bookie, BookieSettings, listing
 from storage_node.bookie.disk import SystemDisk
 from storage_node.edge import Link
 from storage_node.protocol import messages as m
@@ -26,6 +26,11 @@ def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload", lac: int |
     """A packaged entry."""
     known = entry_id - 1 if lac is None else lac
     return DIGEST.package(ledger_id, entry_id, known, len(payload) * (entry_id + 1), payload) + payload
+
+
+def availability(ranges: list[tuple[int, int]]) -> bytes:
+    """The blob that lists these runs of entry ids."""
+    return listing.head(len(ranges)) + b"".join(listing.group(*run) for run in ranges)
 
 
 class WireClient:

@@ -6,6 +6,7 @@ import sys
 from array import array
 
 import pytest
+from bookie_harness import availability
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from storage_node.bookie.journal_format import (
     parse_file_name,
 )
 from storage_node.bookie.ledgers import Ledger
-from storage_node.bookie.listing import availability
 from storage_node.bookie.replay import Mark
 from storage_node.bookie.slabs import BLOCK, Slab, SlabPool, aligned_memory
 from storage_node.protocol.digests import crc32

@@ -13,10 +13,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from bookie_harness import DIGEST, KEY, Cluster, WireClient, entry
+from bookie_harness import DIGEST, KEY, Cluster, WireClient, availability, entry
 from wire_harness import HeldDisk
 
-from storage_node.bookie.listing import availability
 from storage_node.protocol import messages as m
 from storage_node.protocol.digests import master_key
 from storage_node.protocol.messages import Status
