@@ -305,8 +305,10 @@ def test_too_few_storage_nodes_are_told_before_any_task_runs(
         # A completed segment only, so that the LAC need not be asked for.
         end = json.dumps({three_segments: "2:0:0"})
         spark.sparkContext.setJobGroup("dead", "dead")
-        text = failure(lambda: reading(spark, endingOffsets=end).load(three_segments).collect())
+        hasty = reading(spark, endingOffsets=end, outageTimeout="1s")
+        text = failure(lambda: hasty.load(three_segments).collect())
         assert "Error" in text
+        assert "waited 1 s for what is away" in text
         assert "storage node" in text.lower() or "bookie" in text.lower()
         assert list(spark.sparkContext.statusTracker().getJobIdsForGroup("dead")) == []
     finally:
