@@ -10,8 +10,7 @@
 | `{"do": "error"}` | waits until the query has ended by itself, and tells why |
 
 With `"tables": true` the query is a `foreachBatch` that writes its logs one by one, or some together, each time with
-the same txnAppId and txnVersion. With `"fork": true` a command is for a second query beside the first, over the same
-rows, whose logs have `-fork` at their ends.
+the same txnAppId and txnVersion. With `"fork": true` these have `-fork` at their ends.
 """
 
 from __future__ import annotations
@@ -31,16 +30,11 @@ from rounds_source import RoundsSource
 PARENT = os.getppid()
 
 
-class Query:
-    def __init__(self, query: StreamingQuery, checkpoint: Path) -> None:
-        self.query = query
-        self.checkpoint = checkpoint
-
-
 class Session:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._queries: dict[bool, Query] = {}
+        self._query: StreamingQuery | None = None
+        self._checkpoint = Path()
 
     def start(
         self,
@@ -64,26 +58,28 @@ class Session:
             writer = writer.option("log", plan["logs"][0][:-1] + "{}").option("numLogs", len(plan["logs"]))
         # Between batches the source is asked a few times a second, not a hundred.
         writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime="200 milliseconds")
-        self._queries[fork] = Query(writer.start(), Path(checkpoint))
+        self._query, self._checkpoint = writer.start(), Path(checkpoint)
 
-    def until(self, batch: int, fork: bool = False) -> str | None:
-        this = self._queries[fork]
-        while not (this.checkpoint / "commits" / str(batch)).exists():
+    def until(self, batch: int) -> str | None:
+        assert self._query is not None
+        while not (self._checkpoint / "commits" / str(batch)).exists():
             if os.getppid() != PARENT:
                 raise SystemExit("nobody waits for this query any more")
             try:
-                if this.query.awaitTermination(0.05):
+                if self._query.awaitTermination(0.05):
                     return "the query ended"
             except Exception as error:
                 return str(error)
         return None
 
-    def stop(self, fork: bool = False) -> None:
-        self._queries[fork].query.stop()
+    def stop(self) -> None:
+        assert self._query is not None
+        self._query.stop()
 
-    def error(self, fork: bool = False) -> str:
+    def error(self) -> str:
+        assert self._query is not None
         try:
-            self._queries[fork].query.awaitTermination(120)
+            self._query.awaitTermination(120)
         except Exception as error:
             return str(error)
         return ""

@@ -286,11 +286,11 @@ class Round:
         temporary.write_text(str((self.last if until is None else until) + 1))
         temporary.replace(stream.limit)
         if not stream.running:
-            self._start(stream.checkpoint, stride, fork=False)
+            self._start(self.spark, stream.checkpoint, stride, fork=False)
             stream.running = True
 
-    def _start(self, checkpoint: Path, stride: int, *, fork: bool) -> None:
-        self.spark.ask(
+    def _start(self, spark: SparkProcess, checkpoint: Path, stride: int, *, fork: bool) -> None:
+        spark.ask(
             "start",
             plan=asdict(self.stream.plan),
             limit=str(self.stream.limit),
@@ -302,15 +302,25 @@ class Round:
         )
 
     def run_fork(self, checkpoint: Path) -> None:
-        """Run a copied checkpoint to the round's end, over logs of its own, beside the query if that runs."""
+        """Run a copied checkpoint to the round's end, over logs of its own, beside the query if that runs.
+
+        In a session of its own: Spark stops a query where another with its id is started.
+        """
+        place = checkpoint.with_name(f"session-{checkpoint.name}")
+        place.mkdir()
+        spark = SparkProcess("local[1]", place)
+        spark.script.write_text("{}")
         error: str | None = None
-        for _ in range(SLOW_STARTS):
-            self._start(checkpoint, 1, fork=True)
-            error = self.spark.ask("until", batch=self.last, fork=True)
-            if error is None or SLOW_START not in error:
-                break
-        assert error is None, error
-        self.spark.ask("stop", fork=True)
+        try:
+            for _ in range(SLOW_STARTS):
+                self._start(spark, checkpoint, 1, fork=True)
+                error = spark.ask("until", batch=self.last)
+                if error is None or SLOW_START not in error:
+                    break
+            assert error is None, f"{error}\n{spark.log_tail()}"
+            spark.ask("stop")
+        finally:
+            spark.kill()
 
     def run(self, until: int | None = None) -> str | None:
         """Run until a batch is committed. Returns why the query ended before, if it did."""
