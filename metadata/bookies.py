@@ -41,6 +41,7 @@ from metadata.tasks import end_tasks
 _LOG: Final = logging.getLogger(__name__)
 _ENDPOINT_ID: Final = "bookie"
 _PROTOCOL: Final = "bookie-rpc"
+_VERSION_PROPERTY: Final = "dlspark.version"
 _READONLY: Final = "readonly"
 _RETRY_S: Final = 0.2
 _BOOKIE_ID: Final = re.compile(r"[A-Za-z0-9:-_.\-]+")  # ':-_' is a range here, as in BookKeeper
@@ -60,10 +61,12 @@ class BookieAddress:
     host: str
     port: int
 
-    def encode(self) -> bytes:
-        """What a registration holds (BookieServiceInfoFormat)."""
+    def encode(self, version: str | None = None) -> bytes:
+        """What a registration holds (BookieServiceInfoFormat); `version`: of the node's software."""
         message: Any = BOOKIE_SERVICE_INFO()
         message.endpoints.add(id=_ENDPOINT_ID, port=self.port, host=self.host, protocol=_PROTOCOL)
+        if version is not None:
+            message.properties.add(key=_VERSION_PROPERTY, value=version)
         data: bytes = message.SerializeToString()
         return data
 
@@ -103,6 +106,13 @@ class Registration:
     """When it registered, by the store's clock."""
     address: BookieAddress | None
     error: str | None = None
+    version: str | None = None
+    """Of its software, where it tells: nodes of this project do."""
+
+
+def _version_in(data: bytes, path: str) -> str | None:
+    message: Any = parse_binary(BOOKIE_SERVICE_INFO, data, path)
+    return next((str(one.value) for one in message.properties if one.key == _VERSION_PROPERTY), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +200,22 @@ def check_bookie_id(bookie_id: str) -> None:
 
 
 class BookieRegistry:
-    """Registrations and cookies of one cluster. What `register` and `watch` set up ends with the store's session."""
+    """Registrations and cookies of one cluster. What `register` and `watch` set up ends with the store's session.
 
-    def __init__(self, store: MetadataStore, root: str = DEFAULT_ROOT, *, predecessor_timeout_ms: int = 60_000) -> None:
+    `version` is what registrations tell of the node's software.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        root: str = DEFAULT_ROOT,
+        *,
+        predecessor_timeout_ms: int = 60_000,
+        version: str | None = None,
+    ) -> None:
         check_path(root)
         self._store = store
+        self._version = version
         self._available = join(root, "available")
         self._readonly = join(root, "available", _READONLY)
         self._cookies = join(root, "cookies")
@@ -255,7 +276,7 @@ class BookieRegistry:
             folder, other = (self._readonly, self._available) if readonly else (self._available, self._readonly)
             deadline = asyncio.get_running_loop().time() + self._predecessor_timeout_ms / 1000
             path = join(folder, bookie_id)
-            await repeat(self._store, lambda: self._claim(path, address.encode(), deadline))
+            await repeat(self._store, lambda: self._claim(path, address.encode(self._version), deadline))
             await repeat(self._store, lambda: self._withdraw(join(other, bookie_id)))
 
     async def _claim(self, path: str, data: bytes, deadline: float) -> None:
@@ -411,7 +432,7 @@ class BookieRegistry:
             address = BookieAddress.decode(bookie_id, data, path)
         except (CorruptDataError, UnknownBookieError) as error:
             return Registration(bookie_id, readonly, stat.ctime_ms, None, error.message)
-        return Registration(bookie_id, readonly, stat.ctime_ms, address)
+        return Registration(bookie_id, readonly, stat.ctime_ms, address, version=_version_in(data, path))
 
     async def resolve(self, bookie_id: str) -> BookieAddress:
         """Where a bookie listens: by its registration, else by its id as host:port.

@@ -219,14 +219,21 @@ class LedgerStore:
             return None
         return LedgerLayout.decode(data, path)
 
-    async def _choose_layout(self) -> LedgerLayout:
-        tops = await self._tops()
-        if "available" not in tops:
+    async def check_initialised(self) -> None:
+        """Raise CallerError where no cluster is initialised; nothing is written, also where there is no LAYOUT."""
+        self._check_initialised(await self._tops())
+
+    def _check_initialised(self, tops: Sequence[str]) -> None:
+        if "available" not in tops and "LAYOUT" not in tops:
             raise CallerError(
                 "no BookKeeper cluster is initialised here",
                 path=self._root,
                 advice="Check servers and path of the ledgers, or initialise the cluster: dlspark cluster init",
             )
+
+    async def _choose_layout(self) -> LedgerLayout:
+        tops = await self._tops()
+        self._check_initialised(tops)
         layout = _layout_of(tops, self._root, None)
         try:
             await repeat(self._store, lambda: self._store.create(join(self._root, "LAYOUT"), layout.encode()))

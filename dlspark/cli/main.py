@@ -18,6 +18,7 @@ from dlspark.cli import (
     autorecovery,
     bookie_init,
     bookies,
+    cluster,
     inspections,
     ledgers,
     log_contents,
@@ -109,6 +110,11 @@ recovery_app.command("enable")(plain_errors(autorecovery.enable))
 recovery_app.command("disable")(plain_errors(autorecovery.disable))
 recovery_app.command("status")(plain_errors(autorecovery.status))
 app.add_typer(recovery_app, name="autorecovery")
+
+cluster_app = typer.Typer(help="A BookKeeper cluster as a whole: make it, look at it.", no_args_is_help=True)
+cluster_app.command("init")(plain_errors(cluster.init))
+cluster_app.command("status")(plain_errors(cluster.status))
+app.add_typer(cluster_app, name="cluster")
 
 log_app = typer.Typer(help="Logs: create, list, show, truncate, delete, watch, inspect.", no_args_is_help=True)
 for name, command in (

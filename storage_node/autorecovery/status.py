@@ -54,7 +54,7 @@ async def recovery_status(
 ) -> RecoveryStatus:
     """Raises CallerError where no cluster is initialised below `root`, CorruptDataError where the delay is no number,
     and the metadata store's errors."""
-    await LedgerStore(store, root).layout()
+    await LedgerStore(store, root).check_initialised()
     marks = ReplicationStore(store, root)
     delay = await marks.lost_bookie_recovery_delay()
     ledgers: list[MarkedLedger] = []
@@ -94,6 +94,6 @@ async def switch(store: MetadataStore, root: str, *, on: bool) -> bool:
 
     Raises CallerError where no cluster is initialised below `root`, and the metadata store's errors.
     """
-    await LedgerStore(store, root).layout()
+    await LedgerStore(store, root).check_initialised()
     marks = ReplicationStore(store, root)
     return await (marks.enable() if on else marks.disable())

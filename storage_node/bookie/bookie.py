@@ -31,7 +31,7 @@ from storage_node.bookie.disks import Disks
 from storage_node.bookie.gc import GarbageCollector
 from storage_node.bookie.journal_format import node_tag
 from storage_node.bookie.limits import Limits
-from storage_node.bookie.naming import name_bookie
+from storage_node.bookie.naming import name_bookie, software_version
 from storage_node.bookie.predecessor import SessionFile
 from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.space import NoSpaceError, cannot_start, is_no_space, needing_space
@@ -80,7 +80,7 @@ class Bookie:
         )
         self._disk: Disk = disk or SystemDisk()
         self._store = store
-        self._registry = BookieRegistry(store, settings.zk_ledgers_root_path)
+        self._registry = BookieRegistry(store, settings.zk_ledgers_root_path, version=software_version())
         self._ledgers = LedgerStore(store, settings.zk_ledgers_root_path)
         self._session: SessionFile | None = None
         self._address: BookieAddress | None = None

@@ -8,12 +8,21 @@ name, since nobody else could use that address.
 from __future__ import annotations
 
 import socket
+from importlib import metadata as installed
 
 from metadata.bookies import BookieAddress
 from storage_node.bookie.settings import BookieSettings
 from storage_node.errors import BookieConfigurationError
 
 _ANY = ("", "0.0.0.0", "::")
+
+
+def software_version() -> str | None:
+    """The installed version of this software, for operators; None where it runs without being installed."""
+    try:
+        return installed.version("dlspark")
+    except installed.PackageNotFoundError:
+        return None
 
 
 def name_bookie(settings: BookieSettings, port: int) -> BookieAddress:

@@ -38,6 +38,7 @@ def registry(store: MetadataStore, ledgers_root: str) -> BookieRegistry:
 def test_vector_bookie_service_info() -> None:
     data = bytes.fromhex("32210a06626f6f6b696510ed181a0831302e302e302e31220a626f6f6b69652d727063")
     assert FIRST.encode() == data
+    assert BookieAddress.decode(FIRST.bookie_id, FIRST.encode("1.2.3"), "p") == FIRST  # whatever else it tells
     assert BookieAddress.decode("10.0.0.1:3181", data, "p") == FIRST
 
 

@@ -7,11 +7,10 @@ from typing import Final
 from urllib.parse import unquote
 
 from dlspark.core.administration.ledger_entries import FoundLedger, ledgers_named
+from dlspark.core.administration.nodes import NodeStatus, node_statuses
 from dlspark.core.administration.references import Use
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.errors import DistributedLogError
 from dlspark.spark.metadata_tables.logs import LogRows, Row, distinct_nodes, micros
-from metadata.bookies import Cookie, Registration
 from metadata.errors import CorruptDataError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.replication import ReplicationStore
@@ -29,45 +28,25 @@ _AT_ONCE: Final = 32
 
 async def bookie_rows(namespace: AsyncNamespace) -> list[Row]:
     """A row a storage node, by id. All that are registered are asked for their space at once."""
-    registry = namespace.ledgers.bookies
-    registered = {one.bookie_id: one for one in await registry.registrations()}
-    cookies = await registry.cookies()
-    ids = sorted({*registered, *cookies})
-    return list(await asyncio.gather(*(_bookie_row(namespace, name, registered.get(name)) for name in ids)))
+    return [_bookie_row(node) for node in await node_statuses(namespace.ledgers)]
 
 
-async def _bookie_row(namespace: AsyncNamespace, bookie_id: str, registration: Registration | None) -> Row:
-    cookie, damaged = await _cookie(namespace, bookie_id)
+def _bookie_row(node: NodeStatus) -> Row:
+    cookie, registration, space = node.cookie, node.registration, node.space
     row: Row = {
-        "bookie": bookie_id,
-        "state": "not registered",
+        "bookie": node.bookie_id,
+        "state": node.state.value,
         "ledger_directories": None if cookie is None else list(cookie.ledger_dirs),
         "journal_directories": None if cookie is None else list(cookie.journal_dirs),
-        "error": damaged,
+        "error": node.error,
     }
-    if registration is None:
-        return row
-    row |= {
-        "state": "read-only" if registration.readonly else "writable",
-        "registered_at": micros(registration.since_ms),
-        "answers": False,
-    }
-    if registration.address is None:
-        return row | {"error": registration.error}
-    row |= {"host": registration.address.host, "port": registration.address.port}
-    try:
-        space = await namespace.ledgers.disk_space(bookie_id)
-    except DistributedLogError as error:
-        return row | {"error": f"{type(error).__name__}: {error.message}"}
-    return row | {"answers": True, "free_bytes": space.free, "total_bytes": space.total}
-
-
-async def _cookie(namespace: AsyncNamespace, bookie_id: str) -> tuple[Cookie | None, str | None]:
-    try:
-        found = await namespace.ledgers.bookies.read_cookie(bookie_id)
-    except CorruptDataError as error:
-        return None, error.message
-    return (None if found is None else found.value), None
+    if registration is not None:
+        row |= {"registered_at": micros(registration.since_ms), "answers": space is not None}
+        if registration.address is not None:
+            row |= {"host": registration.address.host, "port": registration.address.port}
+    if space is not None:
+        row |= {"free_bytes": space.free, "total_bytes": space.total}
+    return row
 
 
 # ---------------------------------------------------------------------- ledgers

@@ -1,0 +1,87 @@
+"""What a BookKeeper cluster is at, in one look: its tree, its nodes, the ledgers that lack copies. Changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlspark.core.administration.nodes import NodeState, NodeStatus, node_statuses
+from metadata.bookies import BookieRegistry
+from metadata.ledgers import LedgerLayout, LedgerStore
+from metadata.store import MetadataStore
+from storage_node.autorecovery.status import RecoveryStatus, recovery_status
+from storage_node.client import ClientSettings, LedgerClient
+from storage_node.edge import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """`faults` are what needs a person, in plain words with the command that helps; none means that all is well."""
+
+    root: str
+    layout: LedgerLayout | None
+    instance_id: str | None
+    nodes: list[NodeStatus]
+    recovery: RecoveryStatus
+    faults: list[str]
+
+    def count(self, state: NodeState) -> int:
+        """How many nodes are in this state."""
+        return sum(node.state is state for node in self.nodes)
+
+
+async def cluster_status(
+    store: MetadataStore, root: str, clock: Clock, *, limit: int, settings: ClientSettings | None = None
+) -> ClusterStatus:
+    """The cluster below `root`; at most `limit` ledgers that lack copies are read, and all are counted.
+
+    Raises CallerError where no cluster is initialised there, CorruptDataError, and the metadata store's errors.
+    """
+    ledgers, registry = LedgerStore(store, root), BookieRegistry(store, root)
+    await ledgers.check_initialised()
+    layout = await ledgers.stored_layout()
+    client = LedgerClient(ledgers, registry, settings=settings)
+    try:
+        nodes = await node_statuses(client)
+    finally:
+        await client.close()
+    recovery = await recovery_status(store, root, clock, limit=limit)
+    faults = [*_tree_faults(layout), *_node_faults(nodes), *_recovery_faults(recovery)]
+    return ClusterStatus(root, layout, await registry.instance_id(), nodes, recovery, faults)
+
+
+def _tree_faults(layout: LedgerLayout | None) -> list[str]:
+    if layout is not None:
+        return []
+    return ["there is no LAYOUT, so nothing has worked with these ledgers yet; to write it: dlspark cluster init"]
+
+
+def _node_faults(nodes: list[NodeStatus]) -> list[str]:
+    faults = []
+    if not any(node.state is NodeState.WRITABLE for node in nodes):
+        faults.append("no storage node takes writes")
+    for node in nodes:
+        name = f"storage node {node.bookie_id}"
+        if node.state is NodeState.MISSING:
+            faults.append(
+                f"{name} is not registered: start it (dlspark bookie --conf FILE), or take it out for good "
+                f"(dlspark bookie decommission --bookie-id {node.bookie_id} --conf FILE)"
+            )
+            continue
+        if node.state is NodeState.READ_ONLY:
+            faults.append(f"{name} is read-only: see its log, and its disks (dlspark bookie status --conf FILE)")
+        if node.space is None:
+            faults.append(f"{name} is registered, and does not answer: {node.error}")
+        elif node.error is not None:
+            faults.append(f"{name}: its cookie cannot be read: {node.error}")
+    return faults
+
+
+def _recovery_faults(recovery: RecoveryStatus) -> list[str]:
+    if not recovery.marked:
+        return []
+    counted = "1 ledger lacks copies" if recovery.marked == 1 else f"{recovery.marked} ledgers lack copies"
+    if not recovery.enabled:
+        return [f"{counted}, and auto-recovery is switched off: dlspark autorecovery enable --conf FILE"]
+    if recovery.auditor is None:
+        return [f"{counted}, and nobody restores them: dlspark autorecovery --conf FILE"]
+    return [f"{counted}; auto-recovery is at work"]
