@@ -15,8 +15,6 @@ from dlspark.cli.cluster import WIDTH
 from dlspark.cli.main import app
 from dlspark.sandbox import Sandbox
 from dlspark.version import __version__
-from metadata.bookies import BookieAddress, BookieRegistry, Cookie
-from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 from metadata.zookeeper import ZooKeeperStore
 
@@ -109,58 +107,6 @@ class TestStatus:
         assert "GiB" in text
         by_namespace = found("status", "--uri", sandbox.uri)
         assert (by_namespace["root"], len(by_namespace["nodes"])) == ("/ledgers", 3)
-
-    def test_what_needs_a_person_is_told_with_the_command_that_helps(self, sandbox: Sandbox) -> None:
-        long_name = "storage-node-0123456789.rack-7.row-3.data-center-frankfurt.example.org:3181"
-
-        async def harm(store: MetadataStore) -> None:
-            registry = BookieRegistry(store)
-            await registry.write_cookie(Cookie(long_name, ("/j",), ("/l",), await registry.instance_id()))
-            marks = ReplicationStore(store)
-            await marks.prepare()
-            for ledger_id in range(5000, 5012):
-                await marks.mark(ledger_id, [long_name], 1)
-            await marks.disable()
-
-        in_zookeeper(sandbox, harm)
-        try:
-            status = found("status", *self.place(sandbox), "--limit", "2", status=3)
-            assert status["autorecovery"]["marked"] == 12
-            assert len(status["autorecovery"]["ledgers"]) == 2
-            assert [fault.split(" ")[0] for fault in status["faults"]] == ["storage", "12"]
-            text = " ".join(run("status", *self.place(sandbox), status=3).stdout.split())
-            assert f"storage node {long_name} is not registered: start it" in text
-            assert f"dlspark bookie decommission --bookie-id {long_name}" in text
-            assert "12 ledgers lack copies, and auto-recovery is switched off: dlspark autorecovery enable" in text
-            assert "and 2 more (--limit)" in text
-        finally:
-            in_zookeeper(sandbox, lambda store: self.mend(store, long_name))
-        assert found("status", *self.place(sandbox))["healthy"]
-
-    async def mend(self, store: MetadataStore, name: str) -> None:
-        registry, marks = BookieRegistry(store), ReplicationStore(store)
-        cookie = await registry.read_cookie(name)
-        assert cookie is not None
-        await registry.delete_cookie(name, cookie.version)
-        await marks.enable()
-        for ledger_id in range(5000, 5012):
-            mark = await marks.read(ledger_id)
-            assert mark is not None
-            await marks.remove_mark(ledger_id, mark.version)
-
-    def test_nodes_that_are_read_only_or_do_not_answer_are_told(self, sandbox: Sandbox) -> None:
-        async def strangers(store: MetadataStore) -> Any:
-            registry = BookieRegistry(store)
-            await registry.register(BookieAddress("mute:1", "127.0.0.1", 1))
-            await registry.register(BookieAddress("full:1", "127.0.0.1", 1), readonly=True)
-            return await asyncio.to_thread(found, "status", *self.place(sandbox), status=3)
-
-        status = in_zookeeper(sandbox, strangers)
-        told = "\n".join(status["faults"])
-        assert "storage node mute:1 is registered, and does not answer: BookieUnreachableError" in told
-        assert "storage node full:1 is read-only" in told
-        (mute,) = [node for node in status["nodes"] if node["node"] == "mute:1"]
-        assert (mute["answers"], mute["version"], mute["free_bytes"]) == (False, None, None)
 
     def test_a_tree_that_is_none_is_an_error_and_one_without_layout_is_left_so(self, sandbox: Sandbox) -> None:
         where = (*self.place(sandbox), "--ledgers-path")
