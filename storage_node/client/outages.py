@@ -26,6 +26,7 @@ from storage_node.errors import (
     ConnectionClosedError,
     LedgerRecoveryError,
     LedgerStateUnknownError,
+    LedgerTakenError,
     NotEnoughBookiesError,
     QuorumWriteError,
     ReadOnlyError,
@@ -57,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 def is_outage(error: DistributedLogError) -> bool:
     """Whether an operation failed because storage nodes are away, or not able to answer yet: they may come back."""
-    return isinstance(error, _AWAY)
+    return isinstance(error, _AWAY) and not isinstance(error, LedgerTakenError)
 
 
 class Outage:

@@ -60,6 +60,9 @@ JOIN_BELOW_BYTES = 16 * 1024
 
 MAX_ROUTES = 64
 
+FIRST_ANSWER_S = 0.25
+"""How long a cautious writer's first entries wait for a bookie's first answer. A refusal needs no disk: it is soon there."""
+
 Route: TypeAlias = tuple[Seat, Callable[..., None]]
 
 FRAME_OVERHEAD_BYTES = 128
@@ -181,6 +184,7 @@ class AddPipeline:
         self._quorum_timeout_s = context.settings.add_entry_quorum_timeout_ms / 1000
         # When which entry was the last pushed, as far as the sweeper has looked and it is not acknowledged yet.
         self._overdue_marks: deque[tuple[float, int]] = deque()
+        self._patience: asyncio.TimerHandle | None = None
         self._bind()
 
     def _bind(self) -> None:
@@ -230,7 +234,17 @@ class AddPipeline:
             self._run(effects[1:])
         if self._quorum_timeout_s > 0:
             self._pool.sweeper.join(self._watch_quorums)
+        if self.machine.unheard:
+            self._be_patient()
         return future
+
+    def _be_patient(self) -> None:
+        if self._patience is None:
+            self._patience = self._loop.call_later(FIRST_ANSWER_S, self._hear_enough)
+
+    def _hear_enough(self) -> None:
+        self._patience = None
+        self._guard(self.machine.heard_enough)
 
     def _package(self, send: Send, future: asyncio.Future[int], size: int, payload: tuple[Buffer, ...]) -> None:
         """Package an entry for the ledger as it is now, and send it."""
@@ -303,6 +317,8 @@ class AddPipeline:
                 self._carry_out(effect)
         if self.machine.vacant and not self.machine.ended:
             self._pool.sweeper.join(self._retry_vacancies)
+        if self.machine.unheard and not self.machine.ended:
+            self._be_patient()
 
     def _carry_out(self, effect: Effect) -> None:
         """The rarer effects."""
@@ -356,8 +372,8 @@ class AddPipeline:
             while not self.machine.suffices(picked) and await self._outage.wait(failure):
                 # Nobody else is left: also those that have failed this change are asked, which may be back by now.
                 gone = {wanted.bookies[index] for index in wanted.indices}
-                staying = frozenset(wanted.bookies) - gone
-                picked, failure = await self._replacements(replace(wanted, excluded=staying))
+                excluded = (frozenset(wanted.bookies) - gone) | wanted.strangers
+                picked, failure = await self._replacements(replace(wanted, excluded=excluded))
         self._guard(lambda: self.machine.picked(picked, failure))
 
     async def _replacements(self, wanted: PickReplacements) -> tuple[Mapping[int, str], DistributedLogError | None]:
@@ -426,6 +442,9 @@ class AddPipeline:
         self._pool.sweeper.leave(self._retry_vacancies)
         self._pool.sweeper.leave(self._send_kept)
         self._pool.sweeper.leave(self._watch_quorums)
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         await self._tasks.stop()
 
     # ------------------------------------------------------------------------------------ for subclasses

@@ -249,6 +249,7 @@ class _Round:
             recovering=True,
             spans_domains=self._spread,
         )
+        machine.be_cautious()
         self._adds = _AddsAgain(self._context, machine, self._added_again, self._add_failed)
 
     def _add_again(self, entry: Entry) -> None:

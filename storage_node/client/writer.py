@@ -58,6 +58,7 @@ class LedgerWriter(AddPipeline):
         """
         self._make_another = make_another
         self.machine.replacements_left = MAX_REPLACEMENTS
+        self.machine.be_cautious()
 
     async def _replace(self, effect: ReplaceLedger) -> None:
         # Not cut off: half of a reference that was moved could not be told from none.

@@ -33,6 +33,10 @@ write, which closes the ledger empty: if that is applied, no recovery can ever f
 pending may be sent again elsewhere and is nowhere twice. Then, as often as `replacements_left` allows, the edge makes
 another ledger and the machine goes on in that, with every pending entry.
 
+A refusal that comes after the acknowledgement would come too late for readers. So a *cautious* writer acknowledges an
+entry only once each of its bookies has answered something in this ledger, however much more than an ack quorum that is,
+or `heard_enough` says that it has waited long enough: that concerns the first entries, and those after a change.
+
 **Failure** is final: fenced, metadata taken over, no quorum. Every pending add fails, in entry order,
 with the same error. A writer that failed for want of bookies may still close the ledger at its LAC; one that was
 fenced may not, since the end is then the recoverer's to decide (I5).
@@ -167,6 +171,7 @@ class WriterMachine:
         self.replacements_left = 0
         """How often the ledger may be replaced by another one, where its id is taken."""
         self._replacements_made = 0
+        self._cautious = False
         self._recovering = recovering
         self._delay = delay_ensemble_change
         self._spans_domains = spans_domains
@@ -197,8 +202,29 @@ class WriterMachine:
         """Suspects that failed while nothing was pending: by the next add they may be back, and are picked at need."""
         self._strangers: dict[str, DistributedLogError] = {}
         """Bookies that hold what others wrote under this ledger's id, and their answers: never to be picked."""
+        self._unheard = 0
+        """A mask of the seats whose bookies have yet to answer anything in this ledger, for a cautious writer."""
         self.vacant = frozenset()
         self._retarget()
+        if self._cautious:
+            self.be_cautious()
+
+    def be_cautious(self) -> None:
+        """Hold back what a bookie might refuse that has not answered yet; before anything is added."""
+        self._cautious = True
+        self._unheard = sum(seat.bit for seat in self._seats)
+
+    @property
+    def unheard(self) -> bool:
+        """Some bookie has yet to answer for the first time."""
+        return self._unheard != 0
+
+    def heard_enough(self) -> Effects:
+        """Wait no longer for bookies that do not answer."""
+        if REACTIONS[self.state][Event.HEARD_ENOUGH] is Reaction.IGNORE:
+            return ()
+        self._unheard = 0
+        return self._drain()
 
     @property
     def seats(self) -> tuple[Seat, ...]:
@@ -274,6 +300,8 @@ class WriterMachine:
         if not seat.current:  # only the bookie that still is at that index counts (D12)
             return ()
         pending, bit = self._acks, seat.bit
+        if self._unheard:
+            self._unheard &= ~bit
         for entry_id in entry_ids:
             acks = pending.get(entry_id)
             if acks is not None:
@@ -287,6 +315,7 @@ class WriterMachine:
         """The bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in time."""
         if not seat.current or REACTIONS[self.state][Event.REFUSED] is Reaction.IGNORE:
             return ()
+        self._unheard &= ~seat.bit
         if isinstance(error, _FATAL):
             return self._fail(error)  # EFENCED: fatal for the handle, no later acknowledgement (I5)
         if isinstance(error, UnauthorizedAccessError):
@@ -304,7 +333,7 @@ class WriterMachine:
             if not isinstance(error, ReadOnlyError | UnauthorizedAccessError):
                 failed = self._due(entry_id)
                 if not failed:
-                    return ()  # acknowledged without it, or an ack quorum is still to be had from the others
+                    return self._drain()  # acknowledged without it, or an ack quorum is still to be had from the others
             else:
                 failed |= self._noted(entry_id)
         self._failing |= failed
@@ -338,10 +367,12 @@ class WriterMachine:
         """Acknowledge what is complete, in entry order, unless frozen (D4); then a requested close may go on."""
         if self.state is not State.WRITING:
             return ()
-        pending, lengths, quorum = self._acks, self._lengths, self._ack_quorum
+        pending, lengths, quorum, unheard = self._acks, self._lengths, self._ack_quorum, self._unheard
         before = head = self.last_acknowledged
         while (acks := pending.get(head + 1)) is not None and acks.bit_count() >= quorum:
             if self._spans_domains is not None and not self._is_spread(acks):
+                break
+            if unheard & self._window_masks[(head + 1) % self._size]:
                 break
             head += 1
             del pending[head]
@@ -379,6 +410,7 @@ class WriterMachine:
                 frozenset(staying | self._suspects | self._strangers.keys()),
                 not self._quorum_without(self._round),
                 self._write_quorum,
+                frozenset(self._strangers),
             ),
         )
 
@@ -445,6 +477,9 @@ class WriterMachine:
                 changed |= seat.bit
         self.vacant = frozenset(i for i in self._round if not changed >> i & 1 and i not in self._failing)
         self._round, self._replacements = (), {}
+        if self._cautious:
+            self._unheard |= changed
+        self._unheard &= ~sum(1 << index for index in self.vacant)
         self.state = State.WRITING
         self._retarget()
         effects: list[Effect] = []

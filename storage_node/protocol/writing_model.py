@@ -54,22 +54,23 @@ class Event(Enum):
     ABORT = auto()
     REPLACED = auto()
     REPLACE_FAILED = auto()
+    HEARD_ENOUGH = auto()
 
 
 REACTIONS = parse_table(
     """
-                      add added refused picked metadata_written metadata_doubtful metadata_found metadata_failed retry_vacancies forced close abort replaced replace_failed
-    WRITING           A   A     A       !      !                !                 !              !               A               A      A     A     !        !
-    PICKING           A   A     A       A      !                !                 !              !               -               !      A     A     !        !
-    CHANGING          A   A     A       !      A                A                 !              A               -               !      A     A     !        !
-    CHECKING          A   A     A       !      !                !                 A              A               -               !      A     A     !        !
-    CLOSING           R   -     -       !      A                A                 !              A               -               -      -     A     !        !
-    CLOSE_CHECKING    R   -     -       !      !                !                 A              A               -               -      -     A     !        !
-    GIVING_UP         A   -     -       !      A                A                 !              A               -               !      A     A     !        !
-    GIVE_UP_CHECKING  A   -     -       !      !                !                 A              A               -               !      A     A     !        !
-    REPLACING         A   -     -       !      !                !                 !              !               -               !      A     A     A        A
-    CLOSED            R   -     -       -      -                -                 -              -               -               -      -     -     -        -
-    FAILED            R   -     -       -      -                -                 -              -               -               -      A     -     -        -
+                      add added refused picked metadata_written metadata_doubtful metadata_found metadata_failed retry_vacancies forced close abort replaced replace_failed heard_enough
+    WRITING           A   A     A       !      !                !                 !              !               A               A      A     A     !        !              A
+    PICKING           A   A     A       A      !                !                 !              !               -               !      A     A     !        !              A
+    CHANGING          A   A     A       !      A                A                 !              A               -               !      A     A     !        !              A
+    CHECKING          A   A     A       !      !                !                 A              A               -               !      A     A     !        !              A
+    CLOSING           R   -     -       !      A                A                 !              A               -               -      -     A     !        !              -
+    CLOSE_CHECKING    R   -     -       !      !                !                 A              A               -               -      -     A     !        !              -
+    GIVING_UP         A   -     -       !      A                A                 !              A               -               !      A     A     !        !              -
+    GIVE_UP_CHECKING  A   -     -       !      !                !                 A              A               -               !      A     A     !        !              -
+    REPLACING         A   -     -       !      !                !                 !              !               -               !      A     A     A        A              -
+    CLOSED            R   -     -       -      -                -                 -              -               -               -      -     -     -        -              -
+    FAILED            R   -     -       -      -                -                 -              -               -               -      A     -     -        -              -
     """,  # noqa: E501
     State,
     Event,
@@ -133,6 +134,8 @@ class PickReplacements:
     excluded: frozenset[str]
     last_resort: bool
     write_quorum: int = 1
+    strangers: frozenset[str] = frozenset()
+    """Those of `excluded` that will never do: they hold what others wrote under the ledger's id."""
 
 
 @dataclass(frozen=True, slots=True)

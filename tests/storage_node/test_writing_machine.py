@@ -135,6 +135,7 @@ EVENTS: dict[Event, Callable[[WriterMachine, list[Seat]], Effects]] = {
     Event.ABORT: lambda m, seats: m.abort(QuorumWriteError("given up")),
     Event.REPLACED: lambda m, seats: m.replaced(8, opened(names="uvwxyz"), 0),
     Event.REPLACE_FAILED: lambda m, seats: m.replace_failed(DOWN),
+    Event.HEARD_ENOUGH: lambda m, seats: m.heard_enough(),
 }
 
 
@@ -503,6 +504,7 @@ def test_a_bookie_with_another_key_is_replaced_for_good() -> None:
     add(m)
     picking = one(m.refused(m.seats[0], 0, STRANGER), PickReplacements)
     assert isinstance(picking, PickReplacements)
+    assert picking.strangers == {"a"}
     write = one(m.picked({0: "x"}), WriteMetadata)
     assert isinstance(write, WriteMetadata)
     assert write.metadata.ensembles == (Ensemble(0, ("x", "b", "c")),)  # nothing was acknowledged: it is nowhere named
@@ -554,6 +556,35 @@ def test_a_bookie_with_another_key_goes_out_of_the_whole_fragment_even_while_not
     write = one(m.picked({2: "z"}), WriteMetadata)
     assert isinstance(write, WriteMetadata)
     assert write.metadata.ensembles == (Ensemble(0, ("x", "b", "c")), Ensemble(1, ("x", "y", "z")))
+
+
+def test_a_cautious_writer_hears_every_bookie_before_it_acknowledges_their_first_entry() -> None:
+    m = machine()
+    m.be_cautious()
+    add(m), add(m)
+    a, b, c = m.seats
+    m.added(a, 0, 1)
+    assert m.added(b, 0, 1) == ()  # an ack quorum; but readers may ask c, too
+    one(m.refused(c, 0, STRANGER), PickReplacements)
+    write = one(m.picked({2: "x"}), WriteMetadata)
+    assert isinstance(write, WriteMetadata)
+    m.metadata_written(write.metadata, 1)
+    assert m.last_add_confirmed == -1  # nor is x known yet
+    assert m.added(m.seats[2], 0) == (Acknowledged(0, 1),)
+    add(m)
+    m.added(a, 2)
+    assert m.added(b, 2) == (Acknowledged(2, 2),)  # from then on an ack quorum is enough
+
+
+@pytest.mark.parametrize("answer", ["failure", "none"])
+def test_a_cautious_writer_does_not_wait_for_a_bookie_that_is_away(answer: str) -> None:
+    m = machine(delay_ensemble_change=True)
+    m.be_cautious()
+    add(m)
+    m.added(m.seats[0], 0), m.added(m.seats[1], 0)
+    assert m.last_add_confirmed == -1
+    effects = m.refused(m.seats[2], 0, DOWN) if answer == "failure" else m.heard_enough()
+    assert effects == (Acknowledged(0, 0),)
 
 
 def test_a_taken_ledger_is_closed_empty_and_all_that_is_pending_goes_to_another() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
-from simulated import Cluster, Ledger, simulated
+from simulated import FAST, Cluster, Ledger, simulated
 from test_client_writing import contents, payload, write
 
 from metadata.errors import MetadataUnavailableError, NoNodeError
@@ -62,8 +63,8 @@ async def test_a_bookie_that_holds_anothers_entries_is_named_in_no_ensemble(pois
     async with Cluster(6) as cluster:
         strangers = list(cluster.bookies)[:poisoned]
         intrude(cluster, strangers, range(200))
-        for name in list(cluster.bookies)[poisoned:]:
-            cluster.bookies[name].delay_s = 0.02  # a sync, of which a refusal needs none
+        for name in strangers:
+            cluster.bookies[name].delay_s = 0.1  # its refusal comes long after an ack quorum of the others
         client = cluster.client()
         for _ in range(10):
             writer = await replaceable(client)
@@ -226,3 +227,23 @@ async def test_with_a_taken_bookie_and_one_away_what_was_acknowledged_is_not_cut
             await cluster.client().open(0, recover=True)
         cluster.bookies[names[1]].down = False
         assert await contents(cluster, 0) == [payload(i) for i in range(3)]
+
+
+@simulated
+async def test_while_nodes_are_waited_for_a_taken_one_is_never_picked_again() -> None:
+    async with Cluster(3) as cluster:
+        client = cluster.client(replace(FAST, outage_wait_ms=20_000))
+        writer = await client.create()
+        await write(writer, 2)
+        taken, away, _ = writer.metadata.last_ensemble.bookies
+        held = cluster.bookies[taken].ledgers[writer.ledger_id]
+        cluster.bookies[taken].ledgers[writer.ledger_id] = Ledger(key=INTRUDER)  # as if it had come to it just now
+        cluster.bookies[away].kill()
+        adding = asyncio.ensure_future(write(writer, 1))
+        await cluster.settle(10)
+        asked = len(cluster.bookies[taken].adds)
+        await cluster.settle(5)
+        assert len(cluster.bookies[taken].adds) == asked
+        cluster.bookies[away].down = False
+        assert await adding == [2]
+        assert cluster.bookies[taken].ledgers[writer.ledger_id] is not held
