@@ -61,7 +61,7 @@ JOIN_BELOW_BYTES = 16 * 1024
 MAX_ROUTES = 64
 
 FIRST_ANSWER_S = 0.25
-"""How long a cautious writer's first entries wait for a bookie's first answer. A refusal needs no disk: it is soon there."""
+"""How long a cautious writer waits for a bookie's first answer. A refusal needs no disk: it is soon there."""
 
 Route: TypeAlias = tuple[Seat, Callable[..., None]]
 
@@ -242,6 +242,11 @@ class AddPipeline:
         if self._patience is None:
             self._patience = self._loop.call_later(FIRST_ANSWER_S, self._hear_enough)
 
+    def _lose_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
     def _hear_enough(self) -> None:
         self._patience = None
         self._guard(self.machine.heard_enough)
@@ -313,6 +318,7 @@ class AddPipeline:
             elif isinstance(effect, Resend):
                 _, size, header, payload = self._entries[effect.entry_id]
                 self._transmit(effect.entry_id, size, header, payload, effect.seats)
+                self._lose_patience()  # others are asked now: it begins anew
             else:
                 self._carry_out(effect)
         if self.machine.vacant and not self.machine.ended:
@@ -442,9 +448,7 @@ class AddPipeline:
         self._pool.sweeper.leave(self._retry_vacancies)
         self._pool.sweeper.leave(self._send_kept)
         self._pool.sweeper.leave(self._watch_quorums)
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        self._lose_patience()
         await self._tasks.stop()
 
     # ------------------------------------------------------------------------------------ for subclasses
