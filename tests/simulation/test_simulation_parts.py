@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from dlspark.testing.simulation.disk import BLOCK, SimulatedDisk
+from dlspark.testing.simulation.disk import BLOCK, REMOVAL, SimulatedDisk
 from dlspark.testing.simulation.loop import SimulatedLoop, SimulationStuckError
 from dlspark.testing.simulation.network import Fabric, SimulatedNetwork
 from storage_node.edge import Link
@@ -164,6 +164,71 @@ def test_a_name_that_was_not_synced_may_be_gone_and_a_rename_is_never_half_done(
         disk.cut(power=True)
         outcomes.add(tuple(disk.list_directory("/d")))
     assert outcomes == {("old",), ("new",)}
+    loop.finish()
+
+
+def test_names_that_were_not_synced_are_kept_in_order_by_some_disks_and_in_any_by_others() -> None:
+    loop = loop_of()
+    ordered: set[tuple[str, ...]] = set()
+    others: set[tuple[str, ...]] = set()
+    for seed in range(80):
+        disk = SimulatedDisk(loop, "h", Random(seed))
+        disk.make_directory("/d")
+        disk.open("/d/1", create=True)
+        disk.open("/d/2", create=True)
+        disk.cut(power=True)
+        (ordered if disk.keeps_order else others).add(tuple(disk.list_directory("/d")))
+    assert ordered == {(), ("1",), ("1", "2")}
+    assert others == {(), ("1",), ("2",), ("1", "2")}
+    loop.finish()
+
+
+def test_a_disk_holds_what_a_power_cut_would_leave() -> None:
+    loop = loop_of()
+    disk = disk_of(loop)
+    file = disk.open("/d/f", create=True)
+    file.write_at(0, [bytes(BLOCK)])
+    assert not disk.holds("/d/f", 0)
+    disk.sync_directory("/d")
+    assert not disk.holds("/d/f", BLOCK)
+    file.sync_data()
+    file.write_at(BLOCK, [bytes(BLOCK)])
+    assert disk.holds("/d/f", BLOCK)
+    assert not disk.holds("/d/f", BLOCK + 1)
+    file.truncate(0)
+    assert not disk.holds("/d/f", BLOCK)
+    loop.finish()
+
+
+def test_a_trap_at_a_moment_of_a_disk_springs_once() -> None:
+    loop = loop_of()
+    disk = disk_of(loop)
+    sprung: list[str] = []
+    disk.at_moment(REMOVAL, lambda: sprung.append("removed"))
+    disk.remove("/d/nothing")
+    assert sprung == []
+    for name in ("1", "2"):
+        disk.open(f"/d/{name}", create=True)
+        disk.remove(f"/d/{name}")
+    assert sprung == ["removed"]
+    loop.finish()
+
+
+def test_a_disk_that_tears_keeps_some_sectors_of_what_was_not_synced_and_does_so_once() -> None:
+    loop = loop_of()
+    kept: list[int] = []
+    for seed in range(20):
+        disk = SimulatedDisk(loop, "h", Random(seed))
+        disk.make_directory("/d")
+        file = disk.open("/d/f", create=True)
+        disk.sync_directory("/d")
+        file.write_at(0, [b"x" * BLOCK])
+        disk.tears = True
+        disk.cut(power=True)
+        assert not disk.tears
+        kept.append((disk.read_file("/d/f") or b"").count(b"x"))
+    assert all(size % 512 == 0 for size in kept)
+    assert sum(0 < size < BLOCK for size in kept) > 15
     loop.finish()
 
 

@@ -14,25 +14,26 @@ how each ledger's metadata developed; workloads tell them what clients pushed, w
                                 acknowledged lies on an ack quorum of the ensembles that the metadata name (I1)
     at every read               what was pushed (I3); never beyond the LAC or the end (I17); a LAC that never goes back
                                 nor passes what an ack quorum holds (I6)
-    at every start of a node    everything it promised is still there, fences included
+    at every sync of a node     entries carry no LAC beyond what an ack quorum of the ensembles in the metadata has
+                                (I6, I18); batches claim no more to be durable than is; a checkpoint names what is on
+                                the medium (`media`: D7, D8)
+    at every start of a node    everything it promised is still there, fences included; what it has replayed is what was
+                                pushed (I12)
     at the end                  `final_state`: see there
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from dlspark.testing.simulation.history import Outcome, outcome_of
+from dlspark.testing.simulation.media import Media
 from dlspark.testing.simulation.network import SimulatedLink
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.store import Create, Delete, Op, SetData
-from storage_node.bookie import checkpoint
-from storage_node.bookie.journal_format import parse_batch_header
-from storage_node.bookie.records import ENTRY, LEDGER, parse_ledger_body, scan
 from storage_node.protocol import messages as m
 from storage_node.protocol import v2
 from storage_node.protocol.digests import DIGEST_BYTES, ENTRY_HEADER, ENTRY_HEADER_BYTES
@@ -42,8 +43,8 @@ from storage_node.protocol.values import BatchReadResponse, ResponseV2
 
 if TYPE_CHECKING:
     from dlspark.testing.simulation.cluster import Node, World
+    from storage_node.bookie.storage import Storage
 
-CHECKPOINT_AS_WRITTEN = f"/{checkpoint.FILE_NAME}.new"
 MISSING = frozenset({Status.ENOENTRY, Status.ENOLEDGER})
 FENCING_READ_BYTES = (40, 120)
 SHORT_ANSWER_BYTES = 64
@@ -74,19 +75,15 @@ class LedgerTruth:
     highest_lac: int = -1
     committed: int = -1
     """Entries up to here lie on an ack quorum of nodes."""
+    carried: int = -1
+    """The highest LAC that any entry carries."""
     closes: int = 0
 
-
-@dataclass(slots=True)
-class NodeTruth:
-    """What one node has on its medium for certain, and what it has promised."""
-
-    durable: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(ledger, entry) -> CRC-32 of the entry in a synced journal batch."""
-    fenced: set[int] = field(default_factory=set)
-    promised: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Entries whose EOK left the node, and when."""
-    promised_fences: dict[int, None] = field(default_factory=dict)
+    @property
+    def under_way(self) -> bool:
+        """It is open, and entries of it are on their way."""
+        is_open = self.metadata is not None and self.metadata.state is LedgerState.OPEN and not self.deleted
+        return is_open and max(self.pushed, default=-1) > self.acknowledged
 
 
 class Checkers:
@@ -95,12 +92,14 @@ class Checkers:
     def __init__(self, world: World) -> None:
         self._world = world
         self.ledgers: dict[int, LedgerTruth] = {}
-        self.nodes: defaultdict[str, NodeTruth] = defaultdict(NodeTruth)
-        self._holders: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self.media = Media(self.fail, self._lac_carried)
+        self.nodes = self.media.nodes
         self._fence_reads: dict[tuple[SimulatedLink, int], tuple[int, float]] = {}
         self.violation: ViolationError | None = None
         self.on_first_fence: Callable[[SimulatedLink], None] = lambda link: None
         """Told of each read with which a recovery begins, before it is on its way."""
+        self.on_replaced: Callable[[LedgerMetadata, LedgerMetadata], None] = lambda old, new: None
+        """Told of each ensemble change of a writer, before the writer hears that it is applied."""
 
     def fail(self, message: str) -> NoReturn:
         """Note the first violation and stop the run."""
@@ -116,35 +115,6 @@ class Checkers:
         if truth is None:
             truth = self.ledgers[ledger_id] = LedgerTruth(ledger_id)
         return truth
-
-    # ------------------------------------------------------------------------------------ disks
-
-    def disk_synced(self, host: str, path: str, written: Sequence[tuple[int, bytes]]) -> None:
-        """Bytes of a file became durable: note what journal batches hold, and the fences that a checkpoint carries."""
-        truth = self.nodes[host]
-        if path.endswith(CHECKPOINT_AS_WRITTEN):
-            # What survived in the journal without having been synced is durable by the checkpoint of the next start.
-            found = checkpoint.decode(b"".join(data for _, data in sorted(written)))
-            if found is not None:
-                truth.fenced.update(i for i, ledger in found[1].items() if ledger.fenced)
-        if not path.startswith("/journal"):
-            return
-        for offset, data in written:
-            if data[:8] != b"dlsBATCH":
-                continue
-            batch = parse_batch_header(data, 0, offset, int.from_bytes(data[8:16], "big"))
-            if batch is None:
-                continue
-            for record in scan(memoryview(data)[batch.records_at : batch.records_at + batch.records_length]):
-                if isinstance(record, int):
-                    self.fail(f"{host} wrote a malformed record into {path} at {offset}")
-                elif record.kind == ENTRY:
-                    key = (record.ledger_id, record.entry_id)
-                    if key not in truth.durable:
-                        self._holders[key] += 1
-                    truth.durable[key] = zlib.crc32(record.body)
-                elif record.kind == LEDGER and parse_ledger_body(record.body)[1]:
-                    truth.fenced.add(record.ledger_id)
 
     # ------------------------------------------------------------------------------------ frames
 
@@ -235,6 +205,7 @@ class Checkers:
             if not node.damaged:
                 self.fail(f"{node.name} believes that it lost entries, on an undamaged disk")
         self._check_promises(node, "restarted")
+        self._check_replayed(node.name, storage)
         for ledger_id in truth.promised_fences:
             ledger = storage.ledgers.get(ledger_id)
             if self._needs_fence(ledger_id) and not storage.lossy and (ledger is None or not ledger.fenced):
@@ -253,14 +224,27 @@ class Checkers:
             if found in MISSING or not node.damaged:  # what a damaged node lost, it must call unknown (I11)
                 self.fail(f"{node.name} {what} without entry {entry_id} of ledger {ledger_id}, acknowledged before")
 
+    def _check_replayed(self, host: str, storage: Storage) -> None:
+        """What is in memory right after the start came from the journal: its bytes were written by somebody (I12)."""
+        for ledger_id, truth in self.ledgers.items():
+            ledger = storage.ledgers.get(ledger_id)
+            if ledger is not None and not truth.foreign:
+                for entry_id in truth.pushed:
+                    body = storage.read_now(ledger, entry_id)
+                    if body is not None:
+                        self._entry_sent(host, body)
+
     def _owes(self, host: str, ledger_id: int, entry_id: int) -> bool:
-        """True if a node must keep an entry: its ledger is open, or closed with the node in the write set (I13)."""
+        """True if a node must keep an entry: its ledger is open, or closed behind the entry with the node in its write
+        set (I13, I17)."""
         truth = self.truth(ledger_id)
         metadata = truth.metadata
         if truth.deleted or metadata is None:
             return False
         if not metadata.is_closed:
             return True
+        if entry_id > metadata.last_entry:
+            return False  # a node that collected the ledger may be given the rest of it back
         bookies = metadata.ensemble_for(entry_id).bookies
         indices = write_set(entry_id, len(bookies), metadata.write_quorum)
         return any(bookies[index].partition(":")[0] == host for index in indices)
@@ -279,7 +263,7 @@ class Checkers:
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
         for op in ops:
-            ledger_id = _ledger_id(op.path)
+            ledger_id = ledger_of(op.path)
             if ledger_id is None:
                 continue
             if isinstance(op, Create | SetData):
@@ -315,6 +299,7 @@ class Checkers:
             self._world.reached("metadata.re-replicated")  # an earlier fragment has another node now
         elif new.state is LedgerState.OPEN:
             self._world.reached("writer.ensemble-change")
+            self.on_replaced(old, new)
             if len(new.ensembles) == len(old.ensembles):
                 self._world.reached("writer.fragment-replaced")
             if first <= ledger.acknowledged:
@@ -363,6 +348,13 @@ class Checkers:
                 f"write set {[bookies[i] for i in indices]}: fewer than {metadata.ack_quorum} (I1)"
             )
 
+    def _lac_carried(self, ledger_id: int, entry_id: int, lac: int) -> None:
+        """A node stores an entry with this LAC: whoever recovers the ledger believes in everything up to there."""
+        truth = self.truth(ledger_id)
+        for earlier in range(truth.carried + 1, lac + 1):
+            self._check_replicas(truth, earlier, f"as entry {entry_id} was stored, which carries LAC {lac} (I6, I18)")
+        truth.carried = max(truth.carried, lac)
+
     def _holds(self, bookie_id: str, ledger_id: int, entry_id: int) -> bool:
         return (ledger_id, entry_id) in self.nodes[bookie_id.partition(":")[0]].durable
 
@@ -404,7 +396,7 @@ class Checkers:
         if truth.deleted or truth.metadata is None or truth.foreign:
             return
         quorum = truth.metadata.ack_quorum
-        while self._holders.get((ledger_id, truth.committed + 1), 0) >= quorum:
+        while self.media.holders.get((ledger_id, truth.committed + 1), 0) >= quorum:
             truth.committed += 1
         if lac > truth.committed:
             self.fail(
@@ -443,7 +435,7 @@ def _is_re_replication(old: LedgerMetadata, new: LedgerMetadata) -> bool:
     return new.last_ensemble == old.last_ensemble and len(new.ensembles) == len(old.ensembles)
 
 
-def _ledger_id(path: str) -> int | None:
+def ledger_of(path: str) -> int | None:
     """The id in a ledger's path (layout `hierarchical`), None for other znodes."""
     parts = path.split("/")
     if len(parts) < 5 or parts[1] != "ledgers" or not parts[-1].startswith("L") or not parts[2].isdigit():

@@ -23,6 +23,7 @@ from dlspark.testing.simulation.disk import SimulatedDisk
 from dlspark.testing.simulation.history import History
 from dlspark.testing.simulation.log_checkers import LogCheckers
 from dlspark.testing.simulation.loop import Process, SimulatedLoop
+from dlspark.testing.simulation.media import JOURNAL_DIRECTORIES
 from dlspark.testing.simulation.metadata import MetadataService, SimulatedStore
 from dlspark.testing.simulation.network import Fabric, SimulatedNetwork
 from metadata.bookies import BookieRegistry
@@ -172,7 +173,7 @@ class Node(Machine):
         super().__init__(world, name)
         self.disk = SimulatedDisk(world.loop, name, world.rng(f"disk/{name}"))
         self.disk.reached = world.reached
-        self.disk.synced = lambda path, written: world.checkers.disk_synced(self.name, path, written)
+        self.disk.synced = lambda path, written: world.checkers.media.synced(self, path, written)
         self.bookie: Bookie | None = None
         self.serving = False
         self.damaged = False
@@ -193,7 +194,7 @@ class Node(Machine):
         """The node's configuration: the same at each start."""
         rng = self.world.rng(f"settings/{self.name}")
         return SmallSettings(
-            journal_directories=("/journal1", "/journal2")[: rng.choice((1, 1, 1, 2))],
+            journal_directories=JOURNAL_DIRECTORIES[: rng.choice((1, 1, 1, 2))],
             ledger_directories=("/ledgers1", "/ledgers2")[: rng.choice((1, 1, 2))],
             bookie_port=PORT,
             listening_address="",
@@ -220,6 +221,7 @@ class Node(Machine):
             return
         process, store = self.begin()
         world = self.world
+        world.checkers.media.node_starts(self.name)
         world.trace.note(f"start {process.name}")
         bookie = self.bookie = Bookie(
             self.settings(), store, network=SimulatedNetwork(world.fabric), disk=self.disk, clock=self.clock

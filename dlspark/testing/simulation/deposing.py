@@ -19,8 +19,6 @@ WITHIN_STEPS = 70
 STANDS_STILL_S = (0.02, 0.35)
 FAR_SHARE = 0.7
 """Of the deposed ones, which are far away; the others stand still."""
-DISTANCE_S = (0.03, 0.2)
-FAR_FOR_S = 0.8
 
 
 class Deposing:
@@ -47,8 +45,7 @@ class Deposing:
         service.expire(client.store)
         if rng.random() < FAR_SHARE:
             world.reached(f"{self._point}-far")
-            service.slow[client.name] = rng.uniform(*DISTANCE_S) / service.latency_s
-            service.loop.call_later(FAR_FOR_S, service.slow.pop, client.name, None, context=world.context)
+            service.far(client.name)
         else:
             self._trap(client, rng, partial(self._stand_still, client, rng))
 

@@ -2,10 +2,11 @@
 
 Fault model. A write is in the page cache at once and on the medium after `sync_data`. A power cut keeps any part of
 what was not synced: each write whole, not at all, or torn into blocks of 512 or 4096 bytes. Creations, renames and
-removals become durable in the order in which they were made, all of a directory's with `sync_directory`; a power cut
-keeps a prefix of the others. Killing a process loses nothing but the calls under way, which stop somewhere in the
-middle. A sync that fails drops what it should have written, and the next one reports success, as Linux does. Reads,
-writes and syncs may fail with EIO, the disk may be slow or full, synced bits may flip, files may be lost.
+removals become durable with `sync_directory`, all of a directory's; of the others a power cut keeps some: a prefix
+where the file system keeps them in order (`keeps_order`), any of them elsewhere, as POSIX allows. Killing a process
+loses nothing but the calls under way, which stop somewhere in the middle. A sync that fails drops what it should have
+written, and the next one reports success, as Linux does. Reads, writes and syncs may fail with EIO, the disk may be
+slow or full, synced bits may flip, files may be lost.
 
 Calls given to `submit` take virtual time in their pool, as many at once as the real pool has threads.
 """
@@ -31,6 +32,12 @@ POOLS = {"journal": 2, "entries": 1, "reads": 4, "files": 1}
 CALL_S = {"journal": 0.0008, "entries": 0.002, "reads": 0.0004, "files": 0.001}
 """Mean time a call takes where the disk is healthy."""
 TEAR_BYTES = (512, 4096)
+WHOLE, TORN = 0.35, 0.7
+"""Of the writes that were not synced: up to here whole, up to there in part, the others not at all."""
+STEPS_LEFT = (0, 1, 1, 1, 2, 3, 4, 5, 6, 9)
+"""Primitive operations that a call under way still does when its process is killed."""
+REMOVAL = "removal"
+"""The moment in which a file has been removed; the others are pools in which a call begins."""
 
 Synced = Callable[[str, "Sequence[tuple[int, bytes]]"], None]
 Reached = Callable[[str], None]
@@ -133,6 +140,17 @@ class _Directory:
             _set_names(self.durable, changes)
         del self.changes[:count]
 
+    def lose_some(self, rng: Random, *, in_order: bool) -> None:
+        """Nothing but what is durable is left, and some of the other changes."""
+        if in_order:
+            self.settle(rng.randint(0, len(self.changes)))
+        else:
+            for changes in self.changes:
+                if rng.random() < 0.5:
+                    _set_names(self.durable, changes)
+        self.changes.clear()
+        self.names = dict(self.durable)
+
 
 @dataclass(slots=True, eq=False)
 class _Call(Generic[T]):
@@ -156,6 +174,11 @@ class SimulatedDisk:
         """Told of every successful sync: path, and what became durable."""
         self.reached: Reached = lambda point: None
         """Told of every fault that befell something."""
+        self.keeps_order = rng.random() < 0.5
+        """Names that were not synced become durable in the order in which they were made."""
+        self.tears = False
+        """The next cut stops calls right behind their first write, and tears what is not synced into its sectors."""
+        self._trap: tuple[str, Callable[[], None]] | None = None
         self._loop = loop
         self._directories: dict[str, _Directory] = {}
         self._locks: dict[str, SimulatedFile] = {}
@@ -209,17 +232,37 @@ class SimulatedDisk:
         """Each unsynced write reaches the medium whole, in part, or not at all."""
         written, inode.pending = inode.pending, []
         for offset, data in written:
-            fate = self.rng.random()
-            if offset < 0 or fate < 0.35:
+            fate = TORN if self.tears else self.rng.random()
+            if offset < 0 or fate < WHOLE:
                 _apply(inode.durable, offset, data)
-            elif fate < 0.7 and len(data) > TEAR_BYTES[0]:
-                block = self.rng.choice(TEAR_BYTES)
+            elif fate <= TORN and len(data) > TEAR_BYTES[0]:
+                block = TEAR_BYTES[0] if self.tears else self.rng.choice(TEAR_BYTES)
                 for at in range(0, len(data), block):
                     if self.rng.random() < 0.5:
                         _apply(inode.durable, offset + at, data[at : at + block])
                 self.reached("disk.torn-write")
             else:
                 self.reached("disk.unsynced-lost")
+
+    def holds(self, path: str, length: int) -> bool:
+        """True if the file would be there after a power cut, with its first `length` bytes as they are now."""
+        folder, name = os.path.split(path)
+        directory = self._directories.get(folder)
+        inode = None if directory is None else directory.durable.get(name)
+        return (
+            inode is not None and len(inode.durable) >= length and all(length <= offset for offset, _ in inode.pending)
+        )
+
+    # ------------------------------------------------------------------------------------ moments
+
+    def at_moment(self, moment: str, trap: Callable[[], None]) -> None:
+        """Call `trap` once, right after the next moment of this name; it replaces one that waits."""
+        self._trap = (moment, trap)
+
+    def _moment(self, name: str) -> None:
+        if self._trap is not None and self._trap[0] == name:
+            trap, self._trap = self._trap[1], None
+            trap()
 
     # ------------------------------------------------------------------------------------ Disk: names
 
@@ -281,6 +324,7 @@ class SimulatedDisk:
         if name in directory.names:
             self.step()
             directory.change((name, None))
+            self._moment(REMOVAL)
 
     def sync_directory(self, path: str) -> None:
         self.step()
@@ -322,6 +366,7 @@ class SimulatedDisk:
             active.append(call)
             seconds = self.rng.uniform(0.3, 1.7) * CALL_S[kind] * self.faults.slow
             self._loop.call_later(seconds, self._complete, pool, call, context=call.process.context)
+            self._moment(kind)
 
     def _complete(self, pool: str, call: _Call[object]) -> None:
         if call.ended:
@@ -344,7 +389,7 @@ class SimulatedDisk:
         for active in self._active.values():
             for call in active:
                 call.ended = True
-                self._budget = self.rng.choice((0, 1, 1, 1, 2, 3, 5, 9))
+                self._budget = 1 if self.tears else self.rng.choice(STEPS_LEFT)
                 try:
                     call.work()
                 except (PowerCut, Exception):
@@ -357,12 +402,11 @@ class SimulatedDisk:
             queued.clear()
         if power:
             self._lose_cache()
+        self.tears = False
 
     def _lose_cache(self) -> None:
         for directory in self._directories.values():
-            directory.settle(self.rng.randint(0, len(directory.changes)))
-            directory.changes.clear()
-            directory.names = dict(directory.durable)
+            directory.lose_some(self.rng, in_order=self.keeps_order)
         for inode in self._inodes():
             if inode.pending:
                 self._keep_some(inode)

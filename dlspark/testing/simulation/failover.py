@@ -79,6 +79,7 @@ class FailoverWorkload(LogWorkload):
         self._session_timeout_s = rng.choice(SESSION_TIMEOUTS_S)
         settings = replace(
             self.logs[0].settings,
+            write_lock=True,
             lock_timeout_s=LOCK_TIMEOUT_S,
             zk_session_timeout_s=self._session_timeout_s,
             rolling_minutes=0,

@@ -14,7 +14,9 @@ from random import Random
 
 from dlspark.testing.simulation.checkers import bodies_in, decode_answer
 from dlspark.testing.simulation.cluster import Machine, Node, World
+from dlspark.testing.simulation.disk import REMOVAL
 from dlspark.testing.simulation.network import SimulatedLink
+from metadata.ledger_metadata import LedgerMetadata
 from storage_node.protocol.frames import LENGTH, LENGTH_BYTES
 
 MAX_STEP = 400
@@ -26,6 +28,20 @@ LATE_SHARE = 0.6
 FAR_SHARE = 0.5
 """Of the clients, for which a remote node is far away."""
 DISTANCE_S = (0.01, 0.15)
+DOUBT_SHARE = 0.5
+"""Of the contested runs, in which metadata changes are lost as well."""
+UNREGISTERED_SHARE = 0.7
+"""Of the nodes that cannot reach the store, whose session had been about to end."""
+LATE_DISKS = (60.0, 120.0, 240.0)
+HELD_BACK_S = (0.2, 0.7)
+"""Less than a writer waits."""
+MOMENTS = ("journal", "journal", "journal", "entries", "files", REMOVAL)
+"""In which the power of a node goes; a call of a pool is under way then."""
+OFTEN_SHARE = 0.3
+"""Of the runs, in which power goes at such moments most of the time."""
+TEARING_SHARE = 0.7
+"""Of the cuts while the journal is written, that find a batch written and not synced."""
+CUT_WITHIN_S = 0.0004
 JUMPS_MS = (-3_600_000, -5_000, 5_000, 86_400_000)
 
 
@@ -39,6 +55,9 @@ class Nemesis:
         self.mean_pause_s = rng.choice((0.05, 0.15, 0.4))
         self._victim = rng.choice(world.nodes)
         self._remote: set[str] = set()
+        self._leaving: Node | None = None
+        """Whose answers come late."""
+        world.checkers.on_replaced = self._replaced
         self._stopped = False
 
     def contest(self) -> None:
@@ -51,9 +70,21 @@ class Nemesis:
             self.pause_at_step,
             self.kill_client,
         ]
+        if self.rng.random() < DOUBT_SHARE:
+            self.kinds += 2 * [self.doubt_changes]
         self.mean_pause_s = 0.06
         self.world.checkers.on_first_fence = self._disturb
         self._keep_distances()
+
+    def replace_nodes(self) -> None:
+        """Nothing but nodes that are replaced and answer late."""
+        self.kinds = [self.late_answers]
+        self.mean_pause_s = 0.06
+
+    def disturb_owners(self) -> None:
+        """For programs that hold something which others then take from them: in addition to what was drawn."""
+        self.kinds += 2 * [self.pause_client]
+        self.kinds += self.rng.sample([self.kill_rolling, self.cut_off_nodes, self.doubt_changes], 2)
 
     def _draw_kinds(self, may_damage: bool) -> list[Callable[[], None]]:
         every = [
@@ -80,11 +111,16 @@ class Nemesis:
             self.stall_metadata,
             self.slow_metadata,
             self.cut_off_metadata,
+            self.cut_off_nodes,
+            self.doubt_changes,
             self.jump_clock,
         ]
         if may_damage:
             every += [self.flip_bits, self.lose_file, self.wipe_disk, self.bad_memory]
-        return self.rng.sample(every, self.rng.randint(3, 9))
+        kinds = self.rng.sample(every, self.rng.randint(3, 9))
+        if self.rng.random() < OFTEN_SHARE:
+            kinds = [*kinds[:3], *2 * [self.power_off_at_moment]]
+        return kinds
 
     async def run(self, seconds: float) -> None:
         """Break things for so long."""
@@ -101,7 +137,8 @@ class Nemesis:
         self._stopped = True
         world.fabric.heal()
         self._spare_recoveries()
-        world.service.lose = world.service.lose_reply = world.service.refuse = 0.0
+        world.checkers.on_replaced = lambda old, new: None
+        self._steady_metadata()
         world.service.unreachable.clear()
         world.service.slow.clear()
         world.service.resume()
@@ -204,6 +241,33 @@ class Nemesis:
         self.world.fabric.slow.pop((one, other), None)
         self.world.fabric.slow.pop((other, one), None)
 
+    def late_answers(self) -> None:
+        """A node takes no more entries, and is slow to answer for those that it took: by then it has been replaced.
+
+        What its replacement has to say is held back for longer, so that entries must go on waiting for that.
+        """
+        under_way = [truth.metadata for truth in self.world.checkers.ledgers.values() if truth.under_way]
+        metadata = self.rng.choice(under_way) if under_way else None
+        if self._leaving is not None or metadata is None:
+            return
+        node = self._leaving = self.world.node_of(self.rng.choice(metadata.last_ensemble.bookies))
+        node.disk.faults.slow, node.disk.faults.full = self.rng.choice(LATE_DISKS), True
+        self._later(0.7, 1.5, self._stay, node)
+
+    def _replaced(self, old: LedgerMetadata, new: LedgerMetadata) -> None:
+        before, after = old.last_ensemble.bookies, new.last_ensemble.bookies
+        if self._leaving is None or self._leaving.bookie_id not in set(before).difference(after):
+            return
+        self.world.reached("net.late-answers")
+        for joined in (self.world.node_of(bookie).name for bookie in after if bookie not in before):
+            for client in self.world.clients:
+                self.world.fabric.block(joined, client)
+                self._later(*HELD_BACK_S, self.world.fabric.unblock, joined, client)
+
+    def _stay(self, node: Node) -> None:
+        self._leaving = None
+        self._mend_disk(node)
+
     def bad_memory(self) -> None:
         """One node's entries are damaged on their way out, for a while: digests are made against that."""
         fabric = self.world.fabric
@@ -232,6 +296,17 @@ class Nemesis:
 
     def power_off(self) -> None:
         self._end(self._node(), power=True)
+
+    def power_off_at_moment(self) -> None:
+        """The power goes while the disk is at work on something, or right after a file was removed."""
+        node, moment = self._node(), self.rng.choice(MOMENTS)
+        node.disk.at_moment(moment, lambda: self._later(0.0, CUT_WITHIN_S, self._cut_at, node, moment))
+
+    def _cut_at(self, node: Node, moment: str) -> None:
+        if not self._stopped and node.running:
+            self.world.reached(f"process.power-at-{moment}")
+            node.disk.tears = moment == "journal" and self.rng.random() < TEARING_SHARE
+            self._end(node, power=True)
 
     def power_off_all(self) -> None:
         """Every node at once."""
@@ -277,6 +352,19 @@ class Nemesis:
             self.world.reached("process.kill-client")
             machine.kill()
 
+    def kill_rolling(self) -> None:
+        """Only by `disturb_owners`: the next writer that rolls is killed with two segments in progress."""
+        self.world.logs.on_rolled = self._kill_rolling
+
+    def _kill_rolling(self, name: str) -> None:
+        self.world.logs.on_rolled = lambda client: None
+        self._later(0.0, 4 * self.world.service.latency_s, self._kill_client, self.world.clients[name])
+
+    def _kill_client(self, client: Machine) -> None:
+        if client.running and not self._stopped:
+            self.world.reached("process.kill-rolling")
+            client.kill()
+
     def pause(self) -> None:
         self._pause(self._machine())
 
@@ -286,7 +374,7 @@ class Nemesis:
             machine.process.at_step(self.rng.randint(1, MAX_STEP), lambda: self._pause(machine))
 
     def pause_client(self) -> None:
-        """Not drawn unless it is added: for programs that hold something which others then take from them."""
+        """Only by `disturb_owners`."""
         running = [client for client in self.world.clients.values() if client.running]
         if running:
             self._pause(self.rng.choice(running))
@@ -364,8 +452,19 @@ class Nemesis:
         service.lose, service.lose_reply, service.refuse = (self.rng.choice((0.0, 0.03, 0.2)) for _ in range(3))
         self._later(0.2, 2.0, self._steady_metadata)
 
+    def doubt_changes(self) -> None:
+        """Changes of clients get lost, or their answers, and with some of them the session: others go on meanwhile."""
+        service = self.world.service
+        service.doubtful = self.world.clients.__contains__
+        service.lose_changes = self.rng.choice((0.1, 0.3))
+        service.away_s = (0.01, self.rng.choice((0.1, 0.5)))
+        service.expiring = self.rng.choice((0.0, 0.5))
+        self._later(0.3, 2.0, self._steady_metadata)
+
     def _steady_metadata(self) -> None:
-        self.world.service.lose = self.world.service.lose_reply = self.world.service.refuse = 0.0
+        service = self.world.service
+        service.lose = service.lose_reply = service.refuse = service.lose_changes = service.expiring = 0.0
+        service.away_s = (0.01, 0.01)
 
     def _store_owner(self) -> Machine | None:
         owners = [x for x in (*self.world.nodes, *self.world.clients.values()) if x.running and x.store is not None]
@@ -401,6 +500,16 @@ class Nemesis:
             self.world.reached("metadata.unreachable")
             self.world.service.cut_off(owner.name)
             self._later(0.3, 6.0, self.world.service.join, owner.name)
+
+    def cut_off_nodes(self) -> None:
+        """So many nodes cannot reach the store that none is left to replace another: they go on serving."""
+        count = self.rng.randint(2, len(self.world.nodes)) if len(self.world.nodes) > 2 else 1
+        for node in self.rng.sample(self.world.nodes, count):
+            self.world.service.cut_off(node.name)
+            if node.running and self.rng.random() < UNREGISTERED_SHARE:
+                self.world.service.expire(node.session)
+            self._later(0.5, 6.0, self.world.service.join, node.name)
+        self.world.reached("metadata.nodes-unreachable")
 
     def jump_clock(self) -> None:
         machine = self._machine()

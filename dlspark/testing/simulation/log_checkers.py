@@ -3,7 +3,8 @@
 Every record of a run has a payload of its own, so that wherever it shows up it is known. A writer's *session* is one
 opened writer; a reader's *span* is what one opened reader delivered, from its start on.
 
-    at every metadata change    the segments follow each other, all but the newest completed; two in progress only while
+    at every metadata change    it depends on the version of the list that was read, and on a lock (I7);
+                                the segments follow each other, all but the newest completed; two in progress only while
                                 their one owner rolls; each has its ledger, a completed one a closed one that reaches
                                 as far; what is completed never changes nor goes (I2, I7)
     at every acknowledgement    in write order within the session, at a position of its own (I3, I4); in a segment of
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.testing.simulation.delivery import Deliveries
 from dlspark.testing.simulation.history import Outcome, outcome_of
 from metadata.logs import DEFAULT_PARTITION, SegmentMetadata
-from metadata.store import Create, Delete, Op, SetData
+from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData
 
 if TYPE_CHECKING:
     from dlspark.testing.simulation.cluster import Client, World
@@ -134,6 +135,8 @@ class LogCheckers:
         self.deliveries = Deliveries(self._fail, world.reached)
         self._owners: dict[int, Session] = {}
         """Who created which ledger."""
+        self.on_rolled: Callable[[str], None] = lambda client: None
+        """Told of the client whose writer has just started a segment beside one in progress."""
         self._sessions: defaultdict[str, int] = defaultdict(int)
         self._events = 0
 
@@ -271,10 +274,20 @@ class LogCheckers:
             parts = op.path.split("/")
             if len(parts) == _DEPTH and parts[3:5] == [DEFAULT_PARTITION, "ledgers"]:
                 truth = changed[parts[2]] = self.truth(parts[2])
+                self._check_conditions(truth, op, "/".join(parts[:4]), ops)
                 self._apply(truth, op, parts[5])
         for truth in changed.values():
             self._check_list(truth)
         self.deliveries.metadata_applied(ops)
+
+    def _check_conditions(self, truth: LogTruth, op: Op, partition: str, ops: Sequence[Op]) -> None:
+        """Whoever changes a list depends on the version of it that he has read, and on his lock (I7)."""
+        read = f"{partition}/ledgers"
+        if not any(one.path == read and one.version != ANY_VERSION for one in ops if isinstance(one, Check | SetData)):
+            self._fail(truth.name, f"{op.path} was changed in a transaction that depends on no version of {read} (I7)")
+        lock = f"{partition}/lock"  # its member, or, where owners take no lock, the parent of those
+        if not any(isinstance(one, Check) and one.path.startswith(lock) for one in ops):
+            self._fail(truth.name, f"{op.path} was changed in a transaction that depends on no lock (I7)")
 
     def _apply(self, truth: LogTruth, op: Op, name: str) -> None:
         before = truth.segments.get(name)
@@ -310,11 +323,17 @@ class LogCheckers:
         for other in truth.segments.values():
             if other.in_progress and other is not segment:
                 self._world.reached("log.rolled")
+                self._tell_rolled(segment)
                 if self._owners.get(other.ledger_id) is not self._owners.get(segment.ledger_id):
                     self._fail(
                         truth.name,
                         f"segment {segment.lssn} was started while {other.lssn} of another owner had no end (I7)",
                     )
+
+    def _tell_rolled(self, segment: SegmentMetadata) -> None:
+        owner = self._owners.get(segment.ledger_id)
+        if owner is not None:
+            self.on_rolled(owner.client)
 
     def _completed(self, truth: LogTruth, segment: SegmentMetadata) -> None:
         name = f"segment {segment.lssn}"

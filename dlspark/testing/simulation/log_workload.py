@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import ParamSpec
@@ -49,6 +49,8 @@ ROLL_BYTES = (600, 3_000, 20_000)
 TIMED_SHARE = 0.04
 """Logs whose segments roll by time: after a minute, which only the end of a run has."""
 MINUTE_S = 61.0
+LOCKLESS_SHARE = 0.25
+"""Logs whose owners have nothing to keep them apart but the versions that they have read."""
 SESSION_TIMEOUTS_S = (0.4, 1.0, 4.0)
 NEVER = (AlreadyTruncatedError, PositionGapError, SegmentListError, SegmentStateError, InvariantViolation)
 """Errors that say that a log is not what it must be, where nobody truncates it."""
@@ -112,6 +114,8 @@ class LogWorkload(Roles):
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world)
         self.logs = [draw_log(f"log{index}", rng) for index in range(rng.choice((1, 1, 2)))]
+        lockless = world.rng("lockless")
+        self.logs = [_without_lock(log) if lockless.random() < LOCKLESS_SHARE else log for log in self.logs]
         self.records_left = 0
         self.opened = 0
         """Namespaces so far: a name for the randomness of what is done with each."""
@@ -416,6 +420,10 @@ class LogWorkload(Roles):
         finally:
             await self.close_namespace(namespace)
         self.world.logs.final(log.name, span.read)
+
+
+def _without_lock(log: SimulatedLog) -> SimulatedLog:
+    return SimulatedLog(log.name, replace(log.settings, write_lock=False))
 
 
 def _watched(

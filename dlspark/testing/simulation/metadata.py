@@ -5,8 +5,10 @@ answers of a session travel in order, so that an event is heard before any answe
 sessions hear of the same change at different times. A request that was sent is applied whatever becomes of its sender.
 
 Fault model: a lost request, an answer lost after the request was applied, a refusal, a broken connection with the
-session living on, an expired session, a stall of the whole store, a host that cannot reach it. A session whose process
-is dead, paused or out of reach for longer than its timeout ends at the server; a living process hears of it later.
+session living on, an expired session, a stall of the whole store, a host that cannot reach it. Changes may be lost more
+often than other requests, and for longer (`lose_changes`): whoever asked for one is in doubt while others go on. A
+session whose process is dead, paused or out of reach for longer than its timeout ends at the server; a living process
+hears of it later.
 """
 
 from __future__ import annotations
@@ -34,6 +36,12 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 TICK_S = 1e-7
+RECONNECT_S = 0.2
+CHANGES = frozenset({"put", "multi"})
+DISTANCE_S = (0.03, 0.2)
+FAR_FOR_S = 0.8
+FAR_SHARE = 0.3
+"""Of those in doubt: others act between their looking and their next try."""
 _SERVER = copy_context()
 """Where the server's side runs: in no process."""
 
@@ -50,6 +58,16 @@ class MetadataService:
         self.lose = 0.0
         self.lose_reply = 0.0
         self.refuse = 0.0
+        self.lose_changes = 0.0
+        """Of conditional changes of `doubtful` hosts, either the request or the answer is lost: a probability."""
+        self.doubtful: Callable[[str], bool] = lambda host: True
+        self.away_s = (0.01, 0.01)
+        """How long a connection is gone that broke under a request."""
+        self.expiring = 0.0
+        """The share of those whose session ends with it."""
+        self.doubted: Callable[[str], None] = lambda path: None
+        """Told of the path of each change that was lost, and again when the asker looks what became of it."""
+        self._doubts: dict[tuple[SimulatedStore, str], None] = {}
         self.stalled = False
         self.stores: dict[SimulatedStore, None] = {}
         self.slow: dict[str, float] = {}
@@ -62,8 +80,16 @@ class MetadataService:
     def delay(self, host: str) -> float:
         return self.rng.uniform(0.2, 1.8) * self.latency_s * self.slow.get(host, 1.0)
 
-    def draw(self, store: SimulatedStore) -> Fault | None:
+    def draw(self, store: SimulatedStore, name: str, path: str) -> Fault | None:
         """The fault of one request."""
+        doubtful = name in CHANGES and self.lose_changes and self.doubtful(store.process.host)
+        if doubtful and self.rng.random() < self.lose_changes:
+            self.reached("metadata.doubt")
+            self.doubted(path)
+            self._doubts[store, path] = None
+            if self.rng.random() < FAR_SHARE:
+                self.far(store.process.host)
+            return self.rng.choice((Fault.LOSE_REQUEST, Fault.LOSE_REQUEST, Fault.LOSE_REPLY))
         if not (self.lose or self.lose_reply or self.refuse):
             return None
         number = self.rng.random()
@@ -77,6 +103,11 @@ class MetadataService:
                 return fault
             number -= share
         return None
+
+    def looked(self, store: SimulatedStore, path: str) -> None:
+        """A process has read something."""
+        if self._doubts and self._doubts.pop((store, path), True) is None:
+            self.doubted(path)
 
     def arrive(self, serve: Callable[[], None]) -> None:
         """A request has reached the server."""
@@ -100,16 +131,34 @@ class MetadataService:
             self.loop.call_later(seconds, self._reconnect, store, store.session, context=_SERVER)
 
     def _reconnect(self, store: SimulatedStore, session: Session) -> None:
-        if store.live and store.session is session and store.process.host not in self.unreachable:
+        """The store hears of its session again, or that it has ended, as soon as its host reaches the server."""
+        if not store.live or store.session is not session:
+            return
+        if store.process.host in self.unreachable:
+            self.loop.call_later(RECONNECT_S, self._reconnect, store, session, context=_SERVER)
+        elif session.alive:
             self.tree.reconnect(session.id)
-        elif store.live and store.session is session:
-            self.loop.call_later(0.2, self._reconnect, store, session, context=_SERVER)
+        else:
+            store._renew()
 
     def expire(self, store: SimulatedStore) -> None:
-        """End a session; its store goes on with a new one."""
+        """End a session; its store goes on with a new one, once it can reach the server."""
         if store.live and store.session.alive:
             self.reached("metadata.expire")
-            self.tree.expire(store.session.id)
+            self._expire(store, store.session)
+
+    def _expire(self, store: SimulatedStore, session: Session) -> None:
+        if store.process.host not in self.unreachable:
+            self.tree.expire(session.id)
+            return
+        self.tree.disconnect(session.id)
+        self.tree._end(session)
+        self._reconnect(store, session)
+
+    def far(self, host: str) -> None:
+        """What the host sends takes long for a while: others act before it is heard of again."""
+        self.slow[host] = self.rng.uniform(*DISTANCE_S) / self.latency_s
+        self.loop.call_later(FAR_FOR_S, self.slow.pop, host, None, context=_SERVER)
 
     def lost(self, store: SimulatedStore) -> None:
         """The server hears nothing of a session any more: it ends after the timeout, unless its process comes back."""
@@ -124,14 +173,14 @@ class MetadataService:
             self.stores.pop(store, None)
             self.tree._end(session)
         else:
-            self.tree.expire(session.id)
+            self._expire(store, session)
 
     def cut_off(self, host: str) -> None:
         """A host cannot reach the store any more: connections break, sessions time out."""
         self.unreachable.add(host)
         for store in [store for store in self.stores if store.process.host == host]:
             if store.live and store.session.connected:
-                self.disconnect(store, 0.2)
+                self.disconnect(store, RECONNECT_S)
             self.lost(store)
 
     def join(self, host: str) -> None:
@@ -168,7 +217,7 @@ class SimulatedStore(MemoryStore):
         service = self._service
         if self.state is not SessionState.CONNECTED:
             raise MetadataUnavailableError(f"the session is {self.state.value}; {name} was not sent", path=path)
-        fault = service.draw(self)
+        fault = service.draw(self, name, path)
         if fault is Fault.REFUSE:
             raise MetadataUnavailableError(f"{name} was not sent", path=path)
         reply: asyncio.Future[T] = service.loop.create_future()
@@ -193,6 +242,8 @@ class SimulatedStore(MemoryStore):
         if fault is Fault.LOSE_REQUEST:
             self._break()
         outcome: T | DistributedLogError
+        if name == "get":
+            self._service.looked(self, path)
         try:
             self._ensure_connected(session, losses, name, path)
             outcome = action(session, fault is not Fault.LOSE_REPLY)
@@ -206,11 +257,15 @@ class SimulatedStore(MemoryStore):
         self._post(self._answer, reply, outcome)
 
     def _break(self) -> None:
-        """The connection goes together with what was on it, and comes back soon."""
-        session = self._session
+        """The connection goes together with what was on it, and comes back soon, unless the session goes, too."""
+        session, service = self._session, self._service
         if session.alive and session.connected:
-            self._service.tree.disconnect(session.id)
-            self._service.loop.call_later(0.01, self._service._reconnect, self, session, context=_SERVER)
+            if service.expiring and service.rng.random() < service.expiring:
+                service.expire(self)
+                return
+            service.tree.disconnect(session.id)
+            away_s = service.rng.uniform(*service.away_s)
+            service.loop.call_later(away_s, service._reconnect, self, session, context=_SERVER)
 
     def _answer(self, reply: asyncio.Future[T], outcome: T | DistributedLogError) -> None:
         """In the process."""

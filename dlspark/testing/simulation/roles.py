@@ -31,6 +31,8 @@ class Roles:
         """Programs come to their end."""
         self.contested = False
         """Everybody disturbs everybody, all the time."""
+        self.replacing = False
+        """Nodes are replaced all the time, and nothing else is wrong."""
         self._roles: list[asyncio.Task[None]] = []
 
     @property

@@ -25,6 +25,8 @@ from dlspark.testing.simulation.roles import HEALTHY_S, Roles
 from dlspark.testing.simulation.workload import Workload, draw_chains
 
 CONTESTED_SHARE = 0.25
+REPLACING_SHARE = 0.15
+"""Of the others with chains of ledgers, in which nodes are replaced all the time."""
 LOG_SHARE = 0.25
 """Runs whose workload is logs; the others have chains of ledgers."""
 LIFE_SHARE = 0.4
@@ -94,11 +96,13 @@ def _trouble(world: World) -> str | None:
 def draw_workload(world: World, rng: Random, log_share: float, *, names: bool = False) -> Roles:
     """Chains of ledgers, or logs, some of them with the whole of their lives or names that move; contested or not."""
     contested = rng.random() < CONTESTED_SHARE
+    replacing = not contested and world.rng("replacing").random() < REPLACING_SHARE
     workload: Roles
     if names:
         workload = NameWorkload(world, rng)
     elif world.rng("workload").random() >= log_share:
-        workload = Workload(world, draw_chains(rng, contested=contested))
+        workload = Workload(world, draw_chains(rng, contested=contested, replacing=replacing))
+        workload.replacing = replacing
     elif world.rng("whole-life").random() < LIFE_SHARE:
         workload = LifeWorkload(world, rng)
     elif world.rng("moving-names").random() < NAME_SHARE:
@@ -129,9 +133,11 @@ async def _scenario(world: World, log_share: float, *, names: bool) -> None:
     if workload.contested:
         world.reached("scenario.contested")
         nemesis.contest()
+    if workload.replacing:
+        nemesis.replace_nodes()
     if isinstance(workload, LogWorkload):
-        nemesis.kinds += 2 * [nemesis.pause_client]
-    await nemesis.run(rng.uniform(0.8, 3.0))
+        nemesis.disturb_owners()
+    await nemesis.run(rng.uniform(2.0, 3.0) if workload.replacing else rng.uniform(0.8, 3.0))
     await _heal(world, nemesis)
     await asyncio.sleep(rng.uniform(0, 1.0))
     workload.over = True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from dlspark.testing.simulation.checkers import LedgerTruth
+from dlspark.testing.simulation.checkers import LedgerTruth, ledger_of
 from dlspark.testing.simulation.cluster import Client, World
 from dlspark.testing.simulation.history import Operation
 from dlspark.testing.simulation.roles import Roles
@@ -24,10 +24,12 @@ PASSWORD = b"secret"
 SIZES = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (2, 2, 2), (3, 3, 1))
 """Ensemble size, write quorum, ack quorum."""
 TIGHT_SIZES = ((2, 2, 2), (3, 2, 2), (3, 3, 3))
-"""One node that lacks an entry settles that it was never acknowledged: where recoveries and writers race for it."""
+"""One node that lacks an entry settles that it was never acknowledged: where recoveries and writers race for it.
+Nearly all wait for each of their nodes: where one is replaced, entries are on their way."""
 MAX_LEDGERS = 8
 PAYLOADS = (0, 1, 20, 300, 2_000)
 LARGE_PAYLOAD = 70_000
+DOUBT_POLL_S = 0.004
 
 
 @dataclass(slots=True)
@@ -40,9 +42,9 @@ class Chain:
     ledgers: list[int] = field(default_factory=list)
 
 
-def draw_chains(rng: Random, *, contested: bool = False) -> list[Chain]:
+def draw_chains(rng: Random, *, contested: bool = False, replacing: bool = False) -> list[Chain]:
     digests = (DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC)
-    sizes = TIGHT_SIZES if contested and rng.random() < 0.5 else SIZES
+    sizes = TIGHT_SIZES if replacing or (contested and rng.random() < 0.5) else SIZES
     return [Chain(f"chain{index}", rng.choice(sizes), rng.choice(digests)) for index in range(rng.choice((1, 1, 2)))]
 
 
@@ -59,7 +61,7 @@ class Workload(Roles):
         self.entries_left = 0
 
     def draw_amount(self, rng: Random) -> None:
-        self.entries_left = rng.randint(60, 200)
+        self.entries_left = rng.randint(300, 400) if self.replacing else rng.randint(60, 200)
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
@@ -78,6 +80,8 @@ class Workload(Roles):
                 self.add_role(f"r{index}-{chain.name}", partial(self.tail, chain))
         for index in range(2 if self.contested else rng.choice((0, 0, 1, 2))):
             self.add_role(f"recoverer{index}", self.recover_some)
+        if self.contested:
+            self.add_role("rival", self.recover_doubtful)
         for index in range(rng.choice((0, 0, 0, 2))):
             self.add_role(f"auto{index}", self.replicate)
         if rng.random() < 0.3:
@@ -113,11 +117,16 @@ class Workload(Roles):
         chain.ledgers.append(writer.ledger_id)
         return writer
 
+    @property
+    def _bursts(self) -> tuple[int, int]:
+        """Of one writer: at least and at most."""
+        return (40, 80) if self.replacing else (1, 8 if self.contested else 50)
+
     async def _push(self, writer: LedgerWriter, client: Client, rng: Random) -> None:
         """Small bursts, one after the other, so that adds are under way most of the time."""
-        pace = rng.choice((0.002, 0.01, 0.03))
+        pace = rng.choice((0.002, 0.01, 0.03)) if not self.replacing else 0.02
         futures = []
-        for _ in range(rng.randint(1, 8 if self.contested else 50)):
+        for _ in range(rng.randint(*self._bursts)):
             if self.over or writer.error is not None or self.entries_left <= 0:
                 break
             for _ in range(rng.choice((1, 1, 1, 2, 6))):
@@ -179,6 +188,19 @@ class Workload(Roles):
                 await self.recover(chain.ledgers[-1], client)
             elif chain.ledgers:
                 await self.recover(rng.choice(chain.ledgers[-2:]), client)
+
+    async def recover_doubtful(self, client: Client) -> None:
+        """Recover each ledger as soon as a change of its metadata was lost: who asked for that is in doubt then."""
+        rng = self.world.rng(f"doubts/{client.name}/{client.runs}")
+        doubts: list[str] = []
+        self.world.service.doubted = doubts.append
+        while not self.over:
+            ledger_id = ledger_of(doubts[-1]) if doubts else None
+            doubts.clear()
+            if ledger_id is not None and any(ledger_id in chain.ledgers for chain in self.chains):
+                self.world.reached("recovery.of-doubtful")
+                await self.recover(ledger_id, client)
+            await asyncio.sleep(rng.uniform(0, 2 * DOUBT_POLL_S))
 
     async def _under_way(self, chain: Chain) -> bool:
         """Wait for a bad moment: entries of the newest ledger are on their way. False if there was none for a while."""

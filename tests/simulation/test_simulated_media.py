@@ -1,0 +1,132 @@
+"""`Media`: what is on the nodes' disks for certain, told by what was synced."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dlspark.testing.simulation.disk import SimulatedDisk
+from dlspark.testing.simulation.loop import SimulatedLoop
+from dlspark.testing.simulation.media import Media
+from storage_node.bookie import checkpoint
+from storage_node.bookie.journal_format import BATCH_HEADER_BYTES, BatchHeader
+from storage_node.bookie.records import ENTRY, LEDGER, header, ledger_body
+from storage_node.bookie.replay import Mark
+from storage_node.bookie.slabs import BLOCK
+from storage_node.protocol.digests import ENTRY_HEADER, crc32
+
+JOURNAL = "/journal1/current/journal-0000000000000001.log"
+CHECKPOINT = f"/ledgers1/{checkpoint.FILE_NAME}.new"
+LOG = "/ledgers1/0000000000000001.log"
+
+
+class Broken(Exception):
+    """What the media fail with."""
+
+
+def fail(message: str) -> None:
+    raise Broken(message)
+
+
+def media_of(carried: list[tuple[int, ...]] | None = None) -> Media:
+    return Media(fail, lambda *told: None if carried is None else carried.append(told))
+
+
+def node_of(loop: SimulatedLoop, *, damaged: bool = False) -> Any:
+    disk = SimulatedDisk(loop, "b0", Random(1))
+    disk.make_directory("/ledgers1")
+    return SimpleNamespace(name="b0", disk=disk, damaged=damaged)
+
+
+def batch(
+    sequence: int, durable_through: int, *, kind: int = ENTRY, body: bytes = ENTRY_HEADER.pack(7, 0, -1, 0)
+) -> tuple[int, bytes]:
+    """A batch with one record, which concerns ledger 7 and an entry of the batch's number."""
+    record = header(kind, 7, sequence, body) + body
+    offset = BLOCK * sequence
+    start = BatchHeader(
+        offset, 1, sequence, durable_through, BLOCK, BATCH_HEADER_BYTES, len(record), crc32(record, 0)
+    ).encode()
+    return offset, (start.ljust(BATCH_HEADER_BYTES, b"\0") + record).ljust(BLOCK, b"\0")
+
+
+def test_a_batch_counts_once_every_batch_before_it_is_synced() -> None:
+    loop = SimulatedLoop(Random(1))
+    media, node = media_of(), node_of(loop)
+    media.synced(node, JOURNAL, [batch(5, 3)])
+    assert not media.nodes["b0"].durable
+    media.synced(node, JOURNAL, [batch(4, 3)])
+    assert list(media.nodes["b0"].durable) == [(7, 4), (7, 5)]
+    assert media.holders[7, 5] == 1
+    loop.finish()
+
+
+def test_who_checks_lacs_is_told_of_each_entry_that_counts() -> None:
+    loop = SimulatedLoop(Random(1))
+    carried: list[tuple[int, ...]] = []
+    media_of(carried).synced(node_of(loop), JOURNAL, [batch(4, 3, body=ENTRY_HEADER.pack(7, 4, 2, 0))])
+    assert carried == [(7, 4, 2)]
+    loop.finish()
+
+
+def test_so_does_a_fence() -> None:
+    loop = SimulatedLoop(Random(1))
+    media, node = media_of(), node_of(loop)
+    media.synced(node, JOURNAL, [batch(5, 3, kind=LEDGER, body=ledger_body(b"key", True))])
+    assert not media.nodes["b0"].fenced
+    media.synced(node, JOURNAL, [batch(4, 3)])
+    assert media.nodes["b0"].fenced == {7}
+    loop.finish()
+
+
+def test_a_batch_that_waits_for_another_one_does_not_outlive_the_run() -> None:
+    loop = SimulatedLoop(Random(1))
+    media, node = media_of(), node_of(loop)
+    media.synced(node, JOURNAL, [batch(5, 3)])
+    media.node_starts("b0")
+    media.synced(node, JOURNAL, [batch(4, 3)])
+    assert list(media.nodes["b0"].durable) == [(7, 4)]
+    loop.finish()
+
+
+def test_a_batch_must_not_claim_what_is_not_durable() -> None:
+    loop = SimulatedLoop(Random(1))
+    media, node = media_of(), node_of(loop)
+    media.synced(node, JOURNAL, [batch(4, 3)])
+    with pytest.raises(Broken, match="claims that those up to 5 are durable, and batch 5 is not"):
+        media.synced(node, JOURNAL, [batch(6, 5)])
+    loop.finish()
+
+
+def named(length: int) -> list[tuple[int, bytes]]:
+    """A checkpoint that names so much of log 1."""
+    return [(0, checkpoint.encode(checkpoint.Checkpoint(1, (Mark(1, 0, 0),), 2, {1: length}, False, False), []))]
+
+
+@pytest.mark.parametrize("missing", ["bytes", "name", "sync", "nothing"])
+def test_a_checkpoint_must_not_name_what_a_power_cut_would_take(missing: str) -> None:
+    loop = SimulatedLoop(Random(1))
+    media, node = media_of(), node_of(loop)
+    file = node.disk.open(LOG, create=True)
+    file.write_at(0, [bytes(BLOCK)])
+    if missing != "sync":
+        file.sync_data()
+    if missing != "name":
+        node.disk.sync_directory("/ledgers1")
+    file.write_at(BLOCK, [bytes(BLOCK)])  # what is written behind it meanwhile does not matter
+    if missing == "nothing":
+        media.synced(node, CHECKPOINT, named(BLOCK))
+    else:
+        with pytest.raises(Broken, match="would not all be there after a power cut"):
+            media.synced(node, CHECKPOINT, named(2 * BLOCK if missing == "bytes" else BLOCK))
+    loop.finish()
+
+
+def test_a_damaged_node_may_name_what_it_has_lost() -> None:
+    loop = SimulatedLoop(Random(1))
+    media = media_of()
+    media.synced(node_of(loop, damaged=True), CHECKPOINT, named(BLOCK))
+    loop.finish()
