@@ -4,8 +4,8 @@ Frames up to SMALL_BYTES are not counted: whoever sends small requests never wai
 
     slow senders   are cut, the oldest first: nothing of theirs waits in the kernel, and less than PROGRESS_BYTES has
                    come within PROGRESS_S
-    the others     are not read any more, but for the ALWAYS_READ that began first, and go on in the order in which
-                   they were stopped
+    the others     are not read any more, but for the ALWAYS_READ that lack least of their frames; those that lack
+                   least go on first
 
 So a peer that sends half a frame and waits keeps its memory as long as nobody else needs it, and honest ones lose some
 time at most. No link allocates more than twice what has arrived (`protocol.frames`), whatever it announced.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from itertools import islice
 from typing import Protocol
 
 SMALL_BYTES = 64 * 1024 + 4
@@ -24,7 +23,8 @@ PROGRESS_BYTES = 64 * 1024
 LOOK_S = 0.1
 """How often it is looked whether somebody can go on, while anybody waits."""
 ALWAYS_READ = 8
-"""Links that are read on whatever the others hold, so that something always comes to its end."""
+"""Links that are read on whatever the others hold, so that something always comes to its end. Those that lack least: an
+entry of 100 KB does not wait for 300 halves of 5 MiB."""
 GROWTH_BYTES = 512 * 1024
 """What a link that is read again may take before it is looked at again."""
 
@@ -50,10 +50,12 @@ class Sender(Protocol):
 class _Begun:
     """One link's begun frame."""
 
-    __slots__ = ("held", "marked_at", "marked_bytes", "received")
+    __slots__ = ("held", "lacks", "marked_at", "marked_bytes", "received")
 
     def __init__(self, now: float) -> None:
         self.held = 0
+        self.lacks = 0
+        """Bytes that are still to come."""
         self.received = 0
         self.marked_at = now
         self.marked_bytes = 0
@@ -81,8 +83,8 @@ class ReceiveMemory:
         """Somebody waits: links read little at a time."""
         return bool(self._starved)
 
-    def begun(self, sender: Sender, held: int, received: int) -> None:
-        """A frame of this link is incomplete: it holds `held` bytes, of which `received` have arrived."""
+    def begun(self, sender: Sender, held: int, received: int, lacks: int) -> None:
+        """A frame of this link is incomplete: it holds `held` bytes, `received` arrived, and `lacks` are to come."""
         if not self.limit:
             return
         if held <= SMALL_BYTES:
@@ -93,7 +95,7 @@ class ReceiveMemory:
         if begun is None:
             begun = self._begun[sender] = _Begun(now)
         self.used += held - begun.held
-        begun.held, begun.received = held, received
+        begun.held, begun.received, begun.lacks = held, received, lacks
         if begun.received - begun.marked_bytes >= PROGRESS_BYTES:
             begun.mark(now)
         if self.used > self.limit:
@@ -112,7 +114,12 @@ class ReceiveMemory:
             self._feed()
 
     def _is_first(self, sender: Sender) -> bool:
-        return any(first is sender for first in islice(self._begun, ALWAYS_READ))
+        """It is one of those that are read in any case."""
+        lacks, before, itself = self._begun[sender].lacks, 0, False
+        for other, begun in self._begun.items():
+            itself = itself or other is sender
+            before += begun.lacks < lacks or (begun.lacks == lacks and not itself)
+        return before < ALWAYS_READ
 
     def _cut_slow(self, now: float) -> None:
         """Make room at the expense of those who do not use theirs."""
@@ -125,13 +132,16 @@ class ReceiveMemory:
 
     def _feed(self) -> None:
         """Let those go on for whom there is room, and the first ones in any case."""
-        room = self.limit - self.used
-        while self._starved and room > 0:
-            self._let_go_on(next(iter(self._starved)))
-            room -= GROWTH_BYTES
-        for sender in list(islice(self._begun, ALWAYS_READ)):
+        if not self._starved:
+            return
+        by_need = sorted(self._begun, key=self._lacks)
+        room = max(ALWAYS_READ, (self.limit - self.used) // GROWTH_BYTES)
+        for sender in by_need[:room]:
             if sender in self._starved:
                 self._let_go_on(sender)
+
+    def _lacks(self, sender: Sender) -> int:
+        return self._begun[sender].lacks
 
     def _let_go_on(self, sender: Sender) -> None:
         del self._starved[sender]

@@ -51,6 +51,8 @@ TURN_S = 0.02
 LEAST_SHARE_S = 0.0005
 
 BACKLOG = 1024
+ACCEPTED_AT_ONCE = 16
+"""Connections accepted in one turn of the loop: who makes thousands must not keep those waiting who have one."""
 ACCEPT_PAUSE_S = 0.1
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -390,7 +392,7 @@ class TcpListener:
         loop.add_reader(sock.fileno(), self._acceptable)
 
     def _acceptable(self) -> None:
-        for _ in range(BACKLOG):
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

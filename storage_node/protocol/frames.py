@@ -126,13 +126,14 @@ class FrameBuffer:
         return 0 if self._chunk is None else len(self._chunk)
 
     @property
-    def begun(self) -> tuple[int, int]:
-        """Of an incomplete frame: (memory held for it besides the pool's ordinary chunks, bytes of it that arrived)."""
+    def begun(self) -> tuple[int, int, int]:
+        """Of an incomplete frame: (memory besides ordinary chunks of the pool, bytes that arrived, bytes it lacks)."""
         if self._chunk is None or self._start == self._end:
-            return 0, 0
+            return 0, 0, 0
         size = len(self._chunk)
         own = not self._lent or size > self._pool.chunk_bytes
-        return (size if own else 0), self._end - self._start
+        received = self._end - self._start
+        return (size if own else 0), received, max(self._need - received, 0)
 
     def writable(self) -> memoryview:
         """Free space for the next bytes of the stream; valid until the next `advance`."""

@@ -41,9 +41,9 @@ class Sender:
 async def test_small_requests_are_neither_counted_nor_stopped() -> None:
     memory = ReceiveMemory(10 * MIB)
     slow = Sender()
-    memory.begun(slow, 11 * MIB, MIB)
+    memory.begun(slow, 11 * MIB, MIB, MIB)
     small = Sender()
-    memory.begun(small, 64 * 1024, 1000)
+    memory.begun(small, 64 * 1024, 1000, MIB)
     assert (memory.used, small.starved) == (11 * MIB, False)
     memory.ended(slow)
     memory.ended(slow)
@@ -54,11 +54,11 @@ async def test_beyond_the_bound_all_but_the_first_are_stopped_and_go_on_when_the
     memory = ReceiveMemory(10 * MIB)
     senders = [Sender(pending=True) for _ in range(20)]
     for sender in senders:
-        memory.begun(sender, MIB, 1000)
+        memory.begun(sender, MIB, 1000, MIB)
     assert [sender.starved for sender in senders] == [False] * 10 + [True] * 10
     assert memory.short
     for sender in senders[:10]:
-        memory.begun(sender, 2 * MIB, 2000)
+        memory.begun(sender, 2 * MIB, 2000, MIB)
     assert [sender.starved for sender in senders] == [False] * ALWAYS_READ + [True] * (20 - ALWAYS_READ)
     for sender in senders[:ALWAYS_READ]:
         memory.ended(sender)
@@ -69,20 +69,40 @@ async def test_beyond_the_bound_all_but_the_first_are_stopped_and_go_on_when_the
     assert not any(sender.starved or sender.reason for sender in senders)
 
 
+async def test_who_lacks_least_goes_on_whatever_others_hold() -> None:
+    memory = ReceiveMemory(10 * MIB)
+    large = [Sender(pending=True) for _ in range(40)]
+    for sender in large:
+        memory.begun(sender, MIB, 1000, 4 * MIB)
+    assert sum(sender.starved for sender in large) == 30
+    entry = Sender(pending=True)
+    memory.begun(entry, 100_000, 70_000, 30_000)
+    assert not entry.starved
+    late = Sender(pending=True)
+    memory.begun(late, MIB, 1000, 2 * MIB)
+    assert not late.starved
+    for sender in large[:10]:
+        memory.ended(sender)
+    assert not late.starved
+    for sender in (*large, entry, late):
+        memory.ended(sender)
+    assert (memory.used, memory.short) == (0, False)
+
+
 async def test_slow_senders_are_cut_for_others_and_those_that_come_on_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive_memory, "PROGRESS_S", 0.0)
     memory = ReceiveMemory(10 * MIB)
     idle, dripping, pending, steady = Sender(), Sender(), Sender(pending=True), Sender()
     for sender in (idle, dripping, pending, steady):
-        memory.begun(sender, 2 * MIB, 1000)
-    memory.begun(dripping, 2 * MIB, 1001)
-    memory.begun(steady, 2 * MIB, 1000 + PROGRESS_BYTES - 1)
+        memory.begun(sender, 2 * MIB, 1000, MIB)
+    memory.begun(dripping, 2 * MIB, 1001, MIB)
+    memory.begun(steady, 2 * MIB, 1000 + PROGRESS_BYTES - 1, MIB)
     memory._begun[steady].marked_bytes -= PROGRESS_BYTES  # as if that had come since the last look
     late = Sender(pending=True)
-    memory.begun(late, 4 * MIB, 500)
+    memory.begun(late, 4 * MIB, 500, MIB)
     assert "stopped after 1000 bytes" in idle.reason
     assert [sender.reason for sender in (pending, steady, dripping)] == [""] * 3, "one was enough"
-    memory.begun(late, 8 * MIB, 500_000)
+    memory.begun(late, 8 * MIB, 500_000, MIB)
     assert dripping.reason
     assert [sender.reason for sender in (pending, steady)] == [""] * 2
     assert memory.used == 12 * MIB
@@ -94,9 +114,9 @@ async def test_whoever_was_stopped_goes_on_without_anybody_else_doing_anything(m
     memory = ReceiveMemory(4 * MIB)
     slow = [Sender() for _ in range(ALWAYS_READ)]
     for sender in slow:
-        memory.begun(sender, MIB // 2, 1000)
+        memory.begun(sender, MIB // 2, 1000, MIB)
     honest = Sender(pending=True)
-    memory.begun(honest, MIB, 1000)
+    memory.begun(honest, MIB, 1000, MIB)
     assert honest.starved
     await asyncio.wait_for(_fed(honest), 20)
     assert memory.used <= 4 * MIB

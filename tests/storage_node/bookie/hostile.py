@@ -1,0 +1,146 @@
+"""Peers that mean harm, as a process of its own: `python hostile.py ATTACK PORT [HTTP PORT]`.
+
+It says "done" when it has done its worst, holds what it holds until its standard input ends, and then goes.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from metadata.ledger_metadata import DigestType
+from storage_node.protocol import messages as m
+from storage_node.protocol.digests import EntryDigest, master_key
+
+KEY = master_key(b"attacker")
+LARGEST = 5 * 1024 * 1024 - 8
+HOUR_MS = 3_600_000
+LEDGER = 5
+"""One that is there."""
+
+
+class Peers:
+    """Connections that are held."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.sockets: list[socket.socket] = []
+
+    def connect(self) -> socket.socket:
+        peer = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        peer.settimeout(1)
+        self.sockets.append(peer)
+        return peer
+
+    def send(self, data: bytes) -> socket.socket:
+        """On a new connection, as much as is taken."""
+        peer = self.connect()
+        send(peer, data)
+        return peer
+
+
+def send(peer: socket.socket, data: bytes) -> None:
+    try:
+        peer.sendall(data)
+    except OSError:
+        pass  # the node reads no more of it, or has closed the connection: what it is there for
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+def idle(peers: Peers) -> None:
+    """More connections than the node may have descriptors."""
+    for _ in range(1500):
+        peers.connect()
+
+
+def fields(peers: Peers) -> None:
+    """Frames of two million fields."""
+    read = m.encode_read_request(7, LEDGER, 0)[4:]
+    for filling in (b"\x78\x01", b"\x7b\x7c", b"\xa2\x06\x00"):
+        body = read + filling * ((LARGEST - len(read)) // len(filling))
+        for _ in range(3):
+            peers.send(framed(body))
+
+
+def polls(peers: Peers) -> None:
+    """40,000 long polls on one ledger, which all end at once."""
+    for first in range(0, 40_000, 4_000):
+        frames = [
+            m.encode_read_request(txn, LEDGER, -1, previous_lac=1 << 40, timeout_ms=HOUR_MS, piggyback=True)
+            for txn in range(first, first + 4_000)
+        ]
+        peers.send(b"".join(frames))
+    for peer in peers.sockets:
+        peer.close()
+
+
+def lacs(peers: Peers) -> None:
+    """Explicit LACs of as many ledgers as there is time for, small and large."""
+    digest = EntryDigest(DigestType.CRC32, b"attacker")
+    for large in (0, 60_000):
+        for first in range(1, 4):
+            ledgers = range(first * 1_000_000, first * 1_000_000 + (1_500 if large else 20_000))
+            bodies = [(ledger, digest.package_lac(ledger, 7).ljust(large, b"x")) for ledger in ledgers]
+            frames = [m.encode_write_lac_request(n, ledger, 7, KEY, body) for n, (ledger, body) in enumerate(bodies)]
+            peers.send(b"".join(frames))
+
+
+def halves(peers: Peers) -> None:
+    """Half of a large frame, from 300 peers."""
+    half = framed(bytes(LARGEST))[: 3 * 1024 * 1024]
+    for _ in range(300):
+        peer = peers.connect()
+        peer.settimeout(0.02)
+        send(peer, half)
+
+
+def reads(peers: Peers) -> None:
+    """Small requests by the hundred thousand."""
+    frames = b"".join(m.encode_read_request(txn, LEDGER, txn % 3) for txn in range(20_000))
+    senders = [peers.connect() for _ in range(20)]
+    for peer in senders:
+        peer.setblocking(False)
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        for peer in senders:
+            send(peer, frames)
+            try:
+                peer.recv(1 << 20)
+            except OSError:
+                pass
+
+
+def garbage(peers: Peers) -> None:
+    """What is no message, again and again."""
+    for _ in range(3000):
+        peers.send(framed(b"\x0a\x06\x08\x03\x10\x02\x18")).close()
+
+
+def half_requests(peers: Peers) -> None:
+    """HTTP requests that do not end."""
+    for _ in range(200):
+        peers.send(b"GET /heartbeat HTTP/1.1\r\nHost: x\r\n")
+
+
+ATTACKS: dict[str, Callable[[Peers], None]] = {
+    attack.__name__: attack for attack in (idle, fields, polls, lacs, halves, reads, garbage, half_requests)
+}
+
+
+def main(name: str, port: int, http_port: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    peers = Peers(http_port if name == "half_requests" else port)
+    ATTACKS[name](peers)
+    print("done", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
