@@ -5,11 +5,28 @@ Spark imports it in each of its worker processes, so it stays light: the connect
 
 from __future__ import annotations
 
-from dlspark.spark.datasource import DistributedLogDataSource
+from pyspark.sql.datasource import DataSource
 
+try:
+    from dlspark.spark.datasource import DistributedLogDataSource
+except ImportError as _error:
+    # Raised here it would end Spark's lookup with a line in its log, and a user be told that there is no such source.
+    _reason = str(_error)
 
-class DefaultSource(DistributedLogDataSource):
-    """The class that Spark's lookup looks for."""
+    class DefaultSource(DataSource):
+        """Stands in where dlspark cannot be imported, to say why to whom uses it."""
+
+        def __init__(self, options: dict[str, str]) -> None:
+            raise ImportError(_reason)
+
+        @classmethod
+        def name(cls) -> str:
+            return "distributedlog"
+
+else:
+
+    class DefaultSource(DistributedLogDataSource):  # type: ignore[no-redef]
+        """The class that Spark's lookup looks for."""
 
 
 __all__ = ["DefaultSource"]

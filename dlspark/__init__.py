@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from dlspark.neighbours import check_neighbours
 from dlspark.version import __version__
+
+check_neighbours()
 
 if TYPE_CHECKING:
     from dlspark import errors

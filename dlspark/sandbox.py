@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
+import fcntl
 import os
 import random
 import signal
@@ -22,22 +22,28 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from dlspark import processes
+from dlspark.sandbox_state import DEFAULT_NODES, NAMESPACE_PATH, SandboxState
 from metadata.children import ending_with_parent
 from metadata.embedded import TICK_MS, EmbeddedZooKeeper
 from metadata.errors import CallerError, NotAppliedError
 from metadata.private_files import DIRECTORY_MODE, make_private_directory
 
-NAMESPACE_PATH = "/distributedlog"
+__all__ = ["DEFAULT_NODES", "NAMESPACE_PATH", "Sandbox", "SandboxError", "SandboxState", "initialise"]
+
 LEDGERS_PATH = "/ledgers"
-DEFAULT_NODES = 4
+COPIES = 3
+"""How many nodes a ledger has where settings say nothing else. With fewer nodes than that the namespace says less."""
+ACKNOWLEDGED = 2
+"""How many of them have a record when it is acknowledged."""
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
-_STATE_FILE = "sandbox.json"
+_LOCK_FILE = "sandbox.lock"
 _LOG_TAIL_BYTES = 2_000
 # Below the range from which systems hand out ports for outgoing connections: a node that is down for a while must
 # find its port free again, and a client that dials it meanwhile must not end up connected to itself.
@@ -48,58 +54,11 @@ class SandboxError(NotAppliedError):
     """A process of the sandbox did not start; what was started has been stopped again."""
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxState:
-    """What `sandbox.json` keeps: the ports for ever, the supervising process for as long as it runs."""
-
-    zookeeper_port: int
-    node_ports: tuple[int, ...]
-    pid: int | None = None
-
-    @property
-    def uri(self) -> str:
-        return f"distributedlog://127.0.0.1:{self.zookeeper_port}{NAMESPACE_PATH}"
-
-    @classmethod
-    def load(cls, directory: Path) -> SandboxState | None:
-        """The state kept in `directory`, or None where there is none. Raises CallerError on a damaged file."""
-        path = directory / _STATE_FILE
-        if not path.exists():
-            return None
-        try:
-            raw = json.loads(path.read_text())
-            ports = tuple(int(port) for port in raw["node_ports"])
-            pid = None if raw["pid"] is None else int(raw["pid"])
-            return cls(int(raw["zookeeper_port"]), ports, pid)
-        except (ValueError, KeyError, TypeError) as error:
-            raise CallerError(
-                f"{path} is not a sandbox's state file: {error!r}",
-                advice="Name another directory, or restore the file; the logs beside it are untouched",
-            ) from error
-
-    def save(self, directory: Path) -> None:
-        path = directory / _STATE_FILE
-        scratch = path.with_suffix(".tmp")
-        scratch.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        scratch.replace(path)
-
-    def running(self) -> bool:
-        """Whether the process that owns the sandbox is alive (and is not this one's recycled number)."""
-        if self.pid is None:
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return not _is_zombie(self.pid)
-
-
 class Sandbox:
     """ZooKeeper and `nodes` storage nodes under `directory`.
 
-    Three replicas need three nodes; the fourth is the spare that lets a node be lost without stopping a writer.
+    Three replicas need three nodes; the fourth is the spare that lets a node be lost without stopping a writer. With
+    one node or two, which is enough for a small test, the namespace asks for as many copies as there are nodes.
     `port` is ZooKeeper's (0: a free one, kept from then on), `zookeeper_tick_ms` its unit of time: a session lasts two
     at least. With `auto_recovery` every node runs auto-recovery as well: what a lost node held is copied to the others.
     `node_settings` are further settings of the storage nodes (keys of conf/bookie.conf). Usable as a context manager.
@@ -126,7 +85,9 @@ class Sandbox:
         self._zookeeper: EmbeddedZooKeeper | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._spawner: ThreadPoolExecutor | None = None
+        self._log_begins: dict[int, int] = {}
         self._state: SandboxState | None = None
+        self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Sandbox:
         self.start()
@@ -174,18 +135,26 @@ class Sandbox:
         return self.directory / f"node-{index}"
 
     def start(self) -> None:
-        """Start everything and wait until it serves. Raises SandboxError; then nothing is left running."""
-        self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-        self._state = self._claim()
-        self._state.save(self.directory)
+        """Start everything and wait until it serves. Raises SandboxError, or CallerError for a directory that cannot be
+        used; then nothing is left running."""
         atexit.register(self.stop)
         try:
+            self._take_directory()
+            self._state = self._claim()
+            self._state.save(self.directory)
             self.start_zookeeper()
             self._initialise_metadata()
             for index in range(self.node_count):
                 self._spawn(index)
             for index in range(self.node_count):
                 self._await_ready(index)
+        except OSError as error:
+            self.stop()
+            raise CallerError(
+                f"the sandbox cannot use its directory: {error.strerror or error}; it was not started",
+                path=os.fsdecode(error.filename) if error.filename else str(self.directory),
+                advice="Name another directory",
+            ) from error
         except BaseException:
             self.stop()
             raise
@@ -215,8 +184,12 @@ class Sandbox:
             self._zookeeper.stop()
             self._zookeeper = None
         if self._state is not None:
-            SandboxState(self._state.zookeeper_port, self._state.node_ports).save(self.directory)
-            self._state = None
+            state, self._state = self._state, None
+            with contextlib.suppress(OSError):  # It says what no longer runs; whoever reads it finds that out.
+                SandboxState(state.zookeeper_port, state.node_ports).save(self.directory)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def kill_node(self, index: int) -> None:
         """SIGKILL one storage node."""
@@ -249,14 +222,29 @@ class Sandbox:
             zookeeper.start()
             self._zookeeper = zookeeper
 
+    def _take_directory(self) -> None:
+        """Make the directory and hold its lock: of two that start at a time only one gets to the state file."""
+        if "," in str(self.directory):
+            raise CallerError(
+                "a sandbox's directory cannot have a comma in its name: storage nodes take that for two",
+                path=str(self.directory),
+                advice="Name another directory",
+            )
+        self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        lock = (self.directory / _LOCK_FILE).open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.close()
+            kept = SandboxState.load(self.directory)
+            raise _already_running(self.directory, kept) from error
+        self._lock = lock
+
     def _claim(self) -> SandboxState:
         """The state to run with: the directory's own, or a new one with free ports."""
         kept = SandboxState.load(self.directory)
         if kept is not None and kept.running():
-            raise CallerError(
-                f"a sandbox is already running in {self.directory} (process {kept.pid}, {kept.uri})",
-                advice="Use its URI, or stop it first: dlspark sandbox stop",
-            )
+            raise _already_running(self.directory, kept)
         ports = list(kept.node_ports) if kept is not None else []
         zookeeper_port = kept.zookeeper_port if kept is not None else self._port_wanted
         if kept is not None and self._port_wanted not in (0, kept.zookeeper_port):
@@ -268,12 +256,14 @@ class Sandbox:
         free = _free_ports(missing, avoid={*ports, zookeeper_port})
         if zookeeper_port == 0:
             zookeeper_port = free.pop()
-        return SandboxState(zookeeper_port, tuple(ports + free), os.getpid())
+        return SandboxState(zookeeper_port, tuple(ports + free), os.getpid(), processes.started(os.getpid()))
 
     def _initialise_metadata(self) -> None:
         from dlspark.core.runtime import Runtime
 
-        Runtime.shared().run(initialise(self.zookeeper_address))
+        copies = min(COPIES, self.node_count)
+        quorums = None if copies == COPIES else (copies, copies, min(copies, ACKNOWLEDGED))
+        Runtime.shared().run(initialise(self.zookeeper_address, quorums))
 
     def _configure(self, index: int) -> Path:
         """Write a node's configuration; returns its file."""
@@ -294,13 +284,16 @@ class Sandbox:
 
     def _start_process(self, index: int, conf: Path) -> subprocess.Popen[bytes]:
         with self._log_file(index).open("ab") as log:
+            self._log_begins[index] = log.tell()
             return subprocess.Popen(
                 ending_with_parent([sys.executable, "-m", "storage_node.bookie", "--conf", str(conf)], signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env=_child_environment(),
+                # Python puts the folder it is started in before all else, where a user may have a metadata.py.
+                cwd=self.node_directory(index),
+                env=child_environment(),
             )
 
     def _await_ready(self, index: int) -> None:
@@ -323,12 +316,22 @@ class Sandbox:
         return self.node_directory(index) / "bookie.log"
 
     def _log_tail(self, index: int) -> str:
-        data = self._log_file(index).read_bytes()
-        return data[-_LOG_TAIL_BYTES:].decode(errors="replace")
+        """What the node has logged since it was started, at most the end of it."""
+        data = self._log_file(index).read_bytes()[self._log_begins[index] :]
+        return data[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
 
-async def initialise(servers: str) -> None:
-    """Format the BookKeeper tree and bind the namespace; both are left alone where they exist."""
+def _already_running(directory: Path, kept: SandboxState | None) -> CallerError:
+    who = f" (process {kept.pid}, {kept.uri})" if kept is not None and kept.running() else ""
+    return CallerError(
+        f"a sandbox is already running in {directory}{who}",
+        advice="Use its URI, or stop it first: dlspark sandbox stop",
+    )
+
+
+async def initialise(servers: str, quorums: tuple[int, int, int] | None = None) -> None:
+    """Format the BookKeeper tree and bind the namespace; both are left alone where they exist, but for `quorums`: the
+    ensemble size, write quorum and ack quorum of writers whose settings do not say others."""
     from metadata.ledgers import LedgerStore
     from metadata.namespaces import Binding, NamespaceStore, NotBoundError
     from metadata.zookeeper import ZooKeeperStore
@@ -337,16 +340,21 @@ async def initialise(servers: str) -> None:
     try:
         await LedgerStore(store, LEDGERS_PATH).format()
         namespace = NamespaceStore(store, NAMESPACE_PATH)
-        with contextlib.suppress(NotBoundError):
-            await namespace.resolve()
-            return
-        await namespace.bind(Binding.for_cluster(servers, LEDGERS_PATH))
+        try:
+            bound = await namespace.resolve()
+        except NotBoundError:
+            await namespace.bind(replace(Binding.for_cluster(servers, LEDGERS_PATH), quorums=quorums))
+        else:
+            if bound.quorums != quorums:
+                await namespace.update(lambda binding: replace(binding, quorums=quorums))
     finally:
         await store.close()
 
 
 def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, object]) -> str:
-    settings = {
+    import javaproperties
+
+    settings: dict[str, object] = {
         "bookiePort": port,
         "listeningAddress": "127.0.0.1",
         "advertisedAddress": "127.0.0.1",
@@ -357,10 +365,10 @@ def _bookie_conf(directory: Path, port: int, zookeeper: str, more: Mapping[str, 
         "zkTimeout": 4000,
         **more,
     }
-    return "".join(f"{key}={value}\n" for key, value in settings.items())
+    return javaproperties.dumps({key: str(value) for key, value in settings.items()}, timestamp=None)
 
 
-def _child_environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The environment in which a child finds the same packages as this process, installed or not."""
     paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
@@ -399,11 +407,3 @@ def _bound_ports(count: int, avoid: set[int], held: contextlib.ExitStack) -> Ite
             probe.bind(("127.0.0.1", port))
             count -= 1
             yield port
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return bool(fields) and fields[0] == "Z"

@@ -13,6 +13,7 @@
 | 8 | root of access control, a name below the namespace |
 | 9 | first log segment sequence number |
 | 10 | whether the namespace is federated |
+| 100 | ours, passed over by Java: "ensemble size,write quorum,ack quorum" of writers that say nothing of them |
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ DEFAULT_FIRST_LSSN: Final = 1
 SUB_NAMESPACES: Final = ".subnamespaces"
 """The child of a federated namespace below which its further sub-namespaces are."""
 RESERVED_NODES: Final = (SUB_NAMESPACES, ".allocation_pool", ".sinks", ".write_proxy", ".server-load")
+_QUORUMS: Final = 100
 _FORMAT: Final = "1"
 _TAG: Final = "BKDL"
 _LINE_END: Final = re.compile(r"\r\n|\r|\n")
@@ -50,6 +52,9 @@ class Binding:
     acl_root_path: str | None = None
     first_lssn: int | None = None
     federated: bool = False
+    quorums: tuple[int, int, int] | None = None
+    """Ensemble size, write quorum and ack quorum of those writers whose settings say nothing of them: for a cluster
+    that has fewer nodes than the settings' defaults ask for. Java's writers do not know it."""
 
     @classmethod
     def for_cluster(cls, servers: str, ledgers_path: str = "/ledgers") -> Binding:
@@ -79,6 +84,7 @@ class Binding:
                 8: self.acl_root_path,
                 9: self.first_lssn,
                 10: self.federated or None,
+                _QUORUMS: None if self.quorums is None else ",".join(map(str, self.quorums)),
             }
         )
 
@@ -95,10 +101,10 @@ class Binding:
                 path=path,
                 advice="Is this the znode of something else? Bind the namespace at a path of its own",
             )
-        return cls._of(tjson.Fields("".join(lines[2:]), "a namespace binding", path))
+        return cls._of(tjson.Fields("".join(lines[2:]), "a namespace binding", path), path)
 
     @classmethod
-    def _of(cls, fields: tjson.Fields) -> Binding:
+    def _of(cls, fields: tjson.Fields, path: str) -> Binding:
         bk_servers = fields.required(1, "the BookKeeper servers")
         dl_servers = fields.required(6, "the DistributedLog servers")
         bk_readers, dl_readers = fields.text(5), fields.text(7)
@@ -114,6 +120,7 @@ class Binding:
             acl_root_path=fields.text(8),
             first_lssn=fields.number(9),
             federated=bool(fields.flag(10)),
+            quorums=_quorums(fields.text(_QUORUMS), path),
         )
 
     def check(self, path: str) -> None:
@@ -135,9 +142,27 @@ class Binding:
                     advice="Take one name that begins with '.', as .acl",
                 )
             check_path(f"{path}/{acl_root}")
+        if self.quorums is not None and not self.quorums[0] >= self.quorums[1] >= self.quorums[2] >= 1:
+            raise CallerError(
+                f"{self.quorums} cannot be an ensemble size, a write quorum and an ack quorum; nothing was bound",
+                path=path,
+                advice="Give positive ones, none above the one before",
+            )
         if self.first_lssn is not None and not 1 <= self.first_lssn < 2**63:
             raise CallerError(
                 f"{self.first_lssn} cannot be a segment's number; nothing was bound",
                 path=path,
                 advice="Take a positive one",
             )
+
+
+def _quorums(text: str | None, path: str) -> tuple[int, int, int] | None:
+    if text is None:
+        return None
+    try:
+        ensemble_size, write_quorum, ack_quorum = map(int, text.split(","))
+    except ValueError as error:
+        raise CorruptDataError(
+            f"the namespace's quorums are {text!r}, which are not three numbers", path=path
+        ) from error
+    return ensemble_size, write_quorum, ack_quorum

@@ -66,6 +66,8 @@ from metadata.zookeeper_edge import BoundedConnection, LoopHandler
 
 _LOG: Final = logging.getLogger(__name__)
 _KAZOO_LOG: Final = logging.getLogger(f"{__name__}.kazoo")
+# A dozen lines for each session, none of which anybody can act on. What is wrong it says as warnings.
+_KAZOO_LOG.setLevel(logging.WARNING)
 _KAZOO_LOG.addHandler(logging.NullHandler())  # lost connections are told by errors and states, not on the terminal
 MAX_IN_FLIGHT: Final = 128
 """Requests handed to kazoo at a time. It wakes its thread by one byte on a socket pair for each, and a full one would

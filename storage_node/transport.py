@@ -472,9 +472,10 @@ class TcpNetwork:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((host, port))
             sock.listen(BACKLOG)
-        except BaseException:
+        except OSError as error:
             sock.close()
-            raise
+            where = f"{host or 'all interfaces'}:{port}"
+            raise OSError(error.errno, f"cannot listen on {where}: {error.strerror}") from error
         return TcpListener(self, loop, sock, accept)
 
     def tell_closing(self, peer: str, error: Exception) -> None:

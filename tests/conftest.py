@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from sharing import Durations, longest_first
@@ -35,6 +36,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     longest_first(items)
+
+
+@pytest.fixture
+def no_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without a sandbox, which is returned, and no variable: no namespace is found unless it is named."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("DLSPARK_URI", raising=False)
+    return home
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from dlspark.core.sync import Namespace
-from dlspark.errors import CallerError
+from dlspark.errors import CallerError, NotBoundError, WriteError
 from dlspark.sandbox import Sandbox, SandboxError, SandboxState
+from dlspark.sandbox_state import default_directory
 
 pytestmark = pytest.mark.processes
 
@@ -57,6 +58,57 @@ def test_a_killed_node_comes_back_on_its_own_directory(sandbox: Sandbox) -> None
 def test_a_second_sandbox_in_one_directory_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(CallerError, match="already running"):
         Sandbox(sandbox.directory).start()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_fewer_nodes_than_copies_are_enough_for_writers_that_ask_for_nothing_else(tmp_path: Path, nodes: int) -> None:
+    with Sandbox(tmp_path / "sandbox", nodes=nodes) as sandbox:
+        with Namespace.open(sandbox.uri) as namespace, namespace.open_log("small") as log:
+            with log.open_writer() as writer:
+                writer.write(1, b"kept").result(30)
+            assert namespace.settings.quorums == (nodes, nodes, nodes)
+            with log.open_reader() as reader:
+                assert [record.payload for record in reader.read_bulk(1)] == [b"kept"]
+        # What is asked for by name is not cut down, also where it is the default.
+        with (
+            Namespace.open(sandbox.uri, {"bkcEnsembleSize": 3}) as namespace,
+            namespace.open_log("three") as log,
+            log.open_writer() as writer,
+            pytest.raises(WriteError, match="needs 3 writable storage nodes"),
+        ):
+            writer.write(1, b"lost").result(30)
+
+
+def test_with_more_nodes_later_a_sandbox_asks_for_as_many_copies_as_any(tmp_path: Path) -> None:
+    with Sandbox(tmp_path / "sandbox", nodes=1) as one:
+        assert Namespace.find_binding(one.uri)[0].quorums == (1, 1, 1)
+    with Sandbox(tmp_path / "sandbox", nodes=3) as three, Namespace.open(three.uri) as namespace:
+        assert namespace.binding.quorums is None
+        assert namespace.settings.quorums == (3, 3, 2)
+
+
+def test_a_sandbox_that_runs_is_found_without_a_name(
+    no_namespace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Sandbox(default_directory(), nodes=1) as running:
+        with caplog.at_level("INFO", "dlspark"), Namespace.open() as namespace:
+            assert str(namespace.uri) == running.uri
+        assert f"that of the sandbox which runs in {default_directory()}" in caplog.text
+        monkeypatch.setenv("DLSPARK_URI", f"distributedlog://{running.zookeeper_address}/nowhere")
+        with pytest.raises(NotBoundError):
+            Namespace.open()
+        monkeypatch.delenv("DLSPARK_URI")
+    with pytest.raises(CallerError, match="no sandbox runs"):
+        Namespace.open()
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with Sandbox(tmp_path, nodes=1) as first:
+        port = first.state.node_ports[0]
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(SandboxError) as refused:
+        Sandbox(tmp_path, nodes=1).start()
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in str(refused.value)
+    assert "serves" not in str(refused.value), "lines of an earlier start"
 
 
 def test_a_damaged_state_file_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,39 @@
-"""`python -m dlspark.cli`, the same as the `dlspark` command."""
+"""The program `dlspark` (and `python -m dlspark.cli`), from its first moment on.
 
-from dlspark.cli.main import app
+Ctrl-C ends it without a trace back at any time. While modules are being imported an exception in their midst would show
+as one, so until then the signal ends the process at once: nothing has been begun that would have to be finished.
+"""
 
-app()
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    # A shell makes what it starts in the background ignore the signal; that stays.
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interruptible:
+        signal.signal(signal.SIGINT, _end_at_once)
+    from dlspark.cli.main import app
+
+    try:
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from dlspark.cli.common import Output, OutputOption
-from dlspark.errors import CallerError
-from metadata.store import MetadataStore
-from storage_node.autorecovery.settings import MetadataSettings
-from storage_node.autorecovery.status import DEFAULT_LIMIT, RecoveryStatus, recovery_status, switch
-from storage_node.bookie.settings import read_properties
-from storage_node.edge import SystemClock
+from metadata.errors import CallerError
+from metadata.plurals import counted
+
+if TYPE_CHECKING:
+    from metadata.store import MetadataStore
+    from storage_node.autorecovery.status import RecoveryStatus
 
 T = TypeVar("T")
 
@@ -53,15 +52,22 @@ def disable(conf: ConfOption, output: OutputOption = Output.TEXT) -> None:
 
 def status(
     conf: ConfOption,
-    limit: Annotated[int, typer.Option(min=0, help="Ledgers and locks to list; all are counted.")] = DEFAULT_LIMIT,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Ledgers and locks to list, each a read of its own; all are counted.")
+    ] = 1000,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Whether it is enabled, who audits, which ledgers lack copies and since when, and who repairs which."""
+    from storage_node.autorecovery.status import recovery_status
+    from storage_node.edge import SystemClock
+
     found = _in_cluster(conf, lambda store, root: recovery_status(store, root, SystemClock(), limit=limit))
     typer.echo(json.dumps(asdict(found), indent=2) if output is Output.JSON else "\n".join(_lines(found)))
 
 
 def _switch(conf: Path, output: Output, *, on: bool) -> None:
+    from storage_node.autorecovery.status import switch
+
     changed = _in_cluster(conf, lambda store, root: switch(store, root, on=on))
     if output is Output.JSON:
         typer.echo(json.dumps({"enabled": on, "changed": changed}))
@@ -70,6 +76,11 @@ def _switch(conf: Path, output: Output, *, on: bool) -> None:
 
 
 def _in_cluster(conf: Path, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
+    import asyncio
+
+    from storage_node.autorecovery.settings import MetadataSettings
+    from storage_node.bookie.settings import read_properties
+
     where = MetadataSettings.from_mapping(read_properties(conf))
 
     async def run_it() -> T:
@@ -92,7 +103,7 @@ def _lines(found: RecoveryStatus) -> list[str]:
         "a single lost bookie has "
         + ("its auditor's lostBookieRecoveryDelay" if delay is None else f"{delay} s")
         + " to come back",
-        f"{found.marked} ledgers lack copies, {found.locked} are locked",
+        f"{counted(found.marked, 'ledger lacks', 'ledgers lack')} copies, {counted(found.locked, 'is', 'are')} locked",
     ]
     for ledger in found.ledgers:
         missing = "its mark cannot be read" if ledger.missing is None else f"lacks {', '.join(ledger.missing)}"
@@ -100,4 +111,8 @@ def _lines(found: RecoveryStatus) -> list[str]:
         lines.append(f"ledger {ledger.ledger_id}: {missing}{age}")
     lines += [f"ledger {lock.ledger_id}: locked by {lock.owner or 'somebody'}" for lock in found.locks]
     hidden = found.marked - len(found.ledgers)
-    return [*lines, f"{hidden} more ledgers are not listed (--limit)"] if hidden > 0 else lines
+    return (
+        [*lines, f"{counted(hidden, 'more ledger is', 'more ledgers are')} not listed (--limit)"]
+        if hidden > 0
+        else lines
+    )

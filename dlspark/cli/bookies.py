@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlspark.cli.common import Output, OutputOption
-from dlspark.errors import CallerError
-from storage_node.bookie.tools.commands import Report
+from metadata.errors import CallerError
+
+if TYPE_CHECKING:
+    from storage_node.bookie.tools.commands import Report
 
 ConfOption = Annotated[Path, typer.Option("--conf", help="The node's properties file.")]
 IdOption = Annotated[str | None, typer.Option("--bookie-id", help="Default: the one whose directories these are.")]

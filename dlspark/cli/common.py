@@ -5,11 +5,13 @@ options `--uri`, `--conf`, `--set` and `--output` behind its own. Every result i
 it has no end; text is for people, and may change.
 
 Exit status: 0 done; 1 not done, and standard error says why; 2 wrong usage; 3 done, and what was found needs a person.
+
+The modules of the commands are imported to print any `--help`, so they import only what their options need; what a
+command works with is imported where it works.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import os
@@ -21,23 +23,22 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Concatenate, ParamSpec, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Concatenate, ParamSpec, TypeAlias, get_type_hints
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings import Settings
-from dlspark.errors import CallerError, DistributedLogError
-from storage_node.autorecovery.pacing import for_each
+from dlspark.cli.tables import Table
+from dlspark.place import uri_or_known
+from metadata.errors import CallerError, DistributedLogError
+
+if TYPE_CHECKING:
+    from dlspark.core.namespace import AsyncNamespace
+    from dlspark.core.settings import Settings
 
 P = ParamSpec("P")
 
 ATTENTION = 3
 """Exit status of a command that was done, and found what needs a person."""
-_TABLE_WIDTH = 130
-"""Wide enough for every column; a narrower terminal wraps lines rather than losing digits."""
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 UriOption = Annotated[
@@ -70,14 +71,8 @@ OutputOption = Annotated[Output, typer.Option("--output", help="How the result i
 
 
 def namespace_uri(uri: str | None) -> str:
-    """The URI given by option or environment. Raises CallerError where there is none."""
-    found = uri or os.environ.get("DLSPARK_URI")
-    if not found:
-        raise CallerError(
-            "no namespace was named",
-            advice="Give --uri distributedlog://host:port/path or set DLSPARK_URI (dlspark sandbox status prints it)",
-        )
-    return found
+    """The URI given by option or environment, or that of a running sandbox. Raises CallerError where there is none."""
+    return uri_or_known(uri, "Give --uri distributedlog://host:port/path")
 
 
 def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
@@ -85,6 +80,8 @@ def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
 
     Raises SettingsError, and CallerError for a value without '='.
     """
+    from dlspark.core.settings import Settings
+
     if conf is None:
         settings = Settings.from_environment()
     else:
@@ -129,22 +126,20 @@ def print_result(output: Output, result: Mapping[str, Json], text: str | Table |
     """Print `result` as JSON, or `text`."""
     if output is Output.JSON:
         typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
-    elif isinstance(text, Table):
-        console = Console()
-        console.width = max(console.width, _TABLE_WIDTH)
-        console.print(text)
-    else:
-        for line in [text] if isinstance(text, str) else text:
-            typer.echo(line)
+        return
+    for line in text.lines() if isinstance(text, Table) else [text] if isinstance(text, str) else text:
+        typer.echo(line)
 
 
-class _Opening(AbstractAsyncContextManager[AsyncNamespace]):
+class _Opening(AbstractAsyncContextManager["AsyncNamespace"]):
     def __init__(self, uri: str, settings: Settings) -> None:
         self._uri = uri
         self._settings = settings
         self._opened: AsyncNamespace | None = None
 
     async def __aenter__(self) -> AsyncNamespace:
+        from dlspark.core.namespace import AsyncNamespace
+
         self._opened = await AsyncNamespace.open(self._uri, self._settings)
         return self._opened
 
@@ -171,6 +166,11 @@ def over_namespace(command: Callable[Concatenate[At, P], Awaitable[None]]) -> Ca
     ]
 
     def run(**given: object) -> None:
+        import asyncio
+
+        # Here, because a loop that runs takes Ctrl-C for itself: it would wait for the end of the imports.
+        import metadata.zookeeper  # noqa: F401
+
         uri, conf, values, output = (given.pop(name) for name in ("uri", "conf", "values", "output"))
         at = At(namespace_uri(uri), settings_of(conf, values), output)  # type: ignore[arg-type]
         asyncio.run(_awaited(command(at, **given)))  # type: ignore[call-arg,arg-type]
@@ -223,6 +223,8 @@ async def each(names: Sequence[str], concurrency: int, work: Callable[[str], Awa
 
     The failure of a single one is raised.
     """
+    from storage_node.autorecovery.pacing import for_each
+
     failed: list[str] = []
 
     async def attempt(name: str) -> None:
@@ -248,10 +250,7 @@ def exit_with(*, failed: Sequence[str] = (), attention: bool = False) -> None:
 
 def table(*columns: str, rows: Iterable[Sequence[object]] = ()) -> Table:
     """A table for people; None is an empty cell."""
-    made = Table(*columns)
-    for row in rows:
-        made.add_row(*("" if cell is None else str(cell) for cell in row))
-    return made
+    return Table(columns, rows)
 
 
 def when(epoch_ms: int) -> str:

@@ -5,7 +5,7 @@ They end with status 3 where faults were found (inspect) or are left (check, rep
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,9 +23,13 @@ from dlspark.cli.common import (
     exit_with,
     over_namespace,
 )
-from dlspark.core.administration.inspection import Finding, Kind, LogInspection, inspect_log
-from dlspark.core.administration.repair import LogCheck, Repair, check_log, raise_number
-from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.administration.kinds import Kind
+from metadata.plurals import counted
+
+if TYPE_CHECKING:
+    from dlspark.core.administration.inspection import Finding, LogInspection
+    from dlspark.core.administration.repair import LogCheck, Repair
+    from dlspark.core.namespace import AsyncNamespace
 
 
 @over_namespace
@@ -40,6 +44,8 @@ async def inspect(
     concurrency: ConcurrencyOption = 4,
 ) -> None:
     """Look for what is wrong in the metadata of logs, all of them if none is named. Nothing is changed."""
+    from dlspark.core.administration.inspection import inspect_log
+
     found: dict[str, LogInspection] = {}
     async with at.open() as namespace:
         chosen = await chosen_logs(namespace, names, pattern)
@@ -64,9 +70,13 @@ async def inspect(
         text = [name for name, of_log in findings.items() if of_log]
     else:
         text = [f"{name}: {one.kind.value}: {one.what}" for name, of_log in findings.items() for one in of_log]
-        text.append(f"{len(found)} logs were inspected, {sum(map(_has_fault, findings.values()))} have faults")
+        text.append(_faulty(len(found), "inspected", sum(map(_has_fault, findings.values()))))
     at.result({"inspected": len(found), "logs": rows, "failed": failed}, text)
     exit_with(failed=failed, attention=any(map(_has_fault, findings.values())))
+
+
+def _faulty(logs: int, done: str, faulty: int) -> str:
+    return f"{counted(logs, 'log was', 'logs were')} {done}, {counted(faulty, 'has', 'have')} faults"
 
 
 def _has_fault(findings: list[Finding]) -> bool:
@@ -100,7 +110,7 @@ async def check(
         if repairable and not dry_run:
             if not at.as_json:
                 _tell(found)
-            confirm(f"Repair the metadata of {len(repairable)} logs?", yes=yes)
+            confirm(f"Repair the metadata of {counted(len(repairable), 'log')}?", yes=yes)
             repaired, unrepaired = await _checked(namespace, repairable, concurrency, repair=True)
             found |= repaired
             failed = sorted({*failed, *unrepaired})
@@ -116,7 +126,7 @@ async def check(
     ]
     text = [f"{name}: repaired: {one.finding.what}" for name in sorted(found) for one in found[name].repairs]
     text += [f"{name}: {one.kind.value}: {one.what}" for name in sorted(found) for one in found[name].left]
-    text.append(f"{len(found)} logs were checked, {sum(bool(one.left) for one in found.values())} have faults")
+    text.append(_faulty(len(found), "checked", sum(bool(one.left) for one in found.values())))
     at.result({"checked": len(found), "logs": rows, "failed": failed, "dry_run": dry_run}, text)
     exit_with(failed=failed, attention=any(one.left for one in found.values()))
 
@@ -127,6 +137,8 @@ _REPAIRABLE = {Kind.LOW_NUMBER, Kind.SHORT, Kind.OPEN_LEDGER}
 async def _checked(
     namespace: AsyncNamespace, names: list[str], concurrency: int, *, repair: bool
 ) -> tuple[dict[str, LogCheck], list[str]]:
+    from dlspark.core.administration.repair import check_log
+
     found: dict[str, LogCheck] = {}
 
     async def look(name: str) -> None:
@@ -184,6 +196,8 @@ async def repair_lssn(
 async def _renumbered(
     namespace: AsyncNamespace, names: list[str], concurrency: int, *, dry_run: bool
 ) -> tuple[dict[str, Repair], list[str]]:
+    from dlspark.core.administration.repair import raise_number
+
     found: dict[str, Repair] = {}
 
     async def work(name: str) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,22 +23,16 @@ from dlspark.cli.common import (
     when,
 )
 from dlspark.cli.logs import HexOption
-from dlspark.core.administration.audit import (
-    MIN_AGE_MS,
-    LedgerAudit,
-    Space,
-    UnnamedLedger,
-    Verdict,
-    audit_ledgers,
-    cluster_space,
-    delete_ledgers,
-    log_space,
-)
-from dlspark.core.administration.ledger_entries import ReadEntry, find_ledger, read_entries, read_lac, recover_ledger
-from dlspark.errors import CallerError
+from metadata.errors import CallerError
+from metadata.plurals import counted
 from metadata.segments import VERSION
 
+if TYPE_CHECKING:
+    from dlspark.core.administration.audit import LedgerAudit, Space, UnnamedLedger
+    from dlspark.core.administration.ledger_entries import ReadEntry
+
 _HOUR_MS = 3_600_000
+_MIN_AGE_HOURS = 24.0
 
 LedgerArgument = Annotated[int, typer.Argument(min=0, help="Ledger id.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Though somebody may need it whom nothing names.")]
@@ -53,6 +47,8 @@ AgeOption = Annotated[
 @over_namespace
 async def find(at: At, ledger: LedgerArgument) -> None:
     """Tell which log of the namespace, or what else in it, has a ledger. Exits with 3 if nothing has."""
+    from dlspark.core.administration.ledger_entries import find_ledger
+
     async with at.open() as namespace:
         found = await find_ledger(namespace.services, ledger)
     rows: list[Json] = [
@@ -76,6 +72,8 @@ async def find(at: At, ledger: LedgerArgument) -> None:
 @over_namespace
 async def lac(at: At, ledger: LedgerArgument) -> None:
     """Print a ledger's last add confirmed, its state and where its entries are. Its writer is not disturbed."""
+    from dlspark.core.administration.ledger_entries import read_lac
+
     async with at.open() as namespace:
         metadata, last = await read_lac(namespace.services, ledger)
     ensembles: list[Json] = [{"first": one.first_entry, "nodes": list(one.bookies)} for one in metadata.ensembles]
@@ -112,6 +110,8 @@ async def read_entries_of(
     ] = VERSION,
 ) -> None:
     """Print a ledger's entries with their records, a JSON line or some lines each. Exits with 3 if any is damaged."""
+    from dlspark.core.administration.ledger_entries import read_entries
+
     damaged = False
     async with at.open() as namespace:
         entries = read_entries(namespace.services, ledger, first, last, every_copy=every_copy, metadata_version=version)
@@ -152,7 +152,7 @@ def _entry_lines(entry: ReadEntry, records: list[dict[str, Json]], show_lac: boo
     where = f" on {entry.bookie}" if entry.bookie is not None else ""
     lac_text = f", LAC {entry.last_add_confirmed}" if show_lac else ""
     state = "DAMAGED" if entry.corrupt else "not read"
-    what = f"{entry.length} bytes{lac_text}" if entry.error is None else f"{state}: {entry.error}"
+    what = f"{counted(entry.length, 'byte')}{lac_text}" if entry.error is None else f"{state}: {entry.error}"
     lines = [f"entry {entry.entry_id}{where}: {what}"]
     for one in records:
         value = one.get("value", f"{one['bytes']} bytes")
@@ -164,6 +164,8 @@ def _entry_lines(entry: ReadEntry, records: list[dict[str, Json]], show_lac: boo
 @over_namespace
 async def recover(at: At, ledger: LedgerArgument, force: ForceOption = False, yes: YesOption = False) -> None:
     """Fence a ledger's writer and close the ledger. Refused while its log is written."""
+    from dlspark.core.administration.ledger_entries import recover_ledger
+
     confirm(f"Cut off whoever writes ledger {ledger}, and close it?", yes=yes)
     async with at.open() as namespace:
         last = await recover_ledger(namespace.services, ledger, namespace.settings, force=force)
@@ -176,17 +178,19 @@ async def delete(
     ledgers: Annotated[list[int] | None, typer.Argument(metavar="[LEDGER]...", help="Ledger ids.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A file with ids, as audit --orphans writes it.")] = None,
     also: AlsoOption = None,
-    min_age: AgeOption = MIN_AGE_MS / _HOUR_MS,
+    min_age: AgeOption = _MIN_AGE_HOURS,
     force: ForceOption = False,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Delete ledgers that nothing names; one that is in use never. Exits with 3 if any was left."""
+    from dlspark.core.administration.audit import Verdict, delete_ledgers
+
     wanted = sorted({*(ledgers or ()), *(_ids_in(file) if file is not None else ())})
     if not wanted:
         raise CallerError("no ledger was named", advice="Give ids, or --file")
     if not dry_run:
-        confirm(f"Delete {len(wanted)} ledgers?", yes=yes)
+        confirm(f"Delete {counted(len(wanted), 'ledger')}?", yes=yes)
     async with AsyncExitStack() as stack:
         services = [(await stack.enter_async_context(at.open(uri))).services for uri in (None, *(also or ()))]
         done = await delete_ledgers(services, wanted, min_age_ms=int(min_age * _HOUR_MS), force=force, dry_run=dry_run)
@@ -213,7 +217,7 @@ def _ids_in(file: Path) -> list[int]:
 async def audit(
     at: At,
     also: AlsoOption = None,
-    min_age: AgeOption = MIN_AGE_MS / _HOUR_MS,
+    min_age: AgeOption = _MIN_AGE_HOURS,
     orphans: Annotated[
         Path | None, typer.Option("--orphans", help="Write the orphans' ids to this file, one a line.")
     ] = None,
@@ -223,6 +227,8 @@ async def audit(
     Everything on the namespaces' ZooKeeper ensembles counts, whatever namespace it belongs to; namespaces on other
     ensembles must be named with --also, or their ledgers look like orphans.
     """
+    from dlspark.core.administration.audit import audit_ledgers
+
     async with AsyncExitStack() as stack:
         services = [(await stack.enter_async_context(at.open(uri))).services for uri in (None, *(also or ()))]
         found = await audit_ledgers(services, min_age_ms=int(min_age * _HOUR_MS))
@@ -263,12 +269,14 @@ def _unnamed(one: UnnamedLedger) -> dict[str, Json]:
 
 def _audit_lines(found: LedgerAudit) -> list[str]:
     uses = ", ".join(f"{count} {use}" for use, count in found.uses.items())
-    lines = [f"{found.ledgers} ledgers: {uses}; nothing names {len(found.unnamed)}"]
+    lines = [f"{counted(found.ledgers, 'ledger')}: {uses}; nothing names {len(found.unnamed)}"]
     for one in found.unnamed:
-        size = "not closed" if one.length is None else f"{one.length} bytes"
+        size = "not closed" if one.length is None else counted(one.length, "byte")
         lines.append(f"ledger {one.ledger_id}: {one.verdict.value}, since {when(one.created_ms)}, {size}")
     lines += [f"ledger {one.ledger_id}: missing, {one.path} has it" for one in found.missing]
-    lines += [f"ledger {ledger}: in {len(paths)} segments: {', '.join(paths)}" for ledger, paths in found.shared]
+    lines += [
+        f"ledger {ledger}: in {counted(len(paths), 'segment')}: {', '.join(paths)}" for ledger, paths in found.shared
+    ]
     return lines + [f"{one.path} cannot be read: {one.why}" for one in found.unreadable]
 
 
@@ -282,6 +290,8 @@ async def space(
     cluster: Annotated[bool, typer.Option("--cluster", help="All ledgers of the BookKeeper cluster.")] = False,
 ) -> None:
     """Tell how many bytes logs hold, or the whole cluster: payload, and with all copies."""
+    from dlspark.core.administration.audit import Space, cluster_space, log_space
+
     async with at.open() as namespace:
         if cluster:
             found = {"": await cluster_space(namespace.services)}

@@ -29,7 +29,8 @@ from dlspark.cli.common import (
 from dlspark.cli.logs import HexOption
 from dlspark.cli.records import record_as_json, record_as_text
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.errors import CallerError, LogEmptyError
+from metadata.errors import CallerError
+from metadata.plurals import counted
 from metadata.store import ANY_VERSION
 
 SubscriberArgument = Annotated[str, typer.Argument(help="The subscriber's id.")]
@@ -44,6 +45,8 @@ async def tail(
     as_hex: HexOption = False,
 ) -> None:
     """Print a log's last records, then those that come."""
+    from dlspark.errors import LogEmptyError
+
     async with at.open() as namespace, await namespace.open_log(name) as log:
         try:
             last = await log.last_record()
@@ -101,7 +104,9 @@ async def metadata_set(
         data = (text or "").encode()
     async with at.open() as namespace, await namespace.open_log(name) as log:
         new = await log.set_metadata(data, version)
-    at.result({"log": name, "version": new}, f"{len(data)} bytes are kept with {name}, version {new}")
+    at.result(
+        {"log": name, "version": new}, f"{counted(len(data), 'byte is', 'bytes are')} kept with {name}, version {new}"
+    )
 
 
 def _read(file: Path) -> bytes:
@@ -138,7 +143,7 @@ async def subscribers_delete(
     deleted: list[str] = []
     async with at.open() as namespace:
         chosen = await chosen_logs(namespace, names, pattern)
-        confirm(f"Forget where {subscriber} is in {len(chosen)} logs?", yes=yes)
+        confirm(f"Forget where {subscriber} is in {counted(len(chosen), 'log')}?", yes=yes)
 
         async def forget(name: str) -> None:
             async with await namespace.open_log(name) as log:

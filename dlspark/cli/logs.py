@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,16 +25,13 @@ from dlspark.cli.common import (
     table,
     when,
 )
-from dlspark.core.administration.ledger_entries import copies_by_bookie
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.records import MAX_TXID
-from dlspark.core.lifecycle.retention import older_than
-from dlspark.core.lifecycle.status import segment_state
-from dlspark.core.lifecycle.truncation import truncation
-from dlspark.core.namespace import AsyncNamespace
-from dlspark.errors import CallerError, LogExistsError
-from metadata.errors import NoNodeError
-from metadata.logs import SegmentMetadata
+from metadata.errors import CallerError, NoNodeError
+from metadata.plurals import counted
+
+if TYPE_CHECKING:
+    from dlspark.core.namespace import AsyncNamespace
+    from metadata.segments import SegmentMetadata
 
 MAX_CREATED = 100_000
 """Logs that one expression may stand for."""
@@ -56,22 +53,35 @@ async def create(
 ) -> None:
     """Create an empty log, or many by an expression; those that exist are left as they are."""
     names = [name] if expression is None else [name + suffix for suffix in suffixes(expression)]
+    from dlspark.errors import LogExistsError
+
+    existed: set[str] = set()
     async with at.open() as namespace:
 
         async def make(one: str) -> None:
             for _ in range(_CREATIONS):
+                there = await namespace.log_exists(one)
+                if there and metadata:
+                    raise LogExistsError(
+                        "it exists already; its metadata were left as they are",
+                        log=one,
+                        advice=f"Change them with: dlspark log metadata set {one} TEXT",
+                    )
                 try:
+                    # Also of one that is there: what half of a creation left is completed.
                     await namespace.create_log(one, metadata.encode())
-                    return
                 except LogExistsError:
-                    # Somebody else made it, or one of ours the folder that both are in.
-                    if await namespace.log_exists(one):
-                        return
+                    continue  # somebody else made it meanwhile, or one of ours the folder that both are in
+                if there:
+                    existed.add(one)
+                return
             raise LogExistsError("other logs keep being created beside it; it was not", log=one)
 
         failed = await each(names, 16, make)
-    created = [one for one in names if one not in failed]
-    at.result({"created": created, "failed": failed}, [f"created {one}" for one in created])
+    created = [one for one in names if one not in existed and one not in failed]
+    kept = [one for one in names if one in existed]
+    text = [f"created {one}" for one in created] + [f"{one} exists already; it was left as it is" for one in kept]
+    at.result({"created": created, "existed": kept, "failed": failed}, text)
     exit_with(failed=failed)
 
 
@@ -143,7 +153,7 @@ async def show(
         rows = [_as_dict(one) for one in listed]
         for row, segment in zip(rows, listed, strict=True) if placement else ():
             row["placement"] = await _placement(namespace, segment)
-    head = f"{name}: {len(status.segments)} segments, {status.records} records in completed ones"
+    head = f"{name}: {counted(len(status.segments), 'segment')}, {counted(status.records, 'record')} in completed ones"
     owner = "sealed" if status.sealed else f"written by {status.owner}" if status.owner else "nobody writes it"
     result: dict[str, Json] = {
         "log": status.name,
@@ -177,6 +187,8 @@ def _cells(row: dict[str, Json]) -> list[Json]:
 
 
 async def _placement(namespace: AsyncNamespace, segment: SegmentMetadata) -> Json:
+    from dlspark.core.administration.ledger_entries import copies_by_bookie
+
     try:
         ledger = (await namespace.services.ledger_store.read(segment.ledger_id)).value
     except NoNodeError:
@@ -186,6 +198,8 @@ async def _placement(namespace: AsyncNamespace, segment: SegmentMetadata) -> Jso
 
 
 def _as_dict(segment: SegmentMetadata) -> dict[str, Json]:
+    from dlspark.core.lifecycle.status import segment_state
+
     closed = not segment.in_progress
     return {
         "segment": segment.lssn,
@@ -261,6 +275,9 @@ async def truncate(
     dry_run: DryRunOption = False,
 ) -> None:
     """Hide the records below a DLSN from readers, for good. Nothing is deleted by it: see `purge`."""
+    from dlspark.core.lifecycle.status import segment_state
+    from dlspark.core.lifecycle.truncation import truncation
+
     wanted = DLSN.parse(dlsn)
     async with at.open() as namespace, await namespace.open_log(name) as log:
         if dry_run:
@@ -281,34 +298,39 @@ async def purge(
     names: NamesArgument = None,
     pattern: FilterOption = None,
     before: Annotated[
-        int, typer.Option("--before", min=0, help="Lowest transaction id to keep; all but the newest if not said.")
-    ] = MAX_TXID,
+        int | None,
+        typer.Option("--before", min=0, help="Lowest transaction id to keep; all but the newest if not said."),
+    ] = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     concurrency: ConcurrencyOption = 4,
 ) -> None:
     """Delete the oldest completed segments of logs that nobody writes. The newest completed one always stays."""
+    from dlspark.core.codec.records import MAX_TXID
+    from dlspark.core.lifecycle.retention import older_than
+
+    lowest = MAX_TXID if before is None else before
     purged: dict[str, int] = {}
     async with at.open() as namespace:
         chosen = await some_logs(namespace, names, pattern)
         if not dry_run:
             what = chosen[0] if len(chosen) == 1 else f"{len(chosen)} logs"
-            which = "but the newest completed" if before == MAX_TXID else f"below transaction id {before}"
+            which = "but the newest completed" if lowest == MAX_TXID else f"below transaction id {lowest}"
             confirm(f"Delete the segments of {what}, all {which}?", yes=yes or not chosen)
 
         async def purge_one(name: str) -> None:
             async with await namespace.open_log(name) as log:
                 if dry_run:
-                    purged[name] = len(older_than(await log.segments(), before))
+                    purged[name] = len(older_than(await log.segments(), lowest))
                 else:
-                    purged[name] = await log.purge_older_than(before)
+                    purged[name] = await log.purge_older_than(lowest)
 
         failed = await each(chosen, concurrency, purge_one)
     done = sorted(purged.items())
     rows: list[Json] = [{"log": name, "segments": segments} for name, segments in done]
     did = "would be deleted" if dry_run else "deleted"
     result: dict[str, Json] = {"purged": rows, "failed": failed, "dry_run": dry_run}
-    at.result(result, [f"{name}: {segments} segments {did}" for name, segments in done])
+    at.result(result, [f"{name}: {counted(segments, 'segment')} {did}" for name, segments in done])
     exit_with(failed=failed)
 
 

@@ -28,9 +28,10 @@ from dlspark.cli import (
     sinks,
     streams,
 )
-from dlspark.errors import DistributedLogError
 from dlspark.version import __version__
+from metadata.errors import DistributedLogError
 
+_LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -39,6 +40,7 @@ app = typer.Typer(
     help="Apache DistributedLog in Python, as a Spark-native connector.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # importing rich takes longer than all the rest of `--help`
 )
 
 
@@ -60,6 +62,31 @@ def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(0) from None
 
     return wrapped
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say on standard error what is done, and in which namespace.")
+    ] = False,
+) -> None:
+    """Apache DistributedLog in Python, as a Spark-native connector."""
+    # Without the option only warnings are printed, as Python does where logging was not set up.
+    if verbose:
+        import logging
+
+        logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=_LOG_FORMAT)
+        for name in ("dlspark", "storage_node", "metadata"):
+            logging.getLogger(name).setLevel(logging.INFO)
 
 
 @app.command()

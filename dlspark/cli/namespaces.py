@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlspark.cli.common import At, Json, NameArgument, YesOption, confirm, over_namespace
-from dlspark.core.binding import bind as bind_namespace
-from dlspark.core.binding import find_binding
-from dlspark.core.binding import unbind as unbind_namespace
-from dlspark.core.writing.allocator_pool import list_pools
-from dlspark.errors import NotBoundError
-from metadata.bindings import Binding
-from metadata.namespaces import NamespaceUri
-from metadata.permissions import Permissions
+from metadata.plurals import counted
+
+if TYPE_CHECKING:
+    from metadata.bindings import Binding
+    from metadata.permissions import Permissions
 
 
 def _servers(name: str, what: str) -> object:
@@ -53,6 +50,8 @@ async def bind(
     yes: YesOption = False,
 ) -> None:
     """Make a namespace at --uri, or bind one anew (asks before it replaces a binding). Logs stay."""
+    from dlspark.core.binding import bind as bind_namespace
+
     before = await _own_binding(at)
     if before is not None:
         confirm(f"{at.uri} is bound already. Replace its binding?", yes=yes)
@@ -75,6 +74,9 @@ async def bind(
 
 
 async def _own_binding(at: At) -> Binding | None:
+    from dlspark.core.binding import find_binding
+    from metadata.namespaces import NamespaceUri, NotBoundError
+
     try:
         binding, path = await find_binding(at.uri, settings=at.settings)
     except NotBoundError:
@@ -89,6 +91,8 @@ async def unbind(
     yes: YesOption = False,
 ) -> None:
     """Take a namespace's binding away."""
+    from dlspark.core.binding import unbind as unbind_namespace
+
     confirm(f"Unbind {at.uri}?", yes=yes)
     await unbind_namespace(at.uri, force=force, settings=at.settings)
     at.result({"uri": at.uri, "bound": False}, f"{at.uri} is not bound any more")
@@ -97,6 +101,8 @@ async def unbind(
 @over_namespace
 async def show(at: At) -> None:
     """Show what a namespace is bound to."""
+    from dlspark.core.binding import find_binding
+
     binding, path = await find_binding(at.uri, settings=at.settings)
     at.result({"uri": at.uri, "bound_at": path, "binding": _as_dict(binding)}, [f"bound at {path}", *_lines(binding)])
 
@@ -128,6 +134,8 @@ async def acl_show(
     at: At, name: Annotated[str | None, typer.Argument(metavar="[LOG]", help="A log; the default if not said.")] = None
 ) -> None:
     """Show the default entry and the logs that have one of their own, or what holds for a log."""
+    from metadata.permissions import Permissions
+
     async with at.open() as namespace:
         control = namespace.access_control
         own = await control.get(name)
@@ -156,7 +164,7 @@ async def acl_set_default(
     release: DenyRelease = False,
 ) -> None:
     """Set what is denied on logs that have no entry of their own; what is not named is allowed."""
-    await _set(at, None, Permissions(write, truncate, delete, acquire, release))
+    await _set(at, None, write, truncate, delete, acquire, release)
 
 
 @over_namespace
@@ -170,10 +178,13 @@ async def acl_set(
     release: DenyRelease = False,
 ) -> None:
     """Set what is denied on one log, in place of the default; what is not named is allowed."""
-    await _set(at, name, Permissions(write, truncate, delete, acquire, release))
+    await _set(at, name, write, truncate, delete, acquire, release)
 
 
-async def _set(at: At, name: str | None, permissions: Permissions) -> None:
+async def _set(at: At, name: str | None, *denials: bool) -> None:
+    from metadata.permissions import Permissions
+
+    permissions = Permissions(*denials)
     async with at.open() as namespace:
         await namespace.access_control.set(permissions, name)
     denied = _denied(permissions)
@@ -198,12 +209,17 @@ FolderOption = Annotated[
 @over_namespace
 async def pool_list(at: At, folder: FolderOption = None) -> None:
     """List the pools of ledgers that were made in advance."""
+    from dlspark.core.writing.allocator_pool import list_pools
+
     async with at.open() as namespace:
         pools = await list_pools(namespace.services, folder)
     rows: list[Json] = [{"pool": name, "allocators": len(ready), "ledgers": _ids(ready)} for name, ready in pools]
     at.result(
         {"pools": rows},
-        [f"{name}: {len(ready)} allocators, ledgers ready: {_ids(ready) or 'none'}" for name, ready in pools],
+        [
+            f"{name}: {counted(len(ready), 'allocator')}, ledgers ready: {_ids(ready) or 'none'}"
+            for name, ready in pools
+        ],
     )
 
 
@@ -222,4 +238,4 @@ async def pool_delete(
     confirm(f"Delete the pool {name} with its ledgers?", yes=yes)
     async with at.open() as namespace:
         deleted = await namespace.delete_allocator_pool(name, folder)
-    at.result({"pool": name, "ledgers_deleted": deleted}, f"{name} is deleted, with {deleted} ledgers")
+    at.result({"pool": name, "ledgers_deleted": deleted}, f"{name} is deleted, with {counted(deleted, 'ledger')}")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dlspark.cli.common import Json, shown
-from dlspark.core.codec.records import LogRecord
+from metadata.plurals import counted
+
+if TYPE_CHECKING:
+    from dlspark.core.codec.records import LogRecord
 
 
 def record_as_json(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> dict[str, Json]:
@@ -18,5 +23,5 @@ def record_as_json(record: LogRecord, *, as_hex: bool = False, payload: bool = T
 
 def record_as_text(record: LogRecord, *, as_hex: bool = False, payload: bool = True) -> str:
     """A record on a line; without its payload how long that is."""
-    text = shown(record.payload, as_hex=as_hex) if payload else f"{len(record.payload)} bytes"
+    text = shown(record.payload, as_hex=as_hex) if payload else counted(len(record.payload), "byte")
     return f"{record.dlsn!s:<16} {record.txid:>15}  {text}"

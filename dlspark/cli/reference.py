@@ -17,7 +17,8 @@ INTRODUCTION: Final = """# The command line
 
 ## What holds for all commands
 
-* The namespace is given by `--uri`, or by the environment variable `DLSPARK_URI`.
+* The namespace is given by `--uri`, else by the environment variable `DLSPARK_URI`, else it is that of the sandbox
+  which runs on this machine (in its default directory). `dlspark --verbose COMMAND` says which it was.
 * Settings are those of the library ([settings.md](settings.md)): the environment's; `--conf FILE` takes the place of
   the file that `DLSPARK_CONF` names; `--set key=value` goes over all. `lockTimeoutSeconds` says how long a command
   waits for a log that somebody writes: `--set lockTimeoutSeconds=0` does not wait.
@@ -26,6 +27,10 @@ INTRODUCTION: Final = """# The command line
 * What cannot be undone asks first. `--yes` answers; without a terminal and `--yes` it is refused.
 * A log that somebody writes is not truncated, purged, deleted, sealed or repaired, nor are its ledgers recovered: all
   that takes the log's lock, and the error names who has it.
+* What is asked for and is there already is no failure, as with upstream: `log create` says that a log exists, leaves it
+  as it is, and ends with 0. With `--metadata`, which would not be stored then, it ends with 1.
+* Tables are as wide as the terminal, 80 columns where there is none; what does not fit beside goes below. For programs
+  there is `--output json`.
 * Of several logs, those that fail are told on standard error, and the others are done.
 
 | exit status | means |

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,25 +11,32 @@ from typing import Annotated
 
 import typer
 
-from dlspark.errors import CallerError, NotAppliedError
-from dlspark.sandbox import DEFAULT_NODES, START_TIMEOUT_S, STOP_TIMEOUT_S, Sandbox, SandboxState
-from metadata.private_files import DIRECTORY_MODE
+from dlspark.sandbox_state import DEFAULT_NODES, SandboxState, default_directory
+from metadata.errors import CallerError, NotAppliedError
 
-DEFAULT_DIRECTORY = Path.home() / ".dlspark" / "sandbox"
-
-DirectoryOption = Annotated[Path, typer.Option("--dir", help="Where the sandbox keeps its data, across restarts.")]
+DirectoryOption = Annotated[
+    Path | None,
+    typer.Option("--dir", help="Where the sandbox keeps its data, across restarts; ~/.dlspark/sandbox if not said."),
+]
 
 
 def start(
-    directory: DirectoryOption = DEFAULT_DIRECTORY,
-    nodes: Annotated[int, typer.Option(help="Storage nodes (three replicas and a spare).", min=1)] = DEFAULT_NODES,
-    port: Annotated[int, typer.Option(help="ZooKeeper's port; 0 picks a free one and keeps it.", min=0)] = 0,
+    directory: DirectoryOption = None,
+    nodes: Annotated[
+        int,
+        typer.Option(help="Storage nodes. 4: three copies and a spare; with 1 or 2 there are as many copies.", min=1),
+    ] = DEFAULT_NODES,
+    port: Annotated[int, typer.Option(help="ZooKeeper's port; 0 picks a free one and keeps it.", min=0, max=65535)] = 0,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it serves; stop it with `stop`.")] = False,
     auto_recovery: Annotated[
         bool, typer.Option("--auto-recovery", help="Copy what a lost storage node held to the others.")
     ] = False,
 ) -> None:
-    """Start ZooKeeper and the storage nodes and print the namespace's URI."""
+    """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs, it is the namespace of all
+    that is told of no other (the one in the default directory)."""
+    from dlspark.sandbox import Sandbox
+
+    directory = directory or default_directory()
     if detach:
         typer.echo(_start_detached(directory, nodes, port, auto_recovery))
         return
@@ -46,13 +51,22 @@ def start(
             typer.echo("stopping", err=True)
 
 
-def stop(directory: DirectoryOption = DEFAULT_DIRECTORY) -> None:
+def stop(directory: DirectoryOption = None) -> None:
     """Stop the sandbox of a directory; its data stay."""
+    from dlspark.sandbox import STOP_TIMEOUT_S
+
+    directory = directory or default_directory()
     state = _known_state(directory)
-    if state.pid is None or not state.running():
+    try:
+        signalled = state.signal_owner(signal.SIGTERM)
+    except PermissionError as error:
+        raise NotAppliedError(
+            f"process {state.pid} of the sandbox in {directory} is another user's; it was not stopped",
+            advice="Stop it as that user",
+        ) from error
+    if not signalled:
         typer.echo(f"the sandbox in {directory} is not running")
         return
-    os.kill(state.pid, signal.SIGTERM)
     deadline = time.monotonic() + 2 * STOP_TIMEOUT_S
     while state.running():
         if time.monotonic() > deadline:
@@ -64,15 +78,16 @@ def stop(directory: DirectoryOption = DEFAULT_DIRECTORY) -> None:
     typer.echo("stopped")
 
 
-def status(directory: DirectoryOption = DEFAULT_DIRECTORY) -> None:
+def status(directory: DirectoryOption = None) -> None:
     """Say whether the sandbox of a directory runs, and its URI. Exits with 3 if it does not run."""
-    state = _known_state(directory)
+    state = _known_state(directory or default_directory())
     if not state.running():
         typer.echo(f"not running; its URI is {state.uri}")
         raise typer.Exit(3)
     typer.echo(state.uri)
     typer.echo(f"process {state.pid}, ZooKeeper on port {state.zookeeper_port}", err=True)
-    typer.echo(f"storage nodes on ports {', '.join(map(str, state.node_ports))}", err=True)
+    ports = ", ".join(map(str, state.node_ports))
+    typer.echo(f"storage {'node on port' if len(state.node_ports) == 1 else 'nodes on ports'} {ports}", err=True)
 
 
 def _known_state(directory: Path) -> SandboxState:
@@ -84,24 +99,51 @@ def _known_state(directory: Path) -> SandboxState:
 
 def _start_detached(directory: Path, nodes: int, port: int, auto_recovery: bool) -> str:
     """Run `sandbox start` in a session of its own and wait for the URI it prints."""
-    directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    import subprocess
+
+    from dlspark.sandbox import START_TIMEOUT_S, child_environment
+    from metadata.private_files import DIRECTORY_MODE
+
+    directory = directory.absolute()
     log = directory / "sandbox.log"
     arguments = ["--dir", str(directory), "--nodes", str(nodes), "--port", str(port)]
     arguments += ["--auto-recovery"] if auto_recovery else []
-    with log.open("wb") as errors:
+    running = SandboxState.load(directory)
+    if running is not None and running.running():
+        raise CallerError(
+            f"a sandbox is already running in {directory} (process {running.pid}, {running.uri})",
+            advice="Use its URI, or stop it first: dlspark sandbox stop",
+        )
+    try:
+        directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        errors = log.open("wb")
+    except OSError as error:
+        raise CallerError(
+            f"the sandbox cannot use its directory: {error.strerror}; it was not started",
+            path=str(directory),
+            advice="Name another directory",
+        ) from error
+    with errors:
         child = subprocess.Popen(
             [sys.executable, "-m", "dlspark.cli", "sandbox", "start", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
+            cwd=directory,  # and not the user's, which Python would put before all else: a metadata.py may be there
+            env=child_environment(),
         )
     output = child.stdout
-    uri = output.readline().decode().strip() if output is not None else ""
+    try:
+        uri = output.readline().decode().strip() if output is not None else ""
+    except KeyboardInterrupt:
+        child.terminate()
+        raise
     if uri:
         return uri
     child.wait(START_TIMEOUT_S)
-    raise NotAppliedError(f"the sandbox did not start: {log.read_text(errors='replace').strip()}")
+    said = log.read_text(errors="replace").strip().removeprefix("dlspark: ")
+    raise NotAppliedError(said or f"the sandbox did not start: its process ended with status {child.returncode}")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlspark.cli.common import At, DryRunOption, Json, YesOption, confirm, over_namespace, table, when
-from dlspark.core.namespace import AsyncNamespace
-from dlspark.spark.sink.survey import MIN_AGE_MS, Survey, Verdict, survey, sweep
-from dlspark.spark.sink.sweep import Sweeper
-from metadata.sink_marks import NO_BATCH
-from metadata.sinks import SinkStore
+from metadata.plurals import counted
+
+if TYPE_CHECKING:
+    from dlspark.core.namespace import AsyncNamespace
+    from dlspark.spark.sink.survey import Survey
+    from metadata.sinks import SinkStore
 
 _HOUR_MS = 3_600_000
+_MIN_AGE_HOURS = 24.0
 
 SinksArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[SINK]...", help="Sinks, as `list` names them; all if none is named.")
@@ -30,7 +32,7 @@ async def list_sinks(
     at: At,
     sinks: SinksArgument = None,
     ledgers: Annotated[bool, typer.Option("--ledgers", help="Each staged ledger.")] = False,
-    min_age: AgeOption = MIN_AGE_MS / _HOUR_MS,
+    min_age: AgeOption = _MIN_AGE_HOURS,
 ) -> None:
     """List Spark's sinks: a query's is its id, with the last batch published and what is staged.
 
@@ -44,6 +46,9 @@ async def list_sinks(
 
 
 def _cells(found: list[Survey], ledgers: bool) -> Iterator[tuple[object, ...]]:
+    from dlspark.spark.sink.survey import Verdict
+    from metadata.sink_marks import NO_BATCH
+
     for one in found:
         counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in Verdict if one.of(verdict)]
         batch = None if one.state.batch == NO_BATCH else one.state.batch
@@ -59,7 +64,7 @@ def _cells(found: list[Survey], ledgers: bool) -> Iterator[tuple[object, ...]]:
 async def sweep_sinks(
     at: At,
     sinks: SinksArgument = None,
-    min_age: AgeOption = MIN_AGE_MS / _HOUR_MS,
+    min_age: AgeOption = _MIN_AGE_HOURS,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
@@ -69,6 +74,9 @@ async def sweep_sinks(
     those that will not commit again. Marks stay, so that a checkpoint's replay is still recognised. Says first what it
     would do, and asks.
     """
+    from dlspark.spark.sink.survey import Verdict, sweep
+    from dlspark.spark.sink.sweep import Sweeper
+
     async with at.open() as namespace:
         store, found = await _survey(namespace, sinks, min_age)
         doomed = [one for one in found if one.sweepable or one.removable]
@@ -76,20 +84,28 @@ async def sweep_sinks(
             if not at.as_json:
                 for line in map(_plan, doomed):
                     typer.echo(line)
-            confirm(f"Delete {sum(len(one.sweepable) for one in doomed)} ledgers?", yes=yes)
+            confirm(f"Delete {counted(sum(len(one.sweepable) for one in doomed), 'ledger')}?", yes=yes)
         sweeper = Sweeper(store, namespace.services.ledgers.delete)
         rows: list[Json] = []
         lines: list[str] = []
         for one in doomed:
             swept, removed = (len(one.sweepable), one.removable) if dry_run else await sweep(sweeper, store, one)
             rows.append({"sink": one.sink_id, "ledgers": swept, "removed": removed})
-            lines.append(_plan(one) if dry_run else f"{one.sink_id}: {swept} ledgers deleted{_gone(removed)}")
+            lines.append(
+                _plan(one) if dry_run else f"{one.sink_id}: {counted(swept, 'ledger')} deleted{_gone(removed)}"
+            )
     live = sum(len(one.of(Verdict.LIVE)) for one in found)
-    lines.append(f"{live} ledgers are left, which queries may still publish" if live else "nothing else is staged")
+    lines.append(
+        f"{counted(live, 'ledger is', 'ledgers are')} left, which queries may still publish"
+        if live
+        else "nothing else is staged"
+    )
     at.result({"sinks": rows, "live": live, "dry_run": dry_run}, lines)
 
 
 def _plan(one: Survey) -> str:
+    from dlspark.spark.sink.survey import Verdict
+
     counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in Verdict if verdict is not Verdict.LIVE]
     return f"{one.sink_id}: to delete: ledgers {', '.join(counts)}{_gone(one.removable)}"
 
@@ -101,6 +117,9 @@ def _gone(removed: bool) -> str:
 async def _survey(
     namespace: AsyncNamespace, names: list[str] | None, min_age_hours: float
 ) -> tuple[SinkStore, list[Survey]]:
+    from dlspark.spark.sink.survey import survey
+    from metadata.sinks import SinkStore
+
     store = SinkStore(namespace.store, namespace.uri.path)
     now_ms = namespace.services.clock.now_ms()
     min_age_ms = int(min_age_hours * _HOUR_MS)
@@ -109,6 +128,9 @@ async def _survey(
 
 
 def _as_json(one: Survey, ledgers: bool) -> dict[str, Json]:
+    from dlspark.spark.sink.survey import Verdict
+    from metadata.sink_marks import NO_BATCH
+
     result: dict[str, Json] = {
         "sink": one.sink_id,
         "kind": one.kind,

@@ -11,18 +11,21 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from enum import Enum
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 from dlspark.cli.common import ConfOption, NameArgument, SetOption, UriOption, namespace_uri, settings_of
 from dlspark.cli.records import record_as_json, record_as_text
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.records import LogRecord
-from dlspark.core.log import EARLIEST, LATEST
-from dlspark.core.sync import LogReader, LogWriter, Namespace, PendingWrite
-from dlspark.errors import CallerError, DistributedLogError, EndOfStreamError
+from metadata.errors import CallerError, DistributedLogError
+from metadata.plurals import counted
 
+if TYPE_CHECKING:
+    from dlspark.core.codec.records import LogRecord
+    from dlspark.core.sync import LogReader, LogWriter, PendingWrite
+
+_EARLIEST, _LATEST = "earliest", "latest"
 _READ_RECORDS = 1_000
 _MAX_PENDING = 10_000
 _MS_PER_S = 1000
@@ -38,20 +41,22 @@ class Output(str, Enum):
 
 def write(name: NameArgument, uri: UriOption = None, conf: ConfOption = None, values: SetOption = None) -> None:
     """Append the lines of standard input, one record each, with the time as transaction id; creates a missing log."""
+    from dlspark.core.sync import Namespace
+
     with (
         Namespace.open(namespace_uri(uri), settings_of(conf, values)) as namespace,
         namespace.open_log(name) as log,
         log.open_writer() as writer,
     ):
         written, last = _write_lines(writer, sys.stdin.buffer)
-    typer.echo(f"{written} records acknowledged" + (f", the last one at {last}" if last else ""), err=True)
+    typer.echo(f"{counted(written, 'record')} acknowledged" + (f", the last one at {last}" if last else ""), err=True)
 
 
 def read(
     name: NameArgument,
     start: Annotated[
         str, typer.Option("--from", help="earliest, latest, a DLSN (3:1200:0), epoch milliseconds or an ISO-8601 time.")
-    ] = EARLIEST,
+    ] = _EARLIEST,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end, until Ctrl-C.")] = False,
     output: Annotated[Output, typer.Option(help="How records are printed.")] = Output.TABLE,
     limit: Annotated[int | None, typer.Option("--limit", "-l", help="Stop after so many records.", min=1)] = None,
@@ -65,6 +70,8 @@ def read(
     position = parse_start(start)
     if output is Output.RAW and (as_hex or skip_payload):
         raise CallerError("--output raw prints payloads as they are", advice="Leave out --hex and --skip-payload")
+    from dlspark.core.sync import Namespace
+
     with (
         Namespace.open(namespace_uri(uri), settings_of(conf, values)) as namespace,
         namespace.open_log(name) as log,
@@ -80,7 +87,7 @@ def read(
 
 def parse_start(text: str) -> DLSN | int | str:
     """A position as `open_reader` takes it. Raises CallerError."""
-    if text in (EARLIEST, LATEST):
+    if text in (_EARLIEST, _LATEST):
         return text
     if re.fullmatch("[0-9]{1,19}", text):
         return int(text)
@@ -114,13 +121,16 @@ def _write_lines(writer: LogWriter, lines: BinaryIO) -> tuple[int, DLSN | None]:
             last = pending.popleft().result()
             acknowledged += 1
     except DistributedLogError:
-        typer.echo(f"the first {acknowledged} lines are in the log; the write of the next one failed:", err=True)
+        there = counted(acknowledged, "line is", "lines are")
+        typer.echo(f"{there} in the log; the write of the next one failed:", err=True)
         raise
     return acknowledged, last
 
 
 def _until_caught_up(reader: LogReader) -> Iterator[LogRecord]:
     """Everything that is confirmed now; a sealed log's end is an end like any other."""
+    from dlspark.errors import EndOfStreamError
+
     with contextlib.suppress(EndOfStreamError):
         while records := reader.read_bulk(_READ_RECORDS):
             yield from records

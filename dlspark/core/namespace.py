@@ -24,6 +24,7 @@ from dlspark.core.settings import Settings, Value
 from dlspark.core.writing.allocator_pool import delete_pool
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import AlreadyClosedError, CallerError
+from dlspark.place import uri_or_known
 from metadata.allocators import pool_path
 from metadata.log_admin import LogAdmin
 from metadata.log_watch import LogChange, watch_logs
@@ -61,21 +62,23 @@ class AsyncNamespace:
     @classmethod
     async def open(
         cls,
-        uri: str,
+        uri: str | None = None,
         settings: Settings | Mapping[str, Value] | None = None,
         *,
         features: FeatureProvider | None = None,
         region_id: int = LOCAL_REGION_ID,
         statistics: Statistics | None = None,
     ) -> AsyncNamespace:
-        """Connect to a namespace. `settings` default to those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`).
+        """Connect to a namespace: that of `uri`, else of the environment variable `DLSPARK_URI`, else of the sandbox
+        that runs on this machine (`dlspark sandbox start`).
 
-        `features` are asked instead of the provider that the settings name (`featureProviderClass`). `region_id`, 0 to
-        15, is written into segments where `encodeRegionIDInVersion` or the namespace's binding says so. `statistics`
-        says where metrics go: by default to prometheus_client's own registry.
-        Raises CallerError for a bad URI or setting, NotBoundError, MetadataUnavailableError.
+        `settings` default to those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`). `features` are asked instead
+        of the provider that the settings name (`featureProviderClass`). `region_id`, 0 to 15, is written into segments
+        where `encodeRegionIDInVersion` or the namespace's binding says so. `statistics` says where metrics go: by
+        default to prometheus_client's own registry. Raises CallerError for a bad URI or setting, or where no namespace
+        is named; NotBoundError, MetadataUnavailableError.
         """
-        parsed = NamespaceUri.parse(uri)
+        parsed = NamespaceUri.parse(uri_or_known(uri))
         settings = settings_from(settings)
         sessions = await connect_all(parsed, settings)
         try:
@@ -124,6 +127,7 @@ class AsyncNamespace:
         parsed = NamespaceUri.parse(uri) if isinstance(uri, str) else uri
         settings = settings or Settings()
         binding = binding or await NamespaceStore(store, parsed.path).resolve()
+        settings = settings.in_namespace(binding.quorums)
         check_region_id(region_id)
         meter = Meter.open(statistics, settings)
         files = await OperatorFiles.load(settings, meter.root.rare_paths.values, features)

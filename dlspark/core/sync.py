@@ -56,7 +56,7 @@ class Namespace:
     @classmethod
     def open(
         cls,
-        uri: str,
+        uri: str | None = None,
         settings: Settings | Mapping[str, Value] | None = None,
         *,
         features: FeatureProvider | None = None,
@@ -64,7 +64,8 @@ class Namespace:
         statistics: Statistics | None = None,
         runtime: Runtime | None = None,
     ) -> Namespace:
-        """Connect to `distributedlog://host:port/path`. Without a runtime, the process's shared one is used.
+        """Connect to `distributedlog://host:port/path`, or to the namespace that `DLSPARK_URI` names, or to the sandbox
+        that runs on this machine: see `AsyncNamespace.open`. Without a runtime, the process's shared one is used.
 
         `features` are asked from the runtime's thread; see `AsyncNamespace.open`.
         """

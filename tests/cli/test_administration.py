@@ -430,7 +430,7 @@ class TestSinks:
         assert "--yes" in refused.stderr
         assert shell.json("sink", "sweep", "query-1", "--yes")["sinks"] == would["sinks"]
         assert shell.json("sink", "sweep")["sinks"] == []
-        assert "1 ledgers are left" in shell.run("sink", "sweep").stdout
+        assert "1 ledger is left" in shell.run("sink", "sweep").stdout
         assert "no sink 'query-2'" in shell.run("sink", "sweep", "query-2", status=1).stderr
         # The one who says so may call the rest abandoned, too.
         assert shell.json("sink", "sweep", "--min-age", "0", "--yes")["sinks"] == would["sinks"]

@@ -52,8 +52,8 @@ class TestPositions:
         with pytest.raises(CallerError):
             parse_start(text)
 
-    def test_without_a_uri_the_error_names_both_ways_to_give_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("DLSPARK_URI", raising=False)
+    @pytest.mark.usefixtures("no_namespace")
+    def test_without_a_uri_the_error_names_both_ways_to_give_one(self) -> None:
         with pytest.raises(CallerError, match=r"--uri.*DLSPARK_URI"):
             namespace_uri(None)
 
@@ -157,7 +157,7 @@ class TestAutoRecovery:
         assert found["ledgers"][0]["age_s"] > 1_000_000_000
         text = run("autorecovery", "status", *where).stdout.decode()
         assert "there is no auditor" in text
-        assert "1 ledgers lack copies, 0 are locked" in text
+        assert "1 ledger lacks copies, 0 are locked" in text
         assert "ledger 123456: lacks lost:3181, marked " in text
 
     def test_without_a_file_or_a_cluster_it_says_so(self, sandbox: Sandbox, tmp_path: Path) -> None:

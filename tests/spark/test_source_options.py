@@ -262,11 +262,12 @@ def test_the_uri_comes_from_the_option_then_the_session_then_the_environment(mon
     assert resolved({}) == "e"
 
 
-def test_without_any_uri_the_error_names_all_three_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DLSPARK_URI", raising=False)
+@pytest.mark.usefixtures("no_namespace")
+def test_without_any_uri_the_error_names_all_places() -> None:
     with pytest.raises(OptionError) as caught:
         connection.resolve_uri(source())
-    assert all(word in str(caught.value) for word in ('option("uri"', "spark.distributedlog.uri", "DLSPARK_URI"))
+    places = ('option("uri"', "spark.distributedlog.uri", "DLSPARK_URI", "dlspark sandbox start")
+    assert all(word in str(caught.value) for word in places)
 
 
 def test_confs_are_found_in_a_command_line_or_a_properties_file(tmp_path: Path) -> None:

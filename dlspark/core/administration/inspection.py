@@ -25,10 +25,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from itertools import pairwise
 from typing import Final
 
+from dlspark.core.administration.kinds import Kind
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID, LogRecord
 from dlspark.core.lifecycle.status import lock_owner
@@ -43,24 +43,6 @@ from metadata.segment_listing import SegmentCache, SegmentLister
 from metadata.segments import UNASSIGNED_LSSN, SegmentMetadata
 
 _LEDGERS_AT_ONCE: Final = 16
-
-
-class Kind(str, Enum):
-    """What was found; the table on top says what it means."""
-
-    IN_PROGRESS = "in-progress"
-    UNREADABLE = "unreadable"
-    DUPLICATE = "duplicate"
-    LOW_NUMBER = "low-number"
-    GAP = "gap"
-    NUMBER = "number"
-    TXID = "txid"
-    TRUNCATION = "truncation"
-    NO_LEDGER = "no-ledger"
-    SHARED_LEDGER = "shared-ledger"
-    OPEN_LEDGER = "open-ledger"
-    SHORT = "short"
-    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)

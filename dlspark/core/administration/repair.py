@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 
 from dlspark.core.administration.inspection import (
     Finding,
-    Kind,
     check_end,
     check_ends,
     inspect_log,
     listed_segments,
     misnumbered,
 )
+from dlspark.core.administration.kinds import Kind
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services

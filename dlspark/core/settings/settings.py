@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from dlspark.core.configuration.features import provider_kind
@@ -51,6 +51,7 @@ FILE_VARIABLE = "DLSPARK_CONF"
 VARIABLE_PREFIX = "DLSPARK_SET_"
 """Prefix of environment variables that set one key each."""
 _CLIENT_VARIABLE_PREFIX = "bkc_"
+_QUORUMS = ("ensemble_size", "write_quorum", "ack_quorum")
 OPTION_PREFIX = "dlspark."
 """Prefix of interpreter options that set one key each."""
 
@@ -79,6 +80,8 @@ class Settings(
 
     ledger_client: tuple[tuple[str, Value], ...] = ()
     """What was set with the prefix `bkc.`, by BookKeeper's keys."""
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """Names of the fields that were set by key, also to what is their default."""
 
     def __post_init__(self) -> None:
         for info in describe_settings():
@@ -172,7 +175,7 @@ class Settings(
             if name in changed:
                 raise SettingsError(f"{info.key} is given twice, once as {key}", advice="Keep one of them")
             changed[name] = convert(info, key, value)
-        return replace(base, **changed)  # type: ignore[arg-type]
+        return replace(base, given=base.given | changed.keys(), **changed)  # type: ignore[arg-type]
 
     @classmethod
     def from_properties(cls, path: str | os.PathLike[str], base: Settings | None = None) -> Settings:
@@ -221,6 +224,15 @@ class Settings(
         """Effective ensemble size, write quorum and ack quorum: each capped at the one before, as upstream."""
         write_quorum = min(self.ensemble_size, self.write_quorum)
         return self.ensemble_size, write_quorum, min(write_quorum, self.ack_quorum)
+
+    def in_namespace(self, quorums: tuple[int, int, int] | None) -> Settings:
+        """These settings with the quorums that a namespace is bound with, where these say nothing of their own."""
+        if quorums is None:
+            return self
+        mine = {one.name: one for one in fields(self) if one.name in _QUORUMS}
+        if any(name in self.given or getattr(self, name) != mine[name].default for name in _QUORUMS):
+            return self
+        return replace(self, **dict(zip(_QUORUMS, quorums, strict=True)))  # type: ignore[arg-type]
 
     @property
     def password(self) -> bytes:

@@ -71,7 +71,8 @@ OPTIONS: tuple[Option, ...] = (
         Kind.TEXT,
         Scope.ANY,
         "Namespace to connect to: `distributedlog://host:port[,host:port]/path`. Without it the conf "
-        "`spark.distributedlog.uri` is used, else the environment variable `DLSPARK_URI`.",
+        "`spark.distributedlog.uri` is used, else the environment variable `DLSPARK_URI`, else a sandbox that "
+        "runs on the driver's machine.",
         default_words="conf, environment",
     ),
     Option(

@@ -286,7 +286,7 @@ async def open_session(options: Options, *, patient: bool = True) -> SinkSession
     if session is not None and session.namespace.store.state is not SessionState.CLOSED:
         return session
     namespace = await _open_namespace(options.uri, settings, options.outage_ms if patient else 0)
-    session = _sessions[key] = SinkSession(namespace, settings)
+    session = _sessions[key] = SinkSession(namespace, namespace.settings)
     Runtime.shared().on_close(namespace.close)
     return session
 

@@ -1,0 +1,76 @@
+"""`sandbox.json`: what a sandbox keeps in its directory, and whether it runs; read without importing the sandbox.
+
+A state file outlives the process that it names (SIGKILL, a power cut), so the process is believed to run only if it
+started when the file says: a number alone may be another program's by now.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dlspark import processes
+from metadata.errors import CallerError
+
+NAMESPACE_PATH = "/distributedlog"
+DEFAULT_NODES = 4
+_STATE_FILE = "sandbox.json"
+
+
+def default_directory() -> Path:
+    """Where `dlspark sandbox start` keeps its data if it is not told another place."""
+    return Path(os.path.expanduser("~")) / ".dlspark" / "sandbox"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxState:
+    """The ports for ever; the process that owns the sandbox, and when that started, for as long as it runs."""
+
+    zookeeper_port: int
+    node_ports: tuple[int, ...]
+    pid: int | None = None
+    started: str | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"distributedlog://127.0.0.1:{self.zookeeper_port}{NAMESPACE_PATH}"
+
+    @classmethod
+    def load(cls, directory: Path) -> SandboxState | None:
+        """The state kept in `directory`, None where there is none. Raises CallerError for one that cannot be used."""
+        path = directory / _STATE_FILE
+        try:
+            text = path.read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CallerError(
+                f"the sandbox's state cannot be read: {error.strerror}", path=str(path), advice="Name another directory"
+            ) from error
+        try:
+            raw = json.loads(text)
+            ports = tuple(int(port) for port in raw["node_ports"])
+            pid, start = raw["pid"], raw.get("started")
+            return cls(int(raw["zookeeper_port"]), ports, None if pid is None else int(pid), start and str(start))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CallerError(
+                f"{path} is not a sandbox's state file: {error!r}",
+                advice="Name another directory, or restore the file; the logs beside it are untouched",
+            ) from error
+
+    def save(self, directory: Path) -> None:
+        path = directory / _STATE_FILE
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        scratch.replace(path)
+
+    def running(self) -> bool:
+        """Whether the process that owns the sandbox is alive, and is the one that was recorded."""
+        return self.pid is not None and self.started is not None and processes.started(self.pid) == self.started
+
+    def signal_owner(self, number: signal.Signals) -> bool:
+        """Send a signal to the owner; False where it does not run any more: another process never gets it."""
+        return self.pid is not None and self.started is not None and processes.send(self.pid, self.started, number)
