@@ -39,7 +39,10 @@ def known_uri() -> str | None:
 def uri_or_known(uri: str | None, how: str = 'Give a URI, "distributedlog://host:port/path"') -> str:
     """`uri` if there is one, else the one that is known. Raises CallerError where there is none; `how` says how to give
     one in place."""
-    found = (uri or "").strip() or known_uri()
+    if uri is not None and not uri.strip():
+        # As a variable that is not set gives it to a script: not a reason to take another namespace.
+        raise CallerError("an empty URI was given; nothing was done", advice=how)
+    found = uri or known_uri()
     if not found:
         raise CallerError(
             f"no namespace was named: no URI was given, {VARIABLE} is not set, and no sandbox runs in "

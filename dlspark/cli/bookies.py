@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlspark.cli.common import Output, OutputOption
+from dlspark.cli.common import Output, OutputOption, confirm
 from metadata.errors import CallerError
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ def format_node(
     """Remove everything that a stopped node stored."""
     from storage_node.bookie.tools import commands
 
-    _print(commands.format_node(conf, typer.confirm, force=force, delete_cookie=delete_cookie), output)
+    def agreed(question: str) -> bool:
+        confirm(question, yes=force, by="--force")
+        return True
+
+    _print(commands.format_node(conf, agreed, force=force, delete_cookie=delete_cookie), output)
 
 
 def limbo(

@@ -12,17 +12,19 @@ command works with is imported where it works.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Concatenate, ParamSpec, TypeAlias, get_type_hints
 
 import typer
@@ -34,9 +36,12 @@ from metadata.errors import CallerError, DistributedLogError
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.settings import Settings
+    from dlspark.core.sync import Namespace
 
 P = ParamSpec("P")
 
+MAX_COMPARED = 10_000
+"""Names of logs with which a wrong one is compared: a tenth of a second."""
 ATTENTION = 3
 """Exit status of a command that was done, and found what needs a person."""
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -143,9 +148,55 @@ class _Opening(AbstractAsyncContextManager["AsyncNamespace"]):
         self._opened = await AsyncNamespace.open(self._uri, self._settings)
         return self._opened
 
-    async def __aexit__(self, *error: object) -> None:
-        if self._opened is not None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._opened is None:
+            return
+        try:
+            folder = _folder_of_missing(error)
+            if folder is not None:
+                with suppress(DistributedLogError):  # the error that there is says more
+                    name_near_ones(error, await self._opened.logs(folder))
+        finally:
             await self._opened.close()
+
+
+@contextmanager
+def open_sync(uri: str | None, conf: Path | None, values: Iterable[str] | None) -> Iterator[Namespace]:
+    """The namespace for commands that stream, as `At.open` is for the others."""
+    from dlspark.core.sync import Namespace
+
+    with Namespace.open(namespace_uri(uri), settings_of(conf, values)) as namespace:
+        try:
+            yield namespace
+        except DistributedLogError as error:
+            folder = _folder_of_missing(error)
+            if folder is not None:
+                with suppress(DistributedLogError):
+                    name_near_ones(error, namespace.logs(folder))
+            raise
+
+
+def _folder_of_missing(error: BaseException | None) -> str | None:
+    """The folder of the log that was not found, if that is the error."""
+    from metadata.logs import LogNotFoundError
+
+    return error.log.rpartition("/")[0] if isinstance(error, LogNotFoundError) and error.log else None
+
+
+def name_near_ones(error: BaseException | None, names: Sequence[str]) -> None:
+    """Have the error that a log was not found say which ones of its folder, that has `names`, are called like it.
+
+    Bounded: of a folder with more than MAX_COMPARED names none is looked at.
+    """
+    if not isinstance(error, DistributedLogError) or error.log is None:
+        return
+    error.path = None  # which of a log's znodes was looked for first is nothing to a person
+    folder, slash, last = error.log.rpartition("/")
+    near = difflib.get_close_matches(last, names, n=3, cutoff=0.6) if len(names) <= MAX_COMPARED else []
+    if near:
+        error.advice = f"Did you mean {' or '.join(folder + slash + one for one in near)}?"
 
 
 def _shared(
@@ -185,12 +236,13 @@ async def _awaited(command: Awaitable[None]) -> None:
     await command
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask before what cannot be undone. Without a terminal there is nobody to ask: raises CallerError."""
+def confirm(question: str, *, yes: bool, by: str = "--yes") -> None:
+    """Ask before what cannot be undone. Without a terminal there is nobody to ask: raises CallerError, which names the
+    option that answers (`by`)."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CallerError("nothing was done: there is no terminal to ask on", advice=f"{question} Then give --yes")
+        raise CallerError("nothing was done: there is no terminal to ask on", advice=f"{question} Then give {by}")
     typer.confirm(question, abort=True, err=True)
 
 
@@ -234,7 +286,7 @@ async def each(names: Sequence[str], concurrency: int, work: Callable[[str], Awa
             if len(names) == 1:
                 raise
             failed.append(name)
-            typer.echo(f"dlspark: {name}: {error}", err=True)
+            typer.echo(f"dlspark: {error}" if error.log == name else f"dlspark: {name}: {error}", err=True)
 
     await for_each(names, concurrency, attempt)
     return sorted(failed)

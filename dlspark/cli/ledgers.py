@@ -268,7 +268,8 @@ def _unnamed(one: UnnamedLedger) -> dict[str, Json]:
 
 
 def _audit_lines(found: LedgerAudit) -> list[str]:
-    uses = ", ".join(f"{count} {use}" for use, count in found.uses.items())
+    words = {"segment": "segments"}
+    uses = ", ".join(counted(count, use, words.get(use, use)) for use, count in found.uses.items())
     lines = [f"{counted(found.ledgers, 'ledger')}: {uses}; nothing names {len(found.unnamed)}"]
     for one in found.unnamed:
         size = "not closed" if one.length is None else counted(one.length, "byte")

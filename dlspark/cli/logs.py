@@ -117,6 +117,8 @@ async def list_logs(
     """List the logs of the namespace, one a line."""
     async with at.open() as namespace:
         names = await namespace.logs(prefix, recursive=recursive or metadata)
+        if not names and not at.as_json:
+            typer.echo(f"there are no logs below {prefix}" if prefix else "there are no logs", err=True)
         if not metadata:
             at.result({"logs": names}, names)
             return

@@ -19,6 +19,7 @@ from dlspark.cli import (
     bookie_init,
     bookies,
     cluster,
+    doctor,
     inspections,
     ledgers,
     log_contents,
@@ -29,7 +30,7 @@ from dlspark.cli import (
     streams,
 )
 from dlspark.version import __version__
-from metadata.errors import DistributedLogError
+from metadata.errors import CallerError, DistributedLogError
 
 _LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 P = ParamSpec("P")
@@ -95,6 +96,10 @@ def demo(
     output: Annotated[Path, typer.Option(help="Where the plot is written.")] = Path("demo-output"),
 ) -> None:
     """The main job: a year of flights through a replicated log and Spark, with faults, every figure checked."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CallerError(f"nothing can be written there: {error.strerror}", path=str(output)) from error
     from dlspark.cli.demo import run_demo
 
     raise typer.Exit(run_demo(output))
@@ -217,5 +222,6 @@ sink_app.command("list")(plain_errors(sinks.list_sinks))
 sink_app.command("sweep")(plain_errors(sinks.sweep_sinks))
 app.add_typer(sink_app, name="sink")
 
+app.command("doctor")(plain_errors(doctor.doctor))
 app.command("write")(plain_errors(streams.write))
 app.command("read")(plain_errors(streams.read))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlspark.cli.common import At, Json, NameArgument, YesOption, confirm, over_namespace
+from metadata.errors import CallerError
 from metadata.plurals import counted
 
 if TYPE_CHECKING:
@@ -235,7 +236,13 @@ async def pool_delete(
     yes: YesOption = False,
 ) -> None:
     """Delete a pool with the ledgers that it has ready. Whoever uses it loses its allocators, no segment."""
+    from dlspark.core.writing.allocator_pool import list_pools
+
     confirm(f"Delete the pool {name} with its ledgers?", yes=yes)
     async with at.open() as namespace:
+        if name not in dict(await list_pools(namespace.services, folder)):
+            raise CallerError(
+                f"there is no pool {name!r}; nothing was deleted", advice="See: dlspark namespace allocator-pool list"
+            )
         deleted = await namespace.delete_allocator_pool(name, folder)
     at.result({"pool": name, "ledgers_deleted": deleted}, f"{name} is deleted, with {counted(deleted, 'ledger')}")

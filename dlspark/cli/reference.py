@@ -38,7 +38,7 @@ INTRODUCTION: Final = """# The command line
 | 0 | done |
 | 1 | not done, or not for all logs: standard error says what, and what to do next |
 | 2 | wrong usage |
-| 3 | done, and what was found needs a person: faults, orphans, ledgers that were left, a ledger that nothing has |
+| 3 | done, and what was found needs a person: faults, failed checks, orphans, what was left, ledgers of nobody |
 | 130 | ended by Ctrl-C |
 """
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from dlspark.cli.common import ConfOption, NameArgument, SetOption, UriOption, namespace_uri, settings_of
+from dlspark.cli.common import ConfOption, NameArgument, SetOption, UriOption, open_sync
 from dlspark.cli.records import record_as_json, record_as_text
 from dlspark.core.codec.dlsn import DLSN
 from metadata.errors import CallerError, DistributedLogError
@@ -41,10 +41,8 @@ class Output(str, Enum):
 
 def write(name: NameArgument, uri: UriOption = None, conf: ConfOption = None, values: SetOption = None) -> None:
     """Append the lines of standard input, one record each, with the time as transaction id; creates a missing log."""
-    from dlspark.core.sync import Namespace
-
     with (
-        Namespace.open(namespace_uri(uri), settings_of(conf, values)) as namespace,
+        open_sync(uri, conf, values) as namespace,
         namespace.open_log(name) as log,
         log.open_writer() as writer,
     ):
@@ -70,10 +68,8 @@ def read(
     position = parse_start(start)
     if output is Output.RAW and (as_hex or skip_payload):
         raise CallerError("--output raw prints payloads as they are", advice="Leave out --hex and --skip-payload")
-    from dlspark.core.sync import Namespace
-
     with (
-        Namespace.open(namespace_uri(uri), settings_of(conf, values)) as namespace,
+        open_sync(uri, conf, values) as namespace,
         namespace.open_log(name) as log,
         log.open_reader(position) as reader,
     ):

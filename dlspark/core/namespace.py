@@ -194,7 +194,7 @@ class AsyncNamespace:
             raise CallerError(
                 "the namespace is bound without access control",
                 path=self.uri.path,
-                advice='Give it a root: update_binding(uri, acl_root_path=".acl")',
+                advice="Give it a root: dlspark namespace bind --acl-root .acl (update_binding in a program)",
             )
         return self._services.permissions
 

@@ -239,7 +239,8 @@ def read_properties(path: str | Path) -> dict[str, str]:
         with Path(path).open("rb") as stream:
             values: dict[str, str] = javaproperties.load(stream)
     except (OSError, ValueError) as error:
-        raise BookieConfigurationError(f"cannot read the configuration: {error}", path=str(path)) from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BookieConfigurationError(f"cannot read the configuration: {why}", path=str(path)) from error
     return values
 
 

@@ -301,3 +301,16 @@ def test_racks_are_told_by_host_names_unless_rows_or_a_script_are_asked_for():
     assert Settings.from_mapping(script).client_settings().placement.resolver == "script"
     with pytest.raises(SettingsError, match="told by a script"):
         Settings.from_mapping({**script, "dnsResolverOverrides": "h:west"})
+
+
+def test_a_namespaces_quorums_hold_where_nothing_is_said_of_them():
+    bound = (1, 1, 1)
+    assert Settings().in_namespace(bound).quorums == bound
+    assert Settings().in_namespace(None).quorums == (3, 3, 2)
+    assert Settings.from_mapping({"lockTimeoutSeconds": 0}).in_namespace(bound).quorums == bound
+    # Also what is the default, by whatever key or way, is something that was said.
+    for said in ({"bkcEnsembleSize": 3}, {"ack-quorum-size": 2}, {"bkcWriteQuorumSize": 2}):
+        settings = Settings.from_mapping(said)
+        assert settings.in_namespace(bound).quorums == settings.quorums
+    assert Settings.from_mapping({"lockTimeoutSeconds": 0}, settings).in_namespace(bound).quorums == settings.quorums
+    assert Settings(ensemble_size=5).in_namespace(bound).ensemble_size == 5

@@ -182,7 +182,9 @@ async def test_what_we_deny_java_denies(both: Any, binding: Binding) -> None:
 
 @both_versions
 async def test_without_entries_both_allow_everything(both: Any, binding: Binding) -> None:
-    here = await both(replace(binding, acl_root_path=".acl"))
+    """The binding's quorums are a field that Java passes over."""
+    here = await both(replace(binding, acl_root_path=".acl", quorums=(2, 2, 2)))
+    assert here.ours.settings.quorums == (2, 2, 2)
     assert all((await here.ask("allowed", log="any")).values())
     assert await here.ours.access_control.of("any") == Permissions()
 

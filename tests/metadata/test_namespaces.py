@@ -27,11 +27,12 @@ FULL = Binding(
     acl_root_path='.acl"\\x',
     first_lssn=1000,
     federated=True,
+    quorums=(3, 2, 1),
 )
 FULL_BODY = (
     '{"1":{"str":"127.0.0.1:7000"},"2":{"str":"/ledgers"},"3":{"tf":1},"4":{"tf":1},"5":{"str":"127.0.0.1:7000"},'
     '"6":{"str":"127.0.0.1:7000"},"7":{"str":"127.0.0.1:7000"},"8":{"str":".acl\\"\\\\x"},"9":{"i64":1000},'
-    '"10":{"tf":1}}'
+    '"10":{"tf":1},"100":{"str":"3,2,1"}}'
 )
 
 
@@ -159,10 +160,24 @@ def test_what_is_no_binding_is_corrupt_and_names_its_path(data: bytes) -> None:
         acl_root_path=st.none() | st.text(max_size=9),
         first_lssn=st.none() | st.integers(1, 2**62),
         federated=st.booleans(),
+        quorums=st.none() | st.tuples(*[st.integers(1, 1000)] * 3),
     )
 )
 def test_every_binding_comes_back(binding: Binding) -> None:
     assert Binding.decode(binding.encode(), "/ns") == binding
+
+
+@pytest.mark.parametrize("text", ["", "3", "3,2", "3,2,x", "3,2,1,0"])
+def test_quorums_that_are_no_three_numbers_are_corrupt(text: str) -> None:
+    data = replace(ONE, quorums=(3, 2, 1)).encode().replace(b"3,2,1", text.encode())
+    with pytest.raises(CorruptDataError, match="quorums"):
+        Binding.decode(data, "/ns")
+
+
+@pytest.mark.parametrize("quorums", [(0, 0, 0), (1, 2, 1), (2, 1, 2), (2, 2, 0)])
+def test_quorums_that_cannot_be_are_not_bound(quorums: tuple[int, int, int]) -> None:
+    with pytest.raises(CallerError, match="nothing was bound"):
+        replace(ONE, quorums=quorums).check("/ns")
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ async def raise_number(
     more than one segment is in progress (which of them is newer cannot be told), OwnershipAcquireFailedError while
     somebody writes the log, LockingError where the lock was lost on the way. May be called again after any error.
     """
+    await services.logs.check(name)
     if dry_run:
         return _renumbering(name, await listed_segments(services, name))
     done: list[Repair] = []

@@ -183,7 +183,7 @@ class Settings(
 
         Raises SettingsError, also for a file that cannot be read.
         """
-        return cls.from_mapping(read_properties(path, f"environment variable {FILE_VARIABLE}"), base)
+        return cls.from_mapping(read_properties(path, f"--conf, or environment variable {FILE_VARIABLE}"), base)
 
     @classmethod
     def from_environment(

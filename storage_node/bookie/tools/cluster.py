@@ -14,6 +14,7 @@ from metadata.bookies import BookieRegistry, Cookie
 from metadata.errors import CallerError, NoNodeError, NotAppliedError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
+from metadata.plurals import counted
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 
@@ -97,8 +98,9 @@ class Cluster:
         """Raise StillReferredToError if a ledger names the bookie."""
         ledgers = await self.ledgers_of(bookie_id)
         if ledgers:
+            naming = counted(len(ledgers), "ledger still names", "ledgers still name")
             raise StillReferredToError(
-                f"{len(ledgers)} ledgers still name the bookie ({', '.join(map(str, ledgers[:5]))} ...)",
+                f"{naming} the bookie ({', '.join(map(str, ledgers[:5]))}{' ...' if ledgers[5:] else ''})",
                 node=bookie_id,
                 advice="Have its ledgers replicated elsewhere first: dlspark bookie decommission; nothing was done",
             )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from metadata.errors import CallerError
+from metadata.plurals import counted
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.tools.cluster import Cluster
@@ -77,15 +78,15 @@ def status(conf: Path) -> Report:
     if found.checkpoint is not None:
         loss = ", entries may be lost here" if found.lossy else ""
         state = "after a clean stop" if found.clean else "the journal goes on behind it"
-        lines.append(f"checkpoint {found.checkpoint}, {state}, {found.ledgers} ledgers{loss}")
+        lines.append(f"checkpoint {found.checkpoint}, {state}, {counted(found.ledgers or 0, 'ledger')}{loss}")
     for one in found.directories:
         if not one.exists:
             lines.append(f"{one.role} {one.path}: missing")
             continue
         files = (
-            f"{one.journal_files} journal files, {one.spare_journal_files} spare"
+            f"{counted(one.journal_files, 'journal file')}, {one.spare_journal_files} spare"
             if one.role == "journal"
-            else f"{one.entry_logs} entry logs, {one.data_bytes} bytes"
+            else f"{counted(one.entry_logs, 'entry log')}, {counted(one.data_bytes, 'byte')}"
         )
         full = ", too full" if one.full else ""
         lines.append(f"{one.role} {one.path}: {one.free_bytes} of {one.total_bytes} bytes free{full}; {files}")
@@ -97,12 +98,12 @@ def list_ledgers(conf: Path) -> Report:
     with Offline(_settings(conf)) as node:
         found = node.summaries()
     lines = [
-        f"ledger {one.ledger_id}: {one.entries} entries, {one.bytes} bytes, "
+        f"ledger {one.ledger_id}: {counted(one.entries, 'entry', 'entries')}, {counted(one.bytes, 'byte')}, "
         f"{', '.join(f'{first}-{last}' for first, last in one.ranges) or 'none'}"
         f"; last add confirmed {one.last_add_confirmed}{', fenced' if one.fenced else ''}"
         for one in found
     ]
-    return Report({"ledgers": [asdict(one) for one in found]}, [*lines, f"{len(found)} ledgers"])
+    return Report({"ledgers": [asdict(one) for one in found]}, [*lines, counted(len(found), "ledger")])
 
 
 def read_entry(conf: Path, ledger_id: int, entry_id: int) -> Report:
@@ -118,8 +119,9 @@ def verify(conf: Path) -> Report:
     with Offline(_settings(conf)) as node:
         found = verify_node(node)
     summary = (
-        f"{found.ledgers} ledgers, {found.logs} entry logs with {found.entries} intact entries ({found.bytes} bytes), "
-        f"{found.journal_records} journal records; {len(found.lost)} damages"
+        f"{counted(found.ledgers, 'ledger')}, {counted(found.logs, 'entry log')} with "
+        f"{counted(found.entries, 'intact entry', 'intact entries')} ({counted(found.bytes, 'byte')}), "
+        f"{counted(found.journal_records, 'journal record')}; {counted(len(found.lost), 'damage')}"
     )
     lines = [*map(str, found.damages), summary]
     return Report(asdict(found), lines, FOUND if found.lost else 0)
@@ -149,7 +151,7 @@ def format_node(conf: Path, confirm: Callable[[str], bool], *, force: bool, dele
         _in_cluster(settings, lambda cluster: cluster.check_stopped(bookie_id))
         _in_cluster(settings, lambda cluster: cluster.check_unused(bookie_id))
     removed = format_directories(settings)
-    lines = [f"{len(removed)} files removed"]
+    lines = [f"{counted(len(removed), 'file')} removed"]
     if delete_cookie:
         _in_cluster(settings, lambda cluster: cluster.delete_cookie(bookie_id))
         lines.append(f"the cookie of {bookie_id} was removed")
@@ -193,12 +195,12 @@ def limbo(conf: Path, *, clear: bool, mark: bool) -> Report:
     found = _in_cluster(settings, work)
     lines = [
         f"ledger {one.ledger_id}: {one.state}"
-        + (f", {one.missing} entries" if one.missing else "")
+        + (f", {counted(one.missing, 'entry', 'entries')}" if one.missing else "")
         + (", cleared" if clear and one.cleared else "")
         for one in found
     ]
     left = [one for one in found if not (clear and one.cleared)]
-    lines.append(f"{len(left)} ledgers are in limbo")
+    lines.append(f"{counted(len(left), 'ledger is', 'ledgers are')} in limbo")
     return Report({"ledgers": [asdict(one) for one in found], "left": len(left)}, lines, FOUND if left else 0)
 
 
@@ -213,11 +215,11 @@ def decommission(conf: Path, bookie_id: str | None, timeout_s: float, progress: 
             name,
             now_ms=clock.now_ms,
             timeout_s=timeout_s,
-            progress=lambda left: progress(f"{left} ledgers still name {name}"),
+            progress=lambda left: progress(f"{counted(left, 'ledger still names', 'ledgers still name')} {name}"),
         )
 
     moved = _in_cluster(settings, work)
     return Report(
         {"bookie_id": name, "ledgers": moved},
-        [f"{moved} ledgers were replicated elsewhere, the cookie of {name} was removed"],
+        [f"{counted(moved, 'ledger was', 'ledgers were')} replicated elsewhere, the cookie of {name} was removed"],
     )

@@ -1,0 +1,247 @@
+"""`dlspark doctor` in environments that are broken on purpose: it says what, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlspark.cli.checks import Verdict, machine
+from dlspark.sandbox import Sandbox
+from dlspark.sandbox_state import SandboxState
+
+
+class Doctor:
+    """Runs it as a user does, in a folder and a home of its own; all is well unless a test breaks it."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "work"
+        self.folder.mkdir()
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name not in ("SPARK_HOME", "PYTHONPATH")},
+            "HOME": str(home),
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        self.environment.pop("DLSPARK_URI", None)
+
+    def run(self, *arguments: str, limit: int | None = None) -> tuple[int, list[dict[str, Any]]]:
+        def lower() -> None:
+            if limit is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+        done = subprocess.run(
+            [sys.executable, "-c", "from dlspark.cli.__main__ import main; main()", "doctor", "--json", *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            preexec_fn=lower,
+        )
+        assert done.stderr == ""
+        return done.returncode, json.loads(done.stdout)["findings"]
+
+    def only(self, check: str, *arguments: str, limit: int | None = None) -> tuple[int, dict[str, Any]]:
+        """The exit status, and the one finding of this check that is not ok."""
+        status, findings = self.run(*arguments, limit=limit)
+        bad = [one for one in findings if one["check"] == check and one["verdict"] != "ok"]
+        assert len(bad) == 1, findings
+        assert bad[0]["todo"]
+        return status, bad[0]
+
+
+@pytest.fixture
+def doctor(no_namespace: Path) -> Doctor:
+    return Doctor(no_namespace)
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_where_nothing_is_wrong_nothing_fails(doctor: Doctor) -> None:
+    status, findings = doctor.run()
+    assert [one for one in findings if one["verdict"] == "fail"] == []
+    assert status == 0
+    seen = {one["check"] for one in findings}
+    assert seen == {"python", "workers", "modules", "java", "descriptors", "ports", "disk", "clock", "namespace"}
+
+
+def test_the_text_has_a_line_a_finding_and_what_to_do_below(doctor: Doctor) -> None:
+    doctor.environment["JAVA_HOME"] = "/nowhere"
+    done = subprocess.run(
+        [sys.executable, "-m", "dlspark.cli", "doctor"],
+        cwd=doctor.folder,
+        env=doctor.environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    lines = done.stdout.splitlines()
+    (at,) = (number for number, line in enumerate(lines) if line.startswith("fail  java: JAVA_HOME is /nowhere"))
+    assert lines[at + 1].startswith("      Install OpenJDK")
+    assert lines[-1].startswith("1 failure, ")
+    assert done.returncode == 3
+
+
+class TestWorkers:
+    def test_an_interpreter_that_is_not_there(self, doctor: Doctor) -> None:
+        doctor.environment["PYSPARK_PYTHON"] = "/nowhere/python"
+        status, found = doctor.only("workers")
+        assert (status, found["verdict"]) == (3, "fail")
+        assert "/nowhere/python (PYSPARK_PYTHON), which is not there" in found["found"]
+        assert f"PYSPARK_PYTHON={sys.executable}" in found["todo"]
+
+    def test_one_without_dlspark(self, doctor: Doctor, tmp_path: Path) -> None:
+        bare = script(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+        doctor.environment["PYSPARK_PYTHON"] = str(bare)
+        status, findings = doctor.run()
+        said = [one["found"] for one in findings if one["verdict"] == "fail"]
+        assert status == 3
+        assert any("dlspark cannot be imported in" in one and "No module named 'dlspark'" in one for one in said)
+
+    def test_python3_on_the_path_is_asked_where_nothing_is_named(self, doctor: Doctor, tmp_path: Path) -> None:
+        script(tmp_path / "bin" / "python3", "#!/bin/sh\necho broken >&2\nexit 4\n")
+        del doctor.environment["PYSPARK_PYTHON"]
+        doctor.environment["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{doctor.environment['PATH']}"
+        _, found = doctor.only("workers")
+        assert "(python3 on the PATH) does not work as an interpreter: status 4, broken" in found["found"]
+
+    @pytest.mark.parametrize(
+        ("changed", "verdict", "said"),
+        [
+            ({"python": "3.9.1"}, "fail", "is Python 3.9.1, and this is"),
+            ({"pyarrow": "1.0.0"}, "fail", "pyarrow is 1.0.0 in"),
+            ({"pyarrow": None}, "fail", "pyarrow is not installed in"),
+            ({"pyspark": "3.5.0"}, "warn", "pyspark is 3.5.0 in"),
+            ({"dlspark": "0.0.1"}, "fail", "dlspark is 0.0.1 in"),
+            ({"found": False}, "fail", "does not find pyspark_distributedlog"),
+        ],
+    )
+    def test_one_of_other_versions(
+        self, doctor: Doctor, tmp_path: Path, changed: dict[str, object], verdict: str, said: str
+    ) -> None:
+        """An interpreter that says of itself what the test has it say."""
+        import platform
+        from importlib import metadata
+
+        from dlspark import __version__
+
+        same = {
+            "python": platform.python_version(),
+            "executable": "/other/python",
+            "pyspark": metadata.version("pyspark"),
+            "pyarrow": metadata.version("pyarrow"),
+            "dlspark": __version__,
+            "found": True,
+        }
+        answer = json.dumps({**same, **changed})
+        doctor.environment["PYSPARK_PYTHON"] = str(script(tmp_path / "python", f"#!/bin/sh\necho '{answer}'\n"))
+        status, found = doctor.only("workers")
+        assert (status, found["verdict"]) == (3 if verdict == "fail" else 0, verdict)
+        assert said in found["found"]
+
+    def test_a_module_in_the_way_of_workers_that_start_here(self, doctor: Doctor) -> None:
+        """The command is imported from elsewhere, as an installed one is."""
+        (doctor.folder / "metadata.py").write_text("")
+        program = Path(sys.executable).with_name("dlspark")
+        if not program.exists():
+            pytest.skip("the command dlspark is not installed beside this interpreter")
+        done = subprocess.run(
+            [program, "doctor", "--json"], cwd=doctor.folder, env=doctor.environment, capture_output=True, timeout=240
+        )
+        bad = [one for one in json.loads(done.stdout)["findings"] if one["verdict"] == "fail"]
+        assert [one["check"] for one in bad] == ["modules"]
+        assert str(doctor.folder / "metadata.py") in bad[0]["found"]
+
+
+class TestJavaAndSpark:
+    def test_java_home_that_leads_nowhere(self, doctor: Doctor) -> None:
+        doctor.environment["JAVA_HOME"] = "/nowhere"
+        status, found = doctor.only("java")
+        assert (status, found["verdict"]) == (3, "fail")
+        assert "JAVA_HOME is /nowhere, where there is no bin/java" in found["found"]
+
+    def test_a_java_home_that_is_too_old(self, doctor: Doctor, tmp_path: Path) -> None:
+        script(tmp_path / "jdk" / "bin" / "java", "#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
+        doctor.environment["JAVA_HOME"] = str(tmp_path / "jdk")
+        status, found = doctor.only("java")
+        assert (status, found["verdict"]) == (3, "fail")
+
+    def test_a_spark_home_of_another_version(self, doctor: Doctor, tmp_path: Path) -> None:
+        (tmp_path / "RELEASE").write_text("Spark 3.5.1 built for Hadoop 3.3.4\n")
+        doctor.environment["SPARK_HOME"] = str(tmp_path)
+        _, found = doctor.only("spark")
+        assert "SPARK_HOME is Spark 3.5.1" in found["found"]
+
+
+class TestMachine:
+    @pytest.mark.parametrize(("limit", "verdict", "status"), [(200, "fail", 3), (1024, "warn", 0)])
+    def test_few_descriptors(self, doctor: Doctor, limit: int, verdict: str, status: int) -> None:
+        ended, found = doctor.only("descriptors", limit=limit)
+        assert (ended, found["verdict"]) == (status, verdict)
+        assert f"at most {limit} open files" in found["found"]
+        assert "ulimit -n" in found["todo"]
+
+    def test_a_port_that_the_sandbox_keeps_and_another_has(self, doctor: Doctor, tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            SandboxState(port, ()).save(tmp_path)
+            status, found = doctor.only("ports", "--dir", str(tmp_path))
+            assert (status, found["verdict"]) == (3, "fail")
+            assert f"1 port is in use by others: {port};" in found["found"]
+
+    @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this machine has no file system in memory at /dev/shm")
+    def test_a_disk_that_is_memory(self) -> None:
+        found = list(machine.check_disk(Path("/dev/shm/none")))
+        assert [one.found for one in found if one.verdict is Verdict.WARN and "tmpfs" in one.found]
+
+    def test_a_directory_that_takes_no_file(self) -> None:
+        """Nobody writes there, root neither."""
+        found = list(machine.check_disk(Path("/proc")))
+        assert [one for one in found if one.verdict is Verdict.FAIL and "nothing can be written" in one.found]
+
+    def test_little_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        usage, size = shutil.disk_usage(tmp_path), 20 << 30
+        for free, verdict in ((1 << 20, Verdict.FAIL), (2 << 30, Verdict.WARN), (8 << 30, Verdict.OK)):
+            monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: type(usage)(size, size - free, free))
+            assert next(machine.check_disk(tmp_path)).verdict is verdict
+
+    def test_a_clock_that_was_never_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(machine.time, "time", lambda: 86_400.0)
+        (found,) = machine.check_clock()
+        assert (found.verdict, "1970-01-02" in found.found) == (Verdict.FAIL, True)
+
+    def test_nothing_is_left_where_it_looked(self, tmp_path: Path) -> None:
+        list(machine.check_disk(tmp_path))
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestNamespace:
+    def test_one_that_does_not_answer(self, doctor: Doctor) -> None:
+        status, found = doctor.only("namespace", "--uri", "distributedlog://127.0.0.1:1/none")
+        assert (status, found["verdict"]) == (3, "fail")
+        assert "no ZooKeeper server answered" in found["found"]
+
+    @pytest.mark.processes
+    def test_one_that_answers_and_is_bound_or_not(self, doctor: Doctor, sandbox: Sandbox) -> None:
+        _, findings = doctor.run("--uri", sandbox.uri)
+        found = {one["check"]: one for one in findings}
+        assert found["namespace"]["verdict"] == "ok"
+        # Three nodes and three copies: the next loss stops writers.
+        assert (found["nodes"]["verdict"], found["nodes"]["found"][:27]) == ("warn", "3 storage nodes are writabl")
+        status, bad = doctor.only("namespace", "--uri", f"distributedlog://{sandbox.zookeeper_address}/none")
+        assert status == 3
+        assert "bind the namespace" in bad["todo"]
