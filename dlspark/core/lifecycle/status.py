@@ -15,6 +15,7 @@ from dlspark.core.services import Services
 from metadata.errors import NoNodeError
 from metadata.locks import parse_member, sequence_of
 from metadata.logs import SegmentMetadata, TruncationStatus
+from metadata.plurals import counted
 from metadata.retry import repeat
 from metadata.segment_changes import SegmentChanges
 
@@ -63,7 +64,7 @@ class LogStatus(Printed):
     def __str__(self) -> str:
         writer = f"written by {self.owner}" if self.owner is not None else "nobody writes it"
         lines = [
-            f"log {self.name}: {len(self.segments)} segments, begins at {self.start}; "
+            f"log {self.name}: {counted(len(self.segments), 'segment')}, begins at {self.start}; "
             f"{'sealed' if self.sealed else writer}",
             *_table([_HEAD, *(_row(segment) for segment in self.segments)]),
         ]

@@ -9,6 +9,7 @@ import asyncio
 from typing import TypeVar
 
 from dlspark.errors import DistributedLogError, WriteError
+from metadata.plurals import counted
 
 _T = TypeVar("_T")
 
@@ -48,7 +49,7 @@ class Unawaited:
         self.forget()
         why = first.message if isinstance(first, DistributedLogError) else repr(first)
         raise WriteError(
-            f"{failures} records that were not waited for may be lost: {why}{and_now}",
+            f"{counted(failures, 'record that was', 'records that were')} not waited for may be lost: {why}{and_now}",
             log=self._log,
             advice="Read the log's end to see what it keeps; isDurableWriteEnabled=true waits for each record",
         ) from first

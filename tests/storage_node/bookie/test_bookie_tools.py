@@ -284,7 +284,7 @@ async def test_a_cookie_goes_only_when_the_node_is_stopped_and_no_ledger_names_i
     await make_ledger(cluster, 3, "a", "b")
     await make_ledger(cluster, 4, "b", "c")
     assert await metadata.ledgers_of("a") == [3]
-    with pytest.raises(StillReferredToError, match="1 ledgers"):
+    with pytest.raises(StillReferredToError, match="1 ledger still names"):
         await metadata.delete_cookie("a")
     assert await metadata.cookies() == ["a"]
     await metadata.delete_cookie("a", force=True)
