@@ -200,8 +200,8 @@ def test_bad_rows_fail_the_task_with_nothing_of_their_group_visible(
     assert values(sandbox, log) == [b"fine"]
 
 
+@pytest.mark.usefixtures("no_namespace")
 def test_wrong_options_are_refused_where_the_writer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DLSPARK_URI", raising=False)
     monkeypatch.setattr("dlspark.spark.sink.foreach._session_confs", dict)  # a session of other tests knows a namespace
     uri = "distributedlog://127.0.0.1:1/x"
     for options, says in (
