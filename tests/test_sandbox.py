@@ -73,8 +73,8 @@ def test_fewer_nodes_than_copies_are_enough_for_writers_that_ask_for_nothing_els
         with (
             Namespace.open(sandbox.uri, {"bkcEnsembleSize": 3}) as namespace,
             namespace.open_log("three") as log,
-            log.open_writer() as writer,
             pytest.raises(WriteError, match="needs 3 writable storage nodes"),
+            log.open_writer() as writer,
         ):
             writer.write(1, b"lost").result(30)
 
