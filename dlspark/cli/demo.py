@@ -8,8 +8,6 @@ out is compared with one counted straight from the CSV; any difference ends the 
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -217,22 +215,19 @@ class Demo:
 
 
 def spark_session(uri: str, work: Path) -> SparkSession:
-    """A local session set up as the README advises: workers on this interpreter, sockets that cost less."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
+    """A local session as the README advises to begin."""
+    from dlspark.spark import builder
 
     checkpoints = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     return (
-        SparkSession.builder.master("local[2]")
+        builder(uri)
+        .master("local[2]")
         .appName("dlspark demo")
-        .config("spark.distributedlog.uri", uri)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.python.daemon.module", "dlspark.spark.worker_daemon")
         .config("spark.sql.streaming.checkpointFileManagerClass", checkpoints)
         .getOrCreate()
     )

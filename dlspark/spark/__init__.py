@@ -1,7 +1,8 @@
 """The Spark connector: format `distributedlog` for reading and writing, batch and streaming, and its SQL catalog.
 
-Spark finds the format by itself (module `pyspark_distributedlog`); `register` is needed only to hand on a conf that
-was set in a running session, `enable` switches the catalog on.
+`builder` makes a session with everything set. In any other session Spark finds the format by itself (module
+`pyspark_distributedlog`); `register` is needed only to hand on a conf that was set in a running session, `enable`
+switches the catalog on.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from dlspark.spark.building import builder
     from dlspark.spark.catalog.switch import catalog_jar, enable
     from dlspark.spark.datasource import register
     from dlspark.spark.listener import LagListener
     from dlspark.spark.sink.foreach import ForeachLogWriter
     from dlspark.spark.starting import start
 
-__all__ = ["ForeachLogWriter", "LagListener", "catalog_jar", "enable", "register", "start"]
+__all__ = ["ForeachLogWriter", "LagListener", "builder", "catalog_jar", "enable", "register", "start"]
 
 
 _MODULES: Final = {
     "ForeachLogWriter": "dlspark.spark.sink.foreach",
     "LagListener": "dlspark.spark.listener",
+    "builder": "dlspark.spark.building",
     "catalog_jar": "dlspark.spark.catalog.switch",
     "enable": "dlspark.spark.catalog.switch",
     "register": "dlspark.spark.datasource",

@@ -93,13 +93,19 @@ def _spark_command_lines() -> Iterator[list[str]]:
 
 
 def _in_file(path: Path) -> dict[str, str]:
-    """The defaults in a Spark properties file (`key value` or `key=value` lines); none if there is no such file."""
+    """The defaults in a Spark properties file."""
+    return defaults_among(confs_in_file(path, CONF_PREFIX))
+
+
+def confs_in_file(path: Path, prefix: str = "spark.") -> dict[str, str]:
+    """The confs in a Spark properties file (`key value` or `key=value` lines); none if there is no such file, or if no
+    line of it has one that begins with `prefix`."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
         return {}
-    if not any(CONF_PREFIX in line for line in text.splitlines() if not line.lstrip().startswith("#")):
+    if not any(prefix in line for line in text.splitlines() if not line.lstrip().startswith("#")):
         return {}
     import javaproperties  # imported late: it is slow to load, and few files have such a line
 
-    return defaults_among(javaproperties.loads(text))
+    return {key: value.strip() for key, value in javaproperties.loads(text).items()}

@@ -27,6 +27,7 @@ from dlspark.spark.metadata_tables.registry import refuse_stream, requested, tab
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.plain_errors import in_worker, plainly_told
 from dlspark.spark.source.schema import SCHEMA
+from dlspark.spark.worker_daemon import take_over
 from metadata.errors import DistributedLogError
 
 if TYPE_CHECKING:
@@ -98,6 +99,10 @@ class DistributedLogDataSource(DataSource):
         """The checked options, with the namespace's URI settled: the one place where conf and environment are asked."""
         options = Options(unpacked(self.options, scope), scope, session_defaults(os.environ, self.session_conf))
         return options.with_uri(resolve_uri(options))
+
+
+if in_worker():
+    take_over()
 
 
 def register(spark: SparkSession) -> None:

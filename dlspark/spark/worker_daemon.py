@@ -15,27 +15,50 @@ may start a thread, as workers are forked from it.
 from __future__ import annotations
 
 import socket
+import sys
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
-from pyspark import daemon
+Work: TypeAlias = Callable[[socket.socket, bool], int]
 
-_HUNG_UP = -1
+_HUNG_UP: Final = -1
 """What makes the daemon end the process of a worker, without a word."""
 
-_work = daemon.worker
 
+def quiet(work: Work) -> Work:
+    """`pyspark.daemon.worker`, which does one command of Spark's, but for a Spark that has hung up."""
 
-def worker(sock: socket.socket, authenticated: bool) -> int:
-    """One command of Spark's to this worker, as `pyspark.daemon.worker`."""
-    try:
-        if not sock.recv(1, socket.MSG_PEEK):
+    def worker(sock: socket.socket, authenticated: bool) -> int:
+        try:
+            if not sock.recv(1, socket.MSG_PEEK):
+                return _HUNG_UP
+            return work(sock, authenticated)
+        except (BrokenPipeError, ConnectionResetError):
+            # Only writing to Spark raises these to here: it has closed its side, and knows what became of the task.
             return _HUNG_UP
-        return _work(sock, authenticated)
-    except (BrokenPipeError, ConnectionResetError):
-        # Only writing to Spark raises these to here: it has closed its side, and knows what became of the task.
-        return _HUNG_UP
+
+    worker.__module__ = __name__
+    return worker
 
 
-daemon.worker = worker
+def take_over() -> None:
+    """In a worker that Spark's own daemon has forked: end quietly, too, once it waits for its next command.
+
+    The workers in which Spark plans have always that daemon, whatever the conf says.
+    """
+    main = sys.modules["__main__"]
+    if getattr(getattr(main, "__spec__", None), "name", None) == "pyspark.daemon":
+        work: Work = main.worker
+        if work.__module__ != __name__:
+            main.worker = quiet(work)  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    from pyspark import daemon
+
+    daemon.worker = quiet(daemon.worker)  # type: ignore[assignment]
+    daemon.manager()
+
 
 if __name__ == "__main__":
-    daemon.manager()
+    main()

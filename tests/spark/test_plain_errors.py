@@ -107,8 +107,7 @@ def run(frame: object, checkpoint: Path, sink: str = "noop") -> None:
 
 WORKER = """
 import socket, sys
-import dlspark.spark.worker_daemon as ours
-from pyspark import daemon
+from dlspark.spark.worker_daemon import quiet
 
 kind = sys.argv[1]
 here, spark = socket.socketpair()
@@ -119,12 +118,11 @@ def at_work(sock, authenticated):
         sock.sendall(b"rows" * 1_000_000)
     return len(sock.recv(7))
 
-ours._work = at_work
 if kind == "idle":
     spark.close()
 else:
     spark.sendall(b"command")
-print(daemon.worker(here, True))
+print(quiet(at_work)(here, True))
 """
 
 

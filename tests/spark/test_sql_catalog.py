@@ -140,6 +140,64 @@ def test_older_versions_are_read_by_time_and_by_position(sql: SparkSession, flig
     assert "has no record 9:0:0 yet" in str(refused(sql, f"SELECT * FROM dlog.{flights} VERSION AS OF '9:0:0'"))
 
 
+def test_options_of_the_reader_travel_in_time_as_sql_does(sql: SparkSession, flights: str) -> None:
+    assert sql.read.option("versionAsOf", "2:0:0").table(f"dlog.{flights}").count() == 101
+    rows_of_version = sql.read.option("versionAsOf", "2:0:0").table(f"dlog.{flights}").collect()
+    assert len(rows_of_version) == 101
+    by_time = sql.read.option("timestampAsOf", "1970-01-01 00:16:40.150").table(f"dlog.{flights}")
+    assert by_time.selectExpr("max(transaction_id)").collect() == [(MS + 150,)]
+    assert max(row.transaction_id for row in by_time.collect()) == MS + 150
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE dlog.{t} SET value = 'x'",
+        "DELETE FROM dlog.{t} WHERE segment = 1",
+        "DELETE FROM dlog.{t}",
+        "MERGE INTO dlog.{t} t USING (SELECT 'a' AS value) s ON t.value = s.value WHEN MATCHED THEN DELETE",
+        "MERGE INTO dlog.{t} t USING (SELECT 'a' AS value) s ON t.value = s.value "
+        "WHEN MATCHED THEN UPDATE SET value = s.value WHEN NOT MATCHED THEN INSERT (value) VALUES (s.value)",
+    ],
+)
+def test_statements_that_change_rows_say_that_a_log_only_grows(sql: SparkSession, flights: str, statement: str) -> None:
+    error = refused(sql, statement.format(t=flights))
+    assert "a log only grows" in str(error)
+    assert "INSERT INTO" in str(error)
+    assert rows(sql, f"SELECT count(*) FROM dlog.{flights}") == [(230,)]
+
+
+def test_a_table_has_no_other_format(sql: SparkSession, new: str) -> None:
+    for statement in (
+        f"CREATE TABLE dlog.{new} USING parquet",
+        f"CREATE TABLE dlog.{new} USING delta",
+        f"CREATE TABLE dlog.{new} USING parquet AS SELECT 'a' AS value",
+    ):
+        assert "and not of format" in str(refused(sql, statement)), statement
+        assert not sql.catalog.tableExists(f"dlog.{new}")
+    sql.sql(f"CREATE TABLE dlog.{new} USING distributedlog")
+    sql.range(1).selectExpr("'x' AS value").write.saveAsTable(f"dlog.{new}.saved")
+    assert rows(sql, f"SELECT count(*) FROM dlog.{new}.saved") == [(1,)]
+
+
+def test_properties_are_checked_when_they_are_set(sql: SparkSession, new: str) -> None:
+    assert "compressionType" in str(refused(sql, f"CREATE TABLE dlog.{new} TBLPROPERTIES (compressionType = 'gzip')"))
+    sql.sql(f"CREATE TABLE dlog.{new}")
+    assert "compressionType" in str(
+        refused(sql, f"ALTER TABLE dlog.{new} SET TBLPROPERTIES (compressionType = 'gzip')")
+    )
+
+
+def test_what_show_create_table_says_makes_the_same_table(sql: SparkSession, new: str) -> None:
+    sql.sql(f"CREATE TABLE dlog.{new} COMMENT 'it''s mine' TBLPROPERTIES (minPartitions = 2, compressionType = 'lz4')")
+    statement = sql.sql(f"SHOW CREATE TABLE dlog.{new}").collect()[0][0]
+    about = described(sql, f"dlog.{new}")
+    sql.sql(f"DROP TABLE dlog.{new}")
+    sql.sql(statement)
+    assert described(sql, f"dlog.{new}") == about
+    assert sql.sql(f"SHOW CREATE TABLE dlog.{new}").collect()[0][0] == statement
+
+
 def test_statistics_and_preferred_hosts_are_told_to_spark(sql: SparkSession, flights: str) -> None:
     assert described(sql, f"dlog.{flights}")["Statistics"].endswith(" bytes, 230 rows")
     plan = sql.table(f"dlog.{flights}")._jdf.queryExecution().toRdd()  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ import pyspark
 import pytest
 
 from dlspark.spark import catalog_jar
-from dlspark.spark.catalog.switch import CATALOG_CLASS, _check_version, supported_spark_versions
+from dlspark.spark.catalog.switch import CATALOG_CLASS, check_version, supported_spark_versions
 from dlspark.spark.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,13 +57,13 @@ def test_the_versions_are_those_that_the_project_supports() -> None:
     config.read(ROOT / "setup.cfg")
     assert supported_spark_versions() == ("4.2", "4.3")
     assert "pyspark>=4.2,<5" in config["options"]["install_requires"].split()
-    _check_version(pyspark.__version__)
+    check_version(pyspark.__version__)
 
 
 @pytest.mark.parametrize("version", ["4.1.4", "4.4.0", "5.0.0-SNAPSHOT", "4", ""])
 def test_a_spark_that_was_not_tested_is_refused_by_name(version: str) -> None:
     with pytest.raises(OptionError, match=r"tested with Spark 4\.2 and 4\.3"):
-        _check_version(version)
+        check_version(version)
 
 
 def test_the_conf_file_of_the_repository_switches_the_catalog_on() -> None:

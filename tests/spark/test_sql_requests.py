@@ -27,7 +27,7 @@ from dlspark.spark.catalog.tables import (
     unpacked,
 )
 from dlspark.spark.errors import OptionError, SchemaError
-from dlspark.spark.options.registry import OPTIONS, Scope
+from dlspark.spark.options.registry import OPTIONS, Options, Scope
 from dlspark.spark.source.driver import Take
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.log_view import LogView
@@ -185,10 +185,75 @@ def test_a_log_has_its_columns_and_no_layout_of_its_own() -> None:
         with pytest.raises(SchemaError):
             check_layout(schema, partitioning, constrained=constrained)
     own = {"minPartitions": "1", "comment": "x"}
-    assert own_properties({**own, "provider": "Parquet", "owner": "me", "option.a": "1"}, "parquet") == own
-    for refused in ({"provider": "csv"}, {"location": "/x"}):
+    place = f"{URI}/t"
+    given = {**own, "provider": "Parquet", "owner": "me", "option.a": "1", "location": place}
+    assert own_properties(given, "parquet", place) == own
+    for refused in ({"provider": "csv"}, {"location": "/x"}, {"provider": "parquet"}, {"external": "true"}):
         with pytest.raises(OptionError):
-            own_properties(refused, "parquet")
+            own_properties(refused, "parquet" if refused == {"provider": "csv"} else "", place)
+
+
+@pytest.mark.parametrize(
+    ("properties", "says"),
+    [
+        ({"compressionType": "gzip"}, "compressionType"),
+        ({"startingOffsets": "{"}, "startingOffsets is neither"),
+        ({"startingOffsets": '{"other": "earliest"}'}, "no position for t"),
+        ({"startingTimestamp": "5", "startingTransactionId": "5"}, "contradict"),
+        ({"startingTimestamp": "6", "endingTimestamp": "5"}, "lies after"),
+        ({"maxTriggerDelay": "1m"}, "does nothing without minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, "is above maxOffsetsPerTrigger"),
+        ({"bkc.noSuchKey": "5"}, "nosuchkey"),
+        ({"distributedlog.readAheadBatchSize": "many"}, "many"),
+    ],
+)
+async def test_what_a_query_would_refuse_is_refused_as_a_property(
+    world: World, properties: dict[str, str], says: str
+) -> None:
+    assert says in await text(world, "create", **creation("t", **properties))
+    assert await world.namespace.logs() == []
+    await ask(world, "create", **creation("t", maxRecordsPerPartition="5"))
+    assert says in await text(world, "alter", table=["t"], set=properties, remove=[])
+    loaded = await ask(world, "load", table=["t"])
+    assert isinstance(loaded, dict)
+    assert "maxRecordsPerPartition" in loaded["properties"]
+    assert not set(properties) & set(loaded["properties"])
+
+
+async def test_settings_that_are_handed_on_are_properties_too(world: World) -> None:
+    made = await ask(
+        world, "create", **creation("t", **{"bkc.readEntryTimeoutSec": "7", "distributedlog.lockTimeoutSeconds": "3"})
+    )
+    assert isinstance(made, dict)
+    handle = {HANDLE: json.dumps(made["handle"])}
+    for scope in (Scope.SOURCE_BATCH, Scope.SOURCE_STREAM, Scope.SINK_BATCH):
+        found = unpacked(handle, scope)
+        assert found["bkc.readentrytimeoutsec"] == "7"
+        assert found["distributedlog.locktimeoutseconds"] == "3"
+
+
+async def test_statements_that_do_more_than_append_are_refused_with_what_can_be_done(world: World) -> None:
+    await world.create("t")
+    said = await text(world, "change", table=["t"])
+    assert "neither updated, deleted, merged nor overwritten" in said
+    assert "dlspark log truncate" in said
+    assert await kind(world, "change", table=["gone"]) == "no_such_table"
+    assert "can only be read" in await text(world, "change", table=["bookies"])
+
+
+def test_options_of_time_travel_are_sparks_and_are_taken_away_where_they_were_applied() -> None:
+    plain = TableHandle(URI, "t")
+    older = {HANDLE: json.dumps(plain.until(position="1:2:4").to_json())}
+    assert unpacked({**older, "versionAsOf": "1:2:3"}, Scope.SOURCE_BATCH) == {
+        "uri": URI, "log": "t", "endingOffsets": '{"t": "1:2:4"}',
+    }  # fmt: skip
+    by_time = {HANDLE: json.dumps(plain.until(txid=9).to_json())}
+    assert unpacked({**by_time, "TIMESTAMPASOF": "1970-01-01"}, Scope.SOURCE_BATCH)["endingTransactionId"] == "9"
+    for scope in (Scope.SOURCE_STREAM, Scope.SOURCE_BATCH):
+        with pytest.raises(OptionError, match="versionasof was not applied"):
+            unpacked({HANDLE: json.dumps(plain.to_json()), "versionasof": "1:2:3"}, scope)
+    with pytest.raises(OptionError, match="VERSION AS OF '3:1200:7'"):
+        Options({"versionAsOf": "1:2:3"}, Scope.SOURCE_BATCH)
 
 
 async def test_properties_are_changed_under_their_version_and_foreign_bytes_are_left_alone(world: World) -> None:

@@ -9,6 +9,7 @@ ends it: Spark's workers live and die as Spark pleases, and must leave none behi
 |---|---|---|
 | `tables`, `namespaces`, `namespace` | `namespace` | names of tables, of namespaces below; its properties |
 | `load` | `table`, and `version` or `timestamp_us` | the table: columns, properties, handle |
+| `change` | `table` | none: UPDATE, DELETE, MERGE and overwriting are refused |
 | `create`, `replace`, `create_or_replace`, `alter` | `table`, `properties` ...; `set`, `remove` | the table |
 | `drop`, `rename` | `table`; `new_table` | whether there was one; true |
 | `abandon` | `table`, and `created` of the answer to `create` | whether it was still there |
@@ -30,7 +31,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings import Settings
 from dlspark.core.writing.write_lock import default_client_id
-from dlspark.spark.catalog.creation import FORMAT, check_layout, own_properties
+from dlspark.spark.catalog.creation import FORMAT, check_layout, check_use, own_properties
 from dlspark.spark.catalog.scan import Pushed, Rows, exact
 from dlspark.spark.catalog.tables import Json, TableHandle, TableProperties, checked_properties, pushed, unpacked
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError, SchemaError
@@ -120,6 +121,7 @@ class Catalog:
             "alter_namespace": self.refuse_namespace_change,
             "drop_namespace": self.drop_namespace,
             "load": self.load,
+            "change": self.refuse_change,
             "create": self.create,
             "replace": self.refuse_replacement,
             "create_or_replace": self.create_or_replace,
@@ -200,6 +202,17 @@ class Catalog:
             handle = handle.until(txid=max(0, int(str(request["timestamp_us"])) // 1000 + 1))
         return _table(SCHEMA, _COMMENTS, properties, handle, log=log)
 
+    async def refuse_change(self, request: Json) -> Json:
+        """Of a statement that does not only append."""
+        log = await self._existing(request)
+        raise CallerError(
+            "Rows of a log are neither updated, deleted, merged nor overwritten: a log only grows, and cannot be "
+            "replaced; nothing was changed",
+            advice="Append with INSERT INTO; to be rid of old records truncate the log (`dlspark log truncate`) or "
+            "give it a retention; DROP TABLE deletes it with its data",
+            log=log,
+        )
+
     async def _as_of(self, handle: TableHandle, version: str) -> TableHandle:
         """The table up to and with the record that is named, which must be there."""
         record = parse_dlsn(version, "VERSION AS OF")
@@ -253,9 +266,11 @@ class Catalog:
             [str(one) for one in _list(request, "partitioning")],
             constrained=bool(request.get("constraints")),
         )
-        given = own_properties(_texts(request, "properties"), str(request.get("default_provider", "")))
-        properties = TableProperties().changed(log, given, ())
         self._namespace.logs_store.validate_name(log)
+        default = str(request.get("default_provider", ""))
+        given = own_properties(_texts(request, "properties"), default, f"{self._uri}/{log}")
+        properties = TableProperties().changed(log, given, ())
+        check_use(log, properties.properties)
         if await self._namespace.log_exists(log):
             raise _Named("table_exists")
         data = properties.encode()
@@ -308,6 +323,8 @@ class Catalog:
         stored = await self._admin.metadata(log)
         removed = [str(name) for name in _list(request, "remove")]
         new = TableProperties.decode(stored.value).changed(log, _texts(request, "set"), removed)
+        if request.get("set"):  # what is there already, and wrong, can always be taken away
+            check_use(log, new.properties)
         await self._admin.set_metadata(log, new.encode(), stored.version)
         return await self.load(request)
 

@@ -48,9 +48,8 @@ def enable(spark: SparkSession, name: str = DEFAULT_NAME, *, uri: str | None = N
     Raises OptionError for a Spark version that the catalog was not tested with, a name that cannot be a catalog's, and
     a name that another catalog or another namespace has in this session.
     """
-    _check_version(spark.version)
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name == "spark_catalog":
-        raise OptionError(f"{name!r} cannot name a catalog", advice="Use letters, digits and _, for example dlog")
+    check_version(spark.version)
+    check_name(name)
     key = f"spark.sql.catalog.{name}"
     uri = uri or spark.conf.get(CONF_KEY, None)
     present, present_uri = spark.conf.get(key, None), spark.conf.get(f"{key}.uri", None)
@@ -65,7 +64,14 @@ def enable(spark: SparkSession, name: str = DEFAULT_NAME, *, uri: str | None = N
     spark.conf.set(key, CATALOG_CLASS)
 
 
-def _check_version(version: str) -> None:
+def check_name(name: str) -> None:
+    """Raise OptionError for what cannot name a catalog."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name == "spark_catalog":
+        raise OptionError(f"{name!r} cannot name a catalog", advice="Use letters, digits and _, for example dlog")
+
+
+def check_version(version: str) -> None:
+    """Raise OptionError for a Spark that the catalog was not tested with."""
     tested = supported_spark_versions()
     if ".".join(version.split(".")[:2]) not in tested:
         raise OptionError(

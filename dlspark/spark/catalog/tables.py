@@ -28,6 +28,7 @@ _KEY: Final = "dlspark"
 _VERSION: Final = 1
 _COMMENT: Final = "comment"
 _NAMED_BY_THE_TABLE: Final = ("uri", "log", "path", "subscribe", "subscribePattern", "metadata")
+_TIME_TRAVEL: Final = ("versionasof", "timestampasof")
 NOT_OF_A_TABLE: Final = frozenset(
     {*_NAMED_BY_THE_TABLE, "createStreamIfNotExists", "numLogs", "partitionBy", "txnAppId", "txnVersion"}
 )
@@ -52,9 +53,17 @@ def checked_properties(given: Mapping[str, str]) -> dict[str, str]:
                 advice=f"Properties may be: {', '.join(one.name for one in property_options().values())}",
             )
         Options({name: value}, option.scope if option is not None else Scope.ANY)  # unknown or malformed: it raises
-        if option is not None:
-            found[option.name] = value
+        found[name.lower() if option is None else option.name] = value
     return dict(sorted(found.items()))
+
+
+def of_scope(properties: Mapping[str, str], scope: Scope) -> dict[str, str]:
+    """Those of a table's properties that have a meaning for a kind of query; settings handed on have one for each."""
+    return {
+        name: value
+        for name, value in properties.items()
+        if (option := _BY_NAME.get(name.lower())) is None or option.scope & scope
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +152,7 @@ class TableHandle:
 
     def options(self, given: Mapping[str, str], scope: Scope) -> dict[str, str]:
         """The options of one query of this table: the query's own before the table's before the catalog's."""
+        given = self._without_time_travel(given)
         lowered = {name.lower() for name in given}
         for name in _NAMED_BY_THE_TABLE:
             if name.lower() in lowered:
@@ -156,10 +166,21 @@ class TableHandle:
         found = {**given, **self._end(lowered), "uri": self.uri, "log": str(self.log)}
         for layer in (self.properties, self.defaults):
             taken = {_place(name) for name in found}
-            for name, value in layer.items():
-                if _BY_NAME[name.lower()].scope & scope and _place(name) not in taken:
+            for name, value in of_scope(layer, scope).items():
+                if _place(name) not in taken:
                     found[name] = value
         return found
+
+    def _without_time_travel(self, given: Mapping[str, str]) -> Mapping[str, str]:
+        """Without the options by which Spark has loaded this older version: it leaves them among those of the query."""
+        asked = sorted(name for name in given if name.lower() in _TIME_TRAVEL)
+        if asked and not self.ends:
+            raise OptionError(
+                f"Option {asked[0]} was not applied: Spark loads older versions of tables for batch queries alone",
+                advice="Say SELECT ... VERSION AS OF or TIMESTAMP AS OF, or give it to spark.read before table(); a "
+                "stream begins where startingOffsets or startingTimestamp says",
+            )
+        return {name: value for name, value in given.items() if name not in asked}
 
     def _end(self, given: set[str]) -> dict[str, str]:
         """The option that ends an older version of the log."""

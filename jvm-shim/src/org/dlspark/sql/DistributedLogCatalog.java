@@ -6,6 +6,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.Set;
 import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.NamespaceChange;
@@ -16,6 +17,7 @@ import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TableInfo;
 import org.apache.spark.sql.connector.catalog.TableSummary;
+import org.apache.spark.sql.connector.catalog.TableWritePrivilege;
 import org.apache.spark.sql.connector.expressions.Transform;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -31,6 +33,9 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * log is created, renamed and deleted by the same code as everywhere else. It must never decide what a log is.
  */
 public final class DistributedLogCatalog implements StagingTableCatalog, SupportsNamespaces {
+
+  private static final Set<String> WRITERS =
+      Set.of("org.apache.spark.sql.classic.DataFrameWriter", "org.apache.spark.sql.classic.DataStreamWriter");
 
   private String name;
   private Requests requests;
@@ -88,6 +93,13 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
     return load(ident, Requests.request("load").put("timestamp_us", timestamp));
   }
 
+  /** For a statement that writes. One that does more than append is refused here, where it says so itself. */
+  @Override
+  public Table loadTable(Identifier ident, Set<TableWritePrivilege> privileges) {
+    boolean appends = privileges.stream().allMatch(privilege -> privilege == TableWritePrivilege.INSERT);
+    return load(ident, Requests.request(appends ? "load" : "change"));
+  }
+
   private Table load(Identifier ident, ObjectNode request) {
     Requests.putTable(request, ident);
     return new LogTable(requests, name, ident, requests.ask(request, Errors.ofTable(ident)));
@@ -131,7 +143,7 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
     ObjectNode request = Requests.request(operation);
     Requests.putTable(request, ident);
     request.put("schema", info.schema().json());
-    request.put("default_provider", requests.conf("spark.sql.sources.default", "parquet"));
+    request.put("default_provider", byWriter() ? requests.conf("spark.sql.sources.default", "parquet") : "");
     ArrayNode partitioning = request.putArray("partitioning");
     for (Transform transform : info.partitions()) {
       partitioning.add(transform.describe());
@@ -140,6 +152,21 @@ public final class DistributedLogCatalog implements StagingTableCatalog, Support
     ObjectNode properties = request.putObject("properties");
     info.properties().forEach(properties::put);
     return requests.ask(request, Errors.ofTable(ident));
+  }
+
+  /**
+   * Whether {@code saveAsTable} or {@code toTable} creates the table: they name the session's default format where their
+   * caller named none, and nothing else tells that from {@code USING parquet}. A Spark whose classes have other names is
+   * told what to name, and creates nothing.
+   */
+  private static boolean byWriter() {
+    return StackWalker.getInstance()
+        .walk(frames -> frames.anyMatch(frame -> WRITERS.contains(outer(frame.getClassName()))));
+  }
+
+  private static String outer(String className) {
+    int inner = className.indexOf('$');
+    return inner < 0 ? className : className.substring(0, inner);
   }
 
   /** Properties can be set and removed; a log's columns are fixed. */

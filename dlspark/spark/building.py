@@ -1,0 +1,133 @@
+"""`builder(...)`: a session builder with everything set that a user of the connector otherwise has to know.
+
+    spark = dlspark.spark.builder("distributedlog://127.0.0.1:2181/distributedlog").master("local[2]").getOrCreate()
+
+What the user has set stays: in the builder, before or after; in the environment; on the command line of spark-submit;
+in spark-defaults.conf. So all is decided in `getOrCreate`, when the user has said all.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pyspark import SparkConf, SparkContext
+from pyspark import __version__ as spark_version
+from pyspark.sql import SparkSession
+
+from dlspark.spark.catalog.switch import CATALOG_CLASS, DEFAULT_NAME, catalog_jar, check_name, check_version, enable
+from dlspark.spark.connection import CONF_KEY, confs_in_file
+from dlspark.spark.datasource import register
+
+PYTHON: Final = "PYSPARK_PYTHON"
+"""The variable that names the Python of Spark's workers: the only one that reaches the lookup of data sources."""
+_PYTHON_CONF: Final = "spark.pyspark.python"
+_JARS: Final = "spark.jars"
+_CONFS: Final = {
+    # Workers over unix sockets, and the daemon that lets go of them without a word (dlspark.spark.worker_daemon).
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "dlspark.spark.worker_daemon",
+    # Filters reach the source, which then reads no more than they need.
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
+
+
+def builder(
+    uri: str | None = None, existing: SparkSession.Builder | None = None, *, catalog: str | None = DEFAULT_NAME
+) -> SparkSession.Builder:
+    """A builder of sessions that read and write logs; to be gone on with, `.master("local[2]").getOrCreate()`.
+
+    `uri` names the namespace; without it the conf `spark.distributedlog.uri` or the variable `DLSPARK_URI` does.
+    `existing` is a builder whose settings are taken over. `catalog` is the name of the SQL catalog; None: no catalog.
+
+    It sets the Python of the workers (the one that runs this), unix sockets for them and a daemon that ends them
+    quietly, pushdown of filters, the jar by which all threads find the format, and the catalog; nothing that is set
+    already. Where a session runs already, `getOrCreate` gives that one, with the catalog switched on and the URI handed
+    on; what belongs to the start of a session is as it was.
+
+    Raises OptionError for a name that cannot be a catalog's, and for a Spark that the jar was not tested with (with
+    `catalog=None` it is left out).
+    """
+    if catalog is not None:
+        check_version(spark_version)
+        check_name(catalog)
+    made = _Builder(uri, catalog)
+    if existing is not None:
+        made._options = dict(existing._options)
+    return made
+
+
+class _Builder(SparkSession.Builder):
+    """Spark's builder; `getOrCreate` adds what is missing."""
+
+    def __init__(self, uri: str | None, catalog: str | None) -> None:
+        super().__init__()
+        self._options: dict[str, object] = {}
+        self._uri = uri
+        self._catalog = catalog
+
+    def getOrCreate(self) -> SparkSession:
+        if SparkContext._active_spark_context is None and not self._connects():
+            elsewhere = _confs_of_jvm() if _has_jvm() else confs_to_come(os.environ)
+            python = self._options.get(_PYTHON_CONF, elsewhere.get(_PYTHON_CONF, sys.executable))
+            os.environ.setdefault(PYTHON, str(python))
+            for key, value in self._missing(elsewhere).items():
+                self.config(key, value)
+            return super().getOrCreate()
+        session = super().getOrCreate()
+        if self._uri is not None:
+            session.conf.set(CONF_KEY, self._uri)
+            register(session)
+        if self._catalog is not None:
+            enable(session, self._catalog)
+        return session
+
+    def _connects(self) -> bool:
+        """Whether it is a Spark Connect server's session, which has its own Python and settings."""
+        return "spark.remote" in self._options or "SPARK_REMOTE" in os.environ
+
+    def _missing(self, elsewhere: Mapping[str, str]) -> dict[str, str]:
+        """What nobody has set; `elsewhere` is what is set outside of the builder."""
+        wanted = dict(_CONFS)
+        if self._uri is not None:
+            wanted[CONF_KEY] = self._uri
+        if self._catalog is not None:
+            wanted[f"spark.sql.catalog.{self._catalog}"] = CATALOG_CLASS
+        missing = {key: value for key, value in wanted.items() if key not in self._options and key not in elsewhere}
+        if self._catalog is not None:
+            jars = [jar for jar in str(self._options.get(_JARS, elsewhere.get(_JARS, ""))).split(",") if jar]
+            ours = catalog_jar()
+            if ours.name not in {Path(jar).name for jar in jars}:
+                missing[_JARS] = ",".join([*jars, str(ours)])
+        return missing
+
+
+def _has_jvm() -> bool:
+    """Whether Spark's JVM runs already: that of a session before this one, or of spark-submit."""
+    return SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _confs_of_jvm() -> dict[str, str]:
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
+
+
+def confs_to_come(environ: Mapping[str, str]) -> dict[str, str]:
+    """The confs that a JVM started from here would have though a builder names none: of files and arguments."""
+    directory = environ.get("SPARK_CONF_DIR") or os.path.join(environ.get("SPARK_HOME", ""), "conf")
+    found = confs_in_file(Path(directory) / "spark-defaults.conf")
+    said = shlex.split(environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    for position, word in enumerate(said[:-1]):
+        if word == "--properties-file":
+            found = confs_in_file(Path(said[position + 1]))
+    for position, word in enumerate(said[:-1]):
+        key, _, value = said[position + 1].partition("=")
+        if word in ("--conf", "-c"):
+            found[key] = value
+        elif word == "--jars":
+            found[_JARS] = said[position + 1]
+    return found
