@@ -1,7 +1,6 @@
 """The library in asyncio. Needs a running cluster: see examples/README.md."""
 
 import asyncio
-import os
 
 from dlspark import AsyncLog, AsyncNamespace
 
@@ -34,7 +33,7 @@ async def follow(log: AsyncLog, name: str) -> int:
 
 
 async def main() -> None:
-    async with await AsyncNamespace.open(os.environ["DLSPARK_URI"]) as namespace:
+    async with await AsyncNamespace.open() as namespace:
         if await namespace.log_exists(LOG):
             await namespace.delete_log(LOG)
         await namespace.create_log(LOG)

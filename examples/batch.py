@@ -1,21 +1,17 @@
 """A data frame into a log and back. Needs a running cluster: see examples/README.md."""
 
-import os
-import sys
-
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+import dlspark.spark
 from dlspark import Namespace
 
 LOG = "example-batch"
 
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers need a Python that has dlspark
-with Namespace.open(os.environ["DLSPARK_URI"]) as namespace:
+with Namespace.open() as namespace:
     if namespace.log_exists(LOG):
         namespace.delete_log(LOG)
 
-spark = SparkSession.builder.master("local[2]").config("spark.ui.showConsoleProgress", "false").getOrCreate()
+spark = dlspark.spark.builder().master("local[2]").config("spark.ui.showConsoleProgress", "false").getOrCreate()
 
 # A log's rows have a value and, if they like, a transaction id: numbers that do not go down, often a time.
 orders = spark.range(1_000).select(

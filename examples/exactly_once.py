@@ -1,21 +1,17 @@
 """A query whose driver forgets a commit writes nothing twice. Needs a running cluster: see examples/README.md."""
 
-import os
-import sys
 import tempfile
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
+import dlspark.spark
 from dlspark import Namespace
 
 LOG = "example-exactly-once"
 
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers need a Python that has dlspark
-namespace = Namespace.open(os.environ["DLSPARK_URI"])
+namespace = Namespace.open()
 if namespace.log_exists(LOG):
     namespace.delete_log(LOG)
-spark = SparkSession.builder.master("local[2]").config("spark.ui.showConsoleProgress", "false").getOrCreate()
+spark = dlspark.spark.builder().master("local[2]").config("spark.ui.showConsoleProgress", "false").getOrCreate()
 
 
 def copy_files(directory: Path) -> None:

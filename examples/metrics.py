@@ -1,6 +1,5 @@
 """What a program writes and reads, as Prometheus scrapes it. Needs a running cluster: see examples/README.md."""
 
-import os
 import socket
 import urllib.request
 
@@ -18,7 +17,7 @@ def free_port() -> int:
 
 port = free_port()
 stop = dlspark.serve_metrics(port)  # of every namespace that this process opens; 127.0.0.1 unless asked otherwise
-with dlspark.Namespace.open(os.environ["DLSPARK_URI"]) as namespace:
+with dlspark.Namespace.open() as namespace:
     if namespace.log_exists(LOG):
         namespace.delete_log(LOG)
     namespace.create_log(LOG)

@@ -1,13 +1,12 @@
 """The cluster as the storage of an Apache Pulsar broker: how to point one at it, and what brokers have stored there.
 
-    DLSPARK_URI=distributedlog://127.0.0.1:2181/distributedlog python examples/pulsar_ledgers.py [LEDGERS_ROOT]
+    python examples/pulsar_ledgers.py [LEDGERS_ROOT]
 
 `LEDGERS_ROOT` is the tree of ledgers in ZooKeeper (`zkLedgersRootPath` of the nodes), such as /pulsar/ledgers, which a
 broker's set-up makes; without it, that of the namespace. Needs a running cluster: see examples/README.md.
 """
 
 import asyncio
-import os
 import sys
 
 from dlspark import AsyncNamespace
@@ -29,7 +28,7 @@ async def topics(ledgers: LedgerStore) -> dict[str, list[int]]:
 
 
 async def main(root: str | None) -> None:
-    async with await AsyncNamespace.open(os.environ["DLSPARK_URI"]) as namespace:
+    async with await AsyncNamespace.open() as namespace:
         services = namespace.services
         root = root or services.ledger_store.root
         if root.endswith("/ledgers"):  # a broker looks for them there, below its metadata

@@ -1,11 +1,8 @@
 """Back to a point in time. Needs a running cluster: see examples/README.md."""
 
-import os
-import sys
 from datetime import datetime, timedelta, timezone
 
-from pyspark.sql import SparkSession
-
+import dlspark.spark
 from dlspark import Namespace
 
 LOG = "example-rewind"
@@ -16,8 +13,7 @@ def ms(moment: datetime) -> int:
     return int(moment.timestamp() * 1_000)
 
 
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers need a Python that has dlspark
-namespace = Namespace.open(os.environ["DLSPARK_URI"])
+namespace = Namespace.open()
 if namespace.log_exists(LOG):
     namespace.delete_log(LOG)
 namespace.create_log(LOG)
@@ -35,7 +31,7 @@ with namespace.open_log(LOG) as log:
     print(f"March begins at {march}: {first.payload.decode()}")
     print(f"{log.record_count(march)} records from there on, found by reading {log.probes.entries} entries")
 
-spark = SparkSession.builder.master("local[2]").config("spark.ui.showConsoleProgress", "false").getOrCreate()
+spark = dlspark.spark.builder().master("local[2]").config("spark.ui.showConsoleProgress", "false").getOrCreate()
 since = spark.read.format("distributedlog").option("startingTimestamp", "2024-03-01T00:00:00Z").load(LOG)
 print(f"Spark reads {since.count()} records, beginning with {since.orderBy('sequence_id').first().value.decode()}")
 

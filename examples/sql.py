@@ -1,20 +1,14 @@
 """Logs as tables of Spark SQL. Needs a running cluster: see examples/README.md."""
 
-import os
-import sys
-
-from pyspark.sql import SparkSession
-
 import dlspark.spark
 
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers need a Python that has dlspark
 spark = (
-    SparkSession.builder.master("local[2]")
+    dlspark.spark.builder()  # with the catalog `dlog`: a namespace of tables for each folder of logs
+    .master("local[2]")
     .config("spark.ui.showConsoleProgress", "false")
     .config("spark.sql.session.timeZone", "UTC")
     .getOrCreate()
 )
-dlspark.spark.enable(spark)  # the catalog `dlog`: a namespace of tables for each folder of logs
 
 spark.sql("DROP TABLE IF EXISTS dlog.example.sql")
 spark.sql("CREATE TABLE dlog.example.sql")

@@ -1,19 +1,16 @@
 """A streaming query over a log. Needs a running cluster: see examples/README.md."""
 
-import os
-import sys
 import tempfile
 
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+import dlspark.spark
 from dlspark import Namespace
 
 LOG = "example-stream"
 START_MS = 1_700_000_000_000
 
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers need a Python that has dlspark
-with Namespace.open(os.environ["DLSPARK_URI"]) as namespace:
+with Namespace.open() as namespace:
     if namespace.log_exists(LOG):
         namespace.delete_log(LOG)
     namespace.create_log(LOG)
@@ -22,7 +19,8 @@ with Namespace.open(os.environ["DLSPARK_URI"]) as namespace:
         writer.write_bulk([(START_MS + 100 * n, b"%d" % (n % 4)) for n in range(3_000)])
 
 spark = (
-    SparkSession.builder.master("local[2]")
+    dlspark.spark.builder()
+    .master("local[2]")
     .config("spark.ui.showConsoleProgress", "false")
     .config("spark.sql.shuffle.partitions", "2")
     .getOrCreate()
