@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ARCHIVE := $(VENV)/spark-classes.jsa
 export PYTHONWARNINGS :=
 PYTEST := $(BIN)/python -m pytest
 
@@ -37,7 +38,10 @@ types: $(STAMP) ## mypy --strict
 contracts: $(STAMP) ## import contracts between the floors
 	$(BIN)/lint-imports
 
-unit: $(STAMP) ## the tests alone (ARGS="..." is passed on to pytest)
+$(ARCHIVE): $(STAMP) tests/quick_start/archive.py tests/quick_start/archived_program.py
+	$(BIN)/python tests/quick_start/archive.py
+
+unit: $(STAMP) $(ARCHIVE) ## the tests alone (ARGS="..." is passed on to pytest)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 notebooks: $(STAMP) ## execute the notebooks and keep their output

@@ -6,7 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+import quick_start
 from sharing import Durations, longest_first
+
+quick_start.use()
 
 # A shell that runs the tests in the background makes them ignore SIGINT, and so would every process they start; tests
 # send it to processes as a terminal's Ctrl-C does.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
+from quick_start import plain_environment
 
 from dlspark.spark import builder, catalog_jar
 from dlspark.spark.building import _Builder, confs_to_come
@@ -91,7 +91,7 @@ def test_confs_of_files_and_of_the_command_line_are_known(tmp_path: Path) -> Non
 def test_a_program_reads_and_writes_from_threads_and_nothing_looks_like_a_failure(
     sandbox: Sandbox, logs: Logs, tmp_path: Path
 ) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
+    environment = plain_environment()
     done = subprocess.run(
         [
             sys.executable,
@@ -101,7 +101,7 @@ def test_a_program_reads_and_writes_from_threads_and_nothing_looks_like_a_failur
             str(tmp_path / "checkpoints"),
         ],
         cwd=tmp_path,
-        env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=540,

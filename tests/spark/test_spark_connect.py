@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from quick_start import plain_environment
 
 if TYPE_CHECKING:
     from source_world import Logs
@@ -28,12 +28,12 @@ def client(sandbox: Sandbox, logs: Logs, place: Path) -> dict[str, Any]:
     source, target = logs.create(logs.name("connect")), logs.name("connect-copy")
     logs.write(source, range(MS, MS + 40))
     logs.write(source, range(MS + 40, MS + 60), keep_open=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
+    environment = plain_environment()
     done = subprocess.run(
         [sys.executable, str(CLIENT), sandbox.uri, source, target, str(place)],
         capture_output=True,
         text=True,
-        env=environment | {"SPARK_LOCAL_IP": "127.0.0.1"},
+        env=environment,
         timeout=280,
         check=False,
     )

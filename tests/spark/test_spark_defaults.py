@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import javaproperties
 import pytest
+from quick_start import plain_environment
 
 if TYPE_CHECKING:
     from source_world import Logs
@@ -39,8 +39,8 @@ def test_a_program_without_settings_works_with_the_defaults_of_the_root(
     sandbox: Sandbox, logs: Logs, tmp_path: Path
 ) -> None:
     name = logs.name("defaults")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
-    environment |= {"SPARK_CONF_DIR": ".", "SPARK_LOCAL_IP": "127.0.0.1", "DLSPARK_URI": sandbox.uri}
+    environment = plain_environment()
+    environment |= {"SPARK_CONF_DIR": ".", "DLSPARK_URI": sandbox.uri}
     environment |= {"PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), name, str(tmp_path), *settings()],
