@@ -349,6 +349,8 @@ class ZooKeeperStore(MetadataStore):
     def _hear(self, state: SessionState, session_id: int | None) -> None:
         if state is not SessionState.CONNECTED:
             self._fail_pending(state)
+        if state is SessionState.SUSPENDED and self._closing is not None:
+            return  # Closing breaks the connection itself where the server does not answer: CLOSED is what follows.
         self._hub.hear(state, self._hub.session_id if session_id is None else session_id)
 
     def _fail_pending(self, state: SessionState) -> None:

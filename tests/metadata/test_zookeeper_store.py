@@ -73,12 +73,15 @@ async def test_requests_under_way_are_answered_before_a_close(zookeeper: Embedde
 async def test_a_silent_server_does_not_hold_up_close(zookeeper: EmbeddedZooKeeper) -> None:
     world = ZooKeeperWorld(zookeeper)
     store = await world.open()
+    states = Heard()
+    store.on_session(states)
     before = threading.active_count()
     world.freeze()
     try:
         started = time.monotonic()
         await store.close()
         assert time.monotonic() - started < 10
+        assert states.items == [SessionState.CLOSED]
         assert threading.active_count() == before - 1
     finally:
         world.thaw()
