@@ -42,7 +42,7 @@ $(ARCHIVE): $(STAMP) tests/quick_start/archive.py tests/quick_start/archived_pro
 	$(BIN)/python tests/quick_start/archive.py
 
 unit: $(STAMP) $(ARCHIVE) ## the tests alone (ARGS="..." is passed on to pytest)
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 notebooks: $(STAMP) ## execute the notebooks and keep their output
 	$(BIN)/python notebooks/execute.py

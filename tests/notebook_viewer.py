@@ -90,7 +90,7 @@ class Lab:
 
     def __enter__(self) -> Lab:
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
-        command += [f"--ServerApp.root_dir={self._notebooks}", "--LabApp.news_url=None"]
+        command += [f"--ServerApp.root_dir={self._notebooks}", "--LabApp.news_url=None", "--expose-app-in-browser"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
@@ -128,10 +128,10 @@ class Lab:
             cells = json.load(answer)["content"]["cells"]
         return any(cell["metadata"].get("trusted", False) for cell in cells if cell.get("outputs"))
 
-    def set_theme(self, theme: str) -> None:
-        """For pages that are opened from now on. Cells out of sight are rendered too."""
+    def settle(self) -> None:
+        """No theme that follows the system's, no news, and cells out of sight are rendered too."""
         for name, settings in (
-            ("apputils-extension/themes", {"theme": THEMES[theme], "adaptive-theme": False}),
+            ("apputils-extension/themes", {"theme": THEMES["light"], "adaptive-theme": False}),
             ("apputils-extension/notification", {"fetchNews": "false", "checkForUpdates": False}),
             ("notebook-extension/tracker", {"windowingMode": "none"}),
         ):
@@ -140,8 +140,8 @@ class Lab:
             path.write_text(json.dumps(settings))
 
 
-def look(page: Page, lab: Lab, name: str, screenshot: Path, cells: int) -> object:
-    """Open a notebook, wait until all of it is there, take a screenshot; returns what `LOOK` sees."""
+def open_notebook(page: Page, lab: Lab, name: str, cells: int) -> None:
+    """Open a notebook, as high as it is, and wait until all of it is there."""
     page.set_viewport_size({"width": WIDTH, "height": 1000})
     page.goto(f"{lab.url}/doc/tree/{name}?token={lab.token}")
     page.wait_for_function(f"() => document.querySelectorAll('.jp-NotebookPanel .jp-Cell').length === {cells}")
@@ -154,7 +154,13 @@ def look(page: Page, lab: Lab, name: str, screenshot: Path, cells: int) -> objec
         " return cells.at(-1).getBoundingClientRect().bottom - cells[0].getBoundingClientRect().top }"
     )
     page.set_viewport_size({"width": WIDTH, "height": min(int(height) + 200, 16_000)})
-    page.wait_for_function("() => document.fonts.status === 'loaded'")
+
+
+def look(page: Page, theme: str, screenshot: Path) -> object:
+    """Switch to a theme and take a screenshot; returns what `LOOK` sees."""
+    page.evaluate("(name) => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", THEMES[theme])
+    page.wait_for_function("(name) => document.body.dataset.jpThemeName === name", arg=THEMES[theme])
+    page.wait_for_function("() => document.fonts.status === 'loaded' && document.readyState === 'complete'")
     seen = page.evaluate(LOOK)
     page.screenshot(path=screenshot)
     return seen
@@ -168,23 +174,21 @@ def main(directory: Path, notebooks: list[Path]) -> None:
     seen: dict[str, dict[str, object]] = {}
     with Lab(directory) as lab, sync_playwright() as playwright:
         untrusted = [path.name for path in notebooks if not lab.trusts(path.name)]
-        for theme in THEMES:
-            lab.set_theme(theme)
-            browser = playwright.chromium.launch_persistent_context(
-                directory / f"chromium-{theme}",
-                executable_path=os.environ["CHROMIUM"],
-                args=CHROMIUM_ARGUMENTS,
-                headless=True,
-                chromium_sandbox=False,
-            )
-            browser.set_default_timeout(START_S * 1000)
-            for path in notebooks:
-                cells = len(json.loads(path.read_text())["cells"])
-                page = browser.new_page()
-                screenshot = directory / f"{path.stem}-{theme}.png"
-                seen.setdefault(path.name, {})[theme] = look(page, lab, path.name, screenshot, cells)
-                page.close()
-            browser.close()
+        lab.settle()
+        browser = playwright.chromium.launch_persistent_context(
+            directory / "chromium",
+            executable_path=os.environ["CHROMIUM"],
+            args=CHROMIUM_ARGUMENTS,
+            headless=True,
+            chromium_sandbox=False,
+        )
+        browser.set_default_timeout(START_S * 1000)
+        for path in notebooks:
+            page = browser.new_page()
+            open_notebook(page, lab, path.name, len(json.loads(path.read_text())["cells"]))
+            seen[path.name] = {theme: look(page, theme, directory / f"{path.stem}-{theme}.png") for theme in THEMES}
+            page.close()
+        browser.close()
     (directory / "seen.json").write_text(json.dumps({"untrusted": untrusted, "seen": seen}))
 
 

@@ -1,4 +1,4 @@
-"""How the test files are shared out between processes: the longest first, so that both end at about the same time.
+"""How the test files are shared out between processes: the longest first, so that all end at about the same time.
 
 A file runs in one process (`--dist loadfile`), since what its tests start (Spark, clusters, Java) is started once a
 process. A process that is free takes the next file. pytest-xdist would begin with the files of the most tests, which

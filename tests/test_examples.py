@@ -43,7 +43,7 @@ SAID = {
 }
 """What each program prints, among other lines."""
 
-AGAIN = ("batch.py", "async_io.py", "metrics.py")
+AGAIN = ("async_io.py", "metrics.py")
 """Programs that are run a second time; the others begin their logs the same way."""
 
 

@@ -142,14 +142,25 @@ class TestAutoRecovery:
         as_json = run("autorecovery", "enable", *where, "--output", "json").stdout
         assert json.loads(as_json) == {"enabled": True, "changed": True}
 
-    def test_its_status_names_the_ledgers_that_lack_copies(self, sandbox: Sandbox) -> None:
+    def test_its_status_names_the_ledgers_that_lack_copies(
+        self, sandbox: Sandbox, request: pytest.FixtureRequest
+    ) -> None:
         async def mark() -> None:
             store = await ZooKeeperStore.connect(sandbox.zookeeper_address)
             marks = ReplicationStore(store)
             await marks.mark(123456, ["lost:3181"], 1)
             await store.close()
 
+        async def unmark() -> None:
+            store = await ZooKeeperStore.connect(sandbox.zookeeper_address)
+            marks = ReplicationStore(store)
+            found = await marks.read(123456)
+            assert found is not None
+            await marks.remove_mark(123456, found.version)
+            await store.close()
+
         asyncio.run(mark())
+        request.addfinalizer(lambda: asyncio.run(unmark()))
         where = ("--conf", self.conf(sandbox))
         found = json.loads(run("autorecovery", "status", *where, "--output", "json").stdout)
         assert (found["enabled"], found["auditor"], found["marked"], found["locked"]) == (True, None, 1, 0)

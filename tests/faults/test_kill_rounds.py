@@ -28,7 +28,7 @@ from dlspark.testing.warm_sandbox import WarmSandbox
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
-DEFAULT_ROUNDS = 50
+DEFAULT_ROUNDS = 24
 HERE = Path(__file__).resolve().parent
 NUMBERS_PER_WRITER = 1_000_000
 PROGRESS_S = 45
@@ -253,4 +253,4 @@ def test_every_kind_of_kill_happened(arena: Arena, request: pytest.FixtureReques
     played = sum(item.name.startswith("test_what_was_acknowledged") for item in request.session.items)
     if played < DEFAULT_ROUNDS:
         pytest.skip(f"{played} rounds were asked for: they need not have met every kind")
-    assert all(arena.kills[kind] >= 5 for kind in FAULT_KINDS), arena.kills
+    assert all(arena.kills[kind] >= 3 for kind in FAULT_KINDS), arena.kills

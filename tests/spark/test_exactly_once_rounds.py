@@ -1,6 +1,6 @@
 """Exactly once, round after round, on a real ZooKeeper and real storage nodes, with drivers that need no JVM.
 
-Each kind of fault gets twenty seeded rounds here and three with Spark itself (`test_exactly_once_spark`). Every round
+Each kind of fault gets eight seeded rounds here and a few with Spark itself (`test_exactly_once_spark`). Every round
 ends with the same questions: does each log hold each row once and in order, is every batch whole, are there no ledgers
 left that nobody refers to. A round proves by a file that its fault point was reached.
 """
@@ -29,7 +29,7 @@ from dlspark.testing import faults
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
-ROUNDS = 20
+ROUNDS = 8
 SESSION_VARIABLE = "DLSPARK_SET_zkSessionTimeoutSeconds"
 SESSION_TIMEOUT_S = "4"
 ROUND_TIMEOUT_S = 90
