@@ -138,4 +138,3 @@ def write_json_lines(records: list[FlightRecord], directory: Path, files: int) -
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
         paths.append(path)
     return paths
-
