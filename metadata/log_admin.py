@@ -36,6 +36,7 @@ from metadata.logs import LogStore
 from metadata.paths import ancestors, check_request, name_of
 from metadata.places import Place
 from metadata.retry import MAX_REPEATS, repeat
+from metadata.segments import COMPLETED_PREFIX, IN_PROGRESS_PREFIX, SegmentMetadata
 from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData, Stat
 
 MAX_LISTINGS: Final = 64
@@ -78,32 +79,48 @@ class LogAdmin:
         Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while somebody
         writes the log, LockingError while a reader has a lock on it, CallerError for names that cannot be, or for a
         log of more segments than fit into one transaction. Lost answers are looked after; where the connection stays
-        away an OutcomeUnknownError is raised, and the log has one of its two names.
+        away an OutcomeUnknownError is raised, and the log has one of its two names, or where another log has taken the
+        new one since.
         """
         old, new = self._logs.validate_name(old), validate_new_name(new, self._logs.partition)
         if f"{new}/".startswith(f"{old}/"):
             raise CallerError(
                 "a log cannot be renamed into itself; nothing was renamed", log=old, advice=f"{new!r} begins with it"
             )
-        doubt = False
+        doubted: list[Op] = []
 
         async def attempt() -> None:
-            nonlocal doubt
+            nonlocal doubted
             for _ in range(MAX_REPEATS):
-                if doubt and not await self._logs.exists(old) and await self._logs.exists(new):
+                if doubted and not await self._logs.exists(old) and await self._logs.exists(new):
+                    await self._check_moved(old, new, doubted)
                     return  # the answer was lost, the change was not
                 ops = await self._rename_ops(old, new, extra)
                 try:
                     await self._store.multi(ops)
                     return
                 except OutcomeUnknownError:
-                    doubt = True
+                    doubted = ops
                     raise
                 except (BadVersionError, NoNodeError, NotEmptyError, NodeExistsError):
                     continue  # it changed since it was read: what that means shows when it is read again
             raise BadVersionError("the log keeps changing; nothing was renamed", log=old)
 
         await repeat(self._store, attempt)
+
+    async def _check_moved(self, old: str, new: str, ops: list[Op]) -> None:
+        """Raise OutcomeUnknownError unless `new` has a ledger of those that `ops` took there, or they took none."""
+        moved = {
+            SegmentMetadata.decode(op.data, op.path, skip_minimum_version=True).ledger_id
+            for op in ops
+            if isinstance(op, Create) and name_of(op.path).startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))
+        }
+        if moved and moved.isdisjoint(segment.ledger_id for segment in await self._logs.segments(new)):
+            raise OutcomeUnknownError(
+                f"the answer to its renaming was lost; the log is gone now, and {new!r} has other segments",
+                log=old,
+                advice=f"Either it was renamed and {new!r} made again since, or it was deleted by somebody else",
+            )
 
     async def _rename_ops(self, old: str, new: str, extra: Callable[[], Awaitable[list[Op]]]) -> list[Op]:
         source = await self._logs.located(old)

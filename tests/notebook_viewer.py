@@ -160,7 +160,7 @@ def look(page: Page, theme: str, screenshot: Path) -> object:
     """Switch to a theme and take a screenshot; returns what `LOOK` sees."""
     page.evaluate("(name) => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})", THEMES[theme])
     page.wait_for_function("(name) => document.body.dataset.jpThemeName === name", arg=THEMES[theme])
-    page.wait_for_function("() => document.fonts.status === 'loaded' && document.readyState === 'complete'")
+    page.wait_for_function("() => document.fonts.status === 'loaded' && !document.querySelector('#jupyterlab-splash')")
     seen = page.evaluate(LOOK)
     page.screenshot(path=screenshot)
     return seen

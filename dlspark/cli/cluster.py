@@ -12,6 +12,7 @@ import typer
 
 from dlspark.cli.common import ATTENTION, Json, when
 from metadata.errors import CallerError
+from metadata.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.administration.cluster import ClusterStatus
@@ -215,7 +216,8 @@ def _echo_status(place: Place, found: ClusterStatus) -> None:
             "nodes": counts,
             "auditor": found.recovery.auditor or "none: nobody looks for lost copies",
             "recovery": "enabled" if found.recovery.enabled else "switched off",
-            "copies": f"{found.recovery.marked} ledgers lack some, {found.recovery.locked} of them are being repaired",
+            "copies": f"{counted(found.recovery.marked, 'ledger lacks', 'ledgers lack')} some, "
+            f"{counted(found.recovery.locked, 'is', 'are')} being repaired",
         }
     )
     if found.nodes:

@@ -194,7 +194,7 @@ class AsyncNamespace:
             raise CallerError(
                 "the namespace is bound without access control",
                 path=self.uri.path,
-                advice="Give it a root: dlspark namespace bind --acl-root .acl (update_binding in a program)",
+                advice="Give it a root: dlspark namespace bind --acl-root .acl",
             )
         return self._services.permissions
 

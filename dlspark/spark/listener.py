@@ -33,6 +33,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from dlspark.core.display.lag_picture import LagPicture, LagSample, Measure
+from dlspark.core.display.text import counted
 from dlspark.core.metrics import Statistics
 from dlspark.core.metrics.lags import lags_of
 from dlspark.errors import CallerError
@@ -70,7 +71,8 @@ class _Heard:
         behind = sum(lag.records or 0 for lag in known)
         stored = sum(lag.bytes for lag in known)
         state = "ended" if self.ended else "running" if running else "no end heard of"
-        return f"{state}, batch {self.samples[-1].batch:,}: {behind:,} records, {stored:,} bytes behind"
+        lag = f"{counted(behind, 'record')}, {counted(stored, 'byte')} behind"
+        return f"{state}, batch {self.samples[-1].batch:,}: {lag}"
 
 
 class LagListener(StreamingQueryListener):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from metadata_worlds import World
 
-from metadata.errors import BadVersionError, CallerError
+from metadata.errors import BadVersionError, CallerError, OutcomeUnknownError
 from metadata.federation import FederatedPlaces
 from metadata.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.log_admin import Below, LogAdmin
@@ -193,6 +193,36 @@ async def test_a_lost_answer_leaves_the_log_under_one_name_and_the_call_succeeds
     await LogAdmin(logs).rename("old", "new")
     assert await logs.list() == ["new"]
     assert await logs.segments("new") == segments
+
+
+async def test_another_log_under_the_new_name_is_not_taken_for_a_renaming_whose_answer_was_lost() -> None:
+    """Only segments of its own show that it was this log that got the name."""
+    tree = MemoryTree()
+    store = MemoryStore(tree)
+    await NamespaceStore(store, "/ns").bind(BINDING)
+    logs, others = LogStore(store, "/ns"), LogStore(MemoryStore(tree), "/ns")
+    await filled(logs, "old")
+    lost: list[str] = []
+
+    def inject(session_id: int, name: str, path: str) -> Fault | None:
+        if session_id == store.session_id and name == "multi" and not lost:
+            lost.append(path)
+            return Fault.LOSE_REQUEST
+        return None
+
+    tree.inject = inject
+    exists = logs.exists
+
+    async def late(name: str) -> bool:
+        if lost and await others.exists("old"):
+            await others.delete_tree("old")
+            await others.create("new")
+        return await exists(name)
+
+    logs.exists = late  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknownError, match="other segments"):
+        await LogAdmin(logs).rename("old", "new")
+    assert await others.list() == ["new"]
 
 
 async def test_a_log_too_long_for_one_transaction_stays_as_it_is() -> None:

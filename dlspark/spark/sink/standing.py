@@ -29,6 +29,7 @@ from enum import Enum
 from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import Publication
 from metadata.ledgers import Versioned
+from metadata.plurals import counted
 from metadata.sink_marks import Floor, LogMark, SinkState
 
 
@@ -125,14 +126,16 @@ def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
     if published is not None:
         if published == rows:
             return _COVERED
-        return f"was published with {published} rows into this log, and now has {rows}"
+        return f"was published with {counted(published, 'row')} into this log, and now has {rows}"
     if old and old != _OPEN:
         return old
     if mark is None or not mark.covers(batch):
         return _OPEN
     if mark.forgot(batch):
         return f"is older than the batches whose numbers of rows are kept for this log, and has {rows}"
-    return f"has {rows} rows for this log, which has later batches up to {mark.batch} and nothing of this one"
+    return (
+        f"has {counted(rows, 'row')} for this log, which has later batches up to {mark.batch} and nothing of this one"
+    )
 
 
 def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, LogHistory | None]) -> dict[str, str]:
@@ -155,7 +158,7 @@ def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, L
             verdicts[log] = (
                 _COVERED
                 if brought == rows[log]
-                else f"was published with {brought} rows into this log, and now has {rows[log]}"
+                else f"was published with {counted(brought, 'row')} into this log, and now has {rows[log]}"
             )
         elif floor.mark.rows_of(batch) == publication.rows:
             asked.append({zxid for zxid, n in history.brought.items() if zxid < floor.zxid and n == rows[log]})
@@ -177,12 +180,12 @@ def _emptied(batch: int, state: SinkState, marks: Mapping[str, Versioned[LogMark
     """For a batch without rows: the logs it could write to that have it with some."""
     found = {log: mark.value.rows_of(batch) for log, mark in marks.items()}
     differing = {
-        log: f"was published with {rows} rows into this log, and now has none"
+        log: f"was published with {counted(rows, 'row')} into this log, and now has none"
         for log, rows in found.items()
         if rows is not None
     }
     old = state.floor.mark.rows_of(batch) if state.floor is not None and not differing else None
-    return {"": f"was published with {old} rows by an older dlspark, and now has none"} if old else differing
+    return {"": f"was published with {counted(old, 'row')} by an older dlspark, and now has none"} if old else differing
 
 
 def refusal(publication: Publication, standing: Standing) -> ReplayDiffersError:
