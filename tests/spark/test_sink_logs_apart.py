@@ -191,6 +191,49 @@ async def test_tasks_that_found_their_logs_published_are_held_against_the_marks(
     assert await counts(driver, "flights", "ships", "trains") == [1, 1, 1]
 
 
+@pytest.mark.parametrize("strike_at", range(19))
+async def test_a_log_that_a_fork_has_taken_further_meanwhile_does_not_refuse_the_others(
+    driver: Process, other: Process, strike_at: int
+) -> None:
+    """At any request of a publication a fork publishes the batch and the next one into one of its logs: that log's ids
+    are above the batch's then, and the batch is not to be refused for it."""
+    await driver.commit(await driver.stage(job(0), [("flights", 0, 9), ("trains", 0, 9)]))
+    batch = await driver.stage(job(1), [("flights", 10, 19), ("trains", 10, 19)])
+    requests = 0
+    forks: list[asyncio.Task[None]] = []
+
+    async def fork() -> None:
+        for number in (1, 2):
+            parts = [("trains", 10 * number, 10 * number + 9)]
+            await other.commit(await other.stage(job(number, f"fork{number}"), parts))
+
+    sending = asyncio.Lock()
+
+    def strike(request: str):
+        original = getattr(driver.store, request)
+
+        async def wrapped(*args, **more):
+            nonlocal requests
+            async with sending:  # requests of a session are served in their order
+                requests += 1
+                if requests == strike_at + 1:
+                    forks.append(asyncio.ensure_future(fork()))
+                    for _ in range(2_000):  # it comes to its end, or to a lock that the publication holds
+                        if forks[0].done():
+                            break
+                        await asyncio.sleep(0)
+            return await original(*args, **more)
+
+        setattr(driver.store, request, wrapped)
+
+    for request in ("get", "multi", "children", "create"):
+        strike(request)
+    assert await driver.publish(batch) is Outcome.PUBLISHED
+    await asyncio.gather(*forks)
+    assert [one.first_txid for one in await driver.segments("flights")] == [0, 10]
+    assert [one.first_txid for one in await driver.segments("trains")] == [0, 10, 20][: 3 if forks else 2]
+
+
 # ---- logs that are not what they were ------------------------------------------------------------------------------
 
 

@@ -113,6 +113,8 @@ class _Batch:
     skip_differing: bool
     publication: Publication = field(init=False)
     """What of it is left to publish, as it is by now."""
+    open: tuple[str, ...] = ()
+    """The logs that lacked it when this was looked at last."""
     warned: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -226,13 +228,16 @@ class Publisher:
                 return await self._try(batch)
             except ReplayDiffersError:
                 raise
-            except (BatchRefusedError, LogBusyError):
-                # What refuses the batch may be the batch itself, published by another driver while we looked.
-                outcome = (await self._stands(batch)).outcome
-                if outcome is None:
-                    raise
-                return Commit(outcome)
-            except (BadVersionError, NodeExistsError, NoNodeError) as error:
+            except (BatchRefusedError, LogBusyError, BadVersionError, NodeExistsError, NoNodeError) as error:
+                if isinstance(error, BatchRefusedError | LogBusyError):
+                    # What refuses the batch may be the batch itself, published by another driver while we looked: into
+                    # all of its logs, or into some, whose ids are above the batch's now.
+                    before = batch.open
+                    standing = await self._stands(batch)
+                    if standing.outcome is not None:
+                        return Commit(standing.outcome)
+                    if standing.open == before:
+                        raise
                 conflicts += 1
                 if conflicts > MAX_CONFLICTS:
                     raise PublishContendedError(
@@ -259,6 +264,11 @@ class Publisher:
 
     async def _stands(self, batch: _Batch) -> Standing:
         """How far the batch is published by now. Raises ReplayDiffersError, PublishContendedError, BatchSweptError."""
+        standing = await self._look(batch)
+        batch.open = standing.open
+        return standing
+
+    async def _look(self, batch: _Batch) -> Standing:
         publication = batch.given
         job = publication.job
         if job.sink_id.startswith(JOB_PREFIX):
