@@ -88,7 +88,7 @@ class PulsarBroker:
         settings = {
             "metadataStoreUrl": self._metadata,
             "configurationMetadataStoreUrl": self._metadata,
-            "metadataStoreSessionTimeoutMillis": 4000,
+            "metadataStoreSessionTimeoutMillis": 8000,
             "clusterName": "ours",
             "brokerServicePort": self._port,
             "webServicePort": self._web_port,
@@ -100,6 +100,8 @@ class PulsarBroker:
             # Small ledgers, so that a topic of a test has several.
             "managedLedgerMaxEntriesPerLedger": MAX_LEDGER_ENTRIES,
             "managedLedgerMinLedgerRolloverTimeMinutes": 0,
+            # What was acknowledged last is stored, and trimmed, within a second instead of a minute.
+            "managedLedgerCursorPositionFlushSeconds": 1,
             "defaultNumberOfNamespaceBundles": 1,
             "functionsWorkerEnabled": "false",
         }
