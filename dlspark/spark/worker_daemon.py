@@ -14,8 +14,10 @@ may start a thread, as workers are forked from it.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -23,6 +25,9 @@ Work: TypeAlias = Callable[[socket.socket, bool], int]
 
 _HUNG_UP: Final = -1
 """What makes the daemon end the process of a worker, without a word."""
+_GONE: Final = (BrokenPipeError, ConnectionResetError)
+_RAISE: Final = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
+"""Set, `pyspark.daemon.worker` raises what keeps it from sending an answer's rest; else it prints a trace of it."""
 
 
 def quiet(work: Work) -> Work:
@@ -33,7 +38,7 @@ def quiet(work: Work) -> Work:
             if not sock.recv(1, socket.MSG_PEEK):
                 return _HUNG_UP
             return work(sock, authenticated)
-        except (BrokenPipeError, ConnectionResetError):
+        except _GONE:
             # Only writing to Spark raises these to here: it has closed its side, and knows what became of the task.
             return _HUNG_UP
 
@@ -41,8 +46,16 @@ def quiet(work: Work) -> Work:
     return worker
 
 
+class _Traces:
+    """`traceback`, as a forked worker of the daemon uses it for what has ended it: none of a Spark that hung up."""
+
+    def print_exc(self) -> None:
+        if not isinstance(sys.exc_info()[1], _GONE):
+            traceback.print_exc()
+
+
 def take_over() -> None:
-    """In a worker that Spark's own daemon has forked: end quietly, too, once it waits for its next command.
+    """In a worker that Spark's own daemon has forked: end quietly, too, from the command on that it is at.
 
     The workers in which Spark plans have always that daemon, whatever the conf says.
     """
@@ -51,6 +64,8 @@ def take_over() -> None:
         work: Work = main.worker
         if work.__module__ != __name__:
             main.worker = quiet(work)  # type: ignore[attr-defined]
+            os.environ[_RAISE] = "1"  # for this command, which the daemon's own function has begun
+            main.traceback = _Traces()  # type: ignore[attr-defined]
 
 
 def main() -> None:

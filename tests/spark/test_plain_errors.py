@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 from source_world import Logs
@@ -130,3 +133,36 @@ print(quiet(at_work)(here, True))
 def test_a_worker_that_spark_hung_up_on_ends_without_a_word(kind: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", WORKER, kind], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.stderr) == (str(code), "")
+
+
+@pytest.mark.parametrize("strict", [{}, {"PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"}], ids=["lenient", "strict"])
+def test_a_planner_that_spark_hung_up_on_in_its_first_command_ends_without_a_word(
+    strict: dict[str, str], tmp_path: Path
+) -> None:
+    """Spark plans in workers of its own daemon, which prints a trace where the last of a worker's answer is not taken:
+    it does so itself, or has the error end the worker."""
+    environment = {
+        **os.environ,
+        **strict,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+    }
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "pyspark.daemon", "pyspark_hang_up"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert daemon.stdout is not None
+    (length,) = struct.unpack("!i", daemon.stdout.read(4))
+    with socket.socket(socket.AF_UNIX) as spark:
+        spark.connect(daemon.stdout.read(length))
+        answers = spark.makefile("rb")
+        (worker,) = struct.unpack("!i", answers.read(4))
+        assert answers.read(7) == b"at work"
+        answers.close()
+    psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], 60)
+    _, told = daemon.communicate(timeout=60)
+    assert told.decode() == ""
