@@ -25,7 +25,8 @@ Work: TypeAlias = Callable[[socket.socket, bool], int]
 
 _HUNG_UP: Final = -1
 """What makes the daemon end the process of a worker, without a word."""
-_GONE: Final = (BrokenPipeError, ConnectionResetError)
+_GONE: Final = (BrokenPipeError, ConnectionResetError, EOFError)
+"""What a worker's own reading from Spark and writing to it raise then; errors of what it runs it catches itself."""
 _RAISE: Final = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 """Set, `pyspark.daemon.worker` raises what keeps it from sending an answer's rest; else it prints a trace of it."""
 
@@ -39,7 +40,7 @@ def quiet(work: Work) -> Work:
                 return _HUNG_UP
             return work(sock, authenticated)
         except _GONE:
-            # Only writing to Spark raises these to here: it has closed its side, and knows what became of the task.
+            # It has closed its side, and knows what became of the task.
             return _HUNG_UP
 
     worker.__module__ = __name__

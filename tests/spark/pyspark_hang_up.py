@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import BinaryIO
+
+from pyspark.serializers import read_int
 
 from dlspark.spark.worker_daemon import take_over
 
@@ -11,5 +14,7 @@ def main(infile: BinaryIO, outfile: BinaryIO) -> None:
     take_over()  # as our data source does in the workers that it is loaded in
     outfile.write(b"at work")
     outfile.flush()
+    if os.environ["AT_WORK"] == "reading":
+        read_int(infile)  # whether there is more to do
     assert infile.read() == b"", "Spark hangs up"
     outfile.write(b"what nobody waits for")

@@ -119,6 +119,8 @@ def at_work(sock, authenticated):
     if kind == "gone while writing":
         spark.close()
         sock.sendall(b"rows" * 1_000_000)
+    if kind == "gone while reading":
+        raise EOFError
     return len(sock.recv(7))
 
 if kind == "idle":
@@ -129,21 +131,25 @@ print(quiet(at_work)(here, True))
 """
 
 
-@pytest.mark.parametrize(("kind", "code"), [("idle", -1), ("gone while writing", -1), ("at work", 7)])
+@pytest.mark.parametrize(
+    ("kind", "code"), [("idle", -1), ("gone while writing", -1), ("gone while reading", -1), ("at work", 7)]
+)
 def test_a_worker_that_spark_hung_up_on_ends_without_a_word(kind: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", WORKER, kind], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.stderr) == (str(code), "")
 
 
+@pytest.mark.parametrize("work", ["reading", "writing"])
 @pytest.mark.parametrize("strict", [{}, {"PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"}], ids=["lenient", "strict"])
 def test_a_planner_that_spark_hung_up_on_in_its_first_command_ends_without_a_word(
-    strict: dict[str, str], tmp_path: Path
+    strict: dict[str, str], work: str, tmp_path: Path
 ) -> None:
     """Spark plans in workers of its own daemon, which prints a trace where the last of a worker's answer is not taken:
     it does so itself, or has the error end the worker."""
     environment = {
         **os.environ,
         **strict,
+        "AT_WORK": work,
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
         "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
