@@ -8,7 +8,9 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -142,33 +144,37 @@ def test_a_worker_that_spark_hung_up_on_ends_without_a_word(kind: str, code: int
 @pytest.mark.parametrize("work", ["reading", "writing"])
 @pytest.mark.parametrize("strict", [{}, {"PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"}], ids=["lenient", "strict"])
 def test_a_planner_that_spark_hung_up_on_in_its_first_command_ends_without_a_word(
-    strict: dict[str, str], work: str, tmp_path: Path
+    strict: dict[str, str], work: str
 ) -> None:
     """Spark plans in workers of its own daemon, which prints a trace where the last of a worker's answer is not taken:
     it does so itself, or has the error end the worker."""
-    environment = {
-        **os.environ,
-        **strict,
-        "AT_WORK": work,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
-    }
-    daemon = subprocess.Popen(
-        [sys.executable, "-m", "pyspark.daemon", "pyspark_hang_up"],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert daemon.stdout is not None
-    (length,) = struct.unpack("!i", daemon.stdout.read(4))
-    with socket.socket(socket.AF_UNIX) as spark:
-        spark.connect(daemon.stdout.read(length))
-        answers = spark.makefile("rb")
-        (worker,) = struct.unpack("!i", answers.read(4))
-        assert answers.read(7) == b"at work"
-        answers.close()
-    psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], 60)
-    _, told = daemon.communicate(timeout=60)
+    with (
+        tempfile.TemporaryDirectory() as place,  # the path of a socket has 107 characters at most
+        subprocess.Popen(
+            [sys.executable, "-m", "pyspark.daemon", "pyspark_hang_up"],
+            env={
+                **os.environ,
+                **strict,
+                "AT_WORK": work,
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+                "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+                "PYTHON_WORKER_FACTORY_SOCK_DIR": place,
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as daemon,
+    ):
+        try:
+            assert daemon.stdout is not None
+            (length,) = struct.unpack("!i", daemon.stdout.read(4))
+            with socket.socket(socket.AF_UNIX) as spark, spark.makefile("rb") as answers:
+                spark.connect(daemon.stdout.read(length))
+                (worker,) = struct.unpack("!i", answers.read(4))
+                assert answers.read(7) == b"at work"
+            with suppress(psutil.NoSuchProcess):  # it may have ended by now
+                psutil.Process(worker).wait(60)
+            _, told = daemon.communicate(timeout=60)
+        finally:
+            daemon.kill()
     assert told.decode() == ""
