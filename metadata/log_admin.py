@@ -109,17 +109,18 @@ class LogAdmin:
         await repeat(self._store, attempt)
 
     async def _check_moved(self, old: str, new: str, ops: list[Op]) -> None:
-        """Raise OutcomeUnknownError unless `new` has a ledger of those that `ops` took there, or they took none."""
+        """Raise OutcomeUnknownError unless `new` has a ledger of those that `ops` took there: nothing else tells it
+        from a log that somebody has made since."""
         moved = {
             SegmentMetadata.decode(op.data, op.path, skip_minimum_version=True).ledger_id
             for op in ops
             if isinstance(op, Create) and name_of(op.path).startswith((IN_PROGRESS_PREFIX, COMPLETED_PREFIX))
         }
-        if moved and moved.isdisjoint(segment.ledger_id for segment in await self._logs.segments(new)):
+        if moved.isdisjoint(segment.ledger_id for segment in await self._logs.segments(new)):
             raise OutcomeUnknownError(
-                f"the answer to its renaming was lost; the log is gone now, and {new!r} has other segments",
+                f"the answer to its renaming was lost; the log is gone now, and {new!r} has no segment of it",
                 log=old,
-                advice=f"Either it was renamed and {new!r} made again since, or it was deleted by somebody else",
+                advice=f"Either it was renamed, empty or with {new!r} made again since, or somebody else deleted it",
             )
 
     async def _rename_ops(self, old: str, new: str, extra: Callable[[], Awaitable[list[Op]]]) -> list[Op]:

@@ -195,13 +195,16 @@ async def test_a_lost_answer_leaves_the_log_under_one_name_and_the_call_succeeds
     assert await logs.segments("new") == segments
 
 
-async def test_another_log_under_the_new_name_is_not_taken_for_a_renaming_whose_answer_was_lost() -> None:
+@pytest.mark.parametrize(("ours", "theirs"), [(True, False), (True, True), (False, False), (False, True)])
+async def test_another_log_under_the_new_name_is_not_taken_for_a_renaming_whose_answer_was_lost(
+    ours: bool, theirs: bool
+) -> None:
     """Only segments of its own show that it was this log that got the name."""
     tree = MemoryTree()
     store = MemoryStore(tree)
     await NamespaceStore(store, "/ns").bind(BINDING)
     logs, others = LogStore(store, "/ns"), LogStore(MemoryStore(tree), "/ns")
-    await filled(logs, "old")
+    await (filled(logs, "old") if ours else logs.create("old"))
     lost: list[str] = []
 
     def inject(session_id: int, name: str, path: str) -> Fault | None:
@@ -217,10 +220,13 @@ async def test_another_log_under_the_new_name_is_not_taken_for_a_renaming_whose_
         if lost and await others.exists("old"):
             await others.delete_tree("old")
             await others.create("new")
+            if theirs:
+                state = await others.open("new")
+                await others.start_segment("new", state, SegmentMetadata(500, 1, 1, in_progress=True))
         return await exists(name)
 
     logs.exists = late  # type: ignore[method-assign]
-    with pytest.raises(OutcomeUnknownError, match="other segments"):
+    with pytest.raises(OutcomeUnknownError, match="no segment of it"):
         await LogAdmin(logs).rename("old", "new")
     assert await others.list() == ["new"]
 
