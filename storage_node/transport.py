@@ -46,9 +46,9 @@ SEND_BUFFERS = 1000
 JOIN_BELOW_BYTES = 2048
 """Pieces smaller than this on average are joined: one copy is cheaper than many pieces."""
 
-TURN_S = 0.02
+TURN_S = 0.005
 """What links that have much to hand out may take of one turn of the loop, together, so that nobody waits for long."""
-LEAST_SHARE_S = 0.0005
+LEAST_SHARE_S = 0.00025
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 16
