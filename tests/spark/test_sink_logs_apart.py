@@ -171,6 +171,20 @@ async def test_a_number_that_a_log_passed_without_rows_is_refused_and_never_skip
     assert await counts(driver, "flights", "ships", "trains") == [2, 1, 3]
 
 
+async def test_a_number_that_was_empty_and_is_cut_anew_with_rows_is_written_once(driver: Process) -> None:
+    """A restored checkpoint gives rows that came since a number under which nothing was published."""
+    await driver.commit(await driver.stage(job(3), [("flights", 0, 9)]))
+    for empty in (4, 5):
+        await driver.commit(await driver.stage(job(empty), []))
+    for attempt, outcome in (("a", Outcome.PUBLISHED), ("b", Outcome.COVERED)):
+        assert await driver.commit(await driver.stage(job(4, attempt), [("flights", 10, 19)])) is outcome
+    more = await driver.stage(job(4, "c"), [("flights", 10, 20)], count=11)
+    with pytest.raises(ReplayDiffersError, match="with 10 rows into this log, and now has 11"):
+        await driver.publish(more)
+    assert await driver.commit(await driver.stage(job(5, "d"), [("flights", 21, 29)])) is Outcome.PUBLISHED
+    assert await counts(driver, "flights") == [3]
+
+
 async def test_a_fork_that_writes_to_some_of_the_logs_finds_its_batches_there(driver: Process) -> None:
     await driver.commit(await driver.stage(job(0), [("flights", 0, 9), ("trains", 0, 9)]))
     assert await driver.commit(await driver.stage(job(0, "b"), [("flights", 0, 9)])) is Outcome.COVERED
