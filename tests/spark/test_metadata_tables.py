@@ -120,6 +120,12 @@ def test_columns_are_given_in_the_order_that_is_asked_for() -> None:
     assert [batch.to_pylist() for batch in table.read(partition)] == [[{"nodes": ["x"], "ledger": 7}]]
 
 
+def test_without_columns_there_are_as_many_rows() -> None:
+    partition = reading.TablePartition(reading.encoded([{"log": "a"}, {"log": "b"}], tables.SEGMENTS, []))
+    batches = list(reading.TableReader(tables.SEGMENTS, URI, None, []).read(partition))
+    assert [(batch.num_columns, batch.num_rows) for batch in batches] == [(0, 2)]
+
+
 def test_filters_on_the_log_are_kept_and_others_go_back() -> None:
     options = Options({"uri": URI, "metadata": "segments"}, Scope.SOURCE_BATCH)
     table = reading.table_reader(tables.SEGMENTS, options, tables.SEGMENTS.schema, filters=True)

@@ -47,6 +47,13 @@ def test_some_columns_in_another_order() -> None:
     assert batch.to_pydict() == {"value": [b"a"], "entry": [0]}
 
 
+def test_without_columns_there_are_as_many_rows() -> None:
+    batches = list(record_batches(decoded(list(range(5)), [bytes(1_000_000)] * 5), "flights", []))
+    assert len(batches) > 1
+    assert [batch.num_columns for batch in batches] == [0] * len(batches)
+    assert sum(batch.num_rows for batch in batches) == 5
+
+
 def test_ids_beyond_the_years_of_timestamps_have_none() -> None:
     ids = np.array([0, MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1, 2**63 - 2, 2**63 - 1, -1], dtype=np.int64)
     found = timestamps(ids)

@@ -116,6 +116,19 @@ def test_what_python_cannot_keep_stays_with_spark(sql: SparkSession, flights: st
     assert rows(sql, per_segment) == [(1, 100), (2, 100), (3, 30)]
 
 
+def test_rows_are_counted_where_no_column_is_asked_for(sql: SparkSession, flights: str) -> None:
+    table = sql.table(f"dlog.{flights}")
+    assert table.limit(5).count() == 5
+    assert not table.isEmpty()
+    assert table.where("segment > 5").isEmpty()
+    assert rows(sql, f"SELECT 1 FROM dlog.{flights} WHERE transaction_id >= {MS + 227}") == [(1,)] * 3
+    assert rows(sql, f"SELECT EXISTS(SELECT * FROM dlog.{flights})") == [(True,)]
+    crossed = f"SELECT count(*) FROM dlog.{flights} CROSS JOIN (SELECT 1 FROM dlog.{flights} WHERE segment = 3)"
+    assert rows(sql, crossed) == [(230 * 30,)]
+    assert rows(sql, f"SELECT count(*) FROM dlog.{flights}.segments") == [(3,)]
+    assert rows(sql, "SELECT count(*), 1 FROM dlog.bookies") == [(4, 1)]
+
+
 def test_counts_and_ends_come_from_metadata(sql: SparkSession, flights: str) -> None:
     frame = sql.sql(
         f"SELECT count(*), min(transaction_id), unix_millis(max(timestamp)), max(segment) FROM dlog.{flights} "

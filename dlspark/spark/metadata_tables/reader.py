@@ -117,8 +117,12 @@ def arrow_schema(table: MetadataTable, names: Sequence[str]) -> pa.Schema:
 
 
 def encoded(rows: Sequence[Row], table: MetadataTable, names: Sequence[str]) -> bytes:
-    """Rows as a compressed Arrow stream. Raises CallerError where they are too many for one partition."""
-    found = pa.Table.from_pylist([dict(row) for row in rows], schema=arrow_schema(table, names))
+    """Rows as a compressed Arrow stream. Raises CallerError where they are too many for one partition.
+
+    Without names it has no column, and as many rows: Spark counts them. Arrow counts by columns.
+    """
+    made = names or [table.columns[0].name]
+    found = pa.Table.from_pylist([dict(row) for row in rows], schema=arrow_schema(table, made)).select(list(names))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, found.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
         stream.write_table(found, max_chunksize=BATCH_ROWS)

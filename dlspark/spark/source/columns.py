@@ -23,14 +23,19 @@ TYPES: dict[str, pa.DataType] = {field.name: field.type for field in ROW_SCHEMA}
 
 
 def record_batches(rows: DecodedBatch, log: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The columns `names` of `rows`, which are of `log`, in record batches of about TARGET_BATCH_BYTES."""
+    """The columns `names` of `rows`, which are of `log`, in record batches of about TARGET_BATCH_BYTES.
+
+    Without names the batches have no column, and as many rows: `isEmpty()`, `EXISTS` and `limit(5).count()` of the SQL
+    catalog ask for that. Arrow counts the rows of what it is given by its columns, so there is one at first.
+    """
     count = len(rows)
     if count == 0:
         return
+    made = names or ["slot"]
     batch = pa.RecordBatch.from_arrays(
-        [_column(name, rows, log) for name in names],
-        schema=pa.schema([pa.field(name, TYPES[name]) for name in names]),
-    )
+        [_column(name, rows, log) for name in made],
+        schema=pa.schema([pa.field(name, TYPES[name]) for name in made]),
+    ).select(list(names))
     per_row = _FIXED_BYTES_PER_ROW + rows.payload.nbytes // count
     step = max(1, TARGET_BATCH_BYTES // per_row)
     # Equal pieces: no small rest at the end.
