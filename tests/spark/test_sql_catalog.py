@@ -300,6 +300,7 @@ def test_a_table_is_created_described_changed_renamed_and_dropped(sql: SparkSess
     assert about["Table Properties"] == "[maxOffsetsPerTrigger=5]"
     sql.sql(f"ALTER TABLE dlog.life.{new} SET TBLPROPERTIES (minPartitions = 2)")
     sql.sql(f"ALTER TABLE dlog.life.{new} UNSET TBLPROPERTIES (maxOffsetsPerTrigger)")
+    assert "cannot be a property" in str(refused(sql, f"ALTER TABLE dlog.life.{new} SET LOCATION '/elsewhere'"))
     assert rows(sql, f"SHOW TBLPROPERTIES dlog.life.{new}") == [("minPartitions", "2")]
     assert "Did you mean minPartitions" in str(
         refused(sql, f"ALTER TABLE dlog.life.{new} SET TBLPROPERTIES (minPartition = 2)")

@@ -281,6 +281,14 @@ async def test_properties_are_changed_under_their_version_and_foreign_bytes_are_
     assert await kind(world, "alter", table=["none"], set={}, remove=[]) == "no_such_table"
 
 
+@pytest.mark.parametrize("name", ["location", "path", "checkpointLocation", "queryName", "owner", "option.log"])
+async def test_what_spark_says_of_its_own_tables_is_no_property_of_a_log(world: World, name: str) -> None:
+    await ask(world, "create", **creation("t", minPartitions="2"))
+    refused = await text(world, "alter", table=["t"], set={name: "/elsewhere"}, remove=[])
+    assert f"{name} cannot be a property of a table" in refused
+    assert (await (await world.namespace.open_log("t")).metadata()).value.count(b"elsewhere") == 0
+
+
 def test_further_keys_of_a_stored_object_stay_and_other_versions_are_foreign() -> None:
     kept = TableProperties.decode(b'{"app": [1], "dlspark": {"v": 1, "properties": {"minPartitions": "2"}}}')
     assert json.loads(kept.changed("t", {}, ["minPartitions"]).encode()) == {"app": [1]}

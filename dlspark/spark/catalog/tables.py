@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final, TypeAlias
 
 from dlspark.spark.errors import OptionError
-from dlspark.spark.options.registry import OPTIONS, Option, Options, Scope
+from dlspark.spark.options.registry import OPTIONS, PASSED_ON, Option, Options, Scope
 
 HANDLE: Final = "dlspark.catalog.table"
 SCAN: Final = "dlspark.catalog.scan"
@@ -53,6 +53,11 @@ def checked_properties(given: Mapping[str, str]) -> dict[str, str]:
                 advice=f"Properties may be: {', '.join(one.name for one in property_options().values())}",
             )
         Options({name: value}, option.scope if option is not None else Scope.ANY)  # unknown or malformed: it raises
+        if option is None and not name.lower().startswith(PASSED_ON):  # `location` and its like
+            raise OptionError(
+                f"{name} cannot be a property of a table: it is a word of Spark's, and a log has no use for it",
+                advice=f"Properties may be: {', '.join(one.name for one in property_options().values())}",
+            )
         found[name.lower() if option is None else option.name] = value
     return dict(sorted(found.items()))
 
