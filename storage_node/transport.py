@@ -16,15 +16,16 @@ import logging
 import socket
 import termios
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
 from metadata.errors import DistributedLogError
 from metadata.log_limit import LogLimit
 from storage_node.edge import Buffer, FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
-from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
+from storage_node.protocol.frames import ALL, MAX_FRAME_BYTES, ChunkPool, FrameBuffer
 from storage_node.receive_memory import ReceiveMemory
+from storage_node.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,10 @@ STUCK_S = 0.25
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 """Seconds, seconds, times: a peer that vanished without a word is noticed after two minutes."""
 
-SEND_BYTES = 4 * 1024 * 1024
+SEND_BYTES = 256 * 1024
 """About what one `sendmsg` is offered."""
+FLUSH_BYTES = SEND_BYTES
+"""What a link sends at a time: the kernel takes megabytes of each answer, and copies them."""
 
 SEND_BUFFERS = 1000
 """Below the kernel's limit of 1024 pieces a call."""
@@ -46,9 +49,8 @@ SEND_BUFFERS = 1000
 JOIN_BELOW_BYTES = 2048
 """Pieces smaller than this on average are joined: one copy is cheaper than many pieces."""
 
-TURN_S = 0.005
-"""What links that have much to hand out may take of one turn of the loop, together, so that nobody waits for long."""
-LEAST_SHARE_S = 0.00025
+FRAMES_AT_ONCE = 64
+"""Frames cut out of what was received before they are handed out: a chunk may hold ten thousands of small ones."""
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 16
@@ -100,7 +102,7 @@ class TcpLink:
         self._writing = False
         self._stuck_timer: asyncio.TimerHandle | None = None
         self._backlog: Iterator[memoryview] = _NO_FRAMES
-        """Frames that were received and not handed out yet; there are `_left` of them."""
+        """Frames that were cut out and not handed out yet; there are `_left` of them."""
         self._left = 0
         self._reading = False
         self._paused = False
@@ -148,9 +150,13 @@ class TcpLink:
         if not self._writing:
             self._flush()
 
-    def _flush(self) -> None:
-        """Send until nothing is left or the socket takes no more."""
+    def _flush(self, most: int = FLUSH_BYTES) -> None:
+        """Send until nothing is left or the socket takes no more; beyond `most` bytes in one of the next turns."""
+        left = most
         while self._out and not self._closed:
+            if left <= 0:
+                self._network.turns.join(self._flush)
+                return
             try:
                 sent = self._sock.sendmsg(self._pieces())
             except (BlockingIOError, InterruptedError):
@@ -160,6 +166,7 @@ class TcpLink:
                 self._shut(error)
                 return
             self._consume(sent)
+            left -= sent
         if self._writing and not self._closed:
             self._writing = False
             self._loop.remove_writer(self._sock.fileno())
@@ -168,21 +175,29 @@ class TcpLink:
     def _wait_writable(self) -> None:
         if not self._writing:
             self._writing = True
-            self._loop.add_writer(self._sock.fileno(), self._flush)
+            self._loop.add_writer(self._sock.fileno(), self._writable)
         self._watch_stuck(True)
+
+    def _writable(self) -> None:
+        self._network.turns.join(self._flush)  # many may be writable at a time
 
     def _watch_stuck(self, on: bool) -> None:
         """The socket took something just now: whether it is stuck will be seen."""
         if self._stuck_timer is not None:
             self._stuck_timer.cancel()
-        self._stuck_timer = self._loop.call_later(STUCK_S, self._own_all) if on else None
+        self._network.note_stuck(self, 0)
+        self._stuck_timer = self._loop.call_later(STUCK_S, self._found_stuck) if on else None
 
-    def _own_all(self) -> None:
-        """Copy what is queued: views would keep large memory from its owners for as long as the peer likes."""
+    def _found_stuck(self) -> None:
         self._stuck_timer = None
-        joined = b"".join(self._out)
-        self._out.clear()
-        self._out.append(joined)
+        self._network.note_stuck(self, self._queued)
+
+    def own_all(self) -> None:
+        """Copy what is queued: views would keep large memory from its owners for as long as the peer likes."""
+        if self._out:
+            joined = b"".join(self._out)
+            self._out.clear()
+            self._out.append(joined)
 
     def _pieces(self) -> list[Buffer]:
         """The front of the queue, joined where pieces are small."""
@@ -195,6 +210,8 @@ class TcpLink:
         pieces: list[Buffer] = []
         total = 0
         for piece in out:
+            if len(piece) > SEND_BYTES:
+                return pieces or [memoryview(piece)[:SEND_BYTES]]  # by itself: what is joined is taken out whole
             pieces.append(piece)
             total += len(piece)
             if total >= SEND_BYTES or len(pieces) == SEND_BUFFERS:
@@ -260,7 +277,7 @@ class TcpLink:
 
     def _watch_reads(self) -> None:
         """Wait for bytes if they are wanted now."""
-        wanted = not (self._paused or self._starved or self._closed or self._handler is None or self._left)
+        wanted = not (self._paused or self._starved or self._closed or self._handler is None or self._has_frames)
         if wanted != self._reading:
             self._reading = wanted
             if wanted:
@@ -281,15 +298,22 @@ class TcpLink:
             self._shut(None)
             return
         try:
-            frames = self._frames.advance(received)
+            self._take(self._frames.advance(received, FRAMES_AT_ONCE))
         except ProtocolError as error:
             self._network.tell_closing(self.peer, error)
             self._shut(error)
             return
+        self._deliver()
+
+    def _take(self, frames: list[memoryview]) -> None:
+        """These are to be handed out next. Nobody else keeps them: views would keep the chunk from being rewound."""
         self._left = len(frames)
         self._backlog = iter(frames)
-        del frames  # its views would keep the chunk from being rewound
-        self._deliver()
+
+    @property
+    def _has_frames(self) -> bool:
+        """Whole frames were received that were not handed out yet."""
+        return bool(self._left) or self._frames.has_more
 
     def _deliver(self) -> None:
         """Hand out frames as long as this link's share of a turn of the loop lasts."""
@@ -301,20 +325,21 @@ class TcpLink:
             return
         if self._closed:
             return
-        if not self._left:
+        if not self._has_frames:
             self._backlog = _NO_FRAMES
             self._frames.rewind()
             self._network.note_begun(self, self._frames)
         if self._out and not self._writing:
             self._flush()
-        self._network.note_backlog(self, bool(self._left))
-        if self._left:
-            self._loop.call_soon(self._deliver_more)
-        self._watch_reads()
+        self._read_on()
 
-    def _deliver_more(self) -> None:
-        if not self._closed:
-            self._deliver()
+    def _read_on(self) -> None:
+        """Hand out the rest in one of the next turns, or wait for more."""
+        if self._closed:
+            return
+        if self._has_frames:
+            self._network.turns.join(self._deliver)
+        self._watch_reads()
 
     def _hand_out(self) -> None:
         handler = self._handler
@@ -322,20 +347,24 @@ class TcpLink:
             return
         self._in_batch = True
         now = time.monotonic
-        deadline = now() + self._network.share_s
-        left = self._left
+        deadline = now() + self._network.turns.share_s
+        in_time = True
         try:
-            for frame in self._backlog:
-                left -= 1
-                handler.frame_received(frame)
-                if self._closed:
-                    return
-                if now() > deadline and left:
+            while in_time:
+                for frame in self._backlog:
+                    self._left -= 1
+                    handler.frame_received(frame)
+                    if self._closed:
+                        return
+                    in_time = now() <= deadline
+                    if not in_time:
+                        break
+                frame = None  # type: ignore[assignment]  # the last view would keep the chunk from being rewound
+                if not (in_time and self._frames.has_more):
                     break
-            frame = None  # type: ignore[assignment]  # the last view would keep the chunk from being rewound
+                self._take(self._frames.cut(FRAMES_AT_ONCE))
             handler.batch_done()
         finally:
-            self._left = left
             self._in_batch = False
 
     # ------------------------------------------------------------------------------------ the end
@@ -343,7 +372,7 @@ class TcpLink:
     def close(self) -> None:
         """Close now; what the socket takes at once of the queue still leaves."""
         if not self._closed and self._out and not self._writing:
-            self._flush()
+            self._flush(ALL)
         self._shut(None)
 
     def _shut(self, error: Exception | None) -> None:
@@ -436,14 +465,23 @@ class TcpNetwork:
     """The real network. One object may serve any number of connections and listeners of one loop."""
 
     def __init__(
-        self, *, max_frame: int = MAX_FRAME_BYTES, pool: ChunkPool | None = None, begun_bytes: int = 0
+        self,
+        *,
+        max_frame: int = MAX_FRAME_BYTES,
+        pool: ChunkPool | None = None,
+        begun_bytes: int = 0,
+        stuck_bytes: int = 0,
     ) -> None:
-        """`begun_bytes`: what incomplete frames may take of memory, all links together; 0: any number."""
+        """What may be held in memory, all links together, of incomplete frames (`begun_bytes`) and for peers that take
+        nothing (`stuck_bytes`); 0: any number."""
         self.max_frame = max_frame
         self.receiving = ReceiveMemory(begun_bytes)
-        self.share_s = TURN_S
-        """How long a link may hand out frames in one turn of the loop."""
-        self._behind: set[TcpLink] = set()
+        self._stuck: OrderedDict[TcpLink, int] = OrderedDict()
+        self._stuck_used = 0
+        self._views: OrderedDict[TcpLink, None] = OrderedDict()
+        """Those of them that have not copied their answers yet."""
+        self._stuck_limit = stuck_bytes
+        self.turns = Turns(time.monotonic)
         """Links that have more to hand out."""
         self.pool = pool or ChunkPool()
         self._links: set[TcpLink] = set()
@@ -502,15 +540,33 @@ class TcpNetwork:
 
     def forget(self, link: TcpLink) -> None:
         self._links.discard(link)
-        self.note_backlog(link, False)
+        self.turns.leave(link._deliver)
+        self.turns.leave(link._flush)
+        self.note_stuck(link, 0)
         self.receiving.ended(link)
         self.pool.short = self.receiving.short
 
-    def note_backlog(self, link: TcpLink, behind: bool) -> None:
-        """Whether this link has more to hand out: the share of each becomes smaller with their number."""
-        if behind != (link in self._behind):
-            (self._behind.add if behind else self._behind.discard)(link)
-            self.share_s = max(TURN_S / max(len(self._behind), 1), LEAST_SHARE_S)
+    def note_stuck(self, link: TcpLink, queued: int) -> None:
+        """This link's socket takes nothing of so many bytes; 0: it does again. Beyond the limit the oldest are cut."""
+        self._stuck_used += queued - self._stuck.pop(link, 0)
+        self._views.pop(link, None)
+        if queued:
+            self._stuck[link] = queued
+            self._views[link] = None
+            self.turns.join(self._relieve)  # hundreds may be found at a time, and each takes a millisecond
+
+    def _relieve(self) -> None:
+        """Cut those who are stuck for longest while they hold too much, and copy what the others are to be sent."""
+        deadline = self.turns.now() + self.turns.share_s
+        while self._views:
+            if 0 < self._stuck_limit < self._stuck_used and len(self._stuck) > 1:
+                oldest = next(iter(self._stuck))
+                oldest.cut("it takes none of its answers, and others need the memory")
+            else:
+                self._views.popitem(last=False)[0].own_all()
+            if self.turns.now() > deadline:
+                self.turns.join(self._relieve)
+                return
 
     def note_begun(self, link: TcpLink, frames: FrameBuffer) -> None:
         """What an incomplete frame of this link takes."""

@@ -76,7 +76,9 @@ class Bookie:
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
         self._network: Network = network or TcpNetwork(
-            max_frame=settings.netty_max_frame_size_bytes, begun_bytes=settings.request_memory_limit
+            max_frame=settings.netty_max_frame_size_bytes,
+            begun_bytes=settings.request_memory_limit,
+            stuck_bytes=settings.response_memory_limit,
         )
         self._disk: Disk = disk or SystemDisk()
         self._store = store
@@ -89,6 +91,7 @@ class Bookie:
         self._locks: list[DiskFile] = []
         self._connections: dict[Connection, None] = {}
         self.limits = Limits(
+            self.clock.elapsed_s,
             adds=settings.max_adds_in_progress_limit,
             reads=settings.max_reads_in_progress_limit,
             answer_bytes=settings.response_memory_limit,

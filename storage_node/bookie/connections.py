@@ -88,6 +88,8 @@ class Connection:
         self.dialect = VERSION_THREE
         self.flow = Flow(link, node.limits.answers, self._go_on)
         self.polls = PollLine(MAX_CONNECTION_POLLS)
+        self.listing = asyncio.Lock()
+        """Held by the one that makes the list of a ledger's entries, for this connection."""
         self._quick_add = VERSION_THREE.quick_add
         self._add_gate = node.limits.adds if node.limits.adds.limit else None
         self._reads = node.limits.reads
@@ -144,6 +146,7 @@ class Connection:
             self._room_timer.cancel()
         for task in list(self._tasks):
             task.cancel()
+        self.node.limits.turns.leave(self._go_on)
         for poll in self.polls.take_all():
             self.node.limits.polls.discard(poll)
             poll.cancel()
@@ -186,7 +189,7 @@ class Connection:
         request = self._decode(memoryview(frame))
         if not _is_urgent(request):
             self._line.append(frame)
-        elif self._urgent or self._handle(request) is not None:
+        elif self._urgent or self.flow.overfull or self._handle(request) is not None:
             self._urgent.append(frame)
         else:
             return
@@ -221,7 +224,13 @@ class Connection:
         if not flow.stopped or self._blocked or flow.closed or not (retry or flow.may_go_on()):
             return
         flow.stopped = False
+        turns = self.node.limits.turns
+        deadline = turns.now() + turns.share_s
         while (self._urgent or self._line) and not flow.stopped and not flow.closed:
+            if turns.now() > deadline:
+                flow.stopped = True  # tens of thousands may wait: the rest is for the next turns
+                turns.join(self._go_on)
+                return
             line = self._urgent or self._line
             wait = self._handle_late(memoryview(line[0]))
             if wait is not None:

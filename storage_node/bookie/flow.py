@@ -55,6 +55,13 @@ class Flow:
         """The socket is not read, and frames that were read already wait."""
         self.closed = False
 
+    @property
+    def overfull(self) -> bool:
+        """Nothing large may be begun here, whatever was admitted before: its peer does not take what there is."""
+        return self.in_flight + self._link.queued_bytes > IN_FLIGHT_BYTES or bool(
+            self._counted and self._budget.exceeded
+        )
+
     def check(self) -> None:
         """To be called after whatever may have queued or begun something."""
         queued = self._link.queued_bytes

@@ -4,6 +4,7 @@ Gate       at most so many requests; a connection that comes to a closed gate st
 Budget     bytes of answers that wait for their clients; who holds much of them stops reading while they run short
 Traffic    what was answered, counted
 polls      long polls that are parked (`waiters`)
+turns      connections that have many requests to go on with (`storage_node.turns`)
 Turnstile  entries read from disk at a time; recovery's reads go first (wire specification 7.12)
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from metadata.errors import check
 from metadata.log_limit import LogLimit
 from storage_node.bookie.waiters import MAX_POLLS, PollLine
+from storage_node.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +132,9 @@ class Turnstile:
 class Limits:
     """A node's, for all of its connections."""
 
-    def __init__(self, *, adds: int = 0, reads: int = 0, answer_bytes: int, waiting_bytes: int) -> None:
+    def __init__(
+        self, now: Callable[[], float], *, adds: int = 0, reads: int = 0, answer_bytes: int, waiting_bytes: int
+    ) -> None:
         self.adds = Gate(adds)
         self.reads = Gate(reads)
         self.answers = Budget(answer_bytes)
@@ -141,5 +145,7 @@ class Limits:
         self.listings = Turnstile(1)
         """Lists of a ledger's entries, which take long where there are millions."""
         self.traffic = Traffic()
+        self.turns = Turns(now)
+        """Connections whose requests waited in line, and go on."""
         self.lines = LogLimit(logger)
         """What peers can have logged."""

@@ -11,6 +11,7 @@ from storage_node.bookie import listing, reads
 from storage_node.bookie.dialects import VERSION_TWO, Misversioned, dialect_of, refuse_batch
 from storage_node.bookie.flow import REQUEST_BYTES
 from storage_node.bookie.index import LedgerIndex
+from storage_node.errors import ConnectionClosedError
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Operation, Status
 from storage_node.protocol.schema import FREE_DISK_SPACE, TOTAL_DISK_CAPACITY
@@ -90,11 +91,20 @@ def list_entries(connection: Connection, request: m.ListEntriesRequest) -> None:
 
 async def _finish_list(connection: Connection, request: m.ListEntriesRequest, index: LedgerIndex) -> None:
     listings = connection.node.limits.listings
-    await listings.enter(urgent=False)
-    try:
-        blob = await _list(index, connection.node.max_list_bytes)
-    finally:
-        listings.leave()
+    async with connection.listing:  # a list takes thousands of times what its request counts: one waits in memory
+        try:
+            await connection.link.drain()
+        except ConnectionClosedError:
+            return
+        await listings.enter(urgent=False)
+        try:
+            blob = await _list(index, connection.node.max_list_bytes)
+        finally:
+            listings.leave()
+        _send_listed(connection, request, blob)
+
+
+def _send_listed(connection: Connection, request: m.ListEntriesRequest, blob: bytes | None) -> None:
     if blob is None:
         message = "the list of ledger %d's entries for %s would be larger than a frame"
         connection.node.limits.lines.log(logging.ERROR, message, request.ledger_id, connection.link.peer)

@@ -39,7 +39,10 @@ def _wait(connection: Connection, request: m.ReadRequest, ledger: Ledger, previo
     def finished(advanced: bool) -> None:
         connection.polls.discard(waiter)
         parked.discard(waiter)
-        _finish(connection, request, previous_lac, advanced)
+        if connection.flow.overfull:
+            _finish_small(connection, request)
+        else:
+            _finish(connection, request, previous_lac, advanced)
         connection.flow.done(REQUEST_BYTES)
         connection.flow.check()  # no frame of this connection's own may follow that would have it looked at
 
@@ -81,6 +84,16 @@ def _finish(connection: Connection, request: m.ReadRequest, previous_lac: int, a
         return
     cost = REQUEST_BYTES + storage.size_of(*wanted)
     connection.spawn(_answer_from_disk(connection, request, wanted, lac, stamp_ms), cost)
+
+
+def _finish_small(connection: Connection, request: m.ReadRequest) -> None:
+    """Answer without an entry: polls that one large entry ends, by the thousand, were admitted as small requests, and
+    nobody takes their answers. Who only reads late is told the LAC, and reads what is behind it by itself."""
+    found = connection.storage.find(request.ledger_id, -1)
+    if isinstance(found, Status) or not request.piggyback:
+        reads.refuse(connection, request, found if isinstance(found, Status) else Status.ETOOMANYREQUESTS)
+    else:
+        connection.link.send(dialect_of(request).no_entry(request, Status.EOK, found[0].lac))
 
 
 async def _answer_from_disk(

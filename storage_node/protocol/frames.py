@@ -28,12 +28,15 @@ MAX_FRAME_BYTES = 5 * 1024 * 1024
 """Largest frame, the 4-byte prefix included."""
 
 CHUNK_BYTES = 2 * 1024 * 1024
+SMALL_CHUNK_BYTES = 128 * 1024
+"""What a connection gets while many hold a chunk: all of it is memory from the beginning, which Python zeroes."""
 MIN_FREE_BYTES = 64 * 1024
 SHORT_READ_BYTES = 32 * 1024
 """What is received at a time while begun frames take all the memory that they may."""
 READ_BYTES = 256 * 1024
 """What is received at a time while there are many connections, unless an incomplete frame needs more: what each of them
 can make wait in memory."""
+ALL = 1 << 62
 LENGTH = Struct(">i")
 LENGTH_BYTES = 4
 
@@ -89,7 +92,7 @@ class ChunkPool:
             if _unreferenced(chunk):
                 return chunk
             self._retired.appendleft(chunk)
-        return bytearray(self._chunk_bytes)
+        return bytearray(SMALL_CHUNK_BYTES if self.crowded and not need else self._chunk_bytes)
 
     def retire(self, chunk: bytearray) -> None:
         """Give a chunk back; views of it may still be alive."""
@@ -104,7 +107,7 @@ _NOTHING = memoryview(b"")
 class FrameBuffer:
     """The receiving half of one connection."""
 
-    __slots__ = ("_chunk", "_closed", "_end", "_lent", "_max_frame", "_need", "_pool", "_start", "_view")
+    __slots__ = ("_chunk", "_closed", "_end", "_lent", "_max_frame", "_need", "_pool", "_start", "_view", "has_more")
 
     def __init__(self, pool: ChunkPool, *, max_frame: int = MAX_FRAME_BYTES) -> None:
         self._pool = pool
@@ -118,6 +121,8 @@ class FrameBuffer:
         self._need = 0
         """Bytes of the incomplete frame, its prefix included; 0 as long as that is not known."""
         self._closed = False
+        self.has_more = False
+        """There are whole frames that were not cut out yet: `cut` has to follow before the next `writable`."""
         pool.users += 1
 
     @property
@@ -147,17 +152,23 @@ class FrameBuffer:
             return self._view[end:]
         return self._view[end : end + max(READ_BYTES, self._need - (end - self._start))]
 
-    def advance(self, received: int) -> list[memoryview]:
-        """Take `received` new bytes into account; return the bodies of all frames they complete.
+    def advance(self, received: int, most: int = ALL) -> list[memoryview]:
+        """Take `received` new bytes into account; return the bodies of the frames they complete, `most` at most.
 
         Raises ProtocolError on a length that cannot be: the stream is lost from there on.
         """
+        self._end += received
+        return self.cut(most)
+
+    def cut(self, most: int) -> list[memoryview]:
+        """The next frames of what is there. Raises as `advance` does."""
         view = self._view
-        start, end = self._start, self._end + received
+        start, end = self._start, self._end
         frames: list[memoryview] = []
         append, length_at = frames.append, LENGTH.unpack_from
         longest = self._max_frame - LENGTH_BYTES
         need = 0
+        self.has_more = False
         while (first := start + LENGTH_BYTES) <= end:
             (length,) = length_at(view, start)
             if not 0 < length <= longest:
@@ -169,9 +180,14 @@ class FrameBuffer:
             if after > end:
                 need = LENGTH_BYTES + length
                 break
+            if len(frames) == most:
+                self.has_more = True
+                break
             append(view[first:after])
             start = after
-        self._start, self._end, self._need = start, end, need
+        self._start, self._need = start, need
+        if self.has_more:
+            return frames
         if need:
             if start + need > len(view) and (self._lent or end == len(view)):
                 self._move(need)
@@ -209,6 +225,7 @@ class FrameBuffer:
 
     def _drop(self) -> None:
         """Hold no chunk any more; views of it may live on."""
+        self.has_more = False
         chunk, self._chunk = self._chunk, None
         self._start = self._end = 0
         if chunk is not None:

@@ -12,7 +12,8 @@ import pytest
 from storage_node import receive_memory
 from storage_node.edge import Link
 from storage_node.receive_memory import ALWAYS_READ, PROGRESS_BYTES, ReceiveMemory
-from storage_node.transport import TURN_S, TcpNetwork
+from storage_node.transport import TcpNetwork
+from storage_node.turns import TURN_S
 
 MIB = 1 << 20
 
@@ -243,7 +244,7 @@ async def test_a_link_that_is_closed_in_the_midst_of_its_frames_hands_out_no_mor
         peer.sendall(framed(b"x") * 10)
         await asyncio.wait_for(_nobody_again(network, links), 20)
     assert len(handled) == 3
-    assert (network._behind, network.pool.users) == (set(), 0)
+    assert (len(network.turns), network.pool.users) == (0, 0)
     await listener.close()
 
 

@@ -134,6 +134,22 @@ async def test_frames_travel_both_ways_up_to_the_largest() -> None:
         await asyncio.sleep(0)
 
 
+async def test_small_frames_before_a_large_one_and_behind_it_arrive_whole() -> None:
+    network = TcpNetwork()
+    collector = Collector()
+    listener = await network.listen("127.0.0.1", 0, lambda _: collector)
+    sender = Collector()
+    link = await network.connect("127.0.0.1", listener.port, sender, timeout_ms=5000)
+    bodies = [b"%d" % number for number in range(300)] + [bytes(range(256)) * 12_000, b"last"]
+    for body in bodies:
+        link.send(struct.pack(">i", len(body)), body)
+    await collector.until(frames=len(bodies))
+    assert [bytes(frame) for frame in collector.frames] == bodies
+    link.close()
+    await collector.until(closed=True)
+    await listener.close()
+
+
 async def test_small_frames_of_one_turn_leave_together_and_arrive_in_batches() -> None:
     network = TcpNetwork()
     listener = await network.listen("127.0.0.1", 0, Echo)

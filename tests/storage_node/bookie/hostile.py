@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import resource
 import socket
+import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 
 from metadata.ledger_metadata import DigestType
 from storage_node.protocol import messages as m
+from storage_node.protocol import v2
 from storage_node.protocol.digests import EntryDigest, master_key
 
 KEY = master_key(b"attacker")
@@ -128,15 +131,146 @@ def half_requests(peers: Peers) -> None:
         peers.send(b"GET /heartbeat HTTP/1.1\r\nHost: x\r\n")
 
 
+def add(ledger: int, number: int, payload: bytes = b"x", lac: int = -1) -> bytes:
+    """A framed add."""
+    digest = EntryDigest(DigestType.CRC32, b"attacker")
+    body = digest.package(ledger, number, lac, len(payload), payload) + payload
+    head, tail = m.encode_add_request(number, ledger, number, KEY, len(body))
+    return head + body + tail
+
+
+def ask(peer: socket.socket, data: bytes, answers: int) -> None:
+    """Send, and read so many answers."""
+    sender = threading.Thread(target=peer.sendall, args=(data,))
+    peer.settimeout(20)
+    sender.start()
+    stream = peer.makefile("rb")
+    for _ in range(answers):
+        stream.read(int.from_bytes(stream.read(4), "big"))
+    sender.join()
+
+
+def lists(peers: Peers) -> None:
+    """Long lists of a ledger's entries, by the hundred, which nobody reads."""
+    ledger = 7_000_001
+    ask(peers.connect(), b"".join(add(ledger, 2 * number) for number in range(60_000)), 60_000)
+    peers.send(b"".join(m.encode_list_entries_request(txn, ledger) for txn in range(400)))
+    time.sleep(10)
+
+
+def wakes(peers: Peers) -> None:
+    """Long polls that a large entry's commit ends, and whose answers nobody reads."""
+    ledger = 7_000_002
+    writer = peers.connect()
+    ask(writer, add(ledger, 0, bytes(4_000_000)), 1)
+    polls = [
+        m.encode_read_request(txn, ledger, -1, previous_lac=-1, timeout_ms=HOUR_MS, piggyback=True)
+        for txn in range(100)
+    ]
+    for _ in range(3):
+        peers.send(b"".join(polls))
+    time.sleep(1)
+    ask(writer, add(ledger, 1, b"", lac=0), 1)
+    time.sleep(2)
+
+
+def urgent(peers: Peers) -> None:
+    """Reads of high priority, of a large entry, whose answers nobody reads."""
+    ledger = 7_000_004
+    ask(peers.connect(), add(ledger, 0, bytes(4_000_000)), 1)
+    peers.send(b"".join(m.encode_read_request(txn, ledger, 0, priority=100) for txn in range(400)))
+    time.sleep(3)
+
+
+def large(peers: Peers) -> None:
+    """One large entry for each of hundreds, none of whom reads."""
+    ledger = 7_000_006
+    ask(peers.connect(), add(ledger, 0, bytes(5_000_000)), 1)
+    for _ in range(500):
+        peers.send(m.encode_read_request(1, ledger, 0) * 2)
+    time.sleep(2)
+
+
+def lines(peers: Peers) -> None:
+    """Requests by the ten thousand that wait behind large answers, until those are read."""
+    ledger = 7_000_005
+    ask(peers.connect(), add(ledger, 0, bytes(4_000_000)), 1)
+    large = b"".join(m.encode_read_request(txn, ledger, 0) for txn in range(9))
+    small = b"".join(m.encode_read_request(txn, LEDGER, 0) for txn in range(60_000))
+    peer = peers.send(large + small)
+    time.sleep(1)
+    stream = peer.makefile("rb")
+    for _ in range(9):
+        stream.read(int.from_bytes(stream.read(4), "big"))
+
+
+def crowd(peers: Peers) -> None:
+    """Small requests from hundreds."""
+    senders = [peers.connect() for _ in range(400)]
+    frames = b"".join(v2.encode_read_request(LEDGER, 99) for _ in range(10_000))
+    for peer in senders:
+        peer.setblocking(False)
+    until = time.monotonic() + 8
+    while time.monotonic() < until:
+        for peer in senders:
+            send(peer, frames)
+            try:
+                peer.recv(1 << 20)
+            except OSError:
+                pass
+
+
+def probes(peers: Peers) -> None:
+    """Connections to the HTTP port, one after another."""
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        try:
+            peers.connect()
+        except OSError:
+            time.sleep(0.1)
+        if len(peers.sockets) > 500:
+            for peer in peers.sockets[:400]:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                peer.close()
+            del peers.sockets[:400]
+
+
+def drip(peers: Peers) -> None:
+    """A byte a packet, from hundreds."""
+    senders = [peers.connect() for _ in range(300)]
+    frame = m.encode_read_request(7, LEDGER, 0) * 20
+    for byte in frame:
+        for peer in senders:
+            send(peer, bytes([byte]))
+
+
 ATTACKS: dict[str, Callable[[Peers], None]] = {
-    attack.__name__: attack for attack in (idle, fields, polls, lacs, halves, reads, garbage, half_requests)
+    attack.__name__: attack
+    for attack in (
+        idle,
+        fields,
+        polls,
+        lacs,
+        halves,
+        reads,
+        garbage,
+        half_requests,
+        lists,
+        wakes,
+        urgent,
+        large,
+        lines,
+        crowd,
+        probes,
+        drip,
+    )
 }
 
 
 def main(name: str, port: int, http_port: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
-    peers = Peers(http_port if name == "half_requests" else port)
+    peers = Peers(http_port if name in ("half_requests", "probes") else port)
     ATTACKS[name](peers)
     print("done", flush=True)
     sys.stdin.read()

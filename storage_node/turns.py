@@ -1,0 +1,71 @@
+"""`Turns`: work of many that would keep the loop for long, shared out over its turns.
+
+Whoever has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each
+of them for `share_s`, and leaves the rest to the next turns. So whoever asks for little waits for one such turn,
+however many there are that ask for much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeAlias
+
+TURN_S = 0.005
+"""What those in line may take of one turn of the loop, together."""
+LEAST_SHARE_S = 0.0001
+
+Work: TypeAlias = Callable[[], None]
+"""Goes on for about `share_s`; joins again if there is more to do. Must not raise."""
+
+
+class Turns:
+    """A line of those who have more to do, on one loop.
+
+    Args:
+        now: a clock, in seconds. A simulated one stands still during a turn, which serves everybody then.
+    """
+
+    __slots__ = ("_line", "_scheduled", "now", "share_s")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self._line: OrderedDict[Work, None] = OrderedDict()
+        self._scheduled = False
+        self.share_s = TURN_S
+        """How long one may go on in one turn: the less, the more there are."""
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def join(self, work: Work) -> None:
+        """Have `work` called in one of the next turns, behind those who joined before."""
+        self._line[work] = None
+        self._share()
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def leave(self, work: Work) -> None:
+        """Have it not called any more. Idempotent."""
+        self._line.pop(work, None)
+        self._share()
+
+    def _serve(self) -> None:
+        self._scheduled = False
+        end = self.now() + TURN_S
+        for _ in range(len(self._line)):
+            if not self._line:
+                break
+            work, _ = self._line.popitem(last=False)
+            work()
+            if self.now() >= end:
+                break
+        self._share()
+        if self._line and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def _share(self) -> None:
+        self.share_s = max(TURN_S / max(len(self._line), 1), LEAST_SHARE_S)
