@@ -126,6 +126,9 @@ class FixedClock:
     def now_ms(self) -> int:
         return self.now
 
+    def elapsed_s(self) -> float:
+        return self.now / 1000
+
 
 class Sink:
     """Notes the adds that were made durable, by their answers."""

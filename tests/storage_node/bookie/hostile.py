@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import resource
 import socket
-import struct
 import sys
 import threading
 import time
@@ -220,21 +219,6 @@ def crowd(peers: Peers) -> None:
                 pass
 
 
-def probes(peers: Peers) -> None:
-    """Connections to the HTTP port, one after another."""
-    until = time.monotonic() + 6
-    while time.monotonic() < until:
-        try:
-            peers.connect()
-        except OSError:
-            time.sleep(0.1)
-        if len(peers.sockets) > 500:
-            for peer in peers.sockets[:400]:
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                peer.close()
-            del peers.sockets[:400]
-
-
 def drip(peers: Peers) -> None:
     """A byte a packet, from hundreds."""
     senders = [peers.connect() for _ in range(300)]
@@ -261,7 +245,6 @@ ATTACKS: dict[str, Callable[[Peers], None]] = {
         large,
         lines,
         crowd,
-        probes,
         drip,
     )
 }
@@ -270,7 +253,7 @@ ATTACKS: dict[str, Callable[[Peers], None]] = {
 def main(name: str, port: int, http_port: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
-    peers = Peers(http_port if name in ("half_requests", "probes") else port)
+    peers = Peers(http_port if name == "half_requests" else port)
     ATTACKS[name](peers)
     print("done", flush=True)
     sys.stdin.read()
