@@ -38,10 +38,10 @@ STUCK_S = 0.25
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 """Seconds, seconds, times: a peer that vanished without a word is noticed after two minutes."""
 
-SEND_BYTES = 256 * 1024
-"""About what one `sendmsg` is offered."""
-FLUSH_BYTES = SEND_BYTES
-"""What a link sends at a time: the kernel takes megabytes of each answer, and copies them."""
+SEND_BYTES = 4 * 1024 * 1024
+"""About what a link sends in a turn of the loop, and offers to one `sendmsg`."""
+SHARED_SEND_BYTES = 256 * 1024
+"""The same while there are many connections: the kernel takes megabytes of each one's answer, and copies them."""
 
 SEND_BUFFERS = 1000
 """Below the kernel's limit of 1024 pieces a call."""
@@ -150,15 +150,16 @@ class TcpLink:
         if not self._writing:
             self._flush()
 
-    def _flush(self, most: int = FLUSH_BYTES) -> None:
-        """Send until nothing is left or the socket takes no more; beyond `most` bytes in one of the next turns."""
-        left = most
+    def _flush(self, *, all_at_once: bool = False) -> None:
+        """Send until nothing is left or the socket takes no more, a part of much in one of the next turns."""
+        most = SHARED_SEND_BYTES if self._network.pool.shared else SEND_BYTES
+        left = ALL if all_at_once else most
         while self._out and not self._closed:
             if left <= 0:
                 self._network.turns.join(self._flush)
                 return
             try:
-                sent = self._sock.sendmsg(self._pieces())
+                sent = self._sock.sendmsg(self._pieces(most))
             except (BlockingIOError, InterruptedError):
                 self._wait_writable()
                 return
@@ -199,10 +200,10 @@ class TcpLink:
             self._out.clear()
             self._out.append(joined)
 
-    def _pieces(self) -> list[Buffer]:
-        """The front of the queue, joined where pieces are small."""
+    def _pieces(self, most: int) -> list[Buffer]:
+        """The front of the queue, about `most` bytes, joined where pieces are small."""
         out = self._out
-        if len(out) > 1 and self._queued <= min(SEND_BYTES, len(out) * JOIN_BELOW_BYTES):
+        if len(out) > 1 and self._queued <= min(most, len(out) * JOIN_BELOW_BYTES):
             joined = b"".join(out)  # small pieces throughout, the usual case of many small entries
             out.clear()
             out.append(joined)
@@ -210,11 +211,11 @@ class TcpLink:
         pieces: list[Buffer] = []
         total = 0
         for piece in out:
-            if len(piece) > SEND_BYTES:
-                return pieces or [memoryview(piece)[:SEND_BYTES]]  # by itself: what is joined is taken out whole
+            if len(piece) > most:
+                return pieces or [memoryview(piece)[:most]]  # by itself: what is joined is taken out whole
             pieces.append(piece)
             total += len(piece)
-            if total >= SEND_BYTES or len(pieces) == SEND_BUFFERS:
+            if total >= most or len(pieces) == SEND_BUFFERS:
                 break
         if len(pieces) > 1 and total < len(pieces) * JOIN_BELOW_BYTES:
             joined = b"".join(pieces)
@@ -372,7 +373,7 @@ class TcpLink:
     def close(self) -> None:
         """Close now; what the socket takes at once of the queue still leaves."""
         if not self._closed and self._out and not self._writing:
-            self._flush(ALL)
+            self._flush(all_at_once=True)
         self._shut(None)
 
     def _shut(self, error: Exception | None) -> None:
