@@ -53,7 +53,7 @@ FRAMES_AT_ONCE = 64
 """Frames cut out of what was received before they are handed out: a chunk may hold ten thousands of small ones."""
 
 BACKLOG = 1024
-ACCEPTED_AT_ONCE = 16
+ACCEPTED_AT_ONCE = 64
 """Connections accepted in one turn of the loop: who makes thousands must not keep those waiting who have one."""
 ACCEPT_PAUSE_S = 0.1
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
