@@ -10,8 +10,8 @@ from collections.abc import Callable
 class TokenBucket:
     """Holds a second's worth of tokens, at least one, and is full at first.
 
-    A request takes its token at once, also one that is not there yet, and waits until it would be: so nobody overtakes.
-    `now` tells seconds.
+    The first request in line takes its token at once, also one that is not there yet, and waits until it would be. The
+    others wait behind it, so nobody overtakes. `now` tells seconds.
     """
 
     def __init__(self, per_second: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -20,6 +20,7 @@ class TokenBucket:
         self._tokens = self._capacity
         self._now = now
         self._filled_at = now()
+        self._turn = asyncio.Lock()
 
     def reserve_s(self) -> float:
         """Take a token; seconds until it is due."""
@@ -30,7 +31,8 @@ class TokenBucket:
         return max(-self._tokens / self._rate, 0.0)
 
     async def take(self) -> None:
-        """Wait for a token. A waiter that is cancelled has used its token up."""
-        delay_s = self.reserve_s()
-        if delay_s:
-            await asyncio.sleep(delay_s)
+        """Wait for one's turn and a token. Who is cancelled while waiting for the token has used it up."""
+        async with self._turn:
+            delay_s = self.reserve_s()
+            if delay_s:
+                await asyncio.sleep(delay_s)

@@ -128,6 +128,24 @@ class TestTokenBucket:
         assert bucket.reserve_s() == 15.0
 
     async def test_who_came_first_goes_first(self) -> None:
+        """Also where a machine is so busy that time passes between taking a token and waiting for it."""
+        bucket, clock = self.bucket(100.0)
+        for _ in range(100):
+            bucket.reserve_s()
+        order: list[int] = []
+
+        async def take(number: int) -> None:
+            await bucket.take()
+            order.append(number)
+
+        first = asyncio.ensure_future(take(1))
+        await asyncio.sleep(0)
+        clock[0] += 0.02
+        await take(2)
+        await first
+        assert order == [1, 2]
+
+    async def test_many_go_in_order(self) -> None:
         bucket = TokenBucket(2_000.0)
         order: list[int] = []
 
@@ -136,5 +154,4 @@ class TestTokenBucket:
             order.append(number)
 
         await asyncio.gather(*(take(number) for number in range(2_050)))
-        assert order[-50:] == sorted(order[-50:])
-        assert sorted(order) == list(range(2_050))
+        assert order == list(range(2_050))
