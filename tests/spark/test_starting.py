@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from dlspark.spark import start
 from dlspark.spark.starting import SLOW_START
@@ -70,3 +73,27 @@ def test_slow_starts_end_when_the_time_is_over() -> None:
     with pytest.raises(RuntimeError, match=SLOW_START):
         started(writer, timeout_s=0)
     assert writer.starts == 1
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("also", [None, ".1.txt"])
+def test_a_first_entry_that_a_driver_left_unfinished_is_removed_and_nothing_else(
+    spark: SparkSession, tmp_path: Path, also: str | None
+) -> None:
+    """Spark refuses a checkpoint with anything in it where it has no batch, for ever."""
+    offsets = tmp_path / "offsets"
+    offsets.mkdir()
+    unfinished = offsets / f".0.{uuid.uuid4()}.tmp"
+    unfinished.touch()
+    if also is not None:
+        (offsets / also).touch()
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    query = start(rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)))
+    try:
+        assert unfinished.exists() == (also is not None)
+        if also is not None:
+            assert "should be empty on batch 0" in str(query.exception())
+        else:
+            assert query.isActive
+    finally:
+        query.stop()
