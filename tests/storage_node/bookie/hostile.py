@@ -51,6 +51,20 @@ def send(peer: socket.socket, data: bytes) -> None:
         pass  # the node reads no more of it, or has closed the connection: what it is there for
 
 
+def flood(senders: list[socket.socket], frames: bytes, seconds: float) -> None:
+    """Again and again as much as is taken, and a part of the answers read."""
+    for peer in senders:
+        peer.setblocking(False)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for peer in senders:
+            send(peer, frames)
+            try:
+                peer.recv(1 << 20)
+            except OSError:
+                pass
+
+
 def framed(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
@@ -106,16 +120,7 @@ def reads(peers: Peers) -> None:
     """Small requests by the hundred thousand."""
     frames = b"".join(m.encode_read_request(txn, LEDGER, txn % 3) for txn in range(20_000))
     senders = [peers.connect() for _ in range(20)]
-    for peer in senders:
-        peer.setblocking(False)
-    until = time.monotonic() + 3
-    while time.monotonic() < until:
-        for peer in senders:
-            send(peer, frames)
-            try:
-                peer.recv(1 << 20)
-            except OSError:
-                pass
+    flood(senders, frames, 3)
 
 
 def garbage(peers: Peers) -> None:
@@ -207,16 +212,7 @@ def crowd(peers: Peers) -> None:
     """Small requests from hundreds."""
     senders = [peers.connect() for _ in range(400)]
     frames = b"".join(v2.encode_read_request(LEDGER, 99) for _ in range(10_000))
-    for peer in senders:
-        peer.setblocking(False)
-    until = time.monotonic() + 8
-    while time.monotonic() < until:
-        for peer in senders:
-            send(peer, frames)
-            try:
-                peer.recv(1 << 20)
-            except OSError:
-                pass
+    flood(senders, frames, 8)
 
 
 def drip(peers: Peers) -> None:
