@@ -51,10 +51,10 @@ torture: $(STAMP) ## the long seeded rounds of faults (ROUNDS=n of each kind of 
 	$(PYTEST) -m torture --rounds $(or $(ROUNDS),50) $(ARGS)
 
 sim: $(STAMP) ## clusters in simulation (SEEDS=n, 2000 if not said; FIRST=n to begin elsewhere), on all processors
-	$(BIN)/python -m dlspark.testing.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)
+	$(BIN)/python -m simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)
 
 sim-logs: $(STAMP) ## the same with logs in every run
-	$(BIN)/python -m dlspark.testing.simulation --logs --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)
+	$(BIN)/python -m simulation --logs --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),10000)
 
 shim: $(STAMP) ## the SQL catalog's jar from jvm-shim/ (needs a JDK; the jar is committed)
 	$(BIN)/python jvm-shim/build.py

@@ -21,6 +21,7 @@ from metadata.auditors import AuditorStore
 from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.claims import Claims
 from metadata.embedded import EmbeddedZooKeeper
+from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
@@ -29,7 +30,6 @@ from metadata.store import MetadataStore
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.autorecovery.auditor import Auditor, AuditReport
 from storage_node.autorecovery.checker import LedgerChecker
-from storage_node.autorecovery.pacing import for_each
 from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.client import LedgerClient
 from storage_node.edge import SystemClock

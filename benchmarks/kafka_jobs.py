@@ -25,7 +25,7 @@ from benchmarks.payloads import any_lengths
 from benchmarks.processes import loopback_bytes, own_cpu_s, tree_cpu_s
 from benchmarks.results import percentile
 from benchmarks.session import CORES, batch_ms, java_of
-from metadata.errors import check
+from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,7 +24,7 @@ from benchmarks.kafka_jobs import Jobs, Load, rate_to_sink_ms, resting_cpu, writ
 from benchmarks.kafka_systems import KafkaLogs, OurLogs
 from benchmarks.results import Row, Target
 from benchmarks.spark_sources import NOTHING, Nothing
-from metadata.errors import check
+from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

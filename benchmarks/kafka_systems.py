@@ -16,7 +16,7 @@ from benchmarks.kafka_broker import KafkaBroker
 from benchmarks.logs import LOW_LATENCY
 from benchmarks.payloads import ENTRY_BYTES
 from benchmarks.session import java_of
-from metadata.errors import check
+from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from benchmarks.results import percentile
 from dlspark.core.runtime import new_event_loop
-from metadata.errors import check
+from metadata.foundation.errors import check
 from storage_node.edge import Link
 from storage_node.protocol.frames import Buffer
 from storage_node.transport import TcpNetwork

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from metadata.errors import check
+from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JVMView

@@ -24,7 +24,7 @@ from benchmarks.spark_sources import (
     Unpublished,
     rows_per_repeat,
 )
-from metadata.errors import check
+from metadata.foundation.errors import check
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

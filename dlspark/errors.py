@@ -57,7 +57,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
     ConnectionLossError,

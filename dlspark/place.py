@@ -12,7 +12,7 @@ import logging
 import os
 
 from dlspark.sandbox_state import SandboxState, default_directory
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 VARIABLE = "DLSPARK_URI"
 ADVICE = f"set {VARIABLE}, or start a sandbox on this machine: dlspark sandbox start --detach"

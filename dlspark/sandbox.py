@@ -27,12 +27,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from dlspark import processes
 from dlspark.sandbox_state import DEFAULT_NODES, NAMESPACE_PATH, SandboxState
-from metadata.children import ending_with_parent
 from metadata.embedded import TICK_MS, EmbeddedZooKeeper
-from metadata.errors import CallerError, NotAppliedError
-from metadata.private_files import DIRECTORY_MODE, make_private_directory
+from metadata.foundation import processes
+from metadata.foundation.errors import CallerError, NotAppliedError
+from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
+from metadata.foundation.processes import ending_with_parent
 
 __all__ = ["DEFAULT_NODES", "NAMESPACE_PATH", "Sandbox", "SandboxError", "SandboxState", "initialise"]
 

@@ -12,8 +12,8 @@ import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dlspark import processes
-from metadata.errors import CallerError
+from metadata.foundation import processes
+from metadata.foundation.errors import CallerError
 
 NAMESPACE_PATH = "/distributedlog"
 DEFAULT_NODES = 4

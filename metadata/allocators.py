@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from metadata.errors import BadVersionError, CallerError, NodeExistsError, NoNodeError, OutcomeUnknownError
+from metadata.foundation.errors import BadVersionError, CallerError, NodeExistsError, NoNodeError, OutcomeUnknownError
 from metadata.paths import check_path, join
 from metadata.retry import repeat
 from metadata.store import MetadataStore, SetData

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from metadata.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
+from metadata.foundation.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
 from metadata.ledgers import DEFAULT_ROOT
 from metadata.paths import check_path, join
 from metadata.protos import AUDITOR_VOTE, CHECK_TIME, format_text, parse_binary, parse_text

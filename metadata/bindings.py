@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metadata import tjson
-from metadata.errors import CallerError, CorruptDataError
+from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.paths import check_path
 
 DEFAULT_FIRST_LSSN: Final = 1

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     CallerError,
     CorruptDataError,
     DistributedLogError,
@@ -30,13 +30,13 @@ from metadata.errors import (
     NotAppliedError,
     OutcomeUnknownError,
 )
+from metadata.foundation.tasks import end_tasks
 from metadata.ledgers import DEFAULT_ROOT, Versioned
 from metadata.paths import check_path, join
 from metadata.protos import BOOKIE_SERVICE_INFO, COOKIE, format_text, parse_binary, parse_text
 from metadata.retry import reconnected, repeat
 from metadata.session import call_safely
 from metadata.store import MetadataStore, SessionState, Watcher, WatchEvent
-from metadata.tasks import end_tasks
 
 _LOG: Final = logging.getLogger(__name__)
 _ENDPOINT_ID: Final = "bookie"
@@ -561,7 +561,7 @@ class _ListWatch:
         registry = self._registry
         last: tuple[tuple[list[str], int], tuple[list[str], int]] | None = None
         me = asyncio.current_task()
-        while self._task is me:  # a cancellation may be lost (metadata/tasks.py), and nobody waits for this end
+        while self._task is me:  # a cancellation may be lost (`end_tasks`), and nobody waits for this end
             self._changed.clear()
             try:
                 if not await reconnected(registry._store, registry._predecessor_timeout_ms):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from metadata.ledgers import Versioned
 from metadata.replication import LedgerLock, ReplicationStore, UnderReplicatedLedger
 from metadata.store import Watcher

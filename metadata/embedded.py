@@ -23,9 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
-from metadata.children import ending_with_parent
-from metadata.errors import CallerError, MetadataUnavailableError
-from metadata.private_files import make_private_directory
+from metadata.foundation.errors import CallerError, MetadataUnavailableError
+from metadata.foundation.private_files import make_private_directory
+from metadata.foundation.processes import ending_with_parent
 
 MINIMUM_JAVA: Final = 17
 TICK_MS: Final = 1_000

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metadata.bindings import SUB_NAMESPACES
-from metadata.errors import BadVersionError, NodeExistsError, NoNodeError, OutcomeUnknownError
+from metadata.foundation.errors import BadVersionError, NodeExistsError, NoNodeError, OutcomeUnknownError
 from metadata.namespaces import NotBoundError
 from metadata.paths import join
 from metadata.places import DuplicateLogError, LogPlaces, Place

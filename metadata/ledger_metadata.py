@@ -21,7 +21,7 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import Any, Final
 
-from metadata.errors import CallerError, CorruptDataError, check
+from metadata.foundation.errors import CallerError, CorruptDataError, check
 from metadata.protos import LEDGER_METADATA, format_text, parse_binary, parse_text
 
 _HEADER: Final = b"BookieMetadataFormatVersion\t"

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
     CorruptDataError,
@@ -402,8 +402,7 @@ class LedgerStore:
             try:
                 await self._store.multi([op, *joined])
             except NoNodeError as error:
-                index = getattr(error, "op_index", 0)
-                if index:
+                if error.op_index:
                     raise _Refused(error) from error  # nothing to do with the ledger's parents
                 raise
             return op.path

@@ -27,7 +27,7 @@ from typing import ClassVar, Final, NamedTuple, TypeAlias
 from urllib.parse import quote_plus, unquote_plus
 from weakref import WeakKeyDictionary
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     CallerError,
     DistributedLogError,
     MetadataUnavailableError,
@@ -35,10 +35,10 @@ from metadata.errors import (
     NotAppliedError,
     OutcomeUnknownError,
 )
+from metadata.foundation.tasks import end_tasks, undisturbed
 from metadata.paths import check_path, join
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
 from metadata.store import Delete, MetadataStore, SessionState, Stat, WatchEvent
-from metadata.tasks import end_tasks, undisturbed
 
 _LOG: Final = logging.getLogger(__name__)
 RELEASE_TIMEOUT_MS: Final = 10_000

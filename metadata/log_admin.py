@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
     InvariantViolation,

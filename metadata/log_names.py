@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from metadata.errors import CallerError, NotAppliedError
+from metadata.foundation.errors import CallerError, NotAppliedError
 from metadata.ledgers import Versioned
 from metadata.paths import check_path
 from metadata.segments import SegmentMetadata

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from metadata.errors import MetadataUnavailableError, NoNodeError, OutcomeUnknownError
+from metadata.foundation.errors import MetadataUnavailableError, NoNodeError, OutcomeUnknownError
 from metadata.log_names import validate_folder
 from metadata.logs import LogStore
 from metadata.paths import join

@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     CorruptDataError,
     InvariantViolation,
@@ -401,7 +401,7 @@ class LogStore:
                 deletes = [Delete(path) for path in doomed[max(start, 0) : start + MAX_DELETES]]
                 await self._store.multi([*checks, *deletes])
         except (NoNodeError, NotEmptyError) as error:
-            if guard is not None and getattr(error, "op_index", None) == 0:
+            if guard is not None and error.op_index == 0:
                 raise
             return False  # something came or went since it was listed
         return True

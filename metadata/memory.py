@@ -24,7 +24,7 @@ from enum import Enum
 from functools import partial
 from typing import Final, ParamSpec, TypeAlias, TypeVar
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
     ConnectionLossError,
@@ -257,7 +257,7 @@ class MemoryTree:
                 for step in reversed(undo):
                     step()
                 error.path = op.path
-                error.op_index = index  # type: ignore[attr-defined]
+                error.op_index = index
                 raise
             results.append(result)
             events += caused

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from metadata.bindings import DEFAULT_FIRST_LSSN, SUB_NAMESPACES, Binding
-from metadata.errors import BadVersionError, CallerError, NodeExistsError, NoNodeError
+from metadata.foundation.errors import BadVersionError, CallerError, NodeExistsError, NoNodeError
 from metadata.paths import check_path, join, parent_of
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.store import ANY_VERSION, MetadataStore

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from metadata.store import Create, Op, SetData
 
 MAX_REQUEST_BYTES: Final = 1_000_000

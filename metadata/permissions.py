@@ -15,7 +15,14 @@ from enum import Enum
 from typing import ClassVar, Final
 
 from metadata import tjson
-from metadata.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError, NotEmptyError
+from metadata.foundation.errors import (
+    BadVersionError,
+    CallerError,
+    CorruptDataError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+)
 from metadata.log_names import validate_name
 from metadata.paths import join
 from metadata.retry import MAX_REPEATS, repeat

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError, Message
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 
 _PACKAGE: Final = "dlspark.metadata"
 _FIELD = descriptor_pb2.FieldDescriptorProto

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
     CorruptDataError,

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     ConnectionLossError,
     MetadataUnavailableError,
     NodeExistsError,

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     DistributedLogError,
     NodeExistsError,
@@ -163,7 +163,7 @@ class SegmentChanges:
 
 def check_guard(error: DistributedLogError, log: str) -> None:
     """Raise LockingError if it was the guard, its first operation, that failed a transaction with `error`."""
-    if getattr(error, "op_index", None) == 0:
+    if error.op_index == 0:
         raise LockingError(
             "the lock was lost; nothing of this step was changed",
             log=log,

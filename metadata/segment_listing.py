@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
-from metadata.errors import CorruptDataError, NoNodeError, NotAppliedError
+from metadata.foundation.errors import CorruptDataError, NoNodeError, NotAppliedError
 from metadata.retry import repeat
 from metadata.segments import COMPLETED_PREFIX, IN_PROGRESS_PREFIX, SegmentListError, SegmentMetadata, gap_in, order
 from metadata.store import MetadataStore, Stat, Watcher

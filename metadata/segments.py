@@ -21,7 +21,7 @@ from functools import cmp_to_key
 from itertools import pairwise
 from typing import ClassVar, Final
 
-from metadata.errors import CorruptDataError, check
+from metadata.foundation.errors import CorruptDataError, check
 
 VERSION: Final = 5
 MINIMUM_VERSION: Final = 2

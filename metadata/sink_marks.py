@@ -21,7 +21,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from metadata.store import Stat
 
 OLD_VERSION: Final = 1

@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
     NodeExistsError,

@@ -5,9 +5,9 @@ Two implementations pass one conformance suite: `metadata.zookeeper.ZooKeeperSto
 
 Versions are ZooKeeper's: a new znode has data version 0, each set adds one; -1 matches any version. Watches fire once;
 the same callable left twice on one path is one watch. An event is heard before any answer that shows its cause.
-Every error is one of `metadata.errors`; it says whether the request may have been applied. A request made while the
-session is not CONNECTED fails at once (MetadataUnavailableError): it is not kept for later. Nothing is repeated here,
-see `metadata.retry`.
+Every error is one of `metadata.foundation.errors`; it says whether the request may have been applied. A request made
+while the session is not CONNECTED fails at once (MetadataUnavailableError): it is not kept for later. Nothing is
+repeated here, see `metadata.retry`.
 """
 
 from __future__ import annotations

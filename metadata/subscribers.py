@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from metadata.errors import CallerError, NodeExistsError, NoNodeError
+from metadata.foundation.errors import CallerError, NodeExistsError, NoNodeError
 from metadata.ledgers import Versioned
 from metadata.log_names import log_not_found
 from metadata.logs import LogStore

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 
 Struct: TypeAlias = Mapping[int, str | int | bool | None]
 """Values by field id; None where the field is absent. The type of a value is that of the field."""

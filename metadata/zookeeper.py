@@ -26,7 +26,7 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
     ConnectionLossError,
@@ -40,9 +40,9 @@ from metadata.errors import (
     OutcomeUnknownError,
     SessionExpiredError,
 )
+from metadata.foundation.pacing import TokenBucket
 from metadata.observing import RequestObservers
 from metadata.paths import check_path, check_request
-from metadata.rate_limit import TokenBucket
 from metadata.retry import create_with_parents, reconnected
 from metadata.session import SessionHub, call_safely
 from metadata.store import (
@@ -282,7 +282,7 @@ class ZooKeeperStore(MetadataStore):
             # Operations before the failing one say "rolled back", those after it "runtime inconsistency".
             if isinstance(result, Exception) and not isinstance(result, kz.RolledBackError | kz.RuntimeInconsistency):
                 error = _translate(result, "multi", ops[index].path)
-                error.op_index = index  # type: ignore[attr-defined]
+                error.op_index = index
                 raise error
         if len(results) != len(ops) or any(isinstance(result, Exception) for result in results):
             raise InvariantViolation(f"a multi of {len(ops)} operations answered {results!r}", path=ops[0].path)

@@ -1,4 +1,4 @@
-"""Errors of the storage node, its protocol and its client; the root of the tree is `metadata.errors`.
+"""Errors of the storage node, its protocol and its client; the root of the tree is `metadata.foundation.errors`.
 
     DistributedLogError
     ├── CallerError
@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     CallerError,
     CorruptDataError,
     DistributedLogError,

@@ -19,7 +19,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.log_limit import LogLimit
 from storage_node.edge import Buffer, FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError

@@ -36,7 +36,7 @@ from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.selection import SourceQuery
-from metadata.errors import MetadataUnavailableError
+from metadata.foundation.errors import MetadataUnavailableError
 from metadata.ledger_metadata import DigestType
 from metadata.logs import InvalidLogNameError
 from metadata.namespaces import NotBoundError

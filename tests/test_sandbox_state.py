@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dlspark import processes
 from dlspark.cli.main import app
 from dlspark.core.sync import Namespace
 from dlspark.errors import CallerError
 from dlspark.place import known_uri, uri_or_known
 from dlspark.sandbox import Sandbox
 from dlspark.sandbox_state import SandboxState, default_directory
+from metadata.foundation import processes
 
 STATE = SandboxState(23456, (23457,))
 FOREIGN = "00000000-0000-0000-0000-000000000000:1"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 
 def init(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlspark.cli.common import Output, OutputOption, confirm
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
     from storage_node.bookie.tools.commands import Report

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from dlspark.cli.common import ATTENTION, Json, when
-from metadata.errors import CallerError
-from metadata.plurals import counted
+from metadata.foundation.errors import CallerError
+from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.administration.cluster import ClusterStatus

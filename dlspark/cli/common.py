@@ -31,7 +31,7 @@ import typer
 
 from dlspark.cli.tables import Table
 from dlspark.place import uri_or_known
-from metadata.errors import CallerError, DistributedLogError
+from metadata.foundation.errors import CallerError, DistributedLogError
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
@@ -275,7 +275,7 @@ async def each(names: Sequence[str], concurrency: int, work: Callable[[str], Awa
 
     The failure of a single one is raised.
     """
-    from storage_node.autorecovery.pacing import for_each
+    from metadata.foundation.pacing import for_each
 
     failed: list[str] = []
 

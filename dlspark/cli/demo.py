@@ -21,14 +21,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dlspark.core.sync import Namespace
-from dlspark.sandbox import Sandbox
-from dlspark.testing.flights import (
+from dlspark.datasets import (
     FlightFigures,
     FlightRecord,
     flight_figures,
     flight_records,
     write_json_lines,
 )
+from dlspark.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,7 +26,7 @@ def doctor(
     from dlspark.cli.checks.interpreters import check_java, check_python, check_spark_home, check_workers
     from dlspark.cli.checks.machine import check_clock, check_descriptors, check_disk, check_ports
     from dlspark.sandbox_state import default_directory
-    from metadata.plurals import counted
+    from metadata.foundation.plurals import counted
 
     place = directory or default_directory()
     findings = [

@@ -24,7 +24,7 @@ from dlspark.cli.common import (
     over_namespace,
 )
 from dlspark.core.administration.kinds import Kind
-from metadata.plurals import counted
+from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.administration.inspection import Finding, LogInspection

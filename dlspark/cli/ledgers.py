@@ -23,8 +23,8 @@ from dlspark.cli.common import (
     when,
 )
 from dlspark.cli.logs import HexOption
-from metadata.errors import CallerError
-from metadata.plurals import counted
+from metadata.foundation.errors import CallerError
+from metadata.foundation.plurals import counted
 from metadata.segments import VERSION
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from dlspark.cli.common import (
 from dlspark.cli.logs import HexOption
 from dlspark.cli.records import record_as_json, record_as_text
 from dlspark.core.codec.dlsn import DLSN
-from metadata.errors import CallerError
-from metadata.plurals import counted
+from metadata.foundation.errors import CallerError
+from metadata.foundation.plurals import counted
 from metadata.store import ANY_VERSION
 
 SubscriberArgument = Annotated[str, typer.Argument(help="The subscriber's id.")]

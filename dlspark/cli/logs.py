@@ -26,8 +26,8 @@ from dlspark.cli.common import (
     when,
 )
 from dlspark.core.codec.dlsn import DLSN
-from metadata.errors import CallerError, NoNodeError
-from metadata.plurals import counted
+from metadata.foundation.errors import CallerError, NoNodeError
+from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace

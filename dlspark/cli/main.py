@@ -30,7 +30,7 @@ from dlspark.cli import (
     streams,
 )
 from dlspark.version import __version__
-from metadata.errors import CallerError, DistributedLogError
+from metadata.foundation.errors import CallerError, DistributedLogError
 
 _LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 P = ParamSpec("P")

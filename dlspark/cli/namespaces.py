@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlspark.cli.common import At, Json, NameArgument, YesOption, confirm, over_namespace
-from metadata.errors import CallerError
-from metadata.plurals import counted
+from metadata.foundation.errors import CallerError
+from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from metadata.bindings import Binding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlspark.cli.common import Json, shown
-from metadata.plurals import counted
+from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.codec.records import LogRecord

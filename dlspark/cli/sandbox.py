@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dlspark.sandbox_state import DEFAULT_NODES, SandboxState, default_directory
-from metadata.errors import CallerError, NotAppliedError
+from metadata.foundation.errors import CallerError, NotAppliedError
 
 DirectoryOption = Annotated[
     Path | None,
@@ -102,7 +102,7 @@ def _start_detached(directory: Path, nodes: int, port: int, auto_recovery: bool)
     import subprocess
 
     from dlspark.sandbox import START_TIMEOUT_S, child_environment
-    from metadata.private_files import DIRECTORY_MODE
+    from metadata.foundation.private_files import DIRECTORY_MODE
 
     directory = directory.absolute()
     log = directory / "sandbox.log"

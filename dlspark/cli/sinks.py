@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlspark.cli.common import At, DryRunOption, Json, YesOption, confirm, over_namespace, table, when
-from metadata.plurals import counted
+from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace

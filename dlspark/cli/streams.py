@@ -18,8 +18,8 @@ import typer
 from dlspark.cli.common import ConfOption, NameArgument, SetOption, UriOption, open_sync
 from dlspark.cli.records import record_as_json, record_as_text
 from dlspark.core.codec.dlsn import DLSN
-from metadata.errors import CallerError, DistributedLogError
-from metadata.plurals import counted
+from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.codec.records import LogRecord

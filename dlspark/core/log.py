@@ -21,12 +21,12 @@ from dlspark.core.settings import LiveSettings, Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError, CallerError
+from metadata.foundation.tasks import Once, each
 from metadata.ledgers import Versioned
 from metadata.log_admin import LogAdmin
 from metadata.logs import LogNotFoundError
 from metadata.permissions import Action
 from metadata.store import ANY_VERSION
-from metadata.tasks import Once, each
 
 __all__ = ["EARLIEST", "LATEST", "AsyncLog"]
 

@@ -26,13 +26,13 @@ from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import AlreadyClosedError, CallerError
 from dlspark.place import uri_or_known
 from metadata.allocators import pool_path
+from metadata.foundation.tasks import Once, each
 from metadata.log_admin import LogAdmin
 from metadata.log_watch import LogChange, watch_logs
 from metadata.logs import LogNotFoundError, LogStore
 from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
 from metadata.permissions import Action, PermissionStore
 from metadata.store import MetadataStore, Op
-from metadata.tasks import Once, each
 from storage_node.client import ClientSettings, LedgerClient
 from storage_node.edge import Clock, Network, SystemClock
 

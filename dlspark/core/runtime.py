@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import ClassVar, Generic, TypeVar
 
 from dlspark.errors import AlreadyClosedError, CallerError
-from metadata.tasks import end_tasks
+from metadata.foundation.tasks import end_tasks
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dlspark.core.configuration.features import NO_FEATURES, FeatureProvider
 from dlspark.core.metrics import Meter
 from dlspark.core.settings import Settings
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from metadata.ledgers import LedgerStore
 from metadata.logs import LogStore
 from metadata.namespaces import Binding

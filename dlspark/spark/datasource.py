@@ -28,7 +28,7 @@ from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.plain_errors import in_worker, plainly_told
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.worker_daemon import take_over
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ NotAppliedError
 
 from __future__ import annotations
 
-from metadata.errors import CallerError, NotAppliedError
+from metadata.foundation.errors import CallerError, NotAppliedError
 
 
 class OptionError(CallerError):

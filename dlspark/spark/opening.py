@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from dlspark.core.namespace import AsyncNamespace
-from metadata.errors import MetadataUnavailableError
+from metadata.foundation.errors import MetadataUnavailableError
 
 Connect: TypeAlias = Callable[[str], Awaitable[AsyncNamespace]]
 

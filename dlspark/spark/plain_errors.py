@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType, GeneratorType
 from typing import Final, TypeVar
 
-from metadata.errors import DistributedLogError, InvariantViolation
+from metadata.foundation.errors import DistributedLogError, InvariantViolation
 
 _HIDE: Final = "SPARK_HIDE_TRACEBACK"
 _WORKER: Final = "pyspark.worker_util"

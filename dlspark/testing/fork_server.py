@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from metadata.errors import CallerError, NotAppliedError
+from metadata.foundation.errors import CallerError, NotAppliedError
 
 START_TIMEOUT_S: Final = 60.0
 END_TIMEOUT_S: Final = 20.0

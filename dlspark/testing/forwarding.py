@@ -17,8 +17,8 @@ import threading
 from collections.abc import Coroutine, Sequence
 from typing import Final, Protocol
 
-from metadata.errors import CallerError
-from metadata.tasks import end_tasks
+from metadata.foundation.errors import CallerError
+from metadata.foundation.tasks import end_tasks
 
 CHUNK_BYTES: Final = 64 * 1024
 _CALL_TIMEOUT_S: Final = 10.0

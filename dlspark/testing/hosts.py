@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from dlspark import sandbox
 from metadata.embedded import EmbeddedZooKeeper
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.bookie.disk import SystemDisk
 from storage_node.bookie.settings import BookieSettings
 from storage_node.edge import Buffer, DiskFile, FrameHandler, Link

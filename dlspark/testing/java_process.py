@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metadata.errors import InvariantViolation
+from metadata.foundation.errors import InvariantViolation
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 POM = REPOSITORY / "tests" / "interop" / "java" / "pom.xml"

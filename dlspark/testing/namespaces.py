@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from dlspark.testing.fork_server import Child, ForkServer
-from metadata.errors import CallerError, NotAppliedError
+from metadata.foundation.errors import CallerError, NotAppliedError
 
 _CLONE_NEWNS: Final = 0x0002_0000
 _CLONE_NEWNET: Final = 0x4000_0000

@@ -15,8 +15,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from metadata.errors import DistributedLogError
-from metadata.tasks import end_tasks
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.autorecovery.settings import AutoRecoverySettings, MetadataSettings
 from storage_node.bookie.settings import read_properties

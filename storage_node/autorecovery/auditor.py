@@ -19,15 +19,15 @@ from typing import Final
 
 from metadata.auditors import AuditorStore, Check
 from metadata.bookies import BookieRegistry
-from metadata.errors import CorruptDataError, DistributedLogError, InvariantViolation, NoNodeError
+from metadata.foundation.errors import CorruptDataError, DistributedLogError, InvariantViolation, NoNodeError
+from metadata.foundation.pacing import for_each
+from metadata.foundation.tasks import end_tasks
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore, Versioned
 from metadata.replication import ReplicationStore
 from metadata.store import SessionState, WatchEvent
-from metadata.tasks import end_tasks
 from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
 from storage_node.autorecovery.losses import LossTracker, Verdict
-from storage_node.autorecovery.pacing import for_each
 from storage_node.autorecovery.placement_check import Judge, PlacementCheck, PlacementReport
 from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.edge import Clock

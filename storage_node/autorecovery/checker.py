@@ -16,11 +16,16 @@ from random import Random
 from typing import Final
 
 from metadata.auditors import AuditorStore, RegisteredBookies
-from metadata.errors import ConnectionLossError, DistributedLogError, MetadataUnavailableError, SessionExpiredError
+from metadata.foundation.errors import (
+    ConnectionLossError,
+    DistributedLogError,
+    MetadataUnavailableError,
+    SessionExpiredError,
+)
+from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
 from storage_node.autorecovery.fragments import Fragment, endangered_seats, fragments_of
-from storage_node.autorecovery.pacing import for_each
 from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.client import LedgerClient
 from storage_node.client.copies import LedgerCopies

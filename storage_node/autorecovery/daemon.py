@@ -13,11 +13,11 @@ from typing import Final
 
 from metadata.auditors import AuditorStore
 from metadata.bookies import BookieRegistry, check_bookie_id
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
 from metadata.ledgers import DEFAULT_ROOT, LedgerStore
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
-from metadata.tasks import end_tasks
 from storage_node.autorecovery.auditor import Auditor
 from storage_node.autorecovery.checker import LedgerChecker
 from storage_node.autorecovery.election import AuditorElection

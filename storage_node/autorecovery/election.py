@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from metadata.auditors import AuditorStore
-from metadata.errors import DistributedLogError, InvariantViolation
+from metadata.foundation.errors import DistributedLogError, InvariantViolation
+from metadata.foundation.tasks import end_tasks
 from metadata.store import SessionState
-from metadata.tasks import end_tasks
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from metadata.errors import CorruptDataError, NoNodeError
+from metadata.foundation.errors import CorruptDataError, NoNodeError
+from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
-from storage_node.autorecovery.pacing import for_each
 from storage_node.client.placement.arranging import Adherence
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from metadata.errors import BadVersionError, NotAppliedError, check
+from metadata.foundation.errors import BadVersionError, NotAppliedError, check
+from metadata.foundation.pacing import ByteRate, for_each
 from metadata.ledgers import LedgerStore
 from storage_node.autorecovery.checker import BadFragment, Inspection
 from storage_node.autorecovery.fragments import Fragment
-from storage_node.autorecovery.pacing import ByteRate, for_each
 from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.client import LedgerClient
 from storage_node.client.copies import LedgerCopies

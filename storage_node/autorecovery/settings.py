@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from storage_node.bookie.other_keys import OTHER_KEYS, PLACEMENT_KEYS
 from storage_node.bookie.settings import BookieSettings
 from storage_node.client import ClientSettings

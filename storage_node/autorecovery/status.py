@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from metadata.auditors import AuditorStore
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore

@@ -24,10 +24,10 @@ from functools import partial
 from typing import Final
 
 from metadata.claims import Claim, Claims
-from metadata.errors import DistributedLogError, InvariantViolation, NoNodeError
+from metadata.foundation.errors import DistributedLogError, InvariantViolation, NoNodeError
+from metadata.foundation.tasks import end_tasks, undisturbed
 from metadata.replication import ReplicationStore
 from metadata.store import SessionState, WatchEvent
-from metadata.tasks import end_tasks, undisturbed
 from storage_node.autorecovery.checker import METADATA_AWAY, Inspection, LedgerChecker
 from storage_node.autorecovery.replicator import FragmentReplicator
 from storage_node.autorecovery.settings import AutoRecoverySettings

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from metadata.errors import DistributedLogError
-from metadata.tasks import end_tasks
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
 from storage_node.bookie.bookie import Bookie
 from storage_node.bookie.descriptors import raise_limit
 from storage_node.bookie.endpoints import shown

@@ -17,11 +17,11 @@ import logging
 from collections.abc import Coroutine
 
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks, undisturbed
 from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
-from metadata.tasks import end_tasks, undisturbed
 from storage_node.bookie.admission import Admission
 from storage_node.bookie.connections import Connection
 from storage_node.bookie.cookies import check_cookies

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as StructError
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.ledgers import Ledger
 from storage_node.bookie.replay import Mark
 from storage_node.protocol.digests import crc32

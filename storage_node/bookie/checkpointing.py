@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from metadata.tasks import end_tasks
+from metadata.foundation.tasks import end_tasks
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.contents import Contents

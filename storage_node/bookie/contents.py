@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from metadata.errors import InvariantViolation
+from metadata.foundation.errors import InvariantViolation
 from storage_node.bookie.entry_logs import EntryLogs
 from storage_node.bookie.gc_stats import GcStats
 from storage_node.bookie.index import LedgerIndex, NewPlaces

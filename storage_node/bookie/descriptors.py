@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from metadata.errors import check
+from metadata.foundation.errors import check
 from storage_node.bookie.http_server import MAX_CONNECTIONS as HTTP_CONNECTIONS
 from storage_node.bookie.settings import BookieSettings
 from storage_node.errors import BookieConfigurationError

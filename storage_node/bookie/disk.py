@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from metadata.private_files import DIRECTORY_MODE, FILE_MODE, close_to_others
+from metadata.foundation.private_files import DIRECTORY_MODE, FILE_MODE, close_to_others
 from storage_node.bookie.descriptors import SpareDescriptors
 from storage_node.edge import Buffer, DiskFile
 

@@ -25,11 +25,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from metadata.bookies import BookieRegistry
-from metadata.errors import CorruptDataError, DistributedLogError, MetadataUnavailableError, NoNodeError
+from metadata.foundation.errors import CorruptDataError, DistributedLogError, MetadataUnavailableError, NoNodeError
+from metadata.foundation.tasks import end_tasks
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
-from metadata.tasks import end_tasks
 from storage_node.bookie.compaction import Pace
 from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.storage import Storage

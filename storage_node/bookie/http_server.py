@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-from metadata.tasks import end_tasks
+from metadata.foundation.tasks import end_tasks
 from storage_node.errors import BookieConfigurationError
 
 logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from metadata.errors import check
+from metadata.foundation.errors import check
 from storage_node.bookie.journal_files import JournalFile, JournalFiles
 from storage_node.bookie.journal_format import BATCH_HEADER_BYTES, BatchHeader
 from storage_node.bookie.records import HEADER_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from metadata.errors import check
+from metadata.foundation.errors import check
 from storage_node.bookie.journal_format import JournalOwner, file_header, file_name, parse_file_name
 from storage_node.bookie.slabs import BLOCK, aligned_memory
 from storage_node.bookie.space import NoSpaceError, needing_descriptors, needing_space

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.journal import Acknowledge, Journal
 from storage_node.bookie.journal_files import JournalFile, JournalFiles
 from storage_node.bookie.journal_format import JournalOwner

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from metadata.errors import check
+from metadata.foundation.errors import check
 from metadata.log_limit import LogLimit
 from storage_node.bookie.waiters import MAX_POLLS, PollLine
 from storage_node.turns import Turns

@@ -16,7 +16,7 @@ import binascii
 import logging
 from functools import partial
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.store import MetadataStore, SessionState
 from storage_node.edge import Disk
 

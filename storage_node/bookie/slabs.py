@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 
-from metadata.errors import check
+from metadata.foundation.errors import check
 
 BLOCK = 4096
 """Unit of direct writes: addresses, lengths and file offsets are multiples of it."""

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+from metadata.foundation.tasks import end_tasks
 from metadata.log_limit import LogLimit
-from metadata.tasks import end_tasks
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.checkpointing import Checkpointer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.errors import ERROR_OF_STATUS
 from storage_node.protocol.messages import Status
 

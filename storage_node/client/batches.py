@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.channels import Channel, Surroundings
 from storage_node.errors import ConnectionClosedError, ProtocolError, RequestTimeoutError
 from storage_node.protocol.messages import Status

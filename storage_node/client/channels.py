@@ -11,8 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
-from metadata.errors import DistributedLogError
-from metadata.tasks import end_tasks
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
 from storage_node.client.health import BookieHealth
 from storage_node.client.settings import ClientSettings
 from storage_node.edge import Buffer, Link, Network

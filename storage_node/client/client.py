@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from metadata.bookies import BookieRegistry
-from metadata.errors import DistributedLogError, NodeExistsError
+from metadata.foundation.errors import DistributedLogError, NodeExistsError
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore, Versioned
 from storage_node.client.connections import ConnectionPool

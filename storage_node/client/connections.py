@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.answers import answer_error
 from storage_node.client.batches import BatchConnection
 from storage_node.client.channels import Channel, Resolver, Sweeper

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.answers import answer_error
 from storage_node.client.connections import Answer, ConnectionPool
 from storage_node.protocol.messages import BookieInfoResponse, Operation, Status, encode_bookie_info_request

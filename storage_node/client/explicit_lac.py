@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.quorum_requests import ask_bookies

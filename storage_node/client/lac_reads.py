@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.answers import answer_error
 from storage_node.client.connections import Answer, ConnectionPool

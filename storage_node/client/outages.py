@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from metadata.bookies import BookieRegistry, UnknownBookieError
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.errors import (
     BookieFailedError,
     BookieUnreachableError,

@@ -16,10 +16,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
-from metadata.errors import BadVersionError, CallerError, DistributedLogError, InvariantViolation, OutcomeUnknownError
+from metadata.foundation.errors import (
+    BadVersionError,
+    CallerError,
+    DistributedLogError,
+    InvariantViolation,
+    OutcomeUnknownError,
+)
+from metadata.foundation.tasks import end_tasks
 from metadata.ledger_metadata import DigestType, LedgerMetadata
 from metadata.ledgers import LedgerStore
-from metadata.tasks import end_tasks
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.outages import Outage
 from storage_node.client.placement import Placement

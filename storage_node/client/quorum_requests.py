@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.answers import answer_error
 from storage_node.client.connections import Answer, ConnectionPool
 from storage_node.errors import ProtocolError

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from metadata.errors import CallerError, DistributedLogError
+from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.outages import Outage, is_outage
 from storage_node.client.reading import EntryFetcher

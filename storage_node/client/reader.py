@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from metadata.errors import CallerError, DistributedLogError, NoNodeError
+from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import Versioned
 from metadata.store import SessionState, WatchEvent

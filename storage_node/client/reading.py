@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from metadata.errors import DistributedLogError, check
+from metadata.foundation.errors import DistributedLogError, check
 from metadata.ledger_metadata import DigestType, LedgerMetadata
 from storage_node.client.answers import answer_error
 from storage_node.client.batches import BatchAnswer

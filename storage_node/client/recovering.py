@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeAlias
 
-from metadata.errors import DistributedLogError, InvariantViolation
+from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import Versioned
 from storage_node.client.answers import answer_error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from metadata.bookies import BookieRegistry
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.pipeline import Tasks
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from metadata.bookies import UnknownBookieError
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.read_ahead import WINDOW_BYTES, WINDOW_ENTRIES, ReadAhead, Window, check_range

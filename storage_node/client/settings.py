@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeAlias
 
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from storage_node.client.placement.settings import PlacementSettings
 from storage_node.client.refused_keys import WITHOUT_MEANING
 from storage_node.protocol.frames import MAX_FRAME_BYTES

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-from metadata.errors import CallerError, DistributedLogError
+from metadata.foundation.errors import CallerError, DistributedLogError
+from metadata.foundation.tasks import undisturbed
 from metadata.ledger_metadata import LedgerMetadata
-from metadata.tasks import undisturbed
 from storage_node.client.explicit_lac import ExplicitLac
 from storage_node.client.pipeline import AddPipeline, ClientContext
 from storage_node.client.quorum_requests import ask_bookies

@@ -19,7 +19,7 @@ from collections import deque
 from struct import Struct
 from typing import TypeAlias
 
-from metadata.errors import check
+from metadata.foundation.errors import check
 from storage_node.errors import ProtocolError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from metadata.errors import DistributedLogError, check
+from metadata.foundation.errors import DistributedLogError, check
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.errors import (
     BookieUnreachableError,

@@ -14,7 +14,7 @@ Everything here is arithmetic on Python integers, so entry ids beyond 2^31 strip
 
 from __future__ import annotations
 
-from metadata.errors import CallerError, check
+from metadata.foundation.errors import CallerError, check
 
 
 def validate_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TypeVar
 
-from metadata.errors import check
+from metadata.foundation.errors import check
 
 S = TypeVar("S", bound=Enum)
 E = TypeVar("E", bound=Enum)

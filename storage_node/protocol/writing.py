@@ -66,7 +66,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from metadata.errors import DistributedLogError, NoNodeError, OutcomeUnknownError, check
+from metadata.foundation.errors import DistributedLogError, NoNodeError, OutcomeUnknownError, check
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from storage_node.errors import (
     DuplicateEntryError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from metadata.errors import DistributedLogError, OutcomeUnknownError
+from metadata.foundation.errors import DistributedLogError, OutcomeUnknownError
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from storage_node.errors import LedgerClosedError, LedgerFencedError, LedgerTakenError, QuorumWriteError
 

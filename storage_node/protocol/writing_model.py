@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.protocol.tables import parse_table
 

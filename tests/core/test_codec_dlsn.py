@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 MAX = 2**63 - 1
 V0_OF_3_17_2 = "AAAAAAAAAAADAAAAAAAAABEAAAAAAAAAAg" + "A" * 232 + "A="

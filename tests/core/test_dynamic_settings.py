@@ -16,8 +16,8 @@ from dlspark.core.configuration.watched_file import REJECTED
 from dlspark.core.settings import Settings, describe_settings
 from dlspark.core.settings.registry import dynamic_values
 from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
-from dlspark.testing.simulation.loop import SimulatedLoop
 from metadata.allocators import AllocatorStore
+from simulation.loop import SimulatedLoop
 
 CONF = Path(__file__).parents[2] / "conf"
 

@@ -17,7 +17,7 @@ from dlspark.core.administration.ledger_entries import (
 from dlspark.core.administration.references import Use
 from dlspark.core.writing.allocator_pool import list_pools
 from dlspark.errors import CallerError, OwnershipAcquireFailedError
-from metadata.errors import NoNodeError
+from metadata.foundation.errors import NoNodeError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.store import ANY_VERSION
 

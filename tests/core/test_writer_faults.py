@@ -24,7 +24,7 @@ from dlspark.errors import (
     WriteError,
     WriterDeposedError,
 )
-from metadata.errors import NoNodeError
+from metadata.foundation.errors import NoNodeError
 from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.logs import SegmentListError
 from metadata.memory import Fault

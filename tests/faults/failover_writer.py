@@ -25,7 +25,7 @@ from record_writer import payload_of, say
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
-from metadata.errors import DistributedLogError, OutcomeUnknownError
+from metadata.foundation.errors import DistributedLogError, OutcomeUnknownError
 
 DEPTH = 32
 PAUSE_S = 0.002

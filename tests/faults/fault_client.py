@@ -29,7 +29,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings import Settings
 from dlspark.testing.hosts import Route, RoutedNetwork, WallClock
 from metadata.bookies import BookieRegistry
-from metadata.errors import DistributedLogError, NotAppliedError
+from metadata.foundation.errors import DistributedLogError, NotAppliedError
 from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.client import ClientSettings, LedgerClient, LedgerReader, LedgerWriter

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.sync import Log, Namespace, PendingWrite
-from metadata.errors import DistributedLogError, OutcomeUnknownError
+from metadata.foundation.errors import DistributedLogError, OutcomeUnknownError
 
 _T = TypeVar("_T")
 OUTSTANDING = 64

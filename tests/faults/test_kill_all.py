@@ -28,7 +28,7 @@ import pytest
 
 from dlspark.sandbox import LEDGERS_PATH, Sandbox
 from metadata.bookies import BookieRegistry
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.client import ClientSettings, LedgerClient, LedgerWriter

@@ -9,7 +9,7 @@ import pytest
 from clusters import Cluster, both_versions
 from java_tool import JavaError, JavaTool, described, make_payload
 
-from metadata.errors import NoNodeError
+from metadata.foundation.errors import NoNodeError
 from metadata.ledger_metadata import DigestType, LedgerMetadata, LedgerState
 from storage_node.client import ClientSettings, LedgerClient, LedgerReader, LedgerWriter
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError

@@ -12,7 +12,7 @@ from pulsar_broker import MAX_LEDGER_ENTRIES, PulsarBroker
 
 from dlspark.testing.java_process import OutOfReachError
 from metadata.embedded import EmbeddedZooKeeper
-from metadata.errors import NoNodeError
+from metadata.foundation.errors import NoNodeError
 from storage_node.client import LedgerClient
 
 pulsar = pytest.importorskip("pulsar", reason="Apache Pulsar's Python client is not installed")

@@ -6,7 +6,7 @@ import pytest
 from kazoo.client import KazooClient
 from metadata_worlds import Heard, World, ZooKeeperWorld
 
-from metadata.errors import NoAuthError, NoNodeError
+from metadata.foundation.errors import NoAuthError, NoNodeError
 from metadata.logs import LogStore
 from metadata.namespaces import Binding, NamespaceStore
 from metadata.store import Create, Delete, SessionState, SetData
@@ -53,7 +53,7 @@ async def test_a_refused_operation_fails_its_whole_transaction(world: World) -> 
         with pytest.raises(NoAuthError) as caught:
             await stranger.multi([Create(f"{world.root}/open"), op])
         assert caught.value.path == op.path
-        assert caught.value.op_index == 1  # type: ignore[attr-defined]
+        assert caught.value.op_index == 1
     assert await stranger.exists(f"{world.root}/open") is None
 
 

@@ -8,7 +8,7 @@ import pytest
 from metadata_worlds import Heard, World
 
 from metadata.auditors import AuditorStore, Check
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.replication import ReplicationStore

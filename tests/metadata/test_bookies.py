@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from metadata_worlds import Heard, World
 
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie, UnknownBookieError, check_bookie_id
-from metadata.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError
+from metadata.foundation.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError
 from metadata.ledgers import LedgerStore, Versioned
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.retry import reconnected

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from metadata.embedded import EmbeddedZooKeeper, find_java, four_letters
-from metadata.errors import CallerError, MetadataUnavailableError
+from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.zookeeper import ZooKeeperStore
 
 pytestmark = pytest.mark.processes

@@ -10,8 +10,8 @@ import pytest
 from metadata_worlds import World
 
 from metadata import federation
-from metadata.errors import BadVersionError
 from metadata.federation import FederatedPlaces
+from metadata.foundation.errors import BadVersionError
 from metadata.logs import LogExistsError, LogNotFoundError, LogStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore, NotBoundError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.errors import CallerError, CorruptDataError, InvariantViolation
+from metadata.foundation.errors import CallerError, CorruptDataError, InvariantViolation
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
 
 FIRST = ("10.0.0.1:3181", "10.0.0.2:3181", "10.0.0.3:3181")

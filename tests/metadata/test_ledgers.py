@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from metadata_worlds import Heard, World
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
     ConnectionLossError,

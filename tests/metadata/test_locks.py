@@ -8,7 +8,7 @@ import pickle
 import pytest
 from metadata_worlds import Heard, World
 
-from metadata.errors import CallerError, NoNodeError
+from metadata.foundation.errors import CallerError, NoNodeError
 from metadata.locks import (
     DistributedLock,
     LockClosedError,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from metadata_worlds import World
 
-from metadata.errors import BadVersionError, CallerError, OutcomeUnknownError
 from metadata.federation import FederatedPlaces
+from metadata.foundation.errors import BadVersionError, CallerError, OutcomeUnknownError
 from metadata.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.log_admin import Below, LogAdmin
 from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError, LogStore

@@ -8,7 +8,7 @@ import threading
 import pytest
 from metadata_worlds import Heard
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     ConnectionLossError,
     DistributedLogError,
     MetadataUnavailableError,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metadata_worlds import Heard
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     ConnectionLossError,
     CorruptDataError,

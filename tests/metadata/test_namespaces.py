@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.errors import CallerError, CorruptDataError
+from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceInUseError, NamespaceStore, NamespaceUri, NotBoundError
 from metadata.store import MetadataStore

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.permissions import ALLOW_ALL, Action, Permissions, PermissionStore, RequestDeniedError
 from metadata.store import MetadataStore

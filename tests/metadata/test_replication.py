@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from metadata_worlds import Heard, World
 
 from metadata.claims import Claims
-from metadata.errors import CallerError, CorruptDataError
+from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.ledgers import MAX_LEDGER_ID, LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.replication import LedgerLock, ReplicationStore, UnderReplicatedLedger, mark_name

@@ -1,4 +1,4 @@
-"""Repeating requests, and the limit of requests a second."""
+"""Repeating requests."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from metadata.errors import BadVersionError, ConnectionLossError, MetadataUnavailableError
+from metadata.foundation.errors import BadVersionError, ConnectionLossError, MetadataUnavailableError
 from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.rate_limit import TokenBucket
 from metadata.retry import repeat
 from metadata.store import RetryPolicy
 
@@ -101,57 +100,3 @@ async def test_a_closed_session_is_not_waited_for() -> None:
 def test_the_backoff_doubles_up_to_its_bound() -> None:
     upstream = RetryPolicy(retries=3, start_backoff_ms=5_000, max_backoff_ms=30_000)
     assert [upstream.backoff_ms(n) for n in (1, 2, 3, 4, 5, 100)] == [5_000, 10_000, 20_000, 30_000, 30_000, 30_000]
-
-
-class TestTokenBucket:
-    def bucket(self, rate: float) -> tuple[TokenBucket, list[float]]:
-        clock = [100.0]
-        return TokenBucket(rate, lambda: clock[0]), clock
-
-    def test_a_second_of_requests_goes_at_once_and_the_rest_at_the_rate(self) -> None:
-        bucket, _ = self.bucket(4.0)
-        assert [bucket.reserve_s() for _ in range(7)] == [0.0, 0.0, 0.0, 0.0, 0.25, 0.5, 0.75]
-
-    def test_time_brings_tokens_back_up_to_a_second_of_them(self) -> None:
-        bucket, clock = self.bucket(4.0)
-        for _ in range(6):
-            bucket.reserve_s()
-        clock[0] += 0.5
-        assert bucket.reserve_s() == 0.25
-        clock[0] += 1_000
-        assert [bucket.reserve_s() for _ in range(5)] == [0.0, 0.0, 0.0, 0.0, 0.25]
-
-    def test_a_rate_below_one_still_lets_one_through(self) -> None:
-        bucket, clock = self.bucket(0.1)
-        assert [bucket.reserve_s(), bucket.reserve_s()] == [0.0, 10.0]
-        clock[0] += 5
-        assert bucket.reserve_s() == 15.0
-
-    async def test_who_came_first_goes_first(self) -> None:
-        """Also where a machine is so busy that time passes between taking a token and waiting for it."""
-        bucket, clock = self.bucket(100.0)
-        for _ in range(100):
-            bucket.reserve_s()
-        order: list[int] = []
-
-        async def take(number: int) -> None:
-            await bucket.take()
-            order.append(number)
-
-        first = asyncio.ensure_future(take(1))
-        await asyncio.sleep(0)
-        clock[0] += 0.02
-        await take(2)
-        await first
-        assert order == [1, 2]
-
-    async def test_many_go_in_order(self) -> None:
-        bucket = TokenBucket(2_000.0)
-        order: list[int] = []
-
-        async def take(number: int) -> None:
-            await bucket.take()
-            order.append(number)
-
-        await asyncio.gather(*(take(number) for number in range(2_050)))
-        assert order == list(range(2_050))

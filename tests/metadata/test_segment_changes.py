@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from metadata.errors import InvariantViolation
+from metadata.foundation.errors import InvariantViolation
 from metadata.locks import DistributedLock, LockingError
 from metadata.logs import LogStore, SegmentMetadata, TruncationStatus
 from metadata.segment_changes import MAX_CHANGE_BYTES, SegmentChanges, SegmentsMovedError, notes_path

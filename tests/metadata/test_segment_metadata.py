@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.errors import CorruptDataError, InvariantViolation
+from metadata.foundation.errors import CorruptDataError, InvariantViolation
 from metadata.segments import (
     SegmentMetadata,
     TruncationStatus,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from metadata.sink_marks import (
     MAX_HISTORY,
     MIN_HISTORY,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from metadata.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
+from metadata.foundation.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
 from metadata.ledgers import Versioned
 from metadata.log_names import LogPaths
 from metadata.memory import Fault, MemoryStore, MemoryTree
@@ -188,7 +188,7 @@ async def test_a_condemned_ledger_can_never_be_published(sinks: SinkStore, store
     assert not await sinks.stands("q", ledger)
     with pytest.raises(BadVersionError) as caught:
         await store.multi(sinks.publish_ops("q", state, state.value.moved(0, "a", 1), [ledger]))
-    assert caught.value.op_index == 1  # type: ignore[attr-defined]
+    assert caught.value.op_index == 1
     await sinks.list_ledger("q", ledger)  # a zombie that lists it again does not revive it
     with pytest.raises(BadVersionError):
         await store.multi(sinks.publish_ops("q", state, state.value.moved(0, "a", 1), [ledger]))

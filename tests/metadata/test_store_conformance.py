@@ -8,7 +8,7 @@ import time
 import pytest
 from metadata_worlds import Heard, World
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
     ConnectionLossError,

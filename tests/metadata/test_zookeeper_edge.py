@@ -12,7 +12,7 @@ import pytest
 from metadata_worlds import Heard
 
 from metadata.embedded import EmbeddedZooKeeper
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.retry import reconnected
 from metadata.store import SessionState
 from metadata.zookeeper import MAX_IN_FLIGHT, ZooKeeperStore

@@ -11,7 +11,7 @@ import pytest
 from metadata_worlds import Heard, ZooKeeperWorld
 
 from metadata.embedded import EmbeddedZooKeeper
-from metadata.errors import CallerError, MetadataUnavailableError
+from metadata.foundation.errors import CallerError, MetadataUnavailableError
 from metadata.retry import reconnected
 from metadata.store import SessionState
 from metadata.zookeeper import MAX_IN_FLIGHT, ZooKeeperStore

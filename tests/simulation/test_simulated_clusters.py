@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
-from dlspark.testing.simulation import mutations
-from dlspark.testing.simulation.points import FAULT_POINTS
-from dlspark.testing.simulation.runner import replay_command, run_many
-from dlspark.testing.simulation.scenarios import run_seed
+from simulation import mutations
+from simulation.points import FAULT_POINTS
+from simulation.runner import replay_command, run_many
+from simulation.scenarios import run_seed
 
 SEEDS = 300
 MORE_SEEDS = 1500
@@ -52,9 +52,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_the_same_seed_gives_the_same_run_whatever_the_hashes_of_strings_are() -> None:
     """Sets and dictionaries of strings have another order in each interpreter: it must not leak into a run."""
     seeds = "(0, 1, 4, 5)"  # chains of ledgers and logs
-    program = (
-        f"from dlspark.testing.simulation.scenarios import run_seed\nprint([run_seed(s).trace_sum for s in {seeds}])"
-    )
+    program = f"from simulation.scenarios import run_seed\nprint([run_seed(s).trace_sum for s in {seeds}])"
     sums = set()
     for hashes in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes}

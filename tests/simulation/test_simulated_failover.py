@@ -1,6 +1,6 @@
 """Failovers in simulation: a log's writer is stopped at any await point, another takes over, the first one goes on.
 
-`python -m dlspark.testing.simulation --failovers 100` prints how long it takes, beside the session's timeout.
+`python -m simulation --failovers 100` prints how long it takes, beside the session's timeout.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 
 from dlspark.core.writing.late_answers import LateAnswers
-from dlspark.testing.simulation import mutations
-from dlspark.testing.simulation.failover import SESSION_TIMEOUTS_S, run_failover, run_failovers, table
+from simulation import mutations
+from simulation.failover import SESSION_TIMEOUTS_S, run_failover, run_failovers, table
 
 ROUNDS = 100
 

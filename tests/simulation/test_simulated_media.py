@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dlspark.testing.simulation.disk import SimulatedDisk
-from dlspark.testing.simulation.loop import SimulatedLoop
-from dlspark.testing.simulation.media import Media
+from simulation.disk import SimulatedDisk
+from simulation.loop import SimulatedLoop
+from simulation.media import Media
 from storage_node.bookie import checkpoint
 from storage_node.bookie.journal_format import BATCH_HEADER_BYTES, BatchHeader
 from storage_node.bookie.records import ENTRY, LEDGER, header, ledger_body

@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
-from dlspark.testing.simulation import mutations
-from dlspark.testing.simulation.mutations.mutation import Mutation, edited
+from simulation import mutations
+from simulation.mutations.mutation import Mutation, edited
 
 
 def test_every_mutation_is_made_and_taken_back() -> None:

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from dlspark.testing.simulation.disk import BLOCK, REMOVAL, SimulatedDisk
-from dlspark.testing.simulation.loop import SimulatedLoop, SimulationStuckError
-from dlspark.testing.simulation.network import Fabric, SimulatedNetwork
+from simulation.disk import BLOCK, REMOVAL, SimulatedDisk
+from simulation.loop import SimulatedLoop, SimulationStuckError
+from simulation.network import Fabric, SimulatedNetwork
 from storage_node.edge import Link
 from storage_node.errors import BookieUnreachableError
 

@@ -27,7 +27,7 @@ from dlspark.sandbox import Sandbox
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.session import open_session
 from dlspark.spark.sink.survey import survey, sweep
-from dlspark.testing import faults
+from metadata.foundation import fault_points
 from metadata.sinks import application_sink, query_sink
 
 HERE = Path(__file__).parent
@@ -114,7 +114,7 @@ class SparkProcess:
         environment = {
             **os.environ,
             SESSION_SETTING[0]: SESSION_SETTING[1],
-            faults.VARIABLE: f"@{self.script}",
+            fault_points.VARIABLE: f"@{self.script}",
             "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]),
             "SPARK_LOCAL_IP": HOSTS[0],
         }
@@ -151,7 +151,7 @@ class SparkProcess:
             "spark.speculation": "true",
             "spark.speculation.task.duration.threshold": "2s",
         }
-        for name in (SESSION_SETTING[0], faults.VARIABLE, "PYTHONPATH"):
+        for name in (SESSION_SETTING[0], fault_points.VARIABLE, "PYTHONPATH"):
             conf[f"spark.executorEnv.{name}"] = environment[name]
         return conf
 

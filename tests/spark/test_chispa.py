@@ -20,9 +20,8 @@ from chispa import assert_df_equality
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
+from dlspark.datasets import TEXTS, WHOLE, flight_records, hour_ms, weather_readings
 from dlspark.spark import enable
-from dlspark.testing.flights import flight_records
-from dlspark.testing.weather import TEXTS, WHOLE, hour_ms, weather_readings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,7 +25,7 @@ from dlspark.sandbox import Sandbox
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.session import open_session
 from dlspark.spark.sink.survey import survey, sweep
-from dlspark.testing import faults
+from metadata.foundation import fault_points
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
@@ -77,7 +77,7 @@ class Round:
 
     def fault(self, point: str, do: str, after: int) -> dict[str, str]:
         """The environment in which `point` strikes once, on its `after`-th passage but one."""
-        return {faults.VARIABLE: json.dumps({point: {"do": do, "flag": str(self.flag), "after": after}})}
+        return {fault_points.VARIABLE: json.dumps({point: {"do": do, "flag": str(self.flag), "after": after}})}
 
     def check(self) -> None:
         for log in self.plan.logs:

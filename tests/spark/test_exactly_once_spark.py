@@ -21,7 +21,7 @@ from sink_driver import read_values
 from spark_driver import ROWS_PER_BATCH
 
 from dlspark.sandbox import Sandbox
-from dlspark.testing import faults
+from metadata.foundation import fault_points
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(1000)]
 
@@ -41,7 +41,7 @@ class Driver:
             "DLSPARK_URI": sandbox.uri,
             "DLSPARK_SET_zkSessionTimeoutSeconds": "4",
             "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")]),
-            faults.VARIABLE: json.dumps(options.get("faults", {})),
+            fault_points.VARIABLE: json.dumps(options.get("faults", {})),
         }
         arguments = [f"{log}:{checkpoint}" for log, checkpoint in targets]
         with self._output.open("ab") as output:

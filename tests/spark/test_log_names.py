@@ -23,7 +23,7 @@ from dlspark.spark.sink.foreach import ForeachLogWriter
 from dlspark.spark.sink.routing import routing_of
 from dlspark.spark.sink.schema import SinkColumns, columns_of, rows_by_log
 from dlspark.spark.source.selection import SourceQuery
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from metadata.log_admin import LogAdmin
 
 SLASH = r"'/x'.*begins with a slash.*write 'x'"

@@ -25,7 +25,7 @@ from dlspark.spark.source.lag import NO_LAG, extent
 from dlspark.spark.source.log_view import LogView
 from dlspark.spark.source.selection import Selection, selection_of
 from metadata.bookies import BookieRegistry, Cookie
-from metadata.errors import MetadataUnavailableError
+from metadata.foundation.errors import MetadataUnavailableError
 from metadata.logs import LogNotFoundError
 from metadata.memory import MemoryStore
 from metadata.segments import TruncationStatus

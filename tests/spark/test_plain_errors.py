@@ -21,7 +21,7 @@ from source_world import Logs
 from dlspark.spark import plain_errors
 from dlspark.spark.errors import OptionError
 from dlspark.spark.plain_errors import plainly_told
-from metadata.errors import InvariantViolation
+from metadata.foundation.errors import InvariantViolation
 
 HIDE = "SPARK_HIDE_TRACEBACK"
 

@@ -19,7 +19,7 @@ from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
 from dlspark.spark.sink.session import open_session
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from sink_world import SINK, Process, World, job
 from dlspark.spark.sink.errors import BatchSweptError, PublishContendedError, ReplayDiffersError
 from dlspark.spark.sink.messages import Publication
 from dlspark.spark.sink.standing import Outcome
-from metadata.errors import MetadataUnavailableError, OutcomeUnknownError
+from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.log_admin import LogAdmin
 from metadata.memory import Fault
 from metadata.sink_marks import LogMark

@@ -14,7 +14,7 @@ from sink_world import NS, SINK, Process, World, job
 from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import Publication
 from dlspark.spark.sink.standing import Outcome
-from metadata.errors import BadVersionError, CorruptDataError
+from metadata.foundation.errors import BadVersionError, CorruptDataError
 from metadata.log_admin import LogAdmin
 from metadata.logs import SegmentMetadata
 from metadata.sink_marks import LogMark, Mark

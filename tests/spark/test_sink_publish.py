@@ -23,7 +23,7 @@ from dlspark.spark.sink.errors import (
 from dlspark.spark.sink.merge import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
 from dlspark.spark.sink.standing import Outcome
-from metadata.errors import CorruptDataError, MetadataUnavailableError
+from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError
 from metadata.locks import DistributedLock
 from metadata.logs import SegmentMetadata
 from metadata.memory import Fault

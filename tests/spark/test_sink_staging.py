@@ -14,7 +14,7 @@ from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
 from dlspark.spark.sink.messages import StagedSegment
 from dlspark.spark.sink.schema import SinkColumns
 from dlspark.spark.sink.task import StageSettings, TaskWriter, Window
-from metadata.errors import InvariantViolation
+from metadata.foundation.errors import InvariantViolation
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from storage_node.errors import QuorumWriteError
 

@@ -8,7 +8,7 @@ from sink_world import SINK, Process, World, job
 from dlspark.spark.sink.errors import BatchSweptError
 from dlspark.spark.sink.standing import Outcome
 from dlspark.spark.sink.survey import MIN_AGE_MS, Survey, Verdict, survey, sweep
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 HOUR_MS = 3_600_000
 BEGIN_MS = 1_000_000_000_000

@@ -22,7 +22,7 @@ from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.batch import batch_reader
 from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.schema import SCHEMA
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

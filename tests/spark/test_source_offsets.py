@@ -12,7 +12,7 @@ from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.limits import Limits
 from dlspark.spark.source.offsets import Bound, Mark, Offsets, parse_places
 from dlspark.spark.source.selection import AtTxid, Everywhere, PerLog, Selection, SourceQuery
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 GOLDEN = '{"v": 1, "logs": {"aviation": "12:0:0", "flights": "3:1200:0"}}'
 

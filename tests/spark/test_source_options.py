@@ -18,7 +18,7 @@ from dlspark.spark.options.foreign import ELSEWHERE
 from dlspark.spark.options.registry import OPTIONS, Options, Scope, options_table
 from dlspark.spark.sink.session import settings_of
 from dlspark.spark.source.selection import SourceQuery
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from storage_node.client.settings import client_keys
 
 

@@ -31,7 +31,7 @@ from dlspark.spark.options.registry import OPTIONS, Options, Scope
 from dlspark.spark.source.driver import Take
 from dlspark.spark.source.filters import Bounds
 from dlspark.spark.source.log_view import LogView
-from metadata.errors import InvariantViolation
+from metadata.foundation.errors import InvariantViolation
 from metadata.memory import MemoryStore
 from metadata.segments import TruncationStatus
 

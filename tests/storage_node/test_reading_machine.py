@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.errors import (
     BookieIOError,

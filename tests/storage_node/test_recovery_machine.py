@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metadata.errors import DistributedLogError, InvariantViolation, MetadataUnavailableError
+from metadata.foundation.errors import DistributedLogError, InvariantViolation, MetadataUnavailableError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from storage_node.errors import (
     BookieUnreachableError,

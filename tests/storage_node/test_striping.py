@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.errors import CallerError, InvariantViolation
+from metadata.foundation.errors import CallerError, InvariantViolation
 from storage_node.protocol.striping import (
     QuorumCoverage,
     in_write_set,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from metadata.bookies import BookieRegistry
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery.daemon import AutoRecovery

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metadata.errors import (
+from metadata.foundation.errors import (
     InvariantViolation,
     MetadataUnavailableError,
     NoNodeError,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metadata.errors import InvariantViolation, OutcomeUnknownError
+from metadata.foundation.errors import InvariantViolation, OutcomeUnknownError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from storage_node.errors import (
     BookieUnreachableError,

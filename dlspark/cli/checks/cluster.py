@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from dlspark.cli.checks import Finding, fail, ok, warn
 from dlspark.place import ADVICE, known_uri
-from metadata.errors import DistributedLogError
-from metadata.plurals import counted
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.plurals import counted
 
 _SKEW_MS = 5_000
 

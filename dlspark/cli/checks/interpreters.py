@@ -15,7 +15,7 @@ from pathlib import Path
 from dlspark.cli.checks import Finding, fail, ok, warn
 from dlspark.version import __version__
 from metadata.embedded import MINIMUM_JAVA, find_java
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 MINIMUM_PYTHON = (3, 10)
 _PROBE_TIMEOUT_S = 120

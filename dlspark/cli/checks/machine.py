@@ -14,8 +14,8 @@ from pathlib import Path
 
 from dlspark.cli.checks import Finding, fail, ok, warn
 from dlspark.sandbox_state import SandboxState
-from metadata.errors import CallerError
-from metadata.plurals import counted
+from metadata.foundation.errors import CallerError
+from metadata.foundation.plurals import counted
 
 DESCRIPTORS_NEEDED = 512
 DESCRIPTORS_WANTED = 4096

@@ -24,12 +24,12 @@ from typing import Final
 from dlspark.core.administration.references import Reference, Unreadable, Use, find_references, unnamed
 from dlspark.core.services import Services
 from dlspark.errors import CallerError, DistributedLogError
-from metadata.errors import CorruptDataError, NoNodeError
+from metadata.foundation.errors import CorruptDataError, NoNodeError
+from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.retry import repeat
 from metadata.store import MetadataStore
-from storage_node.autorecovery.pacing import for_each
 
 MIN_AGE_MS: Final = 24 * 60 * 60 * 1000
 """How old a ledger must be before it can be an orphan: longer than anybody takes between making and naming it."""

@@ -36,7 +36,7 @@ from dlspark.core.reading.segments import SegmentReader, is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.writing.recovery import last_record
-from metadata.errors import CorruptDataError, NoNodeError
+from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.logs import LogState
 from metadata.retry import repeat
 from metadata.segment_listing import SegmentCache, SegmentLister

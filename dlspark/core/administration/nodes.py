@@ -8,7 +8,7 @@ from enum import Enum
 
 from dlspark.errors import DistributedLogError
 from metadata.bookies import BookieRegistry, Cookie, Registration
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from storage_node.client import LedgerClient
 from storage_node.client.disk_space import DiskSpace
 

@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Final
 
 from metadata.allocators import Allocation
-from metadata.errors import CorruptDataError, DistributedLogError, NoAuthError, NoNodeError
+from metadata.foundation.errors import CorruptDataError, DistributedLogError, NoAuthError, NoNodeError
 from metadata.paths import join, name_of
 from metadata.retry import repeat
 from metadata.segment_changes import NOTES

@@ -31,7 +31,7 @@ from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import SegmentStateError
-from metadata.errors import BadVersionError, NodeExistsError, NoNodeError
+from metadata.foundation.errors import BadVersionError, NodeExistsError, NoNodeError
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.segment_changes import SegmentChanges, SegmentsMovedError, check_guard
 from metadata.segments import SegmentMetadata

@@ -18,7 +18,7 @@ import re
 from struct import Struct
 from typing import ClassVar, NamedTuple
 
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 _BODY = Struct(">qqq")
 _TEXT = re.compile(r"(-?[0-9]{1,19}):(-?[0-9]{1,19}):(-?[0-9]{1,19})")

@@ -30,7 +30,7 @@ from dlspark.core.codec.records import (
     sequence_id,
 )
 from dlspark.errors import InvalidEntryError, InvalidRecordError
-from metadata.errors import check
+from metadata.foundation.errors import check
 from storage_node.protocol.frames import Buffer
 
 

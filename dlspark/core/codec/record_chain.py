@@ -27,7 +27,7 @@ import numpy.typing as npt
 from dlspark.core.codec.plain_entries import decode_content
 from dlspark.core.codec.records import HEADER, HEADER_BYTES, MAX_POSITION, POSITION_MASK, POSITION_SHIFT
 from dlspark.errors import InvalidEntryError
-from metadata.errors import InvariantViolation
+from metadata.foundation.errors import InvariantViolation
 from storage_node.protocol.frames import Buffer
 
 IntArray: TypeAlias = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import InvalidEntryError, RecordTooLongError, SegmentFullError, TransactionIdOutOfOrderError
-from metadata.errors import check
+from metadata.foundation.errors import check
 from storage_node.protocol.frames import Buffer
 
 HEADER = Struct(">QqI")

@@ -15,7 +15,7 @@ from dlspark.core.configuration.feature_files import FileFeatures
 from dlspark.core.configuration.features import NO_FEATURES, FeatureProvider, provider_kind
 from dlspark.core.configuration.watched_file import ReadFile, read_in_thread
 from dlspark.core.settings import LiveSettings, Settings
-from metadata.tasks import end_tasks
+from metadata.foundation.tasks import end_tasks
 
 _log = logging.getLogger(__name__)
 

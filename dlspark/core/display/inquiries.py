@@ -18,7 +18,7 @@ from dlspark.core.lifecycle.status import LogStatus, log_status
 from dlspark.core.runtime import Runtime
 from dlspark.core.services import Services
 from dlspark.errors import CallerError, DistributedLogError, LogNotFoundError, NotAppliedError
-from metadata.errors import NoNodeError
+from metadata.foundation.errors import NoNodeError
 from metadata.logs import SegmentMetadata
 
 MAX_LOGS: Final = 50

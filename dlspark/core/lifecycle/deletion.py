@@ -17,7 +17,7 @@ from __future__ import annotations
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
-from metadata.errors import NoNodeError
+from metadata.foundation.errors import NoNodeError
 from metadata.log_names import log_not_found
 from metadata.retry import repeat
 from metadata.segment_changes import check_guard

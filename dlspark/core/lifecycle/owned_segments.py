@@ -21,7 +21,7 @@ from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.writing.write_lock import WriteLock, release
-from metadata.errors import CallerError, DistributedLogError
+from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.locks import DistributedLock
 from metadata.logs import SegmentMetadata
 from metadata.retry import MAX_REPEATS, repeat

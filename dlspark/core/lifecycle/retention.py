@@ -35,8 +35,8 @@ from dlspark.core.metrics.logs import about
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.settings import Settings
 from dlspark.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
 from metadata.logs import SegmentMetadata
-from metadata.tasks import end_tasks
 from storage_node.edge import Clock
 
 _log = logging.getLogger(__name__)

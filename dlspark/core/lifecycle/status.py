@@ -12,10 +12,10 @@ from dlspark.core.display.text import Printed
 from dlspark.core.lifecycle.truncation import truncation_point
 from dlspark.core.reading.segments import first_active
 from dlspark.core.services import Services
-from metadata.errors import NoNodeError
+from metadata.foundation.errors import NoNodeError
+from metadata.foundation.plurals import counted
 from metadata.locks import parse_member, sequence_of
 from metadata.logs import SegmentMetadata, TruncationStatus
-from metadata.plurals import counted
 from metadata.retry import repeat
 from metadata.segment_changes import SegmentChanges
 

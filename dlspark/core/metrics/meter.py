@@ -22,7 +22,7 @@ from dlspark.core.metrics.slow import SlowOperations
 from dlspark.core.metrics.tracing import NO_TRACING, Tracing, tracing
 from dlspark.core.settings import Settings
 from dlspark.errors import CallerError
-from metadata.errors import MetadataUnavailableError, OutcomeUnknownError
+from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.store import MetadataStore
 
 if TYPE_CHECKING:

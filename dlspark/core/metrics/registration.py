@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -26,7 +26,7 @@ from dlspark.core.reading.segments import (
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, CallerError, LogEmptyError, SegmentNotFoundError
-from metadata.errors import NoNodeError
+from metadata.foundation.errors import NoNodeError
 from metadata.logs import SegmentMetadata
 from metadata.segment_listing import SegmentListing, SegmentVanishedError
 

@@ -28,9 +28,9 @@ from dlspark.errors import (
     SegmentNotFoundError,
     UnsupportedMetadataVersionError,
 )
+from metadata.foundation.tasks import end_tasks
 from metadata.logs import SegmentMetadata
 from metadata.segment_listing import SegmentListing
-from metadata.tasks import end_tasks
 
 MAX_QUEUED_BYTES = 32 << 20
 """Bytes of entries that wait for the reader, besides the bound in entries."""

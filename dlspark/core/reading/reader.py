@@ -39,7 +39,7 @@ from dlspark.errors import (
     PositionGapError,
     ReadCancelledError,
 )
-from metadata.errors import check
+from metadata.foundation.errors import check
 
 BATCH_BYTES = 8 << 20
 """A batch takes entries up to about this size, of those that are there."""

@@ -28,7 +28,7 @@ from dlspark.errors import (
     InvariantViolation,
     ReadError,
 )
-from metadata.errors import MetadataUnavailableError, NoNodeError
+from metadata.foundation.errors import MetadataUnavailableError, NoNodeError
 from metadata.logs import SegmentMetadata
 from metadata.store import SessionState
 from storage_node.client import LedgerReader

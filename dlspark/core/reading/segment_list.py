@@ -14,7 +14,7 @@ from typing import TypeVar
 from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
-from metadata.errors import MetadataUnavailableError, OutcomeUnknownError
+from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.logs import LogNotFoundError, SegmentMetadata
 from metadata.segment_listing import SegmentListing, SegmentVanishedError
 from metadata.store import SessionState, WatchEvent

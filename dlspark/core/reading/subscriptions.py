@@ -13,7 +13,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.logs import about
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import BadVersionError, CallerError, NotAppliedError, OutcomeUnknownError
-from metadata.errors import NoNodeError, NotEmptyError
+from metadata.foundation.errors import NoNodeError, NotEmptyError
 from metadata.ledgers import Versioned
 from metadata.locks import DistributedLock, LockingError
 from metadata.logs import LogStore

@@ -40,7 +40,7 @@ from dlspark.core.settings.writer_keys import WriterKeys
 from dlspark.core.settings.zookeeper_keys import ZooKeeperKeys
 from dlspark.errors import SettingsError
 from metadata.allocators import pool_path
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from storage_node.client import ClientSettings
 from storage_node.client.placement import PlacementSettings
 from storage_node.client.placement.resolvers import parse_overrides

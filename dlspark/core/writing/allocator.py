@@ -24,9 +24,15 @@ from typing import ClassVar
 from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from metadata.allocators import Allocation, AllocatorStore
-from metadata.errors import BadVersionError, DistributedLogError, InvariantViolation, NoNodeError, NotAppliedError
+from metadata.foundation.errors import (
+    BadVersionError,
+    DistributedLogError,
+    InvariantViolation,
+    NoNodeError,
+    NotAppliedError,
+)
+from metadata.foundation.tasks import undisturbed
 from metadata.store import SessionState, SetData
-from metadata.tasks import undisturbed
 from storage_node.client import LedgerWriter
 
 _log = logging.getLogger(__name__)

@@ -19,11 +19,11 @@ from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.writing.allocator import AllocatorLostError, LedgerAllocator, LedgerKind, Phase
 from metadata.allocators import AllocatorStore, pool_path
-from metadata.errors import DistributedLogError, NoNodeError, NotAppliedError
+from metadata.foundation.errors import DistributedLogError, NoNodeError, NotAppliedError
+from metadata.foundation.tasks import end_tasks
 from metadata.paths import parent_of
 from metadata.retry import repeat
 from metadata.store import SessionState
-from metadata.tasks import end_tasks
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlspark.errors import DistributedLogError, WriteError, WriterDeposedError
-from metadata.errors import BadVersionError
+from metadata.foundation.errors import BadVersionError
 from metadata.locks import LockClosedError, LockingError, OwnershipAcquireFailedError
 
 ADVICE_REOPEN = "Open the writer again, and write again from the first record that was not acknowledged"

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from dlspark.errors import WriterDeposedError
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
 from metadata.ledger_metadata import LedgerState
 from metadata.ledgers import LedgerStore
 from metadata.retry import repeat
-from metadata.tasks import end_tasks
 from storage_node.edge import Clock
 
 Answer: TypeAlias = "asyncio.Future[int]"

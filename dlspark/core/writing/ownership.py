@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from dlspark.core.services import Services
 from dlspark.core.writing.write_lock import WriteLock
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
 from metadata.store import SessionState
-from metadata.tasks import end_tasks
 
 LOCK_CHECK_S = 0.2
 """How often a lost lock is looked at while it is being taken again."""

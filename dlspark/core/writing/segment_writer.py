@@ -42,7 +42,7 @@ from dlspark.core.writing.late_answers import LateAnswers
 from dlspark.core.writing.pace import Pace
 from dlspark.core.writing.sent_entries import SentBatch, SentEntry, WrittenEntry, fail_records
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError
-from metadata.errors import DistributedLogError, check
+from metadata.foundation.errors import DistributedLogError, check
 from metadata.logs import SegmentMetadata
 from storage_node.client import LedgerWriter
 

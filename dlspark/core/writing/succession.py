@@ -32,9 +32,9 @@ from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import DistributedLogError, NotAppliedError, TransmitError, WriterDeposedError
+from metadata.foundation.tasks import end_tasks
 from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.store import SessionState
-from metadata.tasks import end_tasks
 from storage_node.client import LedgerWriter
 
 _log = logging.getLogger(__name__)

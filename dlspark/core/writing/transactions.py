@@ -22,7 +22,7 @@ from dlspark.core.services import Services
 from dlspark.core.writing.allocator import AllocatorLostError
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import WriterDeposedError
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     ConnectionLossError,
     DistributedLogError,

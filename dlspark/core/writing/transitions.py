@@ -27,7 +27,7 @@ from dlspark.core.writing.transactions import (
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import SegmentStateError, WriterDeposedError
 from metadata.allocators import Allocation
-from metadata.errors import (
+from metadata.foundation.errors import (
     BadVersionError,
     DistributedLogError,
     InvariantViolation,

@@ -9,7 +9,7 @@ import asyncio
 from typing import TypeVar
 
 from dlspark.errors import DistributedLogError, WriteError
-from metadata.plurals import counted
+from metadata.foundation.plurals import counted
 
 _T = TypeVar("_T")
 

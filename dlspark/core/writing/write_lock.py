@@ -15,7 +15,7 @@ from dlspark.core.metrics.cells import Timing
 from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
-from metadata.errors import DistributedLogError, NoNodeError
+from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.locks import DistributedLock, OwnershipAcquireFailedError
 from metadata.log_names import log_not_found
 

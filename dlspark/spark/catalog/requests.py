@@ -43,7 +43,7 @@ from dlspark.spark.source.log_view import LogView
 from dlspark.spark.source.offsets import parse_dlsn
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import SourceQuery
-from metadata.errors import CallerError, DistributedLogError, InvariantViolation
+from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 from metadata.log_admin import Below, LogAdmin
 from metadata.log_names import validate_name
 from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError

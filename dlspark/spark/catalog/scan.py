@@ -32,7 +32,7 @@ from dlspark.spark.source.driver import SourceDriver, Take
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.lag import extent
 from dlspark.spark.source.log_view import LogView
-from metadata.errors import InvariantViolation
+from metadata.foundation.errors import InvariantViolation
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _COMPARISONS: Final[dict[str, Callable[[tuple[str, ...], object], Filter]]] = {

@@ -11,14 +11,14 @@ from dlspark.core.administration.nodes import NodeStatus, node_statuses
 from dlspark.core.administration.references import Use
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.metadata_tables.logs import LogRows, Row, distinct_nodes, micros
-from metadata.errors import CorruptDataError, NoNodeError
+from metadata.foundation.errors import CorruptDataError, NoNodeError
+from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.replication import ReplicationStore
 from metadata.retry import repeat
 from metadata.sink_marks import NO_BATCH
 from metadata.sinks import APPLICATION_PREFIX, JOB_PREFIX, SinkStore
 from metadata.store import Stat
-from storage_node.autorecovery.pacing import for_each
 
 _AT_ONCE: Final = 32
 

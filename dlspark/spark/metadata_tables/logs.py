@@ -23,7 +23,7 @@ from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.errors import DistributedLogError
 from dlspark.spark.source.lag import NOTHING, Extent, extent
 from dlspark.spark.source.log_view import LogView
-from metadata.errors import CorruptDataError, MetadataUnavailableError, NoAuthError, NoNodeError
+from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError, NoAuthError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.logs import LogNotFoundError, TruncationStatus
 from metadata.retry import repeat

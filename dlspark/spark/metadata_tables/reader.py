@@ -27,9 +27,9 @@ from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import Selection, selection_of
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
+from metadata.foundation.pacing import for_each
 from metadata.logs import LogNotFoundError
-from storage_node.autorecovery.pacing import for_each
 
 MAX_BYTES: Final = 256 << 20
 """Compressed size of a table that a partition may carry: some millions of rows."""

@@ -27,7 +27,7 @@ from dlspark.spark.options.values import (
     parse_text,
     shown,
 )
-from metadata.errors import check
+from metadata.foundation.errors import check
 
 
 class Scope(Flag):

@@ -49,22 +49,22 @@ from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
 from dlspark.spark.sink.schema import MAX_TXID
 from dlspark.spark.sink.standing import LogHistory, Outcome, Standing, judge, judge_job, old_logs, refusal
 from dlspark.spark.sink.sweep import settled_by
-from dlspark.testing import faults
-from metadata.errors import (
+from metadata.foundation import fault_points
+from metadata.foundation.errors import (
     BadVersionError,
     MetadataUnavailableError,
     NodeExistsError,
     NoNodeError,
     OutcomeUnknownError,
 )
+from metadata.foundation.pacing import for_each
+from metadata.foundation.tasks import end_tasks
 from metadata.ledgers import Versioned
 from metadata.locks import DistributedLock, LockingError
 from metadata.logs import LogEnd, LogPaths, SegmentMetadata
 from metadata.sink_marks import LogMark, SinkState, history_kept
 from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger
 from metadata.store import Create, Delete, MetadataStore, Op, SetData
-from metadata.tasks import end_tasks
-from storage_node.autorecovery.pacing import for_each
 from storage_node.edge import Clock, SystemClock
 
 MAX_MULTI_BYTES = 900_000
@@ -405,11 +405,11 @@ class Publisher:
         for log, tail in tails.items():
             ops += self._logs.publish_ops(log, tail, self._place(log, by_log[log], tail))
         check_size(publication, ops)
-        faults.reach("sink.before-publish")
+        fault_points.reach("sink.before-publish")
         await self._multi(batch, standing, ops, winners)
         for one in held:
             one.lock.deleted(one.unlock)
-        faults.reach("sink.applied")
+        fault_points.reach("sink.applied")
         return winners
 
     async def _sink_ops(
@@ -445,7 +445,7 @@ class Publisher:
         try:
             await self._store.multi(ops)
         except (BadVersionError, NoNodeError) as error:
-            index = getattr(error, "op_index", 0)
+            index = error.op_index or 0
             if not 1 <= index <= len(winners):
                 raise
             # A token is gone. Either our own multi was applied after all, or another driver published this batch and

@@ -14,7 +14,7 @@ OutcomeUnknownError
 
 from __future__ import annotations
 
-from metadata.errors import CallerError, NotAppliedError, OutcomeUnknownError
+from metadata.foundation.errors import CallerError, NotAppliedError, OutcomeUnknownError
 
 
 class BatchRefusedError(CallerError):

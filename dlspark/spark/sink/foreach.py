@@ -31,7 +31,7 @@ from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.routing import routing_of
 from dlspark.spark.sink.schema import SinkColumns, columns_of
-from metadata.errors import CallerError, DistributedLogError
+from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.logs import LogStore
 from metadata.sinks import job_sink
 from storage_node.edge import SystemClock

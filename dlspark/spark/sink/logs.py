@@ -18,13 +18,13 @@ from dlspark.spark.sink.commit import HeldLog, LogTail
 from dlspark.spark.sink.errors import BatchRefusedError, LogBusyError
 from dlspark.spark.sink.messages import Publication, StagedSegment
 from dlspark.spark.sink.standing import LogHistory
-from metadata.errors import BadVersionError, DistributedLogError, NoNodeError
+from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
+from metadata.foundation.pacing import for_each
+from metadata.foundation.tasks import end_tasks
 from metadata.locks import DistributedLock, OwnershipAcquireFailedError
 from metadata.logs import LogNotFoundError, LogPaths, LogStore, SegmentMetadata
 from metadata.retry import repeat
 from metadata.store import MetadataStore, Op
-from metadata.tasks import end_tasks
-from storage_node.autorecovery.pacing import for_each
 
 Recover = Callable[[str], Awaitable[None]]
 Permit = Callable[[str], Awaitable[None]]

@@ -14,7 +14,7 @@ import numpy as np
 from dlspark.core.codec.entries import Compression, DecodedBatch, decode_entries
 from dlspark.spark.sink.messages import StagedSegment
 from dlspark.spark.sink.task import SegmentWriter, Window, cut_entries
-from metadata.errors import check
+from metadata.foundation.errors import check
 from storage_node.client import LedgerWriter
 from storage_node.client.client import LedgerClient
 

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.registry import Options
-from metadata.errors import check
+from metadata.foundation.errors import check
 from metadata.logs import LogStore
 
 PLACEHOLDER = "{}"

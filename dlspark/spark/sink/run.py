@@ -21,8 +21,8 @@ from dlspark.spark.sink.staging import Staging
 from dlspark.spark.sink.standing import Outcome
 from dlspark.spark.sink.task import Cut, TaskWriter
 from dlspark.spark.worker_memory import begin_use
-from dlspark.testing import faults
-from metadata.errors import CallerError, DistributedLogError, check
+from metadata.foundation import fault_points
+from metadata.foundation.errors import CallerError, DistributedLogError, check
 from metadata.sinks import JOB_PREFIX
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def run_task(
         if not isinstance(error, DistributedLogError) or isinstance(error, CallerError):
             raise
         message = _replayed(runtime, staging, rest, seen, error)
-    faults.reach("sink.staged")
+    fault_points.reach("sink.staged")
     return message
 
 
@@ -103,7 +103,7 @@ def _stage(runtime: Runtime, staging: Staging, batches: Iterator[pa.RecordBatch]
     for cut in task.rest():
         pipe.push(cut)
     pipe.drain()
-    faults.reach("sink.writing")
+    fault_points.reach("sink.writing")
     return SinkMessage(staging.job, runtime.run(staging.finish()), task.covered)
 
 
@@ -162,7 +162,7 @@ async def _commit(options: Options, publication: Publication) -> Outcome:
     if not publication.rows:
         await _create_named(session, options, publication.job)
     commit = await session.publisher.publish(publication, skip_differing=not options.flag("failOnDataLoss"))
-    faults.reach("sink.published")
+    fault_points.reach("sink.published")
     sink_id = publication.job.sink_id
     # Before the sweep: it removes the sink of a finished job, which is the one that tells the server's time.
     if session.abandoned_jobs_due(always=sink_id.startswith(JOB_PREFIX)):

@@ -29,13 +29,13 @@ from dlspark.spark.sink.rewrite import rewrite
 from dlspark.spark.sink.schema import MAX_TXID
 from dlspark.spark.sink.sweep import Sweeper
 from metadata.bookies import BookieAddress
-from metadata.errors import MetadataUnavailableError
+from metadata.foundation.errors import MetadataUnavailableError
+from metadata.foundation.pacing import for_each
 from metadata.logs import LogNotFoundError
 from metadata.permissions import Action
 from metadata.sink_marks import SinkState
 from metadata.sinks import JOB_PREFIX, SinkStore
 from metadata.store import SessionState
-from storage_node.autorecovery.pacing import for_each
 from storage_node.client import LedgerWriter
 from storage_node.client.outages import Members, Outage, outlast
 from storage_node.errors import NotEnoughBookiesError

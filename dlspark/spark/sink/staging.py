@@ -21,8 +21,8 @@ from dlspark.spark.sink.messages import JobId, StagedSegment
 from dlspark.spark.sink.schema import LogRows, SinkColumns
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.task import StageSettings, TaskWriter
-from metadata.errors import NoNodeError
-from metadata.tasks import end_tasks
+from metadata.foundation.errors import NoNodeError
+from metadata.foundation.tasks import end_tasks
 from storage_node.client import LedgerWriter
 
 STAMPS_AHEAD = 16

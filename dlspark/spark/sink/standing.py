@@ -28,8 +28,8 @@ from enum import Enum
 
 from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import Publication
+from metadata.foundation.plurals import counted
 from metadata.ledgers import Versioned
-from metadata.plurals import counted
 from metadata.sink_marks import Floor, LogMark, SinkState
 
 

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dlspark.spark.sink.sweep import ABANDONED_AFTER_MS, Sweeper
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
+from metadata.foundation.pacing import for_each
 from metadata.log_names import LogNotFoundError
 from metadata.logs import LogStore
 from metadata.sink_marks import NO_BATCH, SinkState
 from metadata.sinks import APPLICATION_PREFIX, JOB_PREFIX, LISTED_VERSION, SinkStore, StagedLedger
-from storage_node.autorecovery.pacing import for_each
 
 MIN_AGE_MS = ABANDONED_AFTER_MS
 _AT_ONCE = 16

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger, log_tag
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from dlspark.spark.sink.errors import BatchRefusedError
 from dlspark.spark.sink.messages import StagedSegment
 from dlspark.spark.sink.routing import MAX_NUM_LOGS
 from dlspark.spark.sink.schema import LogRows, SinkColumns, check_order, rows_by_log
-from metadata.errors import check
-from metadata.tasks import end_tasks
-from storage_node.autorecovery.pacing import for_each
+from metadata.foundation.errors import check
+from metadata.foundation.pacing import for_each
+from metadata.foundation.tasks import end_tasks
 from storage_node.client.writer import LedgerWriter
 
 ENTRY_BYTES = 256 * 1024

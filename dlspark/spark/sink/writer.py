@@ -31,7 +31,7 @@ from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.sink.messages import JobId, SinkMessage
 from dlspark.spark.sink.routing import routing_of
 from dlspark.spark.sink.schema import SinkColumns, columns_of
-from metadata.errors import InvariantViolation, check
+from metadata.foundation.errors import InvariantViolation, check
 from metadata.sinks import application_sink, job_sink, query_sink
 from storage_node.edge import SystemClock
 

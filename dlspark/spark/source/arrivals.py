@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 from dlspark.core.namespace import AsyncNamespace
-from metadata.errors import DistributedLogError
-from metadata.tasks import end_tasks
+from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.tasks import end_tasks
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.spark.source.offsets import Offsets
-from metadata.errors import NotAppliedError, OutcomeUnknownError
+from metadata.foundation.errors import NotAppliedError, OutcomeUnknownError
 from metadata.logs import LogNotFoundError, LogStore
 
 _log = logging.getLogger(__name__)

@@ -37,10 +37,10 @@ from dlspark.spark.source.offsets import Bound, Mark, Offsets, Place
 from dlspark.spark.source.planning import Partition, Span, clip, cut, partitions
 from dlspark.spark.source.selection import AtTxid, Everywhere, PerLog, SourceQuery, Where
 from dlspark.spark.source.serving import check_served
-from metadata.errors import DistributedLogError, NoNodeError
+from metadata.foundation.errors import DistributedLogError, NoNodeError
+from metadata.foundation.tasks import end_tasks
 from metadata.log_admin import LogAdmin
 from metadata.logs import LogNotFoundError
-from metadata.tasks import end_tasks
 from storage_node.client import ClientSettings
 from storage_node.client.outages import outlast
 

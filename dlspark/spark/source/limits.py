@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from metadata.errors import check
+from metadata.foundation.errors import check
 
 
 @dataclass(frozen=True, slots=True)

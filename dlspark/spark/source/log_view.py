@@ -20,11 +20,11 @@ from dlspark.core.writing.transitions import lssn_without_segments
 from dlspark.spark.source.offsets import Mark
 from dlspark.spark.source.planning import Span
 from dlspark.spark.source.segment_records import SegmentRecords
-from metadata.errors import InvariantViolation, check
+from metadata.foundation.errors import InvariantViolation, check
+from metadata.foundation.tasks import end_tasks
 from metadata.ledger_metadata import LedgerState
 from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.store import WatchEvent
-from metadata.tasks import end_tasks
 from storage_node.client import LedgerLocation, ReplicaReader
 from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
 

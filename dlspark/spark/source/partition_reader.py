@@ -28,7 +28,7 @@ from dlspark.errors import PositionGapError
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.source.columns import record_batches, select
 from dlspark.spark.source.planning import Partition, Span
-from metadata.tasks import end_tasks
+from metadata.foundation.tasks import end_tasks
 from storage_node.client import ClientSettings, ReplicaReader
 from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
 from storage_node.protocol.digests import Entry

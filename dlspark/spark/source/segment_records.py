@@ -16,7 +16,7 @@ from dlspark.core.log import AsyncLog
 from dlspark.core.reading.entry_search import EntrySearch, proportional
 from dlspark.core.reading.segments import SegmentReader
 from dlspark.spark.errors import OptionError
-from metadata.errors import check
+from metadata.foundation.errors import check
 from metadata.logs import SegmentMetadata
 
 _MAX_REMEMBERED = 256

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.source.planning import Span
-from metadata.errors import CorruptDataError, NotAppliedError
+from metadata.foundation.errors import CorruptDataError, NotAppliedError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client import ReplicaReader
 from storage_node.errors import NotEnoughBookiesError

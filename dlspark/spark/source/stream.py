@@ -47,7 +47,7 @@ from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import SourceQuery
 from dlspark.spark.worker_memory import begin_use
-from metadata.errors import DistributedLogError, check
+from metadata.foundation.errors import DistributedLogError, check
 
 if TYPE_CHECKING:
     from dlspark.spark.source.driver import SourceDriver

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.bookie.tools import commands
 from storage_node.bookie.tools.commands import Report
 

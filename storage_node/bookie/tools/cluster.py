@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from metadata.bookies import BookieRegistry, Cookie
-from metadata.errors import CallerError, NoNodeError, NotAppliedError
+from metadata.foundation.errors import CallerError, NoNodeError, NotAppliedError
+from metadata.foundation.plurals import counted
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
-from metadata.plurals import counted
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 

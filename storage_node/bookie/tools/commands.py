@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from metadata.errors import CallerError
-from metadata.plurals import counted
+from metadata.foundation.errors import CallerError
+from metadata.foundation.plurals import counted
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.tools.cluster import Cluster

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from metadata.errors import CorruptDataError, NoNodeError
+from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.disk import SystemDisk

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from metadata.bookies import Cookie
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.cookies import FILE_NAME as COOKIE_NAME
 from storage_node.bookie.disk import SystemDisk

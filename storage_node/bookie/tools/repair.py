@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.cookies import FILE_NAME as COOKIE_NAME
 from storage_node.bookie.disk import SystemDisk
 from storage_node.bookie.entry_logs import log_name, sidecar_name

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from metadata.bookies import Cookie
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.cookies import FILE_NAME as COOKIE_NAME
 from storage_node.bookie.entry_logs import log_name, sidecar_name

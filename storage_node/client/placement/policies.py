@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from metadata.bookies import BookieAddress, UnknownBookieError
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.placement.arranging import (
     Adherence,
     adherence,

@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.health import Timer
 from storage_node.client.placement.settings import PlacementSettings
 from storage_node.errors import (

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from storage_node.client.placement.settings import PlacementSettings
 from storage_node.errors import RackResolutionError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 Policy = Literal["rackaware", "uniform"]
 Resolver = Literal["script", "racks", "rows"]

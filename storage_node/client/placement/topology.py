@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metadata.bookies import BookieAddress
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client.health import Timer
 from storage_node.client.placement.resolvers import RackResolver
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from simulated import FAST, Cluster
+from model_cluster import FAST, Cluster
 
 from metadata.auditors import AuditorStore
 from metadata.bookies import BookieAddress

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from recovery_world import QUICK, World
-from simulated import simulated
 
+from dlspark.testing.virtual_time import virtual_time
 from metadata.auditors import AuditorStore
 from metadata.bookies import BookieRegistry
 from metadata.claims import Claims
+from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
@@ -21,7 +20,6 @@ from metadata.replication import ReplicationStore
 from storage_node.autorecovery.auditor import METADATA_READS, Auditor
 from storage_node.autorecovery.checker import LedgerChecker
 from storage_node.autorecovery.losses import LossTracker, Verdict
-from storage_node.autorecovery.pacing import ByteRate, for_each
 from storage_node.client import LedgerClient
 from storage_node.edge import SystemClock
 
@@ -62,74 +60,7 @@ def test_who_is_lost_during_an_audit_is_not_covered_by_it() -> None:
     assert losses.lost == {"b"}
 
 
-async def test_no_more_than_the_limit_at_once_and_nothing_drawn_ahead() -> None:
-    running = most = drawn = 0
-
-    def numbers() -> Iterator[int]:
-        nonlocal drawn
-        for number in range(50):
-            drawn += 1
-            yield number
-
-    async def act(number: int) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        assert drawn <= number + 7
-        await asyncio.sleep(0)
-        running -= 1
-
-    await for_each(numbers(), 7, act)
-    assert (drawn, most, running) == (50, 7, 0)
-
-
-async def test_the_first_error_ends_the_others() -> None:
-    ended = 0
-
-    async def act(number: int) -> None:
-        nonlocal ended
-        try:
-            if number == 3:
-                raise KeyError(number)
-            await asyncio.Event().wait()
-        finally:
-            ended += 1
-
-    with pytest.raises(KeyError):
-        await for_each(range(100), 4, act)
-    assert ended == 4
-
-
-async def test_an_error_while_drawing_is_raised() -> None:
-    async def broken() -> AsyncIterator[int]:
-        yield 1
-        raise KeyError("listing")
-
-    async def act(_number: int) -> None:
-        await asyncio.sleep(0)
-
-    with pytest.raises(KeyError):
-        await for_each(broken(), 3, act)
-
-
-@simulated
-async def test_bytes_go_at_the_rate_that_was_set() -> None:
-    loop = asyncio.get_running_loop()
-    rate, began = ByteRate(1000), loop.time()
-    await asyncio.gather(*(rate.take(500) for _ in range(9)))
-    assert loop.time() - began == pytest.approx(4)
-    await asyncio.sleep(100)
-    began = loop.time()
-    await rate.take(500)
-    assert loop.time() == began, "what was not used is not owed, nor saved up"
-    await rate.take(1)
-    assert loop.time() - began == pytest.approx(0.5)
-    for _ in range(100):
-        await ByteRate(-1).take(10**9)
-    assert loop.time() - began == pytest.approx(0.5)
-
-
-@simulated
+@virtual_time
 async def test_ledgers_that_cannot_be_read_stop_no_audit() -> None:
     async with World() as world:
         good = await world.closed(3)
@@ -142,7 +73,7 @@ async def test_ledgers_that_cannot_be_read_stop_no_audit() -> None:
         await world.assert_whole(good, 3)
 
 
-@simulated
+@virtual_time
 async def test_an_audit_that_the_metadata_store_interrupted_is_begun_anew() -> None:
     async with World() as world:
         ledger_id = await world.closed(3)

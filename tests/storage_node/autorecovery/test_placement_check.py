@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 from recovery_world import QUICK, World
-from simulated import simulated
 
+from dlspark.testing.virtual_time import virtual_time
 from metadata.auditors import Check
 from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
@@ -99,7 +99,7 @@ async def test_a_verdict_is_asked_for_once_and_the_memory_of_them_is_bounded(
     assert len(asked) == 20
 
 
-@simulated
+@virtual_time
 async def test_the_auditor_checks_once_an_interval_also_over_its_successors(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with World(4) as world:
@@ -117,7 +117,7 @@ async def test_the_auditor_checks_once_an_interval_also_over_its_successors(capl
         assert second.auditor.placement is None, "its predecessor's check was a moment ago"
 
 
-@simulated
+@virtual_time
 async def test_without_an_interval_nothing_is_checked() -> None:
     async with World(4) as world:
         await world.closed(3)
@@ -128,7 +128,7 @@ async def test_without_an_interval_nothing_is_checked() -> None:
         assert await world.auditors.last_run_ms(Check.PLACEMENT_POLICY) is None
 
 
-@simulated
+@virtual_time
 async def test_while_auto_recovery_is_off_nothing_is_checked() -> None:
     async with World(4) as world:
         await world.closed(3)

@@ -6,15 +6,16 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from model_cluster import ModelBookie
 from recovery_world import QUICK, World, payload
-from simulated import ModelBookie, simulated
 
+from dlspark.testing.virtual_time import virtual_time
 from metadata.ledger_metadata import LedgerState
 from metadata.memory import Fault
 from storage_node.errors import LedgerFencedError
 
 
-@simulated
+@virtual_time
 async def test_a_node_lost_for_good_is_replaced_in_every_ledger() -> None:
     async with World() as world:
         ledgers = [await world.closed(20) for _ in range(10)]
@@ -29,7 +30,7 @@ async def test_a_node_lost_for_good_is_replaced_in_every_ledger() -> None:
         assert recovery.worker.copies == 20 * len(holders)
 
 
-@simulated
+@virtual_time
 async def test_a_node_lost_before_the_auditor_began_is_found() -> None:
     async with World() as world:
         ledger_id = await world.closed(5)
@@ -40,7 +41,7 @@ async def test_a_node_lost_before_the_auditor_began_is_found() -> None:
         await world.assert_whole(ledger_id, 5)
 
 
-@simulated
+@virtual_time
 async def test_a_node_that_is_back_within_the_delay_is_left_alone() -> None:
     async with World() as world:
         ledger_id = await world.closed(5)
@@ -57,7 +58,7 @@ async def test_a_node_that_is_back_within_the_delay_is_left_alone() -> None:
         assert await world.metadata(ledger_id) == before
 
 
-@simulated
+@virtual_time
 async def test_the_delay_is_kept_and_then_the_node_is_replaced() -> None:
     async with World() as world:
         ledger_id = await world.closed(5)
@@ -69,7 +70,7 @@ async def test_the_delay_is_kept_and_then_the_node_is_replaced() -> None:
         await world.assert_whole(ledger_id, 5)
 
 
-@simulated
+@virtual_time
 async def test_a_second_loss_ends_the_delay() -> None:
     async with World(5) as world:
         ledger_id = await world.closed(5)
@@ -87,7 +88,7 @@ async def test_a_second_loss_ends_the_delay() -> None:
 
 @pytest.mark.parametrize(("seconds", "at_once"), [(0, True), (600, True), (30, False)])
 def test_setting_the_delay_to_nought_or_to_what_it_was_audits_at_once(seconds: int, at_once: bool) -> None:
-    @simulated
+    @virtual_time
     async def scene() -> None:
         async with World() as world:
             ledger_id = await world.closed(5)
@@ -102,7 +103,7 @@ def test_setting_the_delay_to_nought_or_to_what_it_was_audits_at_once(seconds: i
     scene()
 
 
-@simulated
+@virtual_time
 async def test_the_delay_in_the_metadata_outlives_the_process_that_set_it() -> None:
     async with World() as world:
         await world.marks.set_lost_bookie_recovery_delay(45)
@@ -116,7 +117,7 @@ async def test_the_delay_in_the_metadata_outlives_the_process_that_set_it() -> N
 # ---- open ledgers ----------------------------------------------------------------------------------------------------
 
 
-@simulated
+@virtual_time
 async def test_an_open_ledger_whose_writer_does_nothing_is_closed_after_the_grace_period() -> None:
     async with World() as world:
         writer = await world.writer(8)
@@ -132,7 +133,7 @@ async def test_an_open_ledger_whose_writer_does_nothing_is_closed_after_the_grac
             await writer.add(b"too late")
 
 
-@simulated
+@virtual_time
 async def test_a_writer_that_replaces_the_node_itself_is_not_disturbed() -> None:
     async with World() as world:
         writer = await world.client().create(password=b"secret")
@@ -150,7 +151,7 @@ async def test_a_writer_that_replaces_the_node_itself_is_not_disturbed() -> None
         await world.assert_whole(writer.ledger_id, 13)
 
 
-@simulated
+@virtual_time
 async def test_an_empty_open_ledger_with_a_lost_node_is_closed_empty_and_names_living_nodes() -> None:
     async with World() as world:
         writer = await world.client().create()
@@ -163,7 +164,7 @@ async def test_an_empty_open_ledger_with_a_lost_node_is_closed_empty_and_names_l
         assert len(metadata.ensembles) == 1
 
 
-@simulated
+@virtual_time
 async def test_a_read_only_node_has_its_copies_but_takes_no_more() -> None:
     """Of a closed ledger it is as good as any; an open one that is written to it is its writer's to move."""
     async with World() as world:
@@ -183,7 +184,7 @@ async def test_a_read_only_node_has_its_copies_but_takes_no_more() -> None:
 # ---- several processes -----------------------------------------------------------------------------------------------
 
 
-@simulated
+@virtual_time
 async def test_another_auditor_follows_the_one_that_died() -> None:
     async with World() as world:
         ledger_id = await world.closed(5)
@@ -201,7 +202,7 @@ async def test_another_auditor_follows_the_one_that_died() -> None:
         await world.assert_whole(ledger_id, 5)
 
 
-@simulated
+@virtual_time
 async def test_an_auditor_that_stops_in_order_is_followed_at_once() -> None:
     async with World() as world:
         await world.recover("first")
@@ -215,7 +216,7 @@ async def test_an_auditor_that_stops_in_order_is_followed_at_once() -> None:
         assert await world.until(follows) < 1
 
 
-@simulated
+@virtual_time
 async def test_an_auditor_whose_session_expired_stands_again_behind_the_others() -> None:
     async with World() as world:
         first, second = await world.recover("first"), await world.recover("second")
@@ -234,7 +235,7 @@ STEPS = ("lock", "copying", "published", "settling", "unlocking")
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_worker_that_dies_at_any_step_is_followed_by_another(step: str) -> None:
-    @simulated
+    @virtual_time
     async def scene() -> None:
         async with World() as world:
             ledger_id = await world.closed(30)
@@ -278,7 +279,7 @@ def test_a_worker_that_dies_at_any_step_is_followed_by_another(step: str) -> Non
     scene()
 
 
-@simulated
+@virtual_time
 async def test_two_workers_share_the_work() -> None:
     async with World() as world:
         ledgers = [await world.closed(10) for _ in range(12)]
@@ -293,7 +294,7 @@ async def test_two_workers_share_the_work() -> None:
         assert all(recovery.worker.repaired for recovery in workers)
 
 
-@simulated
+@virtual_time
 async def test_a_worker_whose_lock_was_lost_takes_nothing_from_its_successor() -> None:
     """Both restore the copies; whoever swaps first wins, and the mark is removed by the one who holds the lock."""
     async with World(5) as world:
@@ -310,7 +311,7 @@ async def test_a_worker_whose_lock_was_lost_takes_nothing_from_its_successor() -
         await world.assert_whole(ledger_id, 40)
 
 
-@simulated
+@virtual_time
 async def test_restored_copies_are_entered_only_under_the_lock_they_were_made_under() -> None:
     """Without it a replacement may collect its copies right before the metadata names it."""
     async with World(5) as world:
@@ -344,7 +345,7 @@ async def test_restored_copies_are_entered_only_under_the_lock_they_were_made_un
 # ---- what cannot be repaired, or need not ----------------------------------------------------------------------------
 
 
-@simulated
+@virtual_time
 async def test_a_ledger_that_is_deleted_meanwhile_loses_its_mark() -> None:
     async with World() as world:
         ledger_id = await world.closed(40)
@@ -358,7 +359,7 @@ async def test_a_ledger_that_is_deleted_meanwhile_loses_its_mark() -> None:
         assert recovery.failure is None
 
 
-@simulated
+@virtual_time
 async def test_with_too_few_nodes_the_mark_stays_until_there_is_another() -> None:
     async with World(3) as world:
         ledger_id = await world.closed(5)
@@ -375,7 +376,7 @@ async def test_with_too_few_nodes_the_mark_stays_until_there_is_another() -> Non
         await world.assert_whole(ledger_id, 5)
 
 
-@simulated
+@virtual_time
 async def test_two_lost_and_one_spare_restores_what_can_be() -> None:
     async with World(4) as world:
         ledger_id = await world.closed(6)
@@ -396,7 +397,7 @@ async def test_two_lost_and_one_spare_restores_what_can_be() -> None:
         await world.assert_whole(ledger_id, 6)
 
 
-@simulated
+@virtual_time
 async def test_an_entry_that_nobody_has_any_more_keeps_the_ledger_marked() -> None:
     async with World() as world:
         ledger_id = await world.closed(6)
@@ -413,7 +414,7 @@ async def test_an_entry_that_nobody_has_any_more_keeps_the_ledger_marked() -> No
         assert recovery.failure is None
 
 
-@simulated
+@virtual_time
 async def test_an_open_ledger_whose_end_nobody_can_tell_is_left_open_and_alone() -> None:
     """With an ack quorum of one the lost node may have had the only copy of the last entry (D3)."""
     async with World() as world:
@@ -444,7 +445,7 @@ async def test_an_open_ledger_whose_end_nobody_can_tell_is_left_open_and_alone()
         await world.assert_whole(writer.ledger_id, 6)
 
 
-@simulated
+@virtual_time
 async def test_nothing_is_audited_or_repaired_while_it_is_switched_off() -> None:
     async with World() as world:
         ledger_id = await world.closed(5)
@@ -463,7 +464,7 @@ async def test_nothing_is_audited_or_repaired_while_it_is_switched_off() -> None
         await world.assert_whole(ledger_id, 5)
 
 
-@simulated
+@virtual_time
 async def test_a_mark_made_anew_during_the_repair_survives_it() -> None:
     """A second node is lost while the copies of the first are restored."""
     async with World(6) as world:
@@ -479,7 +480,7 @@ async def test_a_mark_made_anew_during_the_repair_survives_it() -> None:
         await world.assert_whole(ledger_id, 40)
 
 
-@simulated
+@virtual_time
 async def test_several_bad_indices_with_more_nodes_than_copies() -> None:
     async with World(8) as world:
         ledger_id = await world.closed(31, e=5, w=3, a=2)
@@ -497,7 +498,7 @@ async def test_several_bad_indices_with_more_nodes_than_copies() -> None:
             assert held == {n for n in range(31) if (index - n) % 5 < 3}
 
 
-@simulated
+@virtual_time
 async def test_every_fragment_that_named_the_node_is_repaired() -> None:
     async with World(6) as world:
         writer = await world.client().create(password=b"secret")
@@ -514,7 +515,7 @@ async def test_every_fragment_that_named_the_node_is_repaired() -> None:
         await world.assert_whole(writer.ledger_id, 12)
 
 
-@simulated
+@virtual_time
 async def test_the_periodic_check_finds_a_copy_that_a_living_node_has_lost() -> None:
     async with World() as world:
         ledger_id = await world.closed(9)
@@ -529,7 +530,7 @@ async def test_the_periodic_check_finds_a_copy_that_a_living_node_has_lost() -> 
         await world.assert_whole(ledger_id, 9)
 
 
-@simulated
+@virtual_time
 async def test_a_percentage_finds_what_lies_between_the_first_and_the_last() -> None:
     async with World() as world:
         ledger_id = await world.closed(9)
@@ -542,7 +543,7 @@ async def test_a_percentage_finds_what_lies_between_the_first_and_the_last() -> 
         await world.assert_whole(ledger_id, 9)
 
 
-@simulated
+@virtual_time
 async def test_a_metadata_outage_in_the_middle_is_waited_out() -> None:
     async with World() as world:
         ledgers = [await world.closed(20) for _ in range(4)]
@@ -563,7 +564,7 @@ async def test_a_metadata_outage_in_the_middle_is_waited_out() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_lost_answers_everywhere_change_nothing(seed: int) -> None:
-    @simulated
+    @virtual_time
     async def scene() -> None:
         async with World(6, seed=seed) as world:
             ledgers = [await world.closed(12, e=4, w=3, a=2) for _ in range(4)]
@@ -588,7 +589,7 @@ def test_lost_answers_everywhere_change_nothing(seed: int) -> None:
     scene()
 
 
-@simulated
+@virtual_time
 async def test_a_node_that_strangers_wrote_to_under_the_ledgers_id_is_not_given_copies() -> None:
     async with World(5) as world:
         ledger_id = await world.closed(20)

@@ -20,11 +20,11 @@ import pytest
 from dlspark.sandbox import Sandbox, SandboxError
 from metadata.auditors import AuditorStore
 from metadata.bookies import BookieRegistry
+from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import DigestType
 from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.autorecovery.pacing import for_each
 from storage_node.client import LedgerClient
 from storage_node.protocol.striping import write_set
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from metadata.auditors import AuditorStore
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.replication import ReplicationStore

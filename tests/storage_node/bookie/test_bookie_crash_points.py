@@ -15,7 +15,7 @@ import pytest
 from bookie_harness import DIGEST, KEY, entry
 from crash_disk import Call, CrashDisk, Cut, Inode
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.bookie import Bookie, BookieSettings

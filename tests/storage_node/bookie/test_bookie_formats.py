@@ -10,7 +10,7 @@ from bookie_harness import availability
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.errors import InvariantViolation
+from metadata.foundation.errors import InvariantViolation
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie import records as r
 from storage_node.bookie.checkpoint import Checkpoint

@@ -14,7 +14,7 @@ from faulty_disk import FaultyDisk, ForwardingFile
 from test_bookie_directories import lists
 from test_bookie_recovery import batches, flip
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.bookie import Bookie
 from storage_node.bookie.disk import SystemDisk
 from storage_node.bookie.slabs import BLOCK

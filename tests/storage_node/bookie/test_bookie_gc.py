@@ -11,7 +11,7 @@ from bookie_harness import KEY, WireClient
 from gc_harness import NAME, Node, body_of
 
 from metadata.embedded import EmbeddedZooKeeper
-from metadata.errors import DistributedLogError, MetadataUnavailableError, NoNodeError
+from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError, NoNodeError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree

@@ -11,7 +11,7 @@ import pytest
 from bookie_harness import KEY
 from gc_harness import Node, Sink, body_of
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.memory import MemoryTree
 from storage_node.protocol.messages import Status
 

@@ -13,7 +13,7 @@ import pytest
 from bookie_harness import Cluster, WireClient, entry
 from faulty_disk import FaultyDisk
 
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.journal import GATHER_BYTES, Batch
 from storage_node.bookie.journal_format import parse_batch_header, parse_file_name

@@ -9,7 +9,7 @@ import pytest
 from bookie_harness import KEY, Cluster, WireClient, entry
 
 from metadata.bookies import BookieRegistry
-from metadata.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError
 from metadata.memory import MemoryStore
 from storage_node.bookie import Bookie
 from storage_node.bookie.entry_logs import log_name

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from dlspark.cli.main import app
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie
 from metadata.embedded import EmbeddedZooKeeper
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore

@@ -12,9 +12,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from simulated import FAST, Cluster, simulated
+from model_cluster import FAST, Cluster
 
-from metadata.errors import DistributedLogError, InvariantViolation
+from dlspark.testing.virtual_time import virtual_time
+from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.memory import Fault
 from storage_node.client import LedgerClient, LedgerReader, LedgerWriter
 from storage_node.errors import LedgerRecoveryError
@@ -117,7 +118,7 @@ class Switch:
             self.on = False
 
 
-@simulated
+@virtual_time
 async def one_round(seed: int) -> None:
     rng = random.Random(seed)
     size, write_quorum, ack_quorum = rng.choice(SIZES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from storage_node.client import ClientSettings
 from storage_node.client.connections import Connection, ConnectionPool
 from storage_node.edge import Buffer, FrameHandler, Link, Listener

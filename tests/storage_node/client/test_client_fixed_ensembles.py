@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from simulated import Cluster, simulated
+from model_cluster import Cluster
 
+from dlspark.testing.virtual_time import virtual_time
 from storage_node.client import LedgerClient, LedgerWriter
 from storage_node.errors import LedgerFencedError
 from storage_node.protocol.messages import Status
@@ -29,7 +30,7 @@ async def write(writer: LedgerWriter, count: int) -> list[int]:
     return [await f for f in [writer.add(b"entry %d" % i) for i in range(count)]]
 
 
-@simulated
+@virtual_time
 async def test_entries_are_acknowledged_by_a_degraded_ensemble_that_stays_as_it_is() -> None:
     async with Cluster(4) as cluster:
         writer = await Switch().client(cluster).create()
@@ -45,7 +46,7 @@ async def test_entries_are_acknowledged_by_a_degraded_ensemble_that_stays_as_it_
 
 
 @pytest.mark.parametrize("trouble", ["down", "silent", "refusing", "read-only"])
-@simulated
+@virtual_time
 async def test_what_an_ack_quorum_is_missing_for_is_sent_again_until_the_bookies_are_back(trouble: str) -> None:
     async with Cluster(5) as cluster:
         writer = await Switch().client(cluster).create()
@@ -67,7 +68,7 @@ async def test_what_an_ack_quorum_is_missing_for_is_sent_again_until_the_bookies
         assert (await writer.close()).last_entry == 7
 
 
-@simulated
+@virtual_time
 async def test_a_switch_taken_back_lets_the_pending_entries_change_the_ensemble() -> None:
     async with Cluster(5) as cluster:
         switch = Switch()
@@ -84,7 +85,7 @@ async def test_a_switch_taken_back_lets_the_pending_entries_change_the_ensemble(
         assert not set(lost) & set(writer.metadata.last_ensemble.bookies)
 
 
-@simulated
+@virtual_time
 async def test_vacant_seats_are_not_filled_while_the_switch_is_on() -> None:
     async with Cluster(3) as cluster:
         switch = Switch(on=False)
@@ -111,7 +112,7 @@ async def test_vacant_seats_are_not_filled_while_the_switch_is_on() -> None:
         assert (writer.machine.vacant, bool(lost.adds)) == (set(), True)
 
 
-@simulated
+@virtual_time
 async def test_a_fenced_writer_fails_with_the_switch_on() -> None:
     async with Cluster(3) as cluster:
         writer = await Switch().client(cluster).create()
@@ -121,7 +122,7 @@ async def test_a_fenced_writer_fails_with_the_switch_on() -> None:
             await writer.add(b"too late")
 
 
-@simulated
+@virtual_time
 async def test_an_abandoned_writer_sends_nothing_again() -> None:
     async with Cluster(3) as cluster:
         writer = await Switch().client(cluster).create()
@@ -138,7 +139,7 @@ async def test_an_abandoned_writer_sends_nothing_again() -> None:
         assert waiting.exception() is not None
 
 
-@simulated
+@virtual_time
 async def test_a_recovery_replaces_bookies_all_the_same() -> None:
     async with Cluster(5) as cluster:
         writer = await cluster.client().create()

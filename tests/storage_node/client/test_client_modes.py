@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from simulated import FAST, Cluster, simulated
+from model_cluster import FAST, Cluster
 
-from metadata.errors import CallerError, NodeExistsError
+from dlspark.testing.virtual_time import virtual_time
+from metadata.foundation.errors import CallerError, NodeExistsError
 from metadata.ledger_metadata import LedgerState
 from storage_node.client import LedgerWriter
 from storage_node.errors import (
@@ -43,7 +44,7 @@ async def contents(cluster: Cluster, ledger_id: int) -> list[bytes]:
 # ---------------------------------------------------------------------------------------- ensembles
 
 
-@simulated
+@virtual_time
 async def test_with_delayed_changes_one_lost_bookie_of_three_changes_nothing_two_do() -> None:
     async with Cluster(5) as cluster:
         writer = await cluster.client(replace(FAST, delay_ensemble_change=True)).create()
@@ -59,7 +60,7 @@ async def test_with_delayed_changes_one_lost_bookie_of_three_changes_nothing_two
         assert await contents(cluster, writer.ledger_id) == [payload(i) for i in range(45)]
 
 
-@simulated
+@virtual_time
 async def test_with_delayed_changes_a_writer_goes_on_while_no_replacement_is_to_be_had() -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client(replace(FAST, delay_ensemble_change=True)).create(
@@ -77,7 +78,7 @@ async def test_with_delayed_changes_a_writer_goes_on_while_no_replacement_is_to_
         assert len(await contents(cluster, writer.ledger_id)) == 33
 
 
-@simulated
+@virtual_time
 async def test_a_seat_that_stayed_vacant_counts_against_the_delay() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client(replace(FAST, delay_ensemble_change=True)).create()
@@ -92,7 +93,7 @@ async def test_a_seat_that_stayed_vacant_counts_against_the_delay() -> None:
         assert (await writer.close()).last_entry == 5
 
 
-@simulated
+@virtual_time
 async def test_an_entry_without_its_quorum_in_time_ends_the_writer_and_the_ledger_closes_before_it() -> None:
     async with Cluster(3) as cluster:
         settings = replace(
@@ -110,7 +111,7 @@ async def test_an_entry_without_its_quorum_in_time_ends_the_writer_and_the_ledge
         assert (await writer.close()).last_entry == 3
 
 
-@simulated
+@virtual_time
 async def test_a_slow_but_living_quorum_is_in_time_entry_by_entry() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client(replace(FAST, add_entry_quorum_timeout_ms=700)).create()
@@ -123,7 +124,7 @@ async def test_a_slow_but_living_quorum_is_in_time_entry_by_entry() -> None:
         assert writer.error is None
 
 
-@simulated
+@virtual_time
 async def test_opportunistic_striping_takes_as_many_bookies_as_there_are_but_not_below_the_write_quorum() -> None:
     async with Cluster(4) as cluster:
         client = cluster.client(replace(FAST, opportunistic_striping=True))
@@ -138,7 +139,7 @@ async def test_opportunistic_striping_takes_as_many_bookies_as_there_are_but_not
             await cluster.client().create(ensemble_size=6, write_quorum=3, ack_quorum=2)
 
 
-@simulated
+@virtual_time
 async def test_more_ensemble_changes_than_allowed_end_the_writer_at_its_lac() -> None:
     async with Cluster(6) as cluster:
         writer = await cluster.client(replace(FAST, max_ensemble_changes=1)).create()
@@ -151,7 +152,7 @@ async def test_more_ensemble_changes_than_allowed_end_the_writer_at_its_lac() ->
         await writer.close()
 
 
-@simulated
+@virtual_time
 async def test_each_ledger_keeps_to_one_of_several_connections() -> None:
     async with Cluster(3) as cluster:
         client = cluster.client(replace(FAST, channels_per_bookie=2))
@@ -164,7 +165,7 @@ async def test_each_ledger_keeps_to_one_of_several_connections() -> None:
             assert len(await contents(cluster, writer.ledger_id)) == 5
 
 
-@simulated
+@virtual_time
 async def test_a_link_on_which_nothing_comes_any_more_is_made_anew() -> None:
     async with Cluster(3) as cluster:
         client = cluster.client(replace(FAST, speculative_read_ms=0))
@@ -186,7 +187,7 @@ async def test_a_link_on_which_nothing_comes_any_more_is_made_anew() -> None:
 # ---------------------------------------------------------------------------------------- deferred sync
 
 
-@simulated
+@virtual_time
 async def test_with_deferred_sync_the_lac_moves_when_all_bookies_were_forced() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create(deferred_sync=True)
@@ -208,7 +209,7 @@ async def test_with_deferred_sync_the_lac_moves_when_all_bookies_were_forced() -
         assert not any(b.unsynced.get(writer.ledger_id) for b in bookies)
 
 
-@simulated
+@virtual_time
 async def test_a_force_that_one_bookie_refuses_moves_nothing_and_may_be_repeated() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create(deferred_sync=True)
@@ -225,7 +226,7 @@ async def test_a_force_that_one_bookie_refuses_moves_nothing_and_may_be_repeated
         assert len(await contents(cluster, writer.ledger_id)) == 3  # a recovery keeps them
 
 
-@simulated
+@virtual_time
 async def test_a_bookie_that_may_have_restarted_between_acknowledgement_and_force_fails_the_force() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create(deferred_sync=True)
@@ -242,7 +243,7 @@ async def test_a_bookie_that_may_have_restarted_between_acknowledgement_and_forc
             writer.add(b"x")
 
 
-@simulated
+@virtual_time
 async def test_with_deferred_sync_a_failed_bookie_ends_the_writer_without_ensemble_change() -> None:
     async with Cluster(5) as cluster:
         writer = await cluster.client().create(deferred_sync=True)
@@ -256,7 +257,7 @@ async def test_with_deferred_sync_a_failed_bookie_ends_the_writer_without_ensemb
         assert len(metadata.ensembles) == 1
 
 
-@simulated
+@virtual_time
 async def test_forcing_an_ordinary_ledger_sends_nothing_since_all_that_is_acknowledged_is_synced() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -268,7 +269,7 @@ async def test_forcing_an_ordinary_ledger_sends_nothing_since_all_that_is_acknow
 # ---------------------------------------------------------------------------------------- ids of the caller
 
 
-@simulated
+@virtual_time
 async def test_entries_under_ids_of_the_callers_in_any_order_are_acknowledged_in_theirs() -> None:
     async with Cluster(4, jitter_s=0.02) as cluster:
         writer = await cluster.client().create(advanced=True)
@@ -290,7 +291,7 @@ async def test_entries_under_ids_of_the_callers_in_any_order_are_acknowledged_in
         assert await contents(cluster, writer.ledger_id) == [payload(i) for i in range(6)]
 
 
-@simulated
+@virtual_time
 async def test_a_lost_bookie_and_a_gap_at_the_close_of_an_advanced_ledger() -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client().create(advanced=True)
@@ -306,7 +307,7 @@ async def test_a_lost_bookie_and_a_gap_at_the_close_of_an_advanced_ledger() -> N
         assert await contents(cluster, writer.ledger_id) == [payload(i) for i in range(5)]
 
 
-@simulated
+@virtual_time
 async def test_ids_are_given_where_the_ledger_was_created_so_and_nowhere_else() -> None:
     async with Cluster(3) as cluster:
         client = cluster.client()
@@ -318,7 +319,7 @@ async def test_ids_are_given_where_the_ledger_was_created_so_and_nowhere_else() 
             advanced.add_at(-1, b"x")
 
 
-@simulated
+@virtual_time
 async def test_a_ledger_id_of_the_callers_must_be_new() -> None:
     async with Cluster(3) as cluster:
         client = cluster.client()
@@ -337,7 +338,7 @@ def lac_writes(cluster: Cluster) -> list[int]:
     return sorted(r.lac for b in cluster.bookies.values() for r in b.requests if isinstance(r, WriteLacRequest))
 
 
-@simulated
+@virtual_time
 async def test_the_last_entry_of_a_quiet_ledger_becomes_visible_after_the_interval() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client(replace(FAST, explicit_lac_interval_ms=100)).create()
@@ -352,7 +353,7 @@ async def test_the_last_entry_of_a_quiet_ledger_becomes_visible_after_the_interv
         await writer.close()
 
 
-@simulated
+@virtual_time
 async def test_no_lac_is_written_while_adds_carry_it_and_none_after_the_close() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client(replace(FAST, explicit_lac_interval_ms=100)).create()
@@ -365,7 +366,7 @@ async def test_no_lac_is_written_while_adds_carry_it_and_none_after_the_close() 
         assert lac_writes(cluster) == []
 
 
-@simulated
+@virtual_time
 async def test_the_lac_can_be_made_known_on_demand_with_an_ack_quorum() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()

@@ -6,10 +6,11 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from simulated import FAST, Cluster, simulated
+from model_cluster import FAST, Cluster
 
+from dlspark.testing.virtual_time import virtual_time
 from metadata.bookies import BookieAddress, Cookie
-from metadata.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerState
 from storage_node.client import LedgerWriter, ReplicaReader
 from storage_node.errors import NoSuchEntryError, NotEnoughBookiesError, QuorumWriteError
@@ -39,7 +40,7 @@ async def come_back(cluster: Cluster, name: str) -> None:
     await cluster.registry.register(BookieAddress(name, name, 3181))
 
 
-@simulated
+@virtual_time
 async def test_a_ledger_is_made_once_enough_nodes_are_back() -> None:
     async with Cluster(4) as cluster:
         names = sorted(cluster.bookies)
@@ -56,7 +57,7 @@ async def test_a_ledger_is_made_once_enough_nodes_are_back() -> None:
         await writer.close()
 
 
-@simulated
+@virtual_time
 async def test_nodes_that_stay_away_are_named() -> None:
     async with Cluster(4) as cluster:
         names = sorted(cluster.bookies)
@@ -68,7 +69,7 @@ async def test_nodes_that_stay_away_are_named() -> None:
             await cluster.client(SHORT).create()
 
 
-@simulated
+@virtual_time
 async def test_nodes_that_never_were_are_not_waited_for() -> None:
     async with Cluster(4) as cluster:
         for name in cluster.bookies:
@@ -81,7 +82,7 @@ async def test_nodes_that_never_were_are_not_waited_for() -> None:
 
 @pytest.mark.parametrize("registered", [False, True])
 @pytest.mark.parametrize("lost", [2, 3, 4])
-@simulated
+@virtual_time
 async def test_adds_go_on_when_enough_nodes_are_back(lost: int, registered: bool) -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client(PATIENT).create()
@@ -107,7 +108,7 @@ async def test_adds_go_on_when_enough_nodes_are_back(lost: int, registered: bool
         assert [bytes(entry.payload) for entry in await reader.read(0, 39)] == [payload(i) for i in range(40)]
 
 
-@simulated
+@virtual_time
 async def test_adds_fail_when_the_time_is_over_and_name_what_is_not_acknowledged() -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client(SHORT).create()
@@ -120,7 +121,7 @@ async def test_adds_fail_when_the_time_is_over_and_name_what_is_not_acknowledged
         assert 3 <= cluster.loop.time() - began < 10
 
 
-@simulated
+@virtual_time
 async def test_entries_and_the_lac_are_read_once_their_nodes_are_back() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -151,7 +152,7 @@ async def test_entries_and_the_lac_are_read_once_their_nodes_are_back() -> None:
         await writer.abandon()
 
 
-@simulated
+@virtual_time
 async def test_a_read_fails_when_the_time_is_over_and_at_once_where_waiting_helps_nothing() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -173,7 +174,7 @@ async def test_a_read_fails_when_the_time_is_over_and_at_once_where_waiting_help
         assert cluster.loop.time() - began < 3
 
 
-@simulated
+@virtual_time
 async def test_a_recovery_waits_for_its_nodes_and_keeps_all_that_was_acknowledged() -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client().create()

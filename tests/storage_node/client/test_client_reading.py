@@ -7,9 +7,10 @@ import pickle
 from dataclasses import replace
 
 import pytest
-from simulated import FAST, Cluster, simulated
+from model_cluster import FAST, Cluster
 
-from metadata.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
+from dlspark.testing.virtual_time import virtual_time
+from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
 from metadata.ledger_metadata import DigestType, Ensemble
 from storage_node.client import ClientSettings, LedgerWriter, ReplicaReader
 from storage_node.errors import (
@@ -44,7 +45,7 @@ async def written(cluster: Cluster, count: int, *, close: bool = True) -> Ledger
 
 
 @pytest.mark.parametrize("fault", ["down", "silent", "corrupt", "wiped"])
-@simulated
+@virtual_time
 async def test_a_read_falls_over_to_other_replicas(fault: str) -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 30)
@@ -60,7 +61,7 @@ async def test_a_read_falls_over_to_other_replicas(fault: str) -> None:
         assert [bytes(e.payload) for e in entries] == [payload(i) for i in range(30)]
 
 
-@simulated
+@virtual_time
 async def test_a_silent_replica_is_speculated_around_and_sinks_in_the_order() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 30)
@@ -76,7 +77,7 @@ async def test_a_silent_replica_is_speculated_around_and_sinks_in_the_order() ->
         assert cluster.loop.time() - began < 0.2
 
 
-@simulated
+@virtual_time
 async def test_all_replicas_failed_names_the_entry_and_the_most_telling_error() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 3)
@@ -99,7 +100,7 @@ async def test_all_replicas_failed_names_the_entry_and_the_most_telling_error() 
             await reader.read(1, 1)
 
 
-@simulated
+@virtual_time
 async def test_a_restarted_bookie_is_connected_again_on_demand() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 9)
@@ -115,7 +116,7 @@ async def test_a_restarted_bookie_is_connected_again_on_demand() -> None:
         assert len(await reader.read(0, 8)) == 9
 
 
-@simulated
+@virtual_time
 async def test_entries_are_prefetched_within_the_window_and_come_in_order() -> None:
     async with Cluster(3, jitter_s=0.02) as cluster:
         writer = await written(cluster, 60)
@@ -130,7 +131,7 @@ async def test_entries_are_prefetched_within_the_window_and_come_in_order() -> N
         assert seen == list(range(60))
 
 
-@simulated
+@virtual_time
 async def test_a_window_of_few_bytes_still_makes_progress_and_a_reader_may_stop_early() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 20)
@@ -146,7 +147,7 @@ async def test_a_window_of_few_bytes_still_makes_progress_and_a_reader_may_stop_
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (3, 2), (0, 10), (11, 12)])
-@simulated
+@virtual_time
 async def test_ranges_beyond_what_is_committed_are_refused(first: int, last: int) -> None:
     async with Cluster() as cluster:
         writer = await written(cluster, 10)
@@ -155,7 +156,7 @@ async def test_ranges_beyond_what_is_committed_are_refused(first: int, last: int
             await reader.read(first, last)
 
 
-@simulated
+@virtual_time
 async def test_an_open_ledger_is_read_up_to_the_lac_and_no_further_i6() -> None:
     async with Cluster() as cluster:
         writer = await written(cluster, 10, close=False)
@@ -167,7 +168,7 @@ async def test_an_open_ledger_is_read_up_to_the_lac_and_no_further_i6() -> None:
             await reader.read(9, 9)
 
 
-@simulated
+@virtual_time
 async def test_entries_behind_a_closed_end_are_never_seen_i17() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 5)
@@ -187,7 +188,7 @@ async def test_entries_behind_a_closed_end_are_never_seen_i17() -> None:
 # ---------------------------------------------------------------------------------------- the LAC
 
 
-@simulated
+@virtual_time
 async def test_the_lac_follows_the_writer_and_never_goes_back() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
@@ -201,7 +202,7 @@ async def test_the_lac_follows_the_writer_and_never_goes_back() -> None:
         assert await reader.read_last_confirmed() == 8
 
 
-@simulated
+@virtual_time
 async def test_an_explicit_lac_is_heard() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
@@ -212,7 +213,7 @@ async def test_an_explicit_lac_is_heard() -> None:
         assert reader.last_add_confirmed == 4
 
 
-@simulated
+@virtual_time
 async def test_a_lac_read_needs_answers_that_cover_every_write_set() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
@@ -224,7 +225,7 @@ async def test_a_lac_read_needs_answers_that_cover_every_write_set() -> None:
             await reader.read_last_confirmed()
 
 
-@simulated
+@virtual_time
 async def test_the_lac_of_an_empty_last_fragment_is_at_least_what_lies_before_it() -> None:
     async with Cluster(6) as cluster:
         writer = await written(cluster, 5, close=False)
@@ -238,7 +239,7 @@ async def test_the_lac_of_an_empty_last_fragment_is_at_least_what_lies_before_it
 # ---------------------------------------------------------------------------------------- the tail
 
 
-@simulated
+@virtual_time
 async def test_a_poll_returns_the_entry_as_soon_as_it_is_committed() -> None:
     async with Cluster(4, jitter_s=0.001) as cluster:
         writer = await written(cluster, 1, close=False)
@@ -255,7 +256,7 @@ async def test_a_poll_returns_the_entry_as_soon_as_it_is_committed() -> None:
         assert reader.last_add_confirmed == 0
 
 
-@simulated
+@virtual_time
 async def test_a_tail_follows_a_writer_across_ensemble_changes_to_the_close() -> None:
     async with Cluster(5) as cluster:
         writer = await cluster.client().create()
@@ -281,7 +282,7 @@ async def test_a_tail_follows_a_writer_across_ensemble_changes_to_the_close() ->
         assert await reader.poll(60, 1_000) is None
 
 
-@simulated
+@virtual_time
 async def test_a_poll_without_news_ends_after_its_time() -> None:
     async with Cluster() as cluster:
         writer = await written(cluster, 3, close=False)
@@ -294,7 +295,7 @@ async def test_a_poll_without_news_ends_after_its_time() -> None:
         assert all(r.timeout_ms is not None and r.timeout_ms < FAST.read_entry_timeout_ms for r in polls)
 
 
-@simulated
+@virtual_time
 async def test_a_poll_of_a_ledger_that_no_bookie_knows_does_not_spin() -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create()
@@ -303,7 +304,7 @@ async def test_a_poll_of_a_ledger_that_no_bookie_knows_does_not_spin() -> None:
         assert sum(len(b.requests) for b in cluster.bookies.values()) < 150
 
 
-@simulated
+@virtual_time
 async def test_a_close_ends_a_poll_at_once_and_delivers_the_last_entry() -> None:
     async with Cluster() as cluster:
         writer = await written(cluster, 3, close=False)
@@ -323,7 +324,7 @@ async def test_a_close_ends_a_poll_at_once_and_delivers_the_last_entry() -> None
         assert (reader.closed, reader.length) == (True, 117)
 
 
-@simulated
+@virtual_time
 async def test_a_poll_goes_round_hanging_and_lost_bookies() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 3, close=False)
@@ -337,7 +338,7 @@ async def test_a_poll_goes_round_hanging_and_lost_bookies() -> None:
         assert entry.entry_id == 2
 
 
-@simulated
+@virtual_time
 async def test_a_poll_that_nobody_answers_raises_in_the_end() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 3, close=False)
@@ -348,7 +349,7 @@ async def test_a_poll_that_nobody_answers_raises_in_the_end() -> None:
             await reader.poll(3, 2_000)
 
 
-@simulated
+@virtual_time
 async def test_a_deleted_ledger_ends_its_readers() -> None:
     async with Cluster() as cluster:
         writer = await written(cluster, 3, close=False)
@@ -360,7 +361,7 @@ async def test_a_deleted_ledger_ends_its_readers() -> None:
             await polling
 
 
-@simulated
+@virtual_time
 async def test_the_watch_outlives_an_expired_session() -> None:
     async with Cluster() as cluster:
         writer = await written(cluster, 3, close=False)
@@ -372,7 +373,7 @@ async def test_the_watch_outlives_an_expired_session() -> None:
         assert reader.last_add_confirmed == 2
 
 
-@simulated
+@virtual_time
 async def test_a_closed_reader_ends_its_waiters_and_refuses() -> None:
     async with Cluster() as cluster:
         writer = await written(cluster, 3, close=False)
@@ -389,7 +390,7 @@ async def test_a_closed_reader_ends_its_waiters_and_refuses() -> None:
 # ---------------------------------------------------------------------------------------- without metadata
 
 
-@simulated
+@virtual_time
 async def test_a_pickled_location_is_enough_to_read_without_metadata() -> None:
     async with Cluster(4) as cluster:
         client = cluster.client()
@@ -410,7 +411,7 @@ async def test_a_pickled_location_is_enough_to_read_without_metadata() -> None:
             await replica_reader.close()
 
 
-@simulated
+@virtual_time
 async def test_a_reader_gives_its_location_too() -> None:
     async with Cluster() as cluster:
         writer = await written(cluster, 3)
@@ -426,7 +427,7 @@ def test_a_long_poll_that_could_only_time_out_is_refused() -> None:
         ClientSettings(add_entry_timeout_ms=0)
 
 
-@simulated
+@virtual_time
 async def test_entries_that_moved_to_bookies_the_reader_has_not_heard_of_are_found_there() -> None:
     async with Cluster(6) as cluster:
         writer = await written(cluster, 5)
@@ -446,7 +447,7 @@ async def test_entries_that_moved_to_bookies_the_reader_has_not_heard_of_are_fou
             await reader.read(0, 4)
 
 
-@simulated
+@virtual_time
 async def test_a_client_closed_under_its_users_ends_them_with_errors_and_leaves_no_timer() -> None:
     async with Cluster(3) as cluster:
         client = cluster.client()

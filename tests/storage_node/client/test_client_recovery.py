@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from simulated import Cluster, simulated
+from model_cluster import Cluster
 
-from metadata.errors import NoNodeError
+from dlspark.testing.virtual_time import virtual_time
+from metadata.foundation.errors import NoNodeError
 from metadata.ledger_metadata import LedgerState
 from metadata.memory import Fault
 from storage_node.client import LedgerWriter
@@ -23,7 +24,7 @@ async def write(writer: LedgerWriter, count: int) -> list[int]:
     return [await f for f in [writer.add(payload(writer.last_add_pushed + 1)) for _ in range(count)]]
 
 
-@simulated
+@virtual_time
 async def test_recovery_closes_a_deserted_ledger_at_its_last_entry() -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create()
@@ -37,7 +38,7 @@ async def test_recovery_closes_a_deserted_ledger_at_its_last_entry() -> None:
         assert [bytes(e.payload) for e in await reader.read(0, 24)] == [payload(i) for i in range(25)]
 
 
-@simulated
+@virtual_time
 async def test_recovery_of_an_empty_ledger_closes_it_empty() -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create()
@@ -45,7 +46,7 @@ async def test_recovery_of_an_empty_ledger_closes_it_empty() -> None:
         assert (reader.last_add_confirmed, reader.length, reader.closed) == (-1, 0, True)
 
 
-@simulated
+@virtual_time
 async def test_recovery_of_a_closed_ledger_asks_no_bookie() -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create()
@@ -58,7 +59,7 @@ async def test_recovery_of_a_closed_ledger_asks_no_bookie() -> None:
 
 
 @pytest.mark.parametrize("lost", range(3))
-@simulated
+@virtual_time
 async def test_recovery_with_one_of_three_down_succeeds(lost: int) -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -69,7 +70,7 @@ async def test_recovery_with_one_of_three_down_succeeds(lost: int) -> None:
         assert len(await reader.read(0, 9)) == 10
 
 
-@simulated
+@virtual_time
 async def test_recovery_with_one_of_three_hanging_is_decided_without_it_d6() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -83,7 +84,7 @@ async def test_recovery_with_one_of_three_hanging_is_decided_without_it_d6() -> 
 
 
 @pytest.mark.parametrize("how", ["down", "silent", "corrupt"])
-@simulated
+@virtual_time
 async def test_recovery_with_two_of_three_lost_fails_and_never_closes_short(how: str) -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -105,7 +106,7 @@ async def test_recovery_with_two_of_three_lost_fails_and_never_closes_short(how:
         assert reader.last_add_confirmed == 9
 
 
-@simulated
+@virtual_time
 async def test_a_wiped_bookie_alone_cannot_cut_anything_off() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -118,7 +119,7 @@ async def test_a_wiped_bookie_alone_cannot_cut_anything_off() -> None:
         assert reader.last_add_confirmed == 9
 
 
-@simulated
+@virtual_time
 async def test_recovery_replaces_a_lost_bookie_and_publishes_it_with_the_close_only() -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client().create()
@@ -137,7 +138,7 @@ async def test_recovery_replaces_a_lost_bookie_and_publishes_it_with_the_close_o
         assert [bytes(e.payload) for e in await reader.read(0, 9)] == [payload(i) for i in range(10)]
 
 
-@simulated
+@virtual_time
 async def test_an_empty_last_fragment_ends_before_it_with_the_right_length_d2() -> None:
     async with Cluster(5) as cluster:
         writer = await cluster.client().create()
@@ -152,7 +153,7 @@ async def test_an_empty_last_fragment_ends_before_it_with_the_right_length_d2() 
         assert (reader.last_add_confirmed, reader.length) == (9, 390)
 
 
-@simulated
+@virtual_time
 async def test_recovery_reads_fence_bookies_that_the_first_fence_did_not_reach_d1() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -166,7 +167,7 @@ async def test_recovery_reads_fence_bookies_that_the_first_fence_did_not_reach_d
 
 
 @pytest.mark.parametrize("seed", range(12))
-@simulated
+@virtual_time
 async def test_concurrent_recoverers_and_the_writer_agree_on_one_end(seed: int) -> None:
     async with Cluster(4, seed=seed, jitter_s=0.02) as cluster:
         writer = await cluster.client().create()
@@ -189,7 +190,7 @@ async def test_concurrent_recoverers_and_the_writer_agree_on_one_end(seed: int) 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.REFUSE])
 @pytest.mark.parametrize("which", [0, 1])
-@simulated
+@virtual_time
 async def test_marking_and_closing_survive_lost_answers_of_the_metadata_store(fault: Fault, which: int) -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create()
@@ -208,7 +209,7 @@ async def test_marking_and_closing_survive_lost_answers_of_the_metadata_store(fa
         assert puts >= 2
 
 
-@simulated
+@virtual_time
 async def test_a_wrong_password_opens_nothing_and_fences_nothing() -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create(password=b"right")
@@ -219,14 +220,14 @@ async def test_a_wrong_password_opens_nothing_and_fences_nothing() -> None:
         assert (await writer.close()).last_entry == 3
 
 
-@simulated
+@virtual_time
 async def test_a_ledger_that_does_not_exist_is_said_so() -> None:
     async with Cluster() as cluster:
         with pytest.raises(NoNodeError, match="no such ledger"):
             await cluster.client().open(4711, recover=True)
 
 
-@simulated
+@virtual_time
 async def test_a_cancelled_recovery_leaves_nothing_running_and_can_be_repeated() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()

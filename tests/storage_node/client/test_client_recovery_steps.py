@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from simulated import FAST, Cluster, simulated
+from model_cluster import FAST, Cluster
 
-from metadata.errors import DistributedLogError
+from dlspark.testing.virtual_time import virtual_time
+from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.memory import Fault
 from storage_node.client import LedgerWriter
@@ -43,7 +44,7 @@ async def recovered(cluster: Cluster, ledger_id: int) -> list[bytes]:
     return [bytes(e.payload) for e in await reader.read(0, end)] if end >= 0 else []
 
 
-@simulated
+@virtual_time
 async def test_step_3_a_ledger_that_its_writer_closes_meanwhile_has_one_end() -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create()
@@ -67,7 +68,7 @@ async def test_step_3_a_ledger_that_its_writer_closes_meanwhile_has_one_end() ->
         assert (final.last_entry, final.length) == (4, reader.length)
 
 
-@simulated
+@virtual_time
 async def test_step_3_a_ledger_left_in_recovery_goes_on_without_another_mark() -> None:
     async with Cluster() as cluster:
         writer = await deserted(cluster)
@@ -81,7 +82,7 @@ async def test_step_3_a_ledger_left_in_recovery_goes_on_without_another_mark() -
         assert len(puts) == 1  # the close alone
 
 
-@simulated
+@virtual_time
 async def test_step_4_an_answer_with_a_bad_digest_leaves_its_bookie_unknown() -> None:
     async with Cluster(3) as cluster:
         writer = await deserted(cluster)
@@ -96,7 +97,7 @@ async def test_step_4_an_answer_with_a_bad_digest_leaves_its_bookie_unknown() ->
             await recovered(cluster, other.ledger_id)
 
 
-@simulated
+@virtual_time
 async def test_step_6_reads_ahead_no_further_than_the_batch_size() -> None:
     async with Cluster(3) as cluster:
         writer = await deserted(cluster, 40)
@@ -115,7 +116,7 @@ async def test_step_6_reads_ahead_no_further_than_the_batch_size() -> None:
                         assert highest_read <= highest_added + 1
 
 
-@simulated
+@virtual_time
 async def test_step_6_mixed_verdicts_abort_and_the_next_attempt_finds_everything() -> None:
     async with Cluster(3) as cluster:
         writer = await deserted(cluster)
@@ -132,7 +133,7 @@ async def test_step_6_mixed_verdicts_abort_and_the_next_attempt_finds_everything
         assert len(await recovered(cluster, writer.ledger_id)) == 20
 
 
-@simulated
+@virtual_time
 async def test_step_6_one_copy_of_an_unacknowledged_tail_is_enough_to_keep_it() -> None:
     async with Cluster(3) as cluster:
         writer = await deserted(cluster)
@@ -147,7 +148,7 @@ async def test_step_6_one_copy_of_an_unacknowledged_tail_is_enough_to_keep_it() 
         assert holders >= 2 if len(found) == 20 else holders == 1
 
 
-@simulated
+@virtual_time
 async def test_step_7_adds_again_are_marked_and_urgent_and_reach_an_ack_quorum() -> None:
     async with Cluster(3) as cluster:
         writer = await deserted(cluster)
@@ -159,7 +160,7 @@ async def test_step_7_adds_again_are_marked_and_urgent_and_reach_an_ack_quorum()
         assert all(r.recovery and r.priority > 0 for r in adds)
 
 
-@simulated
+@virtual_time
 async def test_step_7_a_tail_that_cannot_be_replicated_fails_recovery_and_changes_no_metadata() -> None:
     async with Cluster(3) as cluster:
         writer = await deserted(cluster)
@@ -174,7 +175,7 @@ async def test_step_7_a_tail_that_cannot_be_replicated_fails_recovery_and_change
         assert len(await recovered(cluster, writer.ledger_id)) == 20
 
 
-@simulated
+@virtual_time
 async def test_step_7_a_replacement_picked_during_recovery_is_published_with_the_close_and_not_before_i18() -> None:
     async with Cluster(4) as cluster:
         writer = await deserted(cluster)
@@ -201,7 +202,7 @@ async def test_step_7_a_replacement_picked_during_recovery_is_published_with_the
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.003, 0.006, 0.009, 0.012, 0.02, 0.03, 0.05])
-@simulated
+@virtual_time
 async def test_an_interrupted_recovery_leaves_what_the_next_one_finishes(after_s: float) -> None:
     async with Cluster(4) as cluster:
         writer = await deserted(cluster, 30)
@@ -217,7 +218,7 @@ async def test_an_interrupted_recovery_leaves_what_the_next_one_finishes(after_s
 
 
 @pytest.mark.parametrize("seed", range(6))
-@simulated
+@virtual_time
 async def test_recoverers_that_come_one_after_the_other_while_bookies_fail_agree(seed: int) -> None:
     async with Cluster(5, seed=seed, jitter_s=0.01) as cluster:
         writer = await deserted(cluster, 30)
@@ -240,7 +241,7 @@ async def test_recoverers_that_come_one_after_the_other_while_bookies_fail_agree
         assert ends == {(29, 30 * 39)}
 
 
-@simulated
+@virtual_time
 async def test_an_advanced_ledger_is_recovered_up_to_its_first_gap() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create(advanced=True)
@@ -251,7 +252,7 @@ async def test_an_advanced_ledger_is_recovered_up_to_its_first_gap() -> None:
         assert await recovered(cluster, writer.ledger_id) == [payload(i) for i in range(3)]
 
 
-@simulated
+@virtual_time
 async def test_a_deferred_sync_ledger_is_recovered_with_what_is_found_and_at_least_what_was_forced() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create(deferred_sync=True)
@@ -266,7 +267,7 @@ async def test_a_deferred_sync_ledger_is_recovered_with_what_is_found_and_at_lea
         assert await recovered(cluster, writer.ledger_id) == [payload(i) for i in range(5)]
 
 
-@simulated
+@virtual_time
 async def test_step_9_a_recovery_that_fails_may_be_tried_any_number_of_times() -> None:
     async with Cluster(3) as cluster:
         writer = await deserted(cluster)

@@ -7,10 +7,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from simulated import FAST, Cluster, ModelBookie, simulated
+from model_cluster import FAST, Cluster, ModelBookie
 
+from dlspark.testing.virtual_time import virtual_time
 from metadata.bookies import BookieAddress
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from storage_node.client import ClientSettings, LedgerReader, LedgerWriter, ReplicaReader
 from storage_node.client.health import FAILED, GOOD, LAGGING, READ_ONLY, SLOW, BookieHealth
 from storage_node.errors import (
@@ -54,7 +55,7 @@ def reads(bookie: ModelBookie) -> list[int]:
 
 
 @pytest.mark.parametrize("window", [4, 7, 32, 128])
-@simulated
+@virtual_time
 async def test_small_entries_come_in_batches_from_all_bookies_in_turn(window: int) -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 300)
@@ -66,7 +67,7 @@ async def test_small_entries_come_in_batches_from_all_bookies_in_turn(window: in
         assert sum(len(reads(b)) for b in cluster.bookies.values()) < 20
 
 
-@simulated
+@virtual_time
 async def test_a_bookie_that_gives_more_than_was_asked_for_is_cut_to_the_range_trap_31() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 40, close=False)
@@ -79,7 +80,7 @@ async def test_a_bookie_that_gives_more_than_was_asked_for_is_cut_to_the_range_t
             await reader.read(5, 39)
 
 
-@simulated
+@virtual_time
 async def test_a_batch_never_reaches_over_the_end_of_a_fragment() -> None:
     async with Cluster(5) as cluster:
         writer = await cluster.client().create()
@@ -104,7 +105,7 @@ async def test_a_batch_never_reaches_over_the_end_of_a_fragment() -> None:
 
 
 @pytest.mark.parametrize("fault", ["corrupt", "wiped", "holes", "silent", "down"])
-@simulated
+@virtual_time
 async def test_what_a_batch_lacks_comes_from_other_replicas(fault: str) -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 200)
@@ -123,7 +124,7 @@ async def test_what_a_batch_lacks_comes_from_other_replicas(fault: str) -> None:
         assert [bytes(e.payload) for e in entries] == [payload(i) for i in range(200)]
 
 
-@simulated
+@virtual_time
 async def test_a_bookie_that_drops_the_connection_on_a_batch_is_read_entry_by_entry_for_good() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 100)
@@ -140,7 +141,7 @@ async def test_a_bookie_that_drops_the_connection_on_a_batch_is_read_entry_by_en
         assert not any(b.batch_reads for b in cluster.bookies.values())
 
 
-@simulated
+@virtual_time
 async def test_batches_go_on_after_a_restart_of_bookies_that_served_them() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 100)
@@ -163,7 +164,7 @@ async def test_batches_go_on_after_a_restart_of_bookies_that_served_them() -> No
         (replace(FAST, batch_read_max_entry_bytes=10), {}),
     ],
 )
-@simulated
+@virtual_time
 async def test_there_are_no_batches_where_they_are_off_or_entries_are_striped_or_large(
     settings: ClientSettings, sizes: dict[str, int]
 ) -> None:
@@ -176,7 +177,7 @@ async def test_there_are_no_batches_where_they_are_off_or_entries_are_striped_or
         assert batches <= (2 if settings.batch_read_max_entry_bytes == 10 else 0)  # the first ones find out
 
 
-@simulated
+@virtual_time
 async def test_a_reader_that_stops_in_the_middle_of_a_batch_leaves_nothing_open() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 100)
@@ -191,7 +192,7 @@ async def test_a_reader_that_stops_in_the_middle_of_a_batch_leaves_nothing_open(
 # ---------------------------------------------------------------------------------------- order
 
 
-@simulated
+@virtual_time
 async def test_reads_of_equal_bookies_stay_spread_by_the_striping() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 300)
@@ -201,7 +202,7 @@ async def test_reads_of_equal_bookies_stay_spread_by_the_striping() -> None:
         assert counts == [100, 100, 100]
 
 
-@simulated
+@virtual_time
 async def test_a_bookie_that_answers_much_slower_is_asked_last_and_tried_again_later() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 300)
@@ -221,7 +222,7 @@ async def test_a_bookie_that_answers_much_slower_is_asked_last_and_tried_again_l
         assert [len(reads(b)) for b in bookies] == [100, 100, 100]
 
 
-@simulated
+@virtual_time
 async def test_without_reordering_the_write_set_is_asked_as_it_is() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 90)
@@ -233,7 +234,7 @@ async def test_without_reordering_the_write_set_is_asked_as_it_is() -> None:
         assert [len(reads(b)) for b in bookies] == [60, 60, 60]
 
 
-@simulated
+@virtual_time
 async def test_sticky_reads_stay_with_one_bookie_until_it_fails() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 60)
@@ -246,7 +247,7 @@ async def test_sticky_reads_stay_with_one_bookie_until_it_fails() -> None:
         assert sorted(others) == [0, 60]
 
 
-@simulated
+@virtual_time
 async def test_reads_of_a_striped_ledger_cannot_stick_to_one_bookie() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 60, ensemble_size=3, write_quorum=2, ack_quorum=2)
@@ -255,7 +256,7 @@ async def test_reads_of_a_striped_ledger_cannot_stick_to_one_bookie() -> None:
         assert [len(reads(b)) for b in cluster.bookies.values()] == [20, 20, 20]
 
 
-@simulated
+@virtual_time
 async def test_read_only_and_unregistered_bookies_are_asked_after_the_others_once_something_failed() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 90)
@@ -326,7 +327,7 @@ def test_a_lagging_bookie_is_back_only_when_it_is_nearly_as_fast() -> None:
 # ---------------------------------------------------------------------------------------- speculation
 
 
-@simulated
+@virtual_time
 async def test_the_pauses_between_speculative_reads_grow_up_to_their_maximum() -> None:
     async with Cluster(5) as cluster:
         writer = await written(cluster, 1, ensemble_size=5, write_quorum=5, ack_quorum=2)
@@ -363,7 +364,7 @@ class _Noting(dict[int, bytes]):
         return super().get(key, default)
 
 
-@simulated
+@virtual_time
 async def test_a_busy_bookie_is_given_more_time_than_a_silent_one() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 60)
@@ -383,7 +384,7 @@ async def test_a_busy_bookie_is_given_more_time_than_a_silent_one() -> None:
             assert counts[0] == (1 if busy else 2)
 
 
-@simulated
+@virtual_time
 async def test_speculation_can_be_switched_off() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 1)
@@ -394,7 +395,7 @@ async def test_speculation_can_be_switched_off() -> None:
         assert cluster.loop.time() - began >= 1.0  # the request's own time limit
 
 
-@simulated
+@virtual_time
 async def test_a_read_that_nobody_answers_ends_after_the_time_for_the_whole_of_it() -> None:
     async with Cluster(5) as cluster:
         writer = await written(cluster, 1, ensemble_size=5, write_quorum=5, ack_quorum=2)
@@ -408,7 +409,7 @@ async def test_a_read_that_nobody_answers_ends_after_the_time_for_the_whole_of_i
         assert 2.5 <= cluster.loop.time() - began < 2.8
 
 
-@simulated
+@virtual_time
 async def test_a_silent_bookie_at_the_tail_is_polled_around_before_its_time_is_over() -> None:
     async with Cluster(3, jitter_s=0.001) as cluster:
         writer = await written(cluster, 2, close=False)
@@ -429,7 +430,7 @@ async def test_a_silent_bookie_at_the_tail_is_polled_around_before_its_time_is_o
 # ---------------------------------------------------------------------------------------- LAC, unconfirmed
 
 
-@simulated
+@virtual_time
 async def test_a_best_effort_lac_comes_from_the_first_bookie_with_news() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
@@ -446,7 +447,7 @@ async def test_a_best_effort_lac_comes_from_the_first_bookie_with_news() -> None
             await reader.read_last_confirmed()  # which has to be sure
 
 
-@simulated
+@virtual_time
 async def test_a_best_effort_lac_needs_one_answer_and_never_goes_back() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
@@ -462,7 +463,7 @@ async def test_a_best_effort_lac_needs_one_answer_and_never_goes_back() -> None:
         await reader.close()
 
 
-@simulated
+@virtual_time
 async def test_a_best_effort_lac_of_a_closed_ledger_asks_nobody() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 5)
@@ -472,7 +473,7 @@ async def test_a_best_effort_lac_of_a_closed_ledger_asks_nobody() -> None:
         assert await reader.try_read_last_confirmed() == 4
 
 
-@simulated
+@virtual_time
 async def test_unconfirmed_entries_of_an_open_ledger_can_be_looked_at_but_not_behind_a_closed_end() -> None:
     async with Cluster(3) as cluster:
         writer = await written(cluster, 5, close=False)
@@ -487,7 +488,7 @@ async def test_unconfirmed_entries_of_an_open_ledger_can_be_looked_at_but_not_be
             await reader.read_unconfirmed(0, 5)
 
 
-@simulated
+@virtual_time
 async def test_a_shared_reader_without_metadata_reads_many_ledgers_across_restarts() -> None:
     async with Cluster(4) as cluster:
         client = cluster.client()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from storage_node.client import ClientSettings
 from storage_node.client.refused_keys import WITHOUT_MEANING
 from storage_node.client.settings import describe_client_settings

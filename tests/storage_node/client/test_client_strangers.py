@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from simulated import FAST, Cluster, Ledger, simulated
+from model_cluster import FAST, Cluster, Ledger
 from test_client_writing import contents, payload, write
 
-from metadata.errors import MetadataUnavailableError, NoNodeError
+from dlspark.testing.virtual_time import virtual_time
+from metadata.foundation.errors import MetadataUnavailableError, NoNodeError
 from metadata.ledger_metadata import DigestType, LedgerState
 from storage_node.client import LedgerClient, LedgerWriter
 from storage_node.client.writer import MAX_REPLACEMENTS
@@ -39,7 +40,7 @@ async def replaceable(client: LedgerClient, made: list[int] | None = None) -> Le
 
 
 @pytest.mark.parametrize("count", [1, 100])
-@simulated
+@virtual_time
 async def test_ids_that_were_taken_on_all_bookies_are_passed_over_and_nothing_is_lost(count: int) -> None:
     async with Cluster() as cluster:
         intrude(cluster, cluster.bookies, range(count))
@@ -58,7 +59,7 @@ async def test_ids_that_were_taken_on_all_bookies_are_passed_over_and_nothing_is
 
 
 @pytest.mark.parametrize("poisoned", [1, 2, 3])
-@simulated
+@virtual_time
 async def test_a_bookie_that_holds_anothers_entries_is_named_in_no_ensemble(poisoned: int) -> None:
     async with Cluster(6) as cluster:
         strangers = list(cluster.bookies)[:poisoned]
@@ -75,7 +76,7 @@ async def test_a_bookie_that_holds_anothers_entries_is_named_in_no_ensemble(pois
             assert await contents(cluster, writer.ledger_id) == [payload(i) for i in range(5)]
 
 
-@simulated
+@virtual_time
 async def test_entries_added_and_a_close_asked_for_meanwhile_are_kept() -> None:
     async with Cluster() as cluster:
         intrude(cluster, cluster.bookies, range(3))
@@ -101,7 +102,7 @@ async def test_entries_added_and_a_close_asked_for_meanwhile_are_kept() -> None:
         assert await contents(cluster, writer.ledger_id) == [payload(0), payload(1)]
 
 
-@simulated
+@virtual_time
 async def test_a_new_bookie_that_was_taken_is_replaced_in_the_midst_of_a_ledger() -> None:
     async with Cluster(5) as cluster:
         writer = await cluster.client().create()
@@ -119,7 +120,7 @@ async def test_a_new_bookie_that_was_taken_is_replaced_in_the_midst_of_a_ledger(
         assert await contents(cluster, writer.ledger_id) == [payload(i) for i in range(30)]
 
 
-@simulated
+@virtual_time
 async def test_who_may_not_move_is_told_and_may_close_the_ledger_empty() -> None:
     async with Cluster() as cluster:
         intrude(cluster, cluster.bookies, range(2))
@@ -130,7 +131,7 @@ async def test_who_may_not_move_is_told_and_may_close_the_ledger_empty() -> None
         assert (metadata.state, metadata.last_entry) == (LedgerState.CLOSED, -1)
 
 
-@simulated
+@virtual_time
 async def test_the_number_of_tries_is_bounded() -> None:
     async with Cluster() as cluster:
         client, made = cluster.client(), list[int]()
@@ -147,7 +148,7 @@ async def test_the_number_of_tries_is_bounded() -> None:
         assert len(made) == MAX_REPLACEMENTS + 1
 
 
-@simulated
+@virtual_time
 async def test_where_no_other_ledger_can_be_made_the_writer_fails() -> None:
     async with Cluster() as cluster:
         intrude(cluster, cluster.bookies, [0])
@@ -161,7 +162,7 @@ async def test_where_no_other_ledger_can_be_made_the_writer_fails() -> None:
             await writer.add(b"x")
 
 
-@simulated
+@virtual_time
 async def test_a_writer_given_up_while_its_ledger_is_replaced_leaves_nothing_running() -> None:
     async with Cluster() as cluster:
         intrude(cluster, cluster.bookies, [0])
@@ -189,7 +190,7 @@ async def test_a_writer_given_up_while_its_ledger_is_replaced_leaves_nothing_run
 
 
 @pytest.mark.parametrize("poisoned", [1, 2, 3, 4])
-@simulated
+@virtual_time
 async def test_a_deserted_ledger_whose_id_was_taken_is_recovered(poisoned: int) -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create()
@@ -201,7 +202,7 @@ async def test_a_deserted_ledger_whose_id_was_taken_is_recovered(poisoned: int) 
         await writer.abandon()
 
 
-@simulated
+@virtual_time
 async def test_what_one_taken_bookie_did_not_get_is_recovered_whole() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -213,7 +214,7 @@ async def test_what_one_taken_bookie_did_not_get_is_recovered_whole() -> None:
         assert await contents(cluster, 0) == [payload(i) for i in range(7)]
 
 
-@simulated
+@virtual_time
 async def test_with_a_taken_bookie_and_one_away_what_was_acknowledged_is_not_cut_off() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -229,7 +230,7 @@ async def test_with_a_taken_bookie_and_one_away_what_was_acknowledged_is_not_cut
         assert await contents(cluster, 0) == [payload(i) for i in range(3)]
 
 
-@simulated
+@virtual_time
 async def test_while_nodes_are_waited_for_a_taken_one_is_never_picked_again() -> None:
     async with Cluster(3) as cluster:
         client = cluster.client(replace(FAST, outage_wait_ms=20_000))

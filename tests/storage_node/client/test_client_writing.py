@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from simulated import FAST, Cluster, ModelLink, simulated
+from model_cluster import FAST, Cluster, ModelLink
 
-from metadata.errors import CallerError, InvariantViolation, OutcomeUnknownError
+from dlspark.testing.virtual_time import virtual_time
+from metadata.foundation.errors import CallerError, InvariantViolation, OutcomeUnknownError
 from metadata.ledger_metadata import DigestType, LedgerState
 from metadata.memory import Fault, MemoryStore
 from storage_node.client import LedgerClient, LedgerWriter
@@ -41,7 +42,7 @@ async def contents(cluster: Cluster, ledger_id: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("digest", DigestType)
-@simulated
+@virtual_time
 async def test_entries_written_and_closed_are_read_back(digest: DigestType) -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create(digest_type=digest, password=b"secret", custom={"a": b"b"})
@@ -62,7 +63,7 @@ async def test_entries_written_and_closed_are_read_back(digest: DigestType) -> N
         assert reader.metadata.custom == {"a": b"b"}
 
 
-@simulated
+@virtual_time
 async def test_pipelined_adds_resolve_in_entry_order_and_every_replica_gets_each_once() -> None:
     async with Cluster(3, jitter_s=0.01) as cluster:
         writer = await cluster.client().create()
@@ -78,7 +79,7 @@ async def test_pipelined_adds_resolve_in_entry_order_and_every_replica_gets_each
         assert writer.outstanding_bytes == 0
 
 
-@simulated
+@virtual_time
 async def test_an_ensemble_larger_than_the_write_quorum_is_striped() -> None:
     async with Cluster(5) as cluster:
         writer = await cluster.client().create(ensemble_size=5, write_quorum=3, ack_quorum=2)
@@ -91,7 +92,7 @@ async def test_an_ensemble_larger_than_the_write_quorum_is_striped() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@simulated
+@virtual_time
 async def test_a_bookie_lost_in_the_middle_of_pipelined_adds_is_replaced(seed: int) -> None:
     async with Cluster(4, seed=seed) as cluster:
         writer = await cluster.client().create()
@@ -115,7 +116,7 @@ async def test_a_bookie_lost_in_the_middle_of_pipelined_adds_is_replaced(seed: i
 @pytest.mark.parametrize(
     "status", [Status.EREADONLY, Status.EIO, Status.ETOOMANYREQUESTS, Status.ENOLEDGER, Status.EUNKNOWNLEDGERSTATE]
 )
-@simulated
+@virtual_time
 async def test_a_bookie_that_refuses_adds_is_replaced(status: Status) -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client().create()
@@ -129,7 +130,7 @@ async def test_a_bookie_that_refuses_adds_is_replaced(status: Status) -> None:
         assert len(await contents(cluster, writer.ledger_id)) == 23
 
 
-@simulated
+@virtual_time
 async def test_a_hanging_bookie_is_replaced_after_the_add_timeout_and_holds_up_nothing_before() -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client().create()
@@ -145,7 +146,7 @@ async def test_a_hanging_bookie_is_replaced_after_the_add_timeout_and_holds_up_n
         assert bad not in writer.metadata.last_ensemble.bookies
 
 
-@simulated
+@virtual_time
 async def test_a_slow_bookie_delays_nobody_and_is_kept() -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client().create()
@@ -161,7 +162,7 @@ async def test_a_slow_bookie_delays_nobody_and_is_kept() -> None:
         assert slow in writer.metadata.last_ensemble.bookies
 
 
-@simulated
+@virtual_time
 async def test_an_acknowledgement_waits_for_the_ack_quorum() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -172,7 +173,7 @@ async def test_an_acknowledgement_waits_for_the_ack_quorum() -> None:
         assert cluster.loop.time() - began >= 0.4
 
 
-@simulated
+@virtual_time
 async def test_three_bookies_of_which_one_dies_go_on_as_two_and_take_it_back() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -200,7 +201,7 @@ async def test_three_bookies_of_which_one_dies_go_on_as_two_and_take_it_back() -
         await writer.close()
 
 
-@simulated
+@virtual_time
 async def test_too_few_bookies_fail_pending_adds_as_unknown_and_the_writer_can_still_close_at_its_lac() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -215,7 +216,7 @@ async def test_too_few_bookies_fail_pending_adds_as_unknown_and_the_writer_can_s
         assert (await writer.close()).last_entry == 4
 
 
-@simulated
+@virtual_time
 async def test_creating_on_too_few_bookies_says_how_many_there_are() -> None:
     async with Cluster(2) as cluster:
         with pytest.raises(NotEnoughBookiesError, match="needs 3 writable storage nodes and 2 are registered"):
@@ -223,7 +224,7 @@ async def test_creating_on_too_few_bookies_says_how_many_there_are() -> None:
         assert [i async for i in cluster.ledgers.ids()] == []
 
 
-@simulated
+@virtual_time
 async def test_quorums_and_payloads_that_cannot_be_are_refused_before_anything_is_sent() -> None:
     async with Cluster() as cluster:
         client = cluster.client()
@@ -241,7 +242,7 @@ async def test_quorums_and_payloads_that_cannot_be_are_refused_before_anything_i
         await writer.close()
 
 
-@simulated
+@virtual_time
 async def test_the_id_is_announced_before_the_ledger_exists() -> None:
     async with Cluster() as cluster:
         seen: list[tuple[int, list[int]]] = []
@@ -253,7 +254,7 @@ async def test_the_id_is_announced_before_the_ledger_exists() -> None:
         assert seen == [(writer.ledger_id, [])]
 
 
-@simulated
+@virtual_time
 async def test_a_second_client_fences_a_writer_with_adds_pending_and_both_agree_on_the_end() -> None:
     for seed in range(10):
         async with Cluster(4, seed=seed, jitter_s=0.02) as cluster:
@@ -281,7 +282,7 @@ async def test_a_second_client_fences_a_writer_with_adds_pending_and_both_agree_
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST])
-@simulated
+@virtual_time
 async def test_an_ensemble_change_whose_answer_is_lost_is_resolved_by_looking(fault: Fault) -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client().create()
@@ -303,7 +304,7 @@ async def test_an_ensemble_change_whose_answer_is_lost_is_resolved_by_looking(fa
         assert not faults
 
 
-@simulated
+@virtual_time
 async def test_a_ledger_closed_by_somebody_else_fails_the_close_unless_the_end_is_the_same() -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create()
@@ -313,7 +314,7 @@ async def test_a_ledger_closed_by_somebody_else_fails_the_close_unless_the_end_i
         assert (await writer.close()).last_entry == 2  # the recoverer found the same end
 
 
-@simulated
+@virtual_time
 async def test_wait_for_room_holds_the_caller_back_until_acknowledgements_come() -> None:
     async with Cluster(3) as cluster:
         client = cluster.client(replace(FAST, max_outstanding_bytes=10_000))
@@ -329,7 +330,7 @@ async def test_wait_for_room_holds_the_caller_back_until_acknowledgements_come()
         assert (await writer.close()).last_entry == 39
 
 
-@simulated
+@virtual_time
 async def test_an_abandoned_writer_ends_its_adds_and_leaves_the_ledger_to_a_recovery() -> None:
     async with Cluster() as cluster:
         writer = await cluster.client().create()
@@ -347,7 +348,7 @@ async def test_an_abandoned_writer_ends_its_adds_and_leaves_the_ledger_to_a_reco
         assert len(await contents(cluster, writer.ledger_id)) in (3, 4)
 
 
-@simulated
+@virtual_time
 async def test_a_closed_writer_takes_no_adds_and_a_closed_client_does_nothing() -> None:
     async with Cluster() as cluster:
         client = cluster.client()
@@ -361,7 +362,7 @@ async def test_a_closed_writer_takes_no_adds_and_a_closed_client_does_nothing() 
         await client.close()
 
 
-@simulated
+@virtual_time
 async def test_deleting_is_idempotent() -> None:
     async with Cluster() as cluster:
         client = cluster.client()
@@ -372,7 +373,7 @@ async def test_deleting_is_idempotent() -> None:
         assert [i async for i in cluster.ledgers.ids()] == []
 
 
-@simulated
+@virtual_time
 async def test_a_change_while_the_metadata_store_is_away_freezes_and_then_goes_on() -> None:
     async with Cluster(4) as cluster:
         writer = await cluster.client().create()
@@ -386,7 +387,7 @@ async def test_a_change_while_the_metadata_store_is_away_freezes_and_then_goes_o
         assert MemoryStore is type(cluster.store)
 
 
-@simulated
+@virtual_time
 async def test_a_background_failure_that_nobody_foresaw_ends_the_writer_instead_of_hanging_it() -> None:
     class Broken(UniformPlacement):
         def __init__(self) -> None:
@@ -408,7 +409,7 @@ async def test_a_background_failure_that_nobody_foresaw_ends_the_writer_instead_
             await asyncio.gather(*(writer.add(b"x") for _ in range(3)))
 
 
-@simulated
+@virtual_time
 async def test_an_answer_in_another_field_order_acknowledges_as_well() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()
@@ -418,7 +419,7 @@ async def test_an_answer_in_another_field_order_acknowledges_as_well() -> None:
         await writer.close()
 
 
-@simulated
+@virtual_time
 async def test_whatever_a_network_raises_the_requests_end_and_the_next_ones_connect_again() -> None:
     async with Cluster(3) as cluster:
         writer = await cluster.client().create()

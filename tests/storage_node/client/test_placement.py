@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import FAST, Cluster, simulated
+from model_cluster import FAST, Cluster
 
+from dlspark.testing.virtual_time import virtual_time
 from metadata.bookies import BookieAddress, BookieRegistry
-from metadata.errors import BadVersionError, CallerError, DistributedLogError, MetadataUnavailableError
+from metadata.foundation.errors import BadVersionError, CallerError, DistributedLogError, MetadataUnavailableError
 from storage_node.client import LedgerClient
 from storage_node.client.health import BookieHealth
 from storage_node.client.placement import (
@@ -518,7 +519,7 @@ def test_settings_that_cannot_be_honoured_are_refused(wrong: dict[str, object], 
 # ------------------------------------------------------------------------------------ through the client
 
 
-@simulated
+@virtual_time
 async def test_a_client_s_ledgers_span_racks_before_and_after_the_loss_of_a_bookie() -> None:
     async with Cluster(6) as cluster:
         racks = {name: f"/rack{index % 3}" for index, name in enumerate(sorted(cluster.bookies))}
@@ -546,7 +547,7 @@ async def test_a_client_s_ledgers_span_racks_before_and_after_the_loss_of_a_book
             await cluster.settle(10)
 
 
-@simulated
+@virtual_time
 async def test_an_entry_is_acknowledged_when_it_lies_in_enough_racks_not_before() -> None:
     """Three copies, two acknowledgements: two bookies in one rack do not do."""
     async with Cluster(4) as cluster:
@@ -566,7 +567,7 @@ async def test_an_entry_is_acknowledged_when_it_lies_in_enough_racks_not_before(
         await writer.close()
 
 
-@simulated
+@virtual_time
 async def test_what_recovery_adds_again_must_lie_in_enough_racks_too() -> None:
     async with Cluster(4) as cluster:
         racks = dict(zip(sorted(cluster.bookies), ("/a", "/a", "/b", "/b"), strict=True))
@@ -585,7 +586,7 @@ async def test_what_recovery_adds_again_must_lie_in_enough_racks_too() -> None:
         assert len({racks[bookie] for bookie in closed.last_ensemble.bookies if bookie != alone}) == 2
 
 
-@simulated
+@virtual_time
 async def test_a_ledger_placed_in_one_rack_is_recovered_all_the_same() -> None:
     """Who created it did not ask for racks; no acknowledgement could ever satisfy the rule."""
     async with Cluster(3) as cluster:
@@ -616,7 +617,7 @@ def test_delayed_changes_and_fault_domains_exclude_each_other() -> None:
         replace(FAST, placement=domains, delay_ensemble_change=True)
 
 
-@simulated
+@virtual_time
 async def test_the_cluster_s_switch_is_a_znode_beside_the_ledgers() -> None:
     async with Cluster(3) as cluster:
         assert not await cluster.registry.health_check_disabled()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from metadata.errors import CallerError
+from metadata.foundation.errors import CallerError
 from storage_node.client.placement import PlacementSettings
 from storage_node.client.placement.resolvers import (
     HostNameResolver,

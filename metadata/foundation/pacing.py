@@ -1,0 +1,96 @@
+"""How much at once, and how fast: bounds that a client or a background task puts on itself, so that others can work.
+
+for_each     so many at a time
+TokenBucket  so many requests a second, in the order in which they were made
+ByteRate     so many bytes a second
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from metadata.foundation.tasks import end_tasks
+
+
+class TokenBucket:
+    """Holds a second's worth of tokens, at least one, and is full at first.
+
+    The first request in line takes its token at once, also one that is not there yet, and waits until it would be. The
+    others wait behind it, so nobody overtakes. `now` tells seconds.
+    """
+
+    def __init__(self, per_second: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._rate = per_second
+        self._capacity = max(per_second, 1.0)
+        self._tokens = self._capacity
+        self._now = now
+        self._filled_at = now()
+        self._turn = asyncio.Lock()
+
+    def reserve_s(self) -> float:
+        """Take a token; seconds until it is due."""
+        now = self._now()
+        self._tokens = min(self._capacity, self._tokens + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        self._tokens -= 1
+        return max(-self._tokens / self._rate, 0.0)
+
+    async def take(self) -> None:
+        """Wait for one's turn and a token. Who is cancelled while waiting for the token has used it up."""
+        async with self._turn:
+            delay_s = self.reserve_s()
+            if delay_s:
+                await asyncio.sleep(delay_s)
+
+
+T = TypeVar("T")
+
+
+async def for_each(items: Iterable[T] | AsyncIterable[T], limit: int, action: Callable[[T], Awaitable[None]]) -> None:
+    """Run `action` on every item, at most `limit` at a time; items are drawn as there is room for them.
+
+    The first error ends the others and is raised.
+    """
+    drawn = aiter(items if isinstance(items, AsyncIterable) else _one_by_one(items))
+    drawing = asyncio.Lock()
+
+    async def run() -> None:
+        while True:
+            async with drawing:
+                try:
+                    item = await anext(drawn)
+                except StopAsyncIteration:
+                    return
+            await action(item)
+
+    runners = [asyncio.get_running_loop().create_task(run()) for _ in range(max(limit, 1))]
+    try:
+        await asyncio.gather(*runners)
+    finally:
+        await end_tasks(runners)
+
+
+async def _one_by_one(items: Iterable[T]) -> AsyncIterator[T]:
+    for item in items:
+        yield item
+
+
+class ByteRate:
+    """At most so many bytes a second, evenly; 0 or less: no limit."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+
+    async def take(self, count: int) -> None:
+        """Wait until `count` more bytes may go."""
+        if self._rate <= 0:
+            return
+        now = asyncio.get_running_loop().time()
+        begin = max(self._free_at, now)
+        self._free_at = begin + count / self._rate
+        if begin > now:
+            await asyncio.sleep(begin - now)

@@ -1,0 +1,103 @@
+"""Simulated clusters from the command line.
+
+python -m simulation --seed 17 --trace          one run, with everything that happened
+python -m simulation --seeds 2000 --first 300   many runs
+python -m simulation --logs --seeds 2000        many runs with logs
+python -m simulation --names --seeds 500        many runs with logs that are renamed and made again
+python -m simulation --failovers 100            failovers of a log's writer, with the time they take
+python -m simulation --mutations                take the safety rules out, one after the other
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from contextlib import nullcontext
+from functools import partial
+
+from simulation import mutations
+from simulation.failover import run_failovers, table
+from simulation.points import FAULT_POINTS
+from simulation.runner import print_failure, print_progress, print_summary, run_many
+from simulation.scenarios import run_seed
+
+ENOUGH_FOR_ALL_POINTS = 300
+CHAINS_ALONE = ("ledger.", "reader.", "recovery.closed", "recovery.of-doubtful", "writer.")
+"""Points of the workload that has chains of ledgers."""
+
+
+def main() -> int:
+    """0: every run passed; 1: some did not; 2: points were never reached, or a mutation was never noticed."""
+    parser = argparse.ArgumentParser(prog="python -m simulation", description="Simulated clusters")
+    parser.add_argument("--seed", type=int, help="run this seed only")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print everything that happened")
+    parser.add_argument("--mutation", help="with --seed or --mutations: with this safety rule taken out")
+    parser.add_argument("--seeds", type=int, default=300, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--logs", action="store_true", help="with logs in every run, not in a quarter of them")
+    parser.add_argument("--names", action="store_true", help="with logs that are renamed, deleted and made again")
+    parser.add_argument("--failovers", type=int, help="run so many failovers of a log's writer instead")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--mutations", action="store_true", help="find the seeds that notice each missing safety rule")
+    arguments = parser.parse_args()
+    logs: bool = arguments.logs
+    names: bool = arguments.names
+    if arguments.failovers is not None:
+        return _failovers(range(arguments.first, arguments.first + arguments.failovers))
+    if arguments.seed is not None:
+        return _one(arguments.seed, arguments.trace, arguments.mutation, logs, names)
+    if arguments.mutations:
+        return _mutations(arguments.mutation, arguments.seeds, logs)
+    return _many(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, logs, names)
+
+
+def _one(seed: int, trace: bool, mutation: str | None, logs: bool, names: bool) -> int:
+    with mutations.applied(mutation) if mutation else nullcontext():
+        report = run_seed(seed, trace=trace, logs=logs, names=names)
+    for line in report.trace or ():
+        print(line)
+    for point, count in sorted(report.points.items()):
+        print(f"    {point:34}{count:>10}")
+    print(f"seed {seed}: trace sum {report.trace_sum:08x}, {report.virtual_s:.1f} virtual s, {report.steps} callbacks")
+    print(f"failed: {report.failure}" if report.failure else "passed")
+    return int(report.failure is not None)
+
+
+def _failovers(seeds: range) -> int:
+    rounds = run_failovers(seeds)
+    print(table(rounds))
+    failed = [one for one in rounds if one.failure is not None]
+    for one in failed:
+        print(f"failover {one.seed}: {one.failure}")
+    return int(bool(failed))
+
+
+def _many(seeds: range, processes: int, logs: bool, names: bool) -> int:
+    began = time.monotonic()
+    failed = partial(print_failure, logs=logs, names=names)
+    summary = run_many(seeds, processes=processes, logs=logs, names=names, failed=failed, progress=print_progress)
+    print_summary(summary, began=began, verbose=True)
+    if summary.failures:
+        return 1
+    points = [] if names else [point for point in FAULT_POINTS if not logs or not point.startswith(CHAINS_ALONE)]
+    missing = summary.missing(points) if len(seeds) >= ENOUGH_FOR_ALL_POINTS else []
+    if missing:
+        print(f"never reached: {', '.join(missing)}")
+    return 2 if missing else 0
+
+
+def _mutations(only: str | None, limit: int, logs: bool) -> int:
+    unnoticed = 0
+    for name, mutation in mutations.MUTATIONS.items():
+        if only is None or only == name:
+            found = mutations.seeds_needed(name, limit, logs=logs)
+            unnoticed += found is None
+            text = f"not noticed in {limit} seeds" if found is None else f"{found[0] + 1} seeds: {found[1]}"
+            print(f"{name:28} {mutation.rule:28} {text}", flush=True)
+    return 2 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,468 @@
+"""`SimulatedDisk`: the files of one host, with a page cache that a power cut loses.
+
+Fault model. A write is in the page cache at once and on the medium after `sync_data`. A power cut keeps any part of
+what was not synced: each write whole, not at all, or torn into blocks of 512 or 4096 bytes. Creations, renames and
+removals become durable with `sync_directory`, all of a directory's; of the others a power cut keeps some: a prefix
+where the file system keeps them in order (`keeps_order`), any of them elsewhere, as POSIX allows. Killing a process
+loses nothing but the calls under way, which stop somewhere in the middle. A sync that fails drops what it should have
+written, and the next one reports success, as Linux does. Reads, writes and syncs may fail with EIO, the disk may be
+slow or full, synced bits may flip, files may be lost.
+
+Calls given to `submit` take virtual time in their pool, as many at once as the real pool has threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os.path
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Generic, TypeVar
+
+from simulation.loop import PROCESS, Process, SimulatedLoop
+from storage_node.edge import Buffer, DiskFile
+
+T = TypeVar("T")
+
+BLOCK = 4096
+POOLS = {"journal": 2, "entries": 1, "reads": 4, "files": 1}
+CALL_S = {"journal": 0.0008, "entries": 0.002, "reads": 0.0004, "files": 0.001}
+"""Mean time a call takes where the disk is healthy."""
+TEAR_BYTES = (512, 4096)
+WHOLE, TORN = 0.35, 0.7
+"""Of the writes that were not synced: up to here whole, up to there in part, the others not at all."""
+STEPS_LEFT = (0, 1, 1, 1, 2, 3, 4, 5, 6, 9)
+"""Primitive operations that a call under way still does when its process is killed."""
+REMOVAL = "removal"
+"""The moment in which a file has been removed; the others are pools in which a call begins."""
+
+Synced = Callable[[str, "Sequence[tuple[int, bytes]]"], None]
+Reached = Callable[[str], None]
+
+
+class PowerCut(BaseException):
+    """Ends a blocking call in the middle. Not an error: nobody is left to handle it."""
+
+
+@dataclass(slots=True, eq=False)
+class Inode:
+    """A file's bytes as processes see them, and as they lie on the medium."""
+
+    data: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[tuple[int, bytes]] = field(default_factory=list)
+    """Unsynced writes in order; a length of -1 as offset stands for a truncation to the length of the bytes."""
+
+
+@dataclass(slots=True)
+class DiskFaults:
+    """What befalls calls from now on; probabilities for each call."""
+
+    eio_read: float = 0.0
+    eio_write: float = 0.0
+    eio_sync: float = 0.0
+    slow: float = 1.0
+    full: bool = False
+
+
+class SimulatedFile(DiskFile):
+    """An open file of one process."""
+
+    def __init__(self, disk: SimulatedDisk, path: str, inode: Inode, direct: bool) -> None:
+        self._disk = disk
+        self._path = path
+        self._direct = direct
+        self.inode = inode
+        self.holder: Process | None = None
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def direct(self) -> bool:
+        return self._direct
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        data = b"".join(buffers)
+        if self._direct and (offset % BLOCK or len(data) % BLOCK):
+            raise OSError(errno.EINVAL, "a direct write that is not aligned", self._path)
+        self._disk.write(self, offset, data)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        self._disk.may_fail("eio_read", self._path)
+        return bytes(self.inode.data[offset : offset + length])
+
+    def read_now(self, offset: int, length: int) -> bytearray | None:
+        if self._disk.rng.random() < 0.5 or self._disk.faults.eio_read:
+            return None
+        data = self.inode.data[offset : offset + length]
+        return data if len(data) == length else None
+
+    def size(self) -> int:
+        return len(self.inode.data)
+
+    def truncate(self, size: int) -> None:
+        self._disk.step()
+        data = self.inode.data
+        del data[size:]
+        data.extend(bytes(size - len(data)))
+        self.inode.pending.append((-1, size.to_bytes(8, "big")))
+
+    def sync_data(self) -> None:
+        self._disk.sync(self)
+
+    def close(self) -> None:
+        self.holder = None
+
+
+class _Directory:
+    """Names of one directory: as seen, as durable, and the changes between them."""
+
+    __slots__ = ("changes", "durable", "names")
+
+    def __init__(self) -> None:
+        self.names: dict[str, Inode] = {}
+        self.durable: dict[str, Inode] = {}
+        self.changes: list[tuple[tuple[str, Inode | None], ...]] = []
+
+    def change(self, *changes: tuple[str, Inode | None]) -> None:
+        """Set or remove names, all of them in one step."""
+        _set_names(self.names, changes)
+        self.changes.append(changes)
+
+    def settle(self, count: int) -> None:
+        """The first `count` changes are durable."""
+        for changes in self.changes[:count]:
+            _set_names(self.durable, changes)
+        del self.changes[:count]
+
+    def lose_some(self, rng: Random, *, in_order: bool) -> None:
+        """Nothing but what is durable is left, and some of the other changes."""
+        if in_order:
+            self.settle(rng.randint(0, len(self.changes)))
+        else:
+            for changes in self.changes:
+                if rng.random() < 0.5:
+                    _set_names(self.durable, changes)
+        self.changes.clear()
+        self.names = dict(self.durable)
+
+
+@dataclass(slots=True, eq=False)
+class _Call(Generic[T]):
+    """A blocking call on its way through a pool."""
+
+    work: Callable[[], T]
+    future: asyncio.Future[T]
+    process: Process
+    ended: bool = False
+
+
+class SimulatedDisk:
+    """The `Disk` of one host; it outlives the host's processes."""
+
+    def __init__(self, loop: SimulatedLoop, host: str, rng: Random, *, capacity: int = 1 << 30) -> None:
+        self.rng = rng
+        self.host = host
+        self.capacity = capacity
+        self.faults = DiskFaults()
+        self.synced: Synced | None = None
+        """Told of every successful sync: path, and what became durable."""
+        self.reached: Reached = lambda point: None
+        """Told of every fault that befell something."""
+        self.keeps_order = rng.random() < 0.5
+        """Names that were not synced become durable in the order in which they were made."""
+        self.tears = False
+        """The next cut stops calls right behind their first write, and tears what is not synced into its sectors."""
+        self._trap: tuple[str, Callable[[], None]] | None = None
+        self._loop = loop
+        self._directories: dict[str, _Directory] = {}
+        self._locks: dict[str, SimulatedFile] = {}
+        self._budget: int | None = None
+        self._active: dict[str, list[_Call[object]]] = {}
+        self._queued: dict[str, deque[_Call[object]]] = {}
+
+    # ------------------------------------------------------------------------------------ primitive operations
+
+    def step(self) -> None:
+        """One primitive operation; a call cut off by a crash comes to its end here."""
+        if self._budget is not None:
+            if self._budget == 0:
+                raise PowerCut
+            self._budget -= 1
+
+    def may_fail(self, kind: str, path: str) -> None:
+        probability: float = getattr(self.faults, kind)
+        if probability and self.rng.random() < probability:
+            self.reached(f"disk.{kind.replace('_', '-')}")
+            raise OSError(errno.EIO, "simulated", path)
+
+    def write(self, file: SimulatedFile, offset: int, data: bytes) -> None:
+        self.step()
+        inode = file.inode
+        self.may_fail("eio_write", file.path)
+        if self.faults.full and offset + len(data) > len(inode.data):
+            self.reached("disk.full")
+            raise OSError(errno.ENOSPC, "simulated", file.path)
+        content = inode.data
+        if len(content) < offset:
+            content.extend(bytes(offset - len(content)))
+        content[offset : offset + len(data)] = data
+        inode.pending.append((offset, data))
+
+    def sync(self, file: SimulatedFile) -> None:
+        self.step()
+        inode = file.inode
+        try:
+            self.may_fail("eio_sync", file.path)
+        except OSError:
+            self._keep_some(inode)  # marked clean all the same: a second sync would report success
+            raise
+        written, inode.pending = inode.pending, []
+        for offset, data in written:
+            _apply(inode.durable, offset, data)
+        if self.synced is not None and written:
+            self.synced(file.path, written)
+
+    def _keep_some(self, inode: Inode) -> None:
+        """Each unsynced write reaches the medium whole, in part, or not at all."""
+        written, inode.pending = inode.pending, []
+        for offset, data in written:
+            fate = TORN if self.tears else self.rng.random()
+            if offset < 0 or fate < WHOLE:
+                _apply(inode.durable, offset, data)
+            elif fate <= TORN and len(data) > TEAR_BYTES[0]:
+                block = TEAR_BYTES[0] if self.tears else self.rng.choice(TEAR_BYTES)
+                for at in range(0, len(data), block):
+                    if self.rng.random() < 0.5:
+                        _apply(inode.durable, offset + at, data[at : at + block])
+                self.reached("disk.torn-write")
+            else:
+                self.reached("disk.unsynced-lost")
+
+    def holds(self, path: str, length: int) -> bool:
+        """True if the file would be there after a power cut, with its first `length` bytes as they are now."""
+        folder, name = os.path.split(path)
+        directory = self._directories.get(folder)
+        inode = None if directory is None else directory.durable.get(name)
+        return (
+            inode is not None and len(inode.durable) >= length and all(length <= offset for offset, _ in inode.pending)
+        )
+
+    # ------------------------------------------------------------------------------------ moments
+
+    def at_moment(self, moment: str, trap: Callable[[], None]) -> None:
+        """Call `trap` once, right after the next moment of this name; it replaces one that waits."""
+        self._trap = (moment, trap)
+
+    def _moment(self, name: str) -> None:
+        if self._trap is not None and self._trap[0] == name:
+            trap, self._trap = self._trap[1], None
+            trap()
+
+    # ------------------------------------------------------------------------------------ Disk: names
+
+    def _at(self, path: str) -> tuple[_Directory, str]:
+        folder, name = os.path.split(path)
+        directory = self._directories.get(folder)
+        if directory is None:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", folder)
+        return directory, name
+
+    def close_to_others(self, path: str) -> None:
+        """Nobody else is there."""
+
+    def make_directory(self, path: str) -> None:
+        while path not in self._directories and path != "/":
+            self._directories[path] = _Directory()
+            path = os.path.dirname(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        directory = self._directories.get(path)
+        return [] if directory is None else sorted(directory.names)
+
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> SimulatedFile:
+        directory, name = self._at(path)
+        inode = directory.names.get(name)
+        if inode is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, "no such file", path)
+            self.step()
+            inode = Inode()
+            directory.change((name, inode))
+        return SimulatedFile(self, path, inode, direct)
+
+    def read_file(self, path: str) -> bytes | None:
+        directory = self._directories.get(os.path.dirname(path))
+        inode = None if directory is None else directory.names.get(os.path.basename(path))
+        return None if inode is None else bytes(inode.data)
+
+    def write_file(self, path: str, data: bytes) -> None:
+        temporary = f"{path}.new"
+        self.remove(temporary)
+        file = self.open(temporary, create=True)
+        file.write_at(0, [data])
+        file.sync_data()
+        self.rename(temporary, path)
+        self.sync_directory(os.path.dirname(path))
+
+    def rename(self, old: str, new: str) -> None:
+        self.step()
+        directory, old_name = self._at(old)
+        target, new_name = self._at(new)
+        inode = directory.names.get(old_name)
+        if inode is None or target is not directory:
+            raise FileNotFoundError(errno.ENOENT, "no such file, or another directory", old)
+        directory.change((new_name, inode), (old_name, None))
+
+    def remove(self, path: str) -> None:
+        directory, name = self._at(path)
+        if name in directory.names:
+            self.step()
+            directory.change((name, None))
+            self._moment(REMOVAL)
+
+    def sync_directory(self, path: str) -> None:
+        self.step()
+        self.may_fail("eio_sync", path)
+        directory = self._directories[path]
+        directory.settle(len(directory.changes))
+
+    def lock(self, path: str) -> SimulatedFile:
+        holder = self._locks.get(path)
+        if holder is not None and holder.holder is not None and not holder.holder.dead:
+            raise BlockingIOError(errno.EWOULDBLOCK, "locked", path)
+        file = self._locks[path] = self.open(path, create=True)
+        file.holder = PROCESS.get()
+        return file
+
+    def usage(self, path: str) -> tuple[int, int, int]:
+        used = sum(len(inode.data) for d in self._directories.values() for inode in d.names.values())
+        return 1, self.capacity, 0 if self.faults.full else max(self.capacity - used, 0)
+
+    # ------------------------------------------------------------------------------------ Disk: pools
+
+    def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
+        process = PROCESS.get()
+        if process is None:
+            raise RuntimeError("a disk is used by processes only")
+        entry = _Call(call, self._loop.create_future(), process)
+        self._active.setdefault(pool, [])
+        self._queued.setdefault(pool, deque()).append(entry)
+        self._start_calls(pool)
+        return entry.future
+
+    def close(self) -> None:
+        """Calls under way come to their end by themselves."""
+
+    def _start_calls(self, pool: str) -> None:
+        active, queued, kind = self._active[pool], self._queued[pool], pool.partition("-")[0]
+        while queued and len(active) < POOLS[kind]:
+            call = queued.popleft()
+            active.append(call)
+            seconds = self.rng.uniform(0.3, 1.7) * CALL_S[kind] * self.faults.slow
+            self._loop.call_later(seconds, self._complete, pool, call, context=call.process.context)
+            self._moment(kind)
+
+    def _complete(self, pool: str, call: _Call[object]) -> None:
+        if call.ended:
+            return
+        call.ended = True
+        self._active[pool].remove(call)
+        if not call.future.done():
+            try:
+                result = call.work()
+            except Exception as error:
+                call.future.set_exception(error)
+            else:
+                call.future.set_result(result)
+        self._start_calls(pool)
+
+    # ------------------------------------------------------------------------------------ crashes and damage
+
+    def cut(self, *, power: bool) -> None:
+        """The host's process was killed: calls under way stop somewhere. With `power` the page cache is gone too."""
+        for active in self._active.values():
+            for call in active:
+                call.ended = True
+                self._budget = 1 if self.tears else self.rng.choice(STEPS_LEFT)
+                try:
+                    call.work()
+                except (PowerCut, Exception):
+                    pass  # cut off, or failed: nobody is left to be told
+                self._budget = None
+            self._loop.graveyard.extend(active)
+            active.clear()
+        for queued in self._queued.values():
+            self._loop.graveyard.extend(queued)
+            queued.clear()
+        if power:
+            self._lose_cache()
+        self.tears = False
+
+    def _lose_cache(self) -> None:
+        for directory in self._directories.values():
+            directory.lose_some(self.rng, in_order=self.keeps_order)
+        for inode in self._inodes():
+            if inode.pending:
+                self._keep_some(inode)
+            inode.data = bytearray(inode.durable)
+
+    def _inodes(self) -> list[Inode]:
+        return [inode for directory in self._directories.values() for inode in directory.names.values()]
+
+    def wipe(self) -> None:
+        """Another disk in place of this one."""
+        self._directories.clear()
+        self._locks.clear()
+
+    def files(self, suffix: str, folder: str = "") -> list[str]:
+        """Paths of files whose name ends so, below directories whose path contains `folder`."""
+        return [
+            f"{path}/{name}"
+            for path, directory in sorted(self._directories.items())
+            if folder in path
+            for name in sorted(directory.names)
+            if name.endswith(suffix)
+        ]
+
+    def lose(self, path: str) -> None:
+        """A file is gone from the medium."""
+        directory, name = self._at(path)
+        directory.names.pop(name, None)
+        directory.durable.pop(name, None)
+
+    def flip(self, path: str) -> bool:
+        """One synced bit of a file is another one now; False where nothing is synced."""
+        directory, name = self._at(path)
+        inode = directory.names[name]
+        size = min(len(inode.durable), len(inode.data))
+        if not size:
+            return False
+        at, bit = self.rng.randrange(size), 1 << self.rng.randrange(8)
+        inode.durable[at] ^= bit
+        inode.data[at] ^= bit
+        return True
+
+
+def _set_names(names: dict[str, Inode], changes: Sequence[tuple[str, Inode | None]]) -> None:
+    for name, inode in changes:
+        if inode is None:
+            names.pop(name, None)
+        else:
+            names[name] = inode
+
+
+def _apply(content: bytearray, offset: int, data: bytes) -> None:
+    if offset < 0:
+        size = int.from_bytes(data, "big")
+        del content[size:]
+        content.extend(bytes(size - len(content)))
+        return
+    if len(content) < offset:
+        content.extend(bytes(offset - len(content)))
+    content[offset : offset + len(data)] = data

@@ -1,0 +1,437 @@
+"""`LogCheckers`: the invariants of logs, held against what writers are told, what readers read, and the segment lists.
+
+Every record of a run has a payload of its own, so that wherever it shows up it is known. A writer's *session* is one
+opened writer; a reader's *span* is what one opened reader delivered, from its start on.
+
+    at every metadata change    it depends on the version of the list that was read, and on a lock (I7);
+                                the segments follow each other, all but the newest completed; two in progress only while
+                                their one owner rolls; each has its ledger, a completed one a closed one that reaches
+                                as far; what is completed never changes nor goes (I2, I7)
+    at every acknowledgement    in write order within the session, at a position of its own (I3, I4); in a segment of
+                                the session's that is in the list (I7), not beyond the end of a completed one (I5)
+    at every record read        written, and not called "not written"; at the position that was acknowledged, the same
+                                for all (I3); readers go forward only (I4); transaction ids and numbers as written;
+                                readers that are opened again go on where they were (`delivery`)
+    at the end                  `final`: the log read as a whole has every acknowledged record and every record that any
+                                reader saw (I1, I6), in an order that time allows, ids not decreasing, no number missing
+                                (I4); every span is a piece of it without a gap; completed segments say what they hold
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dlspark.core.codec.dlsn import DLSN
+from metadata.logs import DEFAULT_PARTITION, SegmentMetadata
+from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData
+from simulation.delivery import Deliveries
+from simulation.history import Outcome, outcome_of
+
+if TYPE_CHECKING:
+    from simulation.cluster import Client, World
+    from simulation.loop import Process
+
+NAMESPACE_PATH = "/dlspark"
+_DEPTH = 6
+"""Parts of a segment's path: "", namespace, log, partition, "ledgers", segment."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One opened writer, with the process that it is in."""
+
+    log: str
+    client: str
+    process: Process
+    number: int
+    txid: int = 0
+    """The highest transaction id given out."""
+    records: list[Written] = field(default_factory=list)
+    last_acknowledged: DLSN = DLSN.NON_INCLUSIVE_LOWER_BOUND
+    failed: bool = False
+    overtaken: bool = False
+    """Somebody completed a segment of it while its process was paused."""
+
+
+@dataclass(slots=True, eq=False)
+class Written:
+    """A record that was given to a writer."""
+
+    session: Session
+    txid: int
+    payload: bytes
+    began: int
+    """When, counted in acknowledgements and writes."""
+    ended: int = -1
+    outcome: Outcome = Outcome.OPEN
+    dlsn: DLSN | None = None
+    """Where it was acknowledged or first read."""
+    read: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A record as a reader delivered it."""
+
+    dlsn: DLSN
+    txid: int
+    payload: bytes
+    sequence_id: int
+
+
+@dataclass(slots=True)
+class Span:
+    """What one reader delivered, from `start` on; `txid` is what it was asked to start at, if that is how it was."""
+
+    name: str
+    log: str
+    start: DLSN
+    txid: int | None = None
+    before: Span | None = None
+    """What the same reader delivered before it was opened again."""
+    read: list[Seen] = field(default_factory=list)
+    due: DLSN = field(init=False)
+    """The first place that the reader was not given yet."""
+    hidden: DLSN = DLSN.NON_INCLUSIVE_LOWER_BOUND
+    """What was below this could be hidden when the first record was delivered."""
+
+    def __post_init__(self) -> None:
+        self.due = self.before.next if self.before is not None else self.start
+
+    @property
+    def next(self) -> DLSN:
+        """Where the reader has to go on."""
+        return self.read[-1].dlsn.next if self.read else self.due
+
+
+@dataclass(slots=True)
+class LogTruth:
+    """What is known of one log."""
+
+    name: str
+    segments: dict[str, SegmentMetadata] = field(default_factory=dict)
+    """By znode name, as in the metadata now."""
+    records: dict[bytes, Written] = field(default_factory=dict)
+    at: dict[DLSN, Written] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+
+    def ordered(self) -> list[SegmentMetadata]:
+        return sorted(self.segments.values(), key=lambda segment: (segment.lssn, segment.in_progress))
+
+    def segment(self, lssn: int) -> SegmentMetadata | None:
+        return next((segment for segment in self.segments.values() if segment.lssn == lssn), None)
+
+
+class LogCheckers:
+    """One for each world. Violations go to the world's `Checkers.fail`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.logs: dict[str, LogTruth] = {}
+        self.deliveries = Deliveries(self._fail, world.reached)
+        self._owners: dict[int, Session] = {}
+        """Who created which ledger."""
+        self.on_rolled: Callable[[str], None] = lambda client: None
+        """Told of the client whose writer has just started a segment beside one in progress."""
+        self._sessions: defaultdict[str, int] = defaultdict(int)
+        self._events = 0
+
+    def truth(self, log: str) -> LogTruth:
+        truth = self.logs.get(log)
+        if truth is None:
+            truth = self.logs[log] = LogTruth(log)
+        return truth
+
+    def truth_of(self, session: Session) -> LogTruth:
+        """Of the log that the session writes."""
+        return self.truth(session.log)
+
+    def _fail(self, log: str, message: str) -> None:
+        self._world.checkers.fail(f"log {log}: {message}")
+
+    @property
+    def events(self) -> int:
+        """The present moment, as `Written` counts it."""
+        return self._events
+
+    def _tick(self) -> int:
+        self._events += 1
+        return self._events
+
+    # ------------------------------------------------------------------------------------ writers
+
+    def session(self, log: str, client: Client) -> Session:
+        """A writer is about to be opened."""
+        if client.process is None:
+            raise RuntimeError("the client was not started")
+        self._sessions[log] += 1
+        return Session(log, client.name, client.process, self._sessions[log])
+
+    def ledger_created(self, session: Session, ledger_id: int) -> None:
+        self._owners[ledger_id] = session
+
+    def written(self, session: Session, txid: int, payload: bytes) -> Written:
+        """A record is given to the session's writer."""
+        record = Written(session, txid, payload, self._tick())
+        self.truth_of(session).records[payload] = record
+        session.records.append(record)
+        return record
+
+    def acknowledged(self, record: Written, dlsn: DLSN) -> None:
+        """A writer was told where its record is."""
+        session, truth = record.session, self.truth_of(record.session)
+        self._world.trace.note(f"log-ack {session.log} {dlsn} {session.client}/{session.number}")
+        if dlsn <= session.last_acknowledged:
+            self._fail(session.log, f"{dlsn} was acknowledged after {session.last_acknowledged} (I4)")
+        session.last_acknowledged = dlsn
+        record.outcome, record.ended = Outcome.OK, self._tick()
+        self._place(truth, record, dlsn)
+        segment = self.segment_of(truth, dlsn.lssn)
+        if segment is None:
+            self._fail(session.log, f"{dlsn} was acknowledged in a segment that is not in the list (I7)")
+        elif self._owners.get(segment.ledger_id) is not session:
+            self._fail(session.log, f"{dlsn} was acknowledged to one who does not own its segment (I5)")
+        elif not segment.in_progress and dlsn > DLSN(segment.lssn, segment.last_entry, segment.last_slot):
+            self._fail(
+                session.log,
+                f"segment {segment.lssn} was completed at {segment.last_entry}:{segment.last_slot}, and {dlsn} was "
+                "acknowledged (I5)",
+            )
+
+    def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
+        """The segment in which a record may be acknowledged now."""
+        return truth.segment(lssn)
+
+    def refused(self, record: Written, error: BaseException) -> None:
+        """A writer was told that its record failed, or may have."""
+        session = record.session
+        self.session_failed(session)
+        record.outcome, record.ended = outcome_of(error), self._tick()
+        self._world.reached(f"log.{type(error).__name__}")
+        if record.read and record.outcome is Outcome.FAILED:
+            self._fail(session.log, f"{record.dlsn} was read before, and was then called not written: {error!r}")
+
+    def session_failed(self, session: Session) -> None:
+        """A writer has failed; perhaps it was somebody else's turn while its process stood still."""
+        if session.overtaken and not session.failed:
+            self._world.reached("log.deposed-while-paused")
+        session.failed = True
+
+    def _place(self, truth: LogTruth, record: Written, dlsn: DLSN) -> None:
+        if record.dlsn is not None and record.dlsn != dlsn:
+            self._fail(truth.name, f"one record is at {record.dlsn} and at {dlsn} (I4)")
+        if truth.at.setdefault(dlsn, record) is not record:
+            self._fail(truth.name, f"two records are at {dlsn} (I3)")
+        record.dlsn = dlsn
+
+    # ------------------------------------------------------------------------------------ readers
+
+    def span(self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: Span | None = None) -> Span:
+        """A reader was opened; `before` is what it had delivered until it was closed."""
+        span = Span(name, log, start, txid, before)
+        self.truth(log).spans.append(span)
+        return span
+
+    def read(self, span: Span, seen: Seen) -> None:
+        """A reader delivered a record."""
+        log, dlsn = span.log, seen.dlsn
+        self._world.trace.note(f"log-read {log} {span.name} {dlsn}")
+        truth = self.truth(log)
+        record = truth.records.get(seen.payload)
+        if record is None:
+            self._fail(log, f"{span.name} read at {dlsn} what nobody wrote: {seen.payload[:40]!r} (I3)")
+            return
+        if record.outcome is Outcome.FAILED:
+            self._fail(log, f"{span.name} read at {dlsn} a record that was called not written")
+        if record.txid != seen.txid:
+            self._fail(log, f"{span.name} read transaction id {seen.txid} at {dlsn}, written was {record.txid}")
+        if dlsn < span.start or (span.read and dlsn <= span.read[-1].dlsn):
+            self._fail(log, f"{span.name} went back to {dlsn} (I4)")
+        if span.read and dlsn.lssn != span.read[-1].dlsn.lssn:
+            self._world.reached("log.reader-crossed")
+        if record.outcome is Outcome.UNKNOWN and not record.read:
+            self._world.reached("log.unknown-kept")
+        self._place(truth, record, dlsn)
+        record.read = True
+        if not span.read:
+            self.deliveries.begins(span, seen, self.hidden_below(truth))
+        span.read.append(seen)
+
+    def hidden_below(self, truth: LogTruth) -> DLSN:
+        """Readers that are opened now need not deliver what is below."""
+        return DLSN(0, 0, 0)
+
+    # ------------------------------------------------------------------------------------ metadata
+
+    def metadata_applied(self, ops: Sequence[Op]) -> None:
+        """A transaction: segment lists are looked at once all of it is applied."""
+        changed: dict[str, LogTruth] = {}
+        for op in ops:
+            parts = op.path.split("/")
+            if len(parts) == _DEPTH and parts[3:5] == [DEFAULT_PARTITION, "ledgers"]:
+                truth = changed[parts[2]] = self.truth(parts[2])
+                self._check_conditions(truth, op, "/".join(parts[:4]), ops)
+                self._apply(truth, op, parts[5])
+        for truth in changed.values():
+            self._check_list(truth)
+        self.deliveries.metadata_applied(ops)
+
+    def _check_conditions(self, truth: LogTruth, op: Op, partition: str, ops: Sequence[Op]) -> None:
+        """Whoever changes a list depends on the version of it that he has read, and on his lock (I7)."""
+        read = f"{partition}/ledgers"
+        if not any(one.path == read and one.version != ANY_VERSION for one in ops if isinstance(one, Check | SetData)):
+            self._fail(truth.name, f"{op.path} was changed in a transaction that depends on no version of {read} (I7)")
+        lock = f"{partition}/lock"  # its member, or, where owners take no lock, the parent of those
+        if not any(isinstance(one, Check) and one.path.startswith(lock) for one in ops):
+            self._fail(truth.name, f"{op.path} was changed in a transaction that depends on no lock (I7)")
+
+    def _apply(self, truth: LogTruth, op: Op, name: str) -> None:
+        before = truth.segments.get(name)
+        if isinstance(op, Delete):
+            truth.segments.pop(name, None)
+            if before is not None and not before.in_progress:
+                self._fail(truth.name, f"the completed segment {before.lssn} was removed (I2)")
+            elif before is not None and truth.segment(before.lssn) is None:
+                self._removed(truth, before)
+        elif isinstance(op, Create | SetData):
+            segment = SegmentMetadata.decode(op.data, op.path)
+            if before is not None and before != segment:
+                self._fail(truth.name, f"segment {before.lssn} was changed in place (I2)")
+            truth.segments[name] = segment
+            if segment.in_progress:
+                self._started(truth, segment)
+            else:
+                self._completed(truth, segment)
+
+    def _removed(self, truth: LogTruth, segment: SegmentMetadata) -> None:
+        """An in-progress segment went without a completed one in its place: it must have been empty."""
+        self._world.reached("log.empty-segment-removed")
+        kept = [dlsn for dlsn in truth.at if dlsn.lssn == segment.lssn]
+        if kept:
+            self._fail(truth.name, f"segment {segment.lssn} was removed, with records up to {max(kept)} (I7)")
+
+    def _started(self, truth: LogTruth, segment: SegmentMetadata) -> None:
+        ledger = self._world.checkers.truth(segment.ledger_id)
+        if ledger.metadata is None or ledger.deleted:
+            self._fail(truth.name, f"segment {segment.lssn} was started without ledger {segment.ledger_id} (I7)")
+        if any(other.ledger_id == segment.ledger_id for other in truth.segments.values() if other is not segment):
+            self._fail(truth.name, f"ledger {segment.ledger_id} is that of two segments (I7)")
+        for other in truth.segments.values():
+            if other.in_progress and other is not segment:
+                self._world.reached("log.rolled")
+                self._tell_rolled(segment)
+                if self._owners.get(other.ledger_id) is not self._owners.get(segment.ledger_id):
+                    self._fail(
+                        truth.name,
+                        f"segment {segment.lssn} was started while {other.lssn} of another owner had no end (I7)",
+                    )
+
+    def _tell_rolled(self, segment: SegmentMetadata) -> None:
+        owner = self._owners.get(segment.ledger_id)
+        if owner is not None:
+            self.on_rolled(owner.client)
+
+    def _completed(self, truth: LogTruth, segment: SegmentMetadata) -> None:
+        name = f"segment {segment.lssn}"
+        ledger = self._world.checkers.truth(segment.ledger_id).metadata
+        if ledger is None or not ledger.is_closed or ledger.last_entry < segment.last_entry:
+            self._fail(truth.name, f"{name} was completed at entry {segment.last_entry}, its ledger is {ledger} (I2)")
+        before = [other for other in truth.segments.values() if other.in_progress and other.lssn == segment.lssn]
+        if not before or before[0].ledger_id != segment.ledger_id:
+            self._fail(truth.name, f"{name} was completed with ledger {segment.ledger_id}, not that of {before} (I7)")
+        end = DLSN(segment.lssn, segment.last_entry, segment.last_slot)
+        beyond = [dlsn for dlsn in truth.at if dlsn.lssn == segment.lssn and dlsn > end]
+        if beyond:
+            self._fail(truth.name, f"{name} was completed at {end}; {max(beyond)} was acknowledged or read (I1, I2)")
+        owner = self._owners.get(segment.ledger_id)
+        if owner is not None and owner.process.dead:
+            self._world.reached("log.segment-recovered")
+            if any(other.in_progress and other.lssn > segment.lssn for other in truth.segments.values()):
+                self._world.reached("log.roll-interrupted")
+        elif owner is not None and owner.process.paused:
+            owner.overtaken = True
+            self._world.reached("log.overtaken-while-paused")
+
+    def _check_list(self, truth: LogTruth) -> None:
+        """Numbers follow each other, one znode each; at most the last two are in progress."""
+        segments = truth.ordered()
+        numbers = [segment.lssn for segment in segments]
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False:
+            self._fail(truth.name, f"its segments are {numbers} (I7)")
+        in_progress = [segment.in_progress for segment in segments]
+        if any(in_progress[:-2]) or in_progress[-2:] == [True, False]:
+            self._fail(truth.name, f"segments {numbers} are in progress as {in_progress} tells (I7)")
+        for segment in segments:
+            deleted = self._world.checkers.truth(segment.ledger_id).deleted
+            if deleted and not segment.in_progress:
+                self._fail(truth.name, f"the ledger of the completed segment {segment.lssn} was deleted (I7)")
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def final(self, log: str, seen: Sequence[Seen]) -> None:
+        """The whole log, as a reader with all nodes healthy delivered it, after its last writer has closed."""
+        truth = self.truth(log)
+        self._check_list(truth)
+        if any(segment.in_progress for segment in truth.segments.values()):
+            self._fail(log, "a segment is in progress, though the last writer was closed (I7)")
+        places = [one.dlsn for one in seen]
+        there = {one.dlsn: truth.records[one.payload] for one in seen}
+        begin = self.begin_of(truth)
+        for dlsn, record in truth.at.items():
+            if dlsn >= begin and there.get(dlsn) is not record:
+                self._fail(log, f"the record at {dlsn} was {record.outcome.value} or read, and is not there (I1, I6)")
+        for record in truth.records.values():
+            if record.dlsn is None and record.outcome in (Outcome.UNKNOWN, Outcome.OPEN):
+                self._world.reached("log.unknown-dropped")
+        self._check_order(log, seen, list(there.values()))
+        for span in truth.spans:
+            self._check_span(span, seen, places)
+        self.deliveries.check_starts(truth)
+        for segment in truth.ordered():
+            if DLSN(segment.lssn, 0, 0) >= begin:
+                self._check_segment(truth, segment, seen)
+
+    def begin_of(self, truth: LogTruth) -> DLSN:
+        """What is below may be gone."""
+        return DLSN(0, 0, 0)
+
+    def first_sequence_id(self, seen: Sequence[Seen]) -> int:
+        """The sequence id with which a log begins that holds what was `seen`."""
+        return 0
+
+    def _check_order(self, log: str, seen: Sequence[Seen], records: list[Written]) -> None:
+        """In an order that time allows: nothing stands before what had been acknowledged when it was written."""
+        earliest_end, first = self._events + 1, self.first_sequence_id(seen)
+        for one, record in zip(reversed(seen), reversed(records), strict=True):
+            if earliest_end < record.began:
+                self._fail(log, f"{one.dlsn} was written after a record behind it had been acknowledged (I4)")
+            if record.outcome is Outcome.OK:
+                earliest_end = min(earliest_end, record.ended)
+        for index, one in enumerate(seen):
+            if index and one.txid < seen[index - 1].txid:
+                self._fail(log, f"the transaction id goes down to {one.txid} at {one.dlsn} (I4)")
+            number = first + index
+            if one.sequence_id != number:
+                self._fail(
+                    log, f"the record at {one.dlsn} has sequence id {one.sequence_id}, it is number {number} (I4)"
+                )
+
+    def _check_span(self, span: Span, seen: Sequence[Seen], places: list[DLSN]) -> None:
+        first = bisect_left(places, span.start)
+        if span.txid is not None and first and seen[first - 1].txid >= span.txid:
+            self._fail(span.log, f"{span.name} was put at {span.start} for {span.txid}, which is before it")
+        delivered = [(one.dlsn, one.sequence_id) for one in span.read]
+        expected = [(one.dlsn, one.sequence_id) for one in seen[first : first + len(span.read)]]
+        if delivered != expected:
+            wrong = next(pair for pair in zip(delivered, [*expected, None], strict=False) if pair[0] != pair[1])
+            self._fail(span.log, f"{span.name}, from {span.start}, read {wrong[0]} in place of {wrong[1]} (I4, I6)")
+
+    def _check_segment(self, truth: LogTruth, segment: SegmentMetadata, seen: Sequence[Seen]) -> None:
+        held = [one for one in seen if one.dlsn.lssn == segment.lssn]
+        said = (segment.record_count, segment.last_txid if held else -1)
+        if said != (len(held), held[-1].txid if held else -1):
+            self._fail(truth.name, f"segment {segment.lssn} says {said} of its count and last id; it has {len(held)}")

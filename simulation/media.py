@@ -1,0 +1,128 @@
+"""`Media`: what lies on the nodes' disks for certain, told by the bytes that became durable and by nothing else.
+
+a journal batch     counts once it is synced and every batch before it: replay goes no further than the first one
+                    that is missing. It must not claim more to be durable than is (a tail could not be told from
+                    damage then)
+a checkpoint        the journal behind it may go, so each log that it names must be on the medium: its name, and its
+                    bytes up to where the checkpoint says (D7, D8)
+"""
+
+from __future__ import annotations
+
+import os.path
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from storage_node.bookie import checkpoint
+from storage_node.bookie.entry_logs import log_name
+from storage_node.bookie.journal_format import BatchHeader, parse_batch_header
+from storage_node.bookie.records import ENTRY, LEDGER, Record, parse_ledger_body, scan
+from storage_node.protocol.digests import ENTRY_HEADER
+
+if TYPE_CHECKING:
+    from simulation.cluster import Node
+
+CHECKPOINT_AS_WRITTEN: Final = f"/{checkpoint.FILE_NAME}.new"
+JOURNAL_DIRECTORIES: Final = ("/journal1", "/journal2")
+"""Of every node; some use the first one only."""
+_BATCH_START: Final = b"dlsBATCH"
+
+
+@dataclass(slots=True)
+class _Journal:
+    """The batches of one journal since its node was started."""
+
+    through: int
+    """Up to this one all are synced."""
+    waiting: dict[int, list[Record]] = field(default_factory=dict)
+    """Synced, with one before them that is not."""
+
+
+@dataclass(slots=True)
+class NodeTruth:
+    """What one node has on its medium for certain, and what it has promised."""
+
+    durable: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(ledger, entry) -> CRC-32 of the entry in a batch that counts."""
+    fenced: set[int] = field(default_factory=set)
+    promised: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Entries whose EOK left the node, and when."""
+    promised_fences: dict[int, None] = field(default_factory=dict)
+    journals: dict[str, _Journal] = field(default_factory=dict)
+    """By directory."""
+
+
+class Media:
+    """The disks of all nodes. `fail` is told of what must not be, `carried` of each entry's ledger, id and LAC."""
+
+    def __init__(self, fail: Callable[[str], None], carried: Callable[[int, int, int], None]) -> None:
+        self._fail = fail
+        self._carried = carried
+        self.nodes: defaultdict[str, NodeTruth] = defaultdict(NodeTruth)
+        self.holders: defaultdict[tuple[int, int], int] = defaultdict(int)
+        """How many nodes have each (ledger, entry)."""
+
+    def node_starts(self, host: str) -> None:
+        """The numbers of a journal's batches go on wherever replay finds its end."""
+        self.nodes[host].journals.clear()
+
+    def synced(self, node: Node, path: str, written: Sequence[tuple[int, bytes]]) -> None:
+        """Bytes of a file became durable."""
+        if path.endswith(CHECKPOINT_AS_WRITTEN):
+            self._checkpoint(node, b"".join(data for _, data in sorted(written)))
+        elif path.startswith(JOURNAL_DIRECTORIES):
+            for offset, data in written:
+                if data.startswith(_BATCH_START):
+                    self._batch(node.name, path, offset, data)
+
+    def _batch(self, host: str, path: str, offset: int, data: bytes) -> None:
+        batch = parse_batch_header(data, 0, offset, int.from_bytes(data[8:16], "big"))
+        if batch is None:
+            return
+        truth, claimed = self.nodes[host], batch.durable_through
+        journal = truth.journals.setdefault(os.path.dirname(path), _Journal(claimed))
+        if claimed > journal.through:
+            self._fail(
+                f"{host}: batch {batch.sequence} in {path} claims that those up to {claimed} are durable, and batch "
+                f"{journal.through + 1} is not"
+            )
+        journal.waiting[batch.sequence] = list(self._records(host, path, batch, data))
+        while (records := journal.waiting.pop(journal.through + 1, None)) is not None:
+            journal.through += 1
+            for record in records:
+                self._count(truth, record)
+
+    def _records(self, host: str, path: str, batch: BatchHeader, data: bytes) -> Iterator[Record]:
+        for record in scan(memoryview(data)[batch.records_at : batch.records_at + batch.records_length]):
+            if isinstance(record, int):
+                self._fail(f"{host} wrote a malformed record into {path} at {batch.offset}")
+            else:
+                yield record
+
+    def _count(self, truth: NodeTruth, record: Record) -> None:
+        if record.kind == ENTRY:
+            key = (record.ledger_id, record.entry_id)
+            if key not in truth.durable:
+                self.holders[key] += 1
+            truth.durable[key] = zlib.crc32(record.body)
+            self._carried(*ENTRY_HEADER.unpack_from(record.body)[:3])
+        elif record.kind == LEDGER and parse_ledger_body(record.body)[1]:
+            truth.fenced.add(record.ledger_id)
+
+    def _checkpoint(self, node: Node, data: bytes) -> None:
+        found = checkpoint.decode(data)
+        if found is None:
+            return
+        # What survived in the journal without having been synced is durable by the checkpoint of the next start.
+        self.nodes[node.name].fenced.update(i for i, ledger in found[1].items() if ledger.fenced)
+        if node.damaged:
+            return
+        for log_id, length in found[0].logs.items():
+            if not any(node.disk.holds(log, length) for log in node.disk.files(log_name(log_id))):
+                self._fail(
+                    f"{node.name} writes a checkpoint that names {length} bytes of {log_name(log_id)}, which would not "
+                    "all be there after a power cut (D7)"
+                )

@@ -1,0 +1,58 @@
+"""The mutation check: each safety rule taken out in memory, one at a time; the simulator must notice.
+
+A mutation replaces a method or function of the product for the length of a run and puts it back. It says nothing about
+the product, only about the simulator: a rule whose absence no run notices is a rule that no run tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+from simulation.mutations import ledgers, logs, nodes
+from simulation.mutations.mutation import Mutation
+from simulation.scenarios import Report, run_seed
+
+__all__ = ["MUTATIONS", "Mutation", "applied", "run_mutated", "seeds_needed"]
+
+MUTATIONS: dict[str, Mutation] = {
+    **ledgers.WRITER,
+    **ledgers.RECOVERY,
+    **ledgers.METADATA,
+    **ledgers.READERS,
+    **nodes.JOURNAL,
+    **nodes.CHECKPOINTS,
+    **nodes.NODES,
+    **logs.OWNERS,
+    **logs.READERS,
+    **logs.LIVES,
+}
+"""By name, in the order of docs/simulation.md."""
+
+
+@contextmanager
+def applied(name: str) -> Iterator[None]:
+    """The product without one of its rules."""
+    mutation = MUTATIONS[name]
+    original = getattr(mutation.owner, mutation.attribute)
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(mutation.owner, mutation.attribute, mutation.replace(original)))
+        for other in mutation.also:
+            stack.enter_context(applied(other))
+        yield
+
+
+def run_mutated(name: str, seed: int, *, logs: bool = False) -> Report:
+    """One run without the rule."""
+    with applied(name):
+        return run_seed(seed, logs=logs)
+
+
+def seeds_needed(name: str, limit: int, first: int = 0, *, logs: bool = False) -> tuple[int, str] | None:
+    """How many seeds passed before one failed, and how it failed; None if none of `limit` did."""
+    for count in range(limit):
+        failure = run_mutated(name, first + count, logs=logs).failure
+        if failure is not None:
+            return count, failure
+    return None

@@ -1,0 +1,183 @@
+"""`NameWorkload`: logs that are renamed, deleted and made again under their writers and readers.
+
+A few names, and fewer logs. Whoever writes to a name without a log makes one; renamers move logs between names,
+deleters delete them. Readers keep their handles and open one reader after the other. Writers lose their sessions in the
+middle of something, so that what they send last meets another log of the same name. At the end every name's log is
+written and read, renamed and read again, deleted and made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.deletion import delete_log
+from dlspark.core.log import AsyncLog
+from dlspark.core.writing.writer import AsyncLogWriter
+from dlspark.errors import AlreadyTruncatedError, LogNotFoundError
+from simulation.cluster import Client, World
+from simulation.deposing import Deposing
+from simulation.log_checkers import Session, Span
+from simulation.log_workload import NEVER, LogWorkload, SimulatedLog, draw_log
+from simulation.name_checkers import NameCheckers
+
+DEPOSED_SHARE = 0.15
+"""Of the writers: one loses its session soon."""
+LAST_NAME = "last"
+"""A name that logs have at the end only."""
+
+
+class NameWorkload(LogWorkload):
+    """Logs whose names move."""
+
+    never = tuple(error for error in NEVER if error is not AlreadyTruncatedError)
+    most_bursts = 8
+
+    def __init__(self, world: World, rng: Random) -> None:
+        super().__init__(world, rng)
+        draw = world.rng("names")
+        self.logs = [_untimed(draw_log(name, draw)) for name in ("log0", "log1", "log2")[: draw.choice((2, 3))]]
+        self.names = NameCheckers(world)
+        self._deposing = Deposing(self, "names.writer")
+        world.logs = self.names
+
+    def start_programs(self, rng: Random) -> None:
+        for index, log in enumerate(self.logs):
+            for number in range(rng.choice((1, 2)) if index == 0 else rng.choice((0, 1))):
+                self.add_role(f"w{number}-{log.name}", partial(self.write, log))
+            for number in range(rng.choice((1, 2))):
+                self.add_role(f"r{number}-{log.name}", partial(self.read, log))
+        for number in range(rng.choice((1, 2))):
+            self.add_role(f"renamer{number}", self.rename)
+        for number in range(rng.choice((1, 1, 2))):
+            self.add_role(f"deleter{number}", self.delete)
+
+    # ------------------------------------------------------------------------------------ writing
+
+    async def _push(self, rng: Random, writer: AsyncLogWriter, session: Session) -> None:
+        if rng.random() < DEPOSED_SHARE:
+            self._deposing.soon(self.world.clients[session.client], rng)
+        await super()._push(rng, writer, session)
+
+    # ------------------------------------------------------------------------------------ renaming, deleting
+
+    async def rename(self, client: Client) -> None:
+        """Give logs names that are free."""
+        while not self.over:
+            rng = self.world.rng(f"rename/{client.name}/{client.runs}/{self.opened}")
+            namespace = await self.open_namespace(rng.choice(self.logs), client)
+            try:
+                for _ in range(rng.randint(1, 8)):
+                    await asyncio.sleep(rng.uniform(0.01, 0.15))
+                    taken = sorted(self.names.present)
+                    free = sorted({log.name for log in self.logs} - self.names.present.keys())
+                    if not taken or not (free or rng.random() < 0.1) or self.over:
+                        continue
+                    old, new = rng.choice(taken), rng.choice(free or taken)
+                    if old == new:
+                        continue
+                    with self.world.history.operation(client.name, "rename", old):
+                        await namespace.rename_log(old, new)
+            finally:
+                await self.close_namespace(namespace)
+
+    async def delete(self, client: Client) -> None:
+        """Delete logs, which somebody makes again."""
+        while not self.over:
+            rng = self.world.rng(f"delete/{client.name}/{client.runs}/{self.opened}")
+            await asyncio.sleep(rng.uniform(0.1, 0.8))
+            name = rng.choice(sorted(self.names.present) or [self.logs[0].name])
+            log = next(log for log in self.logs if log.name == name)
+            namespace = await self.open_namespace(log, client)
+            try:
+                self.names.deleting(name)
+                with self.world.history.operation(client.name, "delete", name):
+                    await delete_log(namespace.services, name, log.settings, client.name)
+            finally:
+                await self.close_namespace(namespace)
+
+    # ------------------------------------------------------------------------------------ reading
+
+    async def read(self, log: SimulatedLog, client: Client) -> None:
+        """Follow what the name leads to, with one handle for several readers."""
+        while not self.over:
+            rng = self.world.rng(f"read/{client.name}/{client.runs}/{self.opened}")
+            namespace = await self.open_namespace(log, client)
+            try:
+                await self._read_on(log, await namespace.open_log(log.name), client, rng)
+            except self.never as error:
+                self.world.checkers.fail(f"{client.name}: {error!r}")
+            finally:
+                await self.close_namespace(namespace)
+            await asyncio.sleep(rng.uniform(0, 0.1))
+
+    async def _read_on(self, log: SimulatedLog, handle: AsyncLog, client: Client, rng: Random) -> None:
+        span: Span | None = None
+        position = DLSN.INITIAL
+        for _ in range(rng.randint(1, 8)):
+            if self.over:
+                return
+            try:
+                if span is None or rng.random() < 0.4:
+                    self.names.opening(client.name)
+                    reader, span = await self._anywhere(log, handle, client, rng)
+                else:
+                    reader = await handle.open_reader(position)
+                    span = self.names.span(client.name, log.name, position, before=span)
+                try:
+                    await self.tail(reader, span, rng, rng.choice((3, 20, 1_000)))
+                    position = reader.position
+                finally:
+                    await reader.close()
+            except LogNotFoundError:
+                self.world.reached("names.reader-told")
+                span = None
+            except AlreadyTruncatedError:
+                self.world.reached("names.reader-cleared")
+                if log.name not in self.names.deletable:
+                    raise
+                span = None
+            await asyncio.sleep(rng.uniform(0, 0.05))
+
+    # ------------------------------------------------------------------------------------ the end
+
+    async def verify(self, client: Client) -> None:
+        await super().verify(client)
+        for log in self.logs:
+            renamed = SimulatedLog(f"{LAST_NAME}-{log.name}", log.settings)
+            await self.patiently(f"renaming {log.name}", partial(self._rename_last, log, renamed, client))
+            await self._read_and_write(renamed, client)
+            await self._read_and_write(log, client)
+            self.names.deleting(renamed.name)
+            await self.patiently(f"deleting {renamed.name}", partial(self._delete_last, renamed, client))
+            await self._read_and_write(renamed, client)
+
+    async def _read_and_write(self, log: SimulatedLog, client: Client) -> None:
+        written: list[DLSN] = []
+        await self.patiently(f"writing {log.name}", partial(self._write_last, log, client, written))
+        await self.patiently(f"reading {log.name}", partial(self._read_whole, log, client, written))
+
+    async def _rename_last(self, log: SimulatedLog, renamed: SimulatedLog, client: Client) -> None:
+        namespace = await self.open_namespace(log, client)
+        try:
+            if renamed.name not in self.names.present:
+                await namespace.rename_log(log.name, renamed.name)
+        finally:
+            await self.close_namespace(namespace)
+
+    async def _delete_last(self, log: SimulatedLog, client: Client) -> None:
+        namespace = await self.open_namespace(log, client)
+        try:
+            await delete_log(namespace.services, log.name, log.settings, client.name)
+        except LogNotFoundError:
+            self.world.reached("names.deleted-before")
+        finally:
+            await self.close_namespace(namespace)
+
+
+def _untimed(log: SimulatedLog) -> SimulatedLog:
+    """Without the minutes that rolling by time takes: the end has many writers."""
+    return replace(log, settings=replace(log.settings, rolling_minutes=0))
