@@ -19,13 +19,12 @@ from pathlib import Path
 
 from metadata.auditors import AuditorStore
 from metadata.bookies import BookieAddress, BookieRegistry
-from metadata.claims import Claims
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
-from metadata.replication import ReplicationStore
+from metadata.replication import RepairQueue, ReplicationStore
 from metadata.store import MetadataStore
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.autorecovery.auditor import Auditor, AuditReport
@@ -145,7 +144,7 @@ async def measure(count: int, in_memory: bool) -> None:
         begin = time.monotonic()
         marked = [ledger_id async for ledger_id in rig.marks.marked()]
         print(f"{len(marked)} marks listed in {time.monotonic() - begin:.1f} s", flush=True)
-        begin, claims = time.monotonic(), Claims(rig.marks, "bench", random.Random(0))
+        begin, claims = time.monotonic(), RepairQueue(rig.marks, "bench", random.Random(0))
         taken = 0
         while taken < CLAIMS and (claim := await claims.next()) is not None:
             taken += await claims.settle(claim)

@@ -71,10 +71,10 @@ from metadata.foundation.errors import (
     SessionExpiredError,
 )
 from metadata.locks import LockingError, OwnershipAcquireFailedError
+from metadata.log_folders import DuplicateLogError
 from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError
 from metadata.namespaces import NamespaceInUseError, NotBoundError
 from metadata.permissions import RequestDeniedError
-from metadata.places import DuplicateLogError
 from metadata.segments import SegmentListError, UnsupportedMetadataVersionError
 from storage_node.errors import DigestError, NotEnoughBookiesError
 

@@ -24,6 +24,7 @@ from metadata.foundation.errors import (
 )
 from metadata.ledgers import Versioned
 from metadata.locks import LockingError, OwnershipAcquireFailedError, sequence_of
+from metadata.log_folders import LogFolder
 from metadata.log_names import (
     LogExistsError,
     LogNotFoundError,
@@ -34,7 +35,6 @@ from metadata.log_names import (
 )
 from metadata.logs import LogStore
 from metadata.paths import ancestors, check_request, name_of
-from metadata.places import Place
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.segments import COMPLETED_PREFIX, IN_PROGRESS_PREFIX, SegmentMetadata
 from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData, Stat
@@ -125,7 +125,7 @@ class LogAdmin:
 
     async def _rename_ops(self, old: str, new: str, extra: Callable[[], Awaitable[list[Op]]]) -> list[Op]:
         source = await self._logs.located(old)
-        place = await self._logs.places.choose(new)
+        place = await self._logs.log_folders.choose(new)
         target = self._logs.paths_in(place.folder, new)
         if await self._store.exists(target.partition) is not None:
             raise LogExistsError(f"there is a log {new!r} already; nothing was renamed", log=old, path=target.root)
@@ -154,7 +154,7 @@ class LogAdmin:
             ) from error
         return ops
 
-    async def _target_ops(self, place: Place, target: LogPaths, data: bytes) -> list[Op]:
+    async def _target_ops(self, place: LogFolder, target: LogPaths, data: bytes) -> list[Op]:
         """What makes the znode of the new name, which may be there as a folder of nested logs."""
         above = [path for path in ancestors(target.root) if len(path) > len(place.folder)]
         stats = await asyncio.gather(*(self._store.exists(path) for path in [*above, target.root]))
@@ -222,7 +222,7 @@ class LogAdmin:
             except LogNotFoundError:
                 return []
         else:
-            folders = await self._logs.places.folders()
+            folders = await self._logs.log_folders.folders()
         await repeat(self._store, lambda: self._store.sync(self._logs.namespace_path))
         room = asyncio.Semaphore(MAX_LISTINGS)
         found = await asyncio.gather(*(self._walk(folder, start, room) for folder in folders))

@@ -56,7 +56,7 @@ class _Lists:
         self.heard.clear()
         if None not in self.fresh:
             watch = self.logs.list_watches.watch(_FOLDERS, self.folders_changed)
-            self.folders = await self._asked(None, self.logs.places.folders(watch))
+            self.folders = await self._asked(None, self.logs.log_folders.folders(watch))
         for folder in self.folders:
             where = join(folder, self.prefix) if self.prefix else folder
             if where not in self.fresh:

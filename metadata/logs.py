@@ -35,6 +35,7 @@ from metadata.foundation.errors import (
     check,
 )
 from metadata.ledgers import Versioned
+from metadata.log_folders import DuplicateLogError, LogFolder, LogFolders, PlainFolders
 from metadata.log_names import (
     LAYOUT_VERSION,
     RESERVED,
@@ -51,7 +52,6 @@ from metadata.log_names import (
 )
 from metadata.namespaces import NotBoundError
 from metadata.paths import ancestors, check_path, join
-from metadata.places import DuplicateLogError, LogPlaces, Place, PlainPlaces
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.segment_listing import RELISTS, SegmentCache, SegmentLister, SegmentListing, SegmentVanishedError
 from metadata.segments import (
@@ -62,7 +62,7 @@ from metadata.segments import (
     UnsupportedMetadataVersionError,
     gap_in,
 )
-from metadata.shared_watches import SharedWatches
+from metadata.session import SharedWatches
 from metadata.store import Check, Create, Delete, MetadataStore, Op, OpResult, SetData, Stat, Watcher
 
 __all__ = [
@@ -104,7 +104,7 @@ _NUMBER: Final = re.compile(rb"-?\d{1,19}")
 class LogStore:
     """The logs of the namespace at `namespace_path`, which must exist to create logs in it.
 
-    `places` tells where each log is; a plain namespace has all of them below its own znode.
+    `log_folders` tells where each log is; a plain namespace has all of them below its own znode.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class LogStore:
         skip_minimum_version: bool = False,
         validate_sequence: bool = True,
         cache: SegmentCache | None = None,
-        places: LogPlaces | None = None,
+        log_folders: LogFolders | None = None,
     ) -> None:
         check_path(namespace_path)
-        self._places = places if places is not None else PlainPlaces(namespace_path)
+        self._log_folders = log_folders if log_folders is not None else PlainFolders(namespace_path)
         self._store = store
         self._namespace = namespace_path
         self._partition = partition
@@ -142,8 +142,8 @@ class LogStore:
         return self._namespace
 
     @property
-    def places(self) -> LogPlaces:
-        return self._places
+    def log_folders(self) -> LogFolders:
+        return self._log_folders
 
     @property
     def partition(self) -> str:
@@ -163,22 +163,22 @@ class LogStore:
         Raises InvalidLogNameError; in a federated namespace LogNotFoundError for a log that was never looked up.
         """
         plain = self.validate_name(name)
-        folder = self._places.known(plain)
+        folder = self._log_folders.known(plain)
         if folder is None:
-            raise log_not_found(name, self._places.root)
+            raise log_not_found(name, self._log_folders.root)
         return self.paths_in(folder, plain)
 
     def paths_in(self, folder: str, name: str) -> LogPaths:
-        """The znodes of a log in one of the places (`LogPlaces`)."""
+        """The znodes of a log in one of the log_folders (`LogFolders`)."""
         root = join(folder, name)
         return LogPaths(root, join(root, self._partition))
 
     async def located(self, name: str) -> LogPaths:
         """The znodes of a log. Raises InvalidLogNameError; LogNotFoundError, in a plain namespace never."""
         plain = self.validate_name(name)
-        folder = await self._places.find(plain)
+        folder = await self._log_folders.find(plain)
         if folder is None:
-            raise log_not_found(name, self._places.root)
+            raise log_not_found(name, self._log_folders.root)
         return self.paths_in(folder, plain)
 
     # ---- logs -------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class LogStore:
             except LogNotFoundError:
                 return []
         else:
-            folders = await self._places.folders()
+            folders = await self._log_folders.folders()
 
         async def look() -> Names:
             await self._store.sync(self._namespace)
@@ -241,7 +241,7 @@ class LogStore:
         """
         plain = validate_new_name(name, self._partition)
         for _ in range(MAX_REPEATS):
-            place = await self._places.choose(plain)
+            place = await self._log_folders.choose(plain)
             try:
                 whole = await self._create_at(place, plain, metadata)
             except BadVersionError:
@@ -258,7 +258,7 @@ class LogStore:
             return
         raise BadVersionError("other logs keep being created; nothing was", log=name, path=self._namespace)
 
-    async def _create_at(self, place: Place, name: str, metadata: bytes) -> bool:
+    async def _create_at(self, place: LogFolder, name: str, metadata: bytes) -> bool:
         """Create what is missing; whether that was all of the log."""
         paths = self.paths_in(place.folder, name)
         parents: Ops = [Create(parent) for parent in ancestors(paths.root) if len(parent) > len(place.folder)]

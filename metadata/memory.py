@@ -38,10 +38,9 @@ from metadata.foundation.errors import (
     SessionExpiredError,
     check,
 )
-from metadata.observing import RequestObservers
 from metadata.paths import check_path, check_request, name_of, parent_of
 from metadata.retry import create_with_parents
-from metadata.session import SessionHub, call_safely
+from metadata.session import RequestObservers, SessionHub, call_safely
 from metadata.store import (
     ANY_VERSION,
     Create,

@@ -1,4 +1,8 @@
-"""What both stores share on the client's side: the session's state, its listeners, and watches that became void.
+"""What both stores share on the client's side.
+
+SessionHub        the session's state, its listeners, and watches that became void
+RequestObservers  who wants to know how long requests take
+SharedWatches     many listeners to the same thing, one watch in the store
 
 A watch does not survive a lost connection, because changes may pass unseen while it is down. It is then void, and says
 so once with `EventKind.SESSION`: when the connection is back, or when the session ended, whichever comes first. Whoever
@@ -10,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
 from typing import ParamSpec
 
-from metadata.store import EventKind, SessionListener, SessionState, Watcher, WatchEvent
+from metadata.store import EventKind, RequestObserver, SessionListener, SessionState, Watcher, WatchEvent
 
 P = ParamSpec("P")
 
@@ -71,3 +77,90 @@ class SessionHub:
             voided, self._voided = self._voided, []
         for path, watcher in voided:
             call_safely(watcher, WatchEvent(EventKind.SESSION, path))
+
+
+class RequestObservers:
+    """The observers of one store."""
+
+    def __init__(self) -> None:
+        self._observers: tuple[RequestObserver, ...] = ()
+
+    def add(self, observer: RequestObserver) -> Callable[[], None]:
+        """See `MetadataStore.observe`."""
+        self._observers = (*self._observers, observer)
+
+        def forget() -> None:
+            self._observers = tuple(one for one in self._observers if one is not observer)
+
+        return forget
+
+    def request(self, operation: str, path: str) -> _Request:
+        """A block that is one request."""
+        return _Request(self, operation, path)
+
+    def tell(self, operation: str, path: str, seconds: float, error: BaseException | None) -> None:
+        for observer in self._observers:
+            call_safely(observer, operation, path, seconds, error)
+
+
+class _Request:
+    __slots__ = ("_began", "_loop", "_observers", "_operation", "_path")
+
+    def __init__(self, observers: RequestObservers, operation: str, path: str) -> None:
+        self._observers = observers
+        self._operation = operation
+        self._path = path
+        self._began = 0.0
+        # Kept: the block may end outside of it, where a request that nobody waits for any more is thrown away.
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> None:
+        self._began = self._loop.time()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = self._loop.time() - self._began
+        self._observers.tell(self._operation, self._path, seconds, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedWatch:
+    """Equal for the same key, so that a store keeps one of them on a path."""
+
+    watches: SharedWatches
+    key: str
+
+    def __call__(self, event: WatchEvent) -> None:
+        self.watches._heard(self.key, event)
+
+
+class SharedWatches:
+    """Listeners by key. Each is told of the next event, once, as a store's own watchers are.
+
+    A store keeps a watch until it is heard. Without sharing, whoever listens to what rarely changes and goes again
+    would leave one behind each time; here the store knows one watch for each key, and listeners come and go.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, dict[Watcher, None]] = {}
+
+    def __len__(self) -> int:
+        """Listeners that wait for an event."""
+        return sum(map(len, self._listeners.values()))
+
+    def watch(self, key: str, listener: Watcher) -> Watcher:
+        """The watch to leave with the store, for `listener` to be told; one that is left already may tell it first."""
+        self._listeners.setdefault(key, {})[listener] = None
+        return _SharedWatch(self, key)
+
+    def leave(self, key: str, listener: Watcher) -> None:
+        """Tell this listener nothing more; it may have been told, or never have listened."""
+        listeners = self._listeners.get(key, {})
+        listeners.pop(listener, None)
+        if not listeners:
+            self._listeners.pop(key, None)
+
+    def _heard(self, key: str, event: WatchEvent) -> None:
+        for listener in self._listeners.pop(key, {}):
+            call_safely(listener, event)

@@ -41,10 +41,9 @@ from metadata.foundation.errors import (
     SessionExpiredError,
 )
 from metadata.foundation.pacing import TokenBucket
-from metadata.observing import RequestObservers
 from metadata.paths import check_path, check_request
 from metadata.retry import create_with_parents, reconnected
-from metadata.session import SessionHub, call_safely
+from metadata.session import RequestObservers, SessionHub, call_safely
 from metadata.store import (
     ANY_VERSION,
     Create,

@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
 from metadata.foundation.errors import DistributedLogError
-from metadata.log_limit import LogLimit
+from metadata.foundation.pacing import MessageLimit
 from storage_node.edge import Buffer, FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
 from storage_node.protocol.frames import ALL, MAX_FRAME_BYTES, ChunkPool, FrameBuffer
@@ -486,7 +486,7 @@ class TcpNetwork:
         """Links that have more to hand out."""
         self.pool = pool or ChunkPool()
         self._links: set[TcpLink] = set()
-        self.lines = LogLimit(logger)
+        self.lines = MessageLimit(logger)
         """What peers can have logged."""
 
     async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:

@@ -13,8 +13,8 @@ from dlspark.core.metrics import Meter
 from dlspark.core.services import RollingPermits, Services, Shared
 from dlspark.core.settings import Settings
 from metadata.bookies import BookieRegistry
-from metadata.federation import FederatedPlaces
 from metadata.ledgers import LedgerStore
+from metadata.log_folders import FederatedFolders
 from metadata.logs import LogStore
 from metadata.namespaces import Binding
 from metadata.paths import join
@@ -103,9 +103,9 @@ def _ledger_client(
 
 def _log_store(store: MetadataStore, path: str, binding: Binding, settings: Settings) -> LogStore:
     """The logs of the namespace at `path`."""
-    places = None
+    folders = None
     if binding.federated or settings.federated:
-        places = FederatedPlaces(
+        folders = FederatedFolders(
             store, path, max_logs=settings.federated_max_logs, ask_on_miss=settings.federated_ask_on_miss
         )
     return LogStore(
@@ -119,5 +119,5 @@ def _log_store(store: MetadataStore, path: str, binding: Binding, settings: Sett
             max_segments=settings.segment_cache_max,
             ttl_ms=settings.segment_cache_ttl_ms,
         ),
-        places=places,
+        log_folders=folders,
     )

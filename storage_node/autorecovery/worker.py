@@ -1,6 +1,6 @@
 """`ReplicationWorker`: takes marked ledgers, one after the other, and restores their copies.
 
-    claim (lock) -> check -> repair each settled fragment -> check again -> remove the mark -> give the lock back
+    task (lock) -> check -> repair each settled fragment -> check again -> remove the mark -> give the lock back
 
 The order of znodes is the specification's: mark, lock, copies, ledger metadata, mark removed, lock removed; so a crash
 at any point leaves a mark for the next worker, and the lock goes with the session. A mark is removed only with the
@@ -23,10 +23,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-from metadata.claims import Claim, Claims
 from metadata.foundation.errors import DistributedLogError, InvariantViolation, NoNodeError
 from metadata.foundation.tasks import end_tasks, undisturbed
-from metadata.replication import ReplicationStore
+from metadata.replication import RepairQueue, RepairTask, ReplicationStore
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, Inspection, LedgerChecker
 from storage_node.autorecovery.replicator import FragmentReplicator
@@ -64,10 +63,10 @@ class ReplicationWorker:
         self._client = client
         self._settings = settings
         self._news = asyncio.Event()
-        self._claims = Claims(marks, owner, rng, self._hear)
+        self._queue = RepairQueue(marks, owner, rng, self._hear)
         self._failures: dict[int, int] = {}
         self._deferred: set[asyncio.Task[None]] = set()
-        self._held: dict[int, Claim] = {}
+        self._held: dict[int, RepairTask] = {}
         self._broken: asyncio.Future[None] | None = None
         self.repaired = 0
         """Ledgers that this worker found whole, or made whole, and whose marks it removed."""
@@ -94,9 +93,9 @@ class ReplicationWorker:
         while True:
             try:
                 await self._marks.wait_until_enabled()
-                claim = await self._next()
-                self._held[claim.ledger_id] = claim
-                advanced = await self._take_up(claim)
+                task = await self._next()
+                self._held[task.ledger_id] = task
+                advanced = await self._take_up(task)
             except InvariantViolation:
                 raise
             except DistributedLogError as error:
@@ -107,56 +106,56 @@ class ReplicationWorker:
             if not advanced or len(self._deferred) >= MAX_DEFERRED:
                 await asyncio.sleep(self._settings.rereplicate_backoff_ms / 1000)
 
-    async def _next(self) -> Claim:
+    async def _next(self) -> RepairTask:
         """A ledger to repair; waits for one, and while auto-recovery is switched off."""
         while True:
             self._news.clear()
-            claim = await self._claims.next()
-            if claim is not None:
-                return claim
+            task = await self._queue.next()
+            if task is not None:
+                return task
             await self._news.wait()
             await self._marks.wait_until_enabled()
 
     # ---- one ledger -------------------------------------------------------------------------------------------------
 
-    async def _take_up(self, claim: Claim) -> bool:
+    async def _take_up(self, task: RepairTask) -> bool:
         """Repair a claimed ledger; False where that failed. Its lock is given back, now or later."""
         try:
-            found = await self._repair(claim)
+            found = await self._repair(task)
         except NoNodeError:
-            logger.info("ledger %d was deleted: there is nothing left to repair", claim.ledger_id)
-            await self._settle(claim)
+            logger.info("ledger %d was deleted: there is nothing left to repair", task.ledger_id)
+            await self._settle(task)
             return True
         except METADATA_AWAY:
-            self._defer(claim, _at_once)
+            self._defer(task, _at_once)
             raise
         except InvariantViolation:
             raise
         except DistributedLogError as error:
             # An open ledger of which too few bookies are left to tell where it ends: that is nobody's to decide (D3).
-            logger.warning("ledger %d cannot be repaired at present: %s", claim.ledger_id, error)
+            logger.warning("ledger %d cannot be repaired at present: %s", task.ledger_id, error)
         else:
             if found.waits_for_writer:
-                self._defer(claim, self._after_grace(claim))
+                self._defer(task, self._after_grace(task))
                 return True
             if not found.bad:
-                await self._settle(claim)
+                await self._settle(task)
                 return True
-            logger.warning("ledger %d still lacks copies of %s", claim.ledger_id, ", ".join(sorted(found.missing)))
-        self._defer(claim, self._after_failure(claim))
+            logger.warning("ledger %d still lacks copies of %s", task.ledger_id, ", ".join(sorted(found.missing)))
+        self._defer(task, self._after_failure(task))
         return False
 
-    async def _repair(self, claim: Claim) -> Inspection:
+    async def _repair(self, task: RepairTask) -> Inspection:
         """Restore the copies of the settled fragments; what fails is left for another time, fragment by fragment.
 
         Returns how the ledger is now; of one that waits for its writer, how it was.
         """
-        found = await self._checker.inspect(claim.ledger_id)
+        found = await self._checker.inspect(task.ledger_id)
         for part in found.bad:
             if not part.fragment.settled:
                 continue
             try:
-                stored = await self._replicator.repair(found, part, partial(self._marks.holds, claim.lock))
+                stored = await self._replicator.repair(found, part, partial(self._marks.holds, task.lock))
             except (*METADATA_AWAY, NoNodeError, InvariantViolation):
                 raise
             except DistributedLogError as error:
@@ -170,26 +169,26 @@ class ReplicationWorker:
                     ", ".join(sorted(part.bookies)),
                     part.fragment.first,
                 )
-        return found if found.waits_for_writer else await self._checker.inspect(claim.ledger_id)
+        return found if found.waits_for_writer else await self._checker.inspect(task.ledger_id)
 
-    async def _settle(self, claim: Claim) -> None:
-        self._failures.pop(claim.ledger_id, None)
+    async def _settle(self, task: RepairTask) -> None:
+        self._failures.pop(task.ledger_id, None)
         try:
-            if await self._claims.settle(claim):
+            if await self._queue.settle(task):
                 self.repaired += 1
         finally:
-            self._held.pop(claim.ledger_id, None)
+            self._held.pop(task.ledger_id, None)
 
-    async def _give_back(self, claim: Claim) -> None:
-        if self._held.pop(claim.ledger_id, None) is not None:
-            lost = not self._marks.holds(claim.lock)
-            await self._claims.give_back(claim)
+    async def _give_back(self, task: RepairTask) -> None:
+        if self._held.pop(task.ledger_id, None) is not None:
+            lost = not self._marks.holds(task.lock)
+            await self._queue.give_back(task)
             if lost:
                 self._news.set()  # the lock went with its session: no event will tell that the ledger is free now
 
     # ---- later ------------------------------------------------------------------------------------------------------
 
-    def _defer(self, claim: Claim, later: Callable[[], Awaitable[None]]) -> None:
+    def _defer(self, task: RepairTask, later: Callable[[], Awaitable[None]]) -> None:
         """Run `later` in the background, then give the lock back."""
 
         async def run() -> None:
@@ -199,26 +198,26 @@ class ReplicationWorker:
                 if self._broken is not None and not self._broken.done():
                     self._broken.set_exception(error)
             except DistributedLogError as error:
-                logger.warning("ledger %d is left for another time: %s", claim.ledger_id, error)
-            await self._return_late(claim)
+                logger.warning("ledger %d is left for another time: %s", task.ledger_id, error)
+            await self._return_late(task)
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._deferred.add(task)
-        task.add_done_callback(self._deferred.discard)
+        deferred = asyncio.get_running_loop().create_task(run())
+        self._deferred.add(deferred)
+        deferred.add_done_callback(self._deferred.discard)
 
-    async def _return_late(self, claim: Claim) -> None:
+    async def _return_late(self, task: RepairTask) -> None:
         try:
-            await self._give_back(claim)
+            await self._give_back(task)
         except DistributedLogError as error:
-            logger.info("the lock of ledger %d ends with its session: %s", claim.ledger_id, error)
+            logger.info("the lock of ledger %d ends with its session: %s", task.ledger_id, error)
 
-    def _after_grace(self, claim: Claim) -> Callable[[], Awaitable[None]]:
+    def _after_grace(self, task: RepairTask) -> Callable[[], Awaitable[None]]:
         async def later() -> None:
             await asyncio.sleep(self._settings.open_ledger_grace_period_ms / 1000)
-            if not self._marks.holds(claim.lock):
+            if not self._marks.holds(task.lock):
                 return  # our session ended: it is somebody else's now
             try:
-                found = await self._checker.inspect(claim.ledger_id)
+                found = await self._checker.inspect(task.ledger_id)
                 if found.waits_for_writer:
                     await self._recover(found)
             except NoNodeError:
@@ -232,9 +231,9 @@ class ReplicationWorker:
         reader = await self._client.open(found.ledger_id, password=password, recover=True)
         await reader.close()
 
-    def _after_failure(self, claim: Claim) -> Callable[[], Awaitable[None]]:
-        failures = self._failures.pop(claim.ledger_id, 0)
-        self._failures[claim.ledger_id] = failures + 1
+    def _after_failure(self, task: RepairTask) -> Callable[[], Awaitable[None]]:
+        failures = self._failures.pop(task.ledger_id, 0)
+        self._failures[task.ledger_id] = failures + 1
         if len(self._failures) > MAX_FAILURES:
             del self._failures[next(iter(self._failures))]
         pause_ms = self._settings.failed_ledger_lock_period_ms / 2 ** (_STEPS - min(failures, _STEPS))
@@ -246,11 +245,11 @@ class ReplicationWorker:
 
     async def _give_all_back(self) -> None:
         """What is still locked, within a bounded time: the rest goes with the session."""
-        claims, self._held = list(self._held.values()), {}
+        tasks, self._held = list(self._held.values()), {}
 
         async def give_back() -> None:
-            for claim in claims:
-                await self._claims.give_back(claim)
+            for task in tasks:
+                await self._queue.give_back(task)
 
         try:
             await asyncio.wait_for(give_back(), STOP_TIMEOUT_S)

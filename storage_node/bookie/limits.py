@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from metadata.foundation.errors import check
-from metadata.log_limit import LogLimit
+from metadata.foundation.pacing import MessageLimit
 from storage_node.bookie.waiters import MAX_POLLS, PollLine
 from storage_node.turns import Turns
 
@@ -147,5 +147,5 @@ class Limits:
         self.traffic = Traffic()
         self.turns = Turns(now)
         """Connections whose requests waited in line, and go on."""
-        self.lines = LogLimit(logger)
+        self.lines = MessageLimit(logger)
         """What peers can have logged."""

@@ -18,8 +18,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+from metadata.foundation.pacing import MessageLimit
 from metadata.foundation.tasks import end_tasks
-from metadata.log_limit import LogLimit
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.checkpoint import Checkpoint
 from storage_node.bookie.checkpointing import Checkpointer
@@ -94,7 +94,7 @@ class Storage:
         """Reads that the disk refused."""
         self.damaged = 0
         """Reads whose bytes failed their checksum."""
-        self._lines = LogLimit(logger)
+        self._lines = MessageLimit(logger)
         """What is logged of entries that cannot be read, as often as anybody asks for them."""
         self._room_waiters: list[Callable[[], None]] = []
         self._stuck = asyncio.Event()

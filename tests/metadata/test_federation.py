@@ -1,4 +1,4 @@
-"""Federated namespaces: where logs are made, how they are found, and what keeps them from being in two places."""
+"""Federated namespaces: where logs are made, how they are found, and what keeps them from being in two folders."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 from metadata_worlds import World
 
-from metadata import federation
-from metadata.federation import FederatedPlaces
+from metadata import log_folders as federation
 from metadata.foundation.errors import BadVersionError
+from metadata.log_folders import DuplicateLogError, FederatedFolders
 from metadata.logs import LogExistsError, LogNotFoundError, LogStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore, NotBoundError
-from metadata.places import DuplicateLogError
 from metadata.segments import SegmentMetadata
 from metadata.store import MetadataStore
 
@@ -23,8 +22,8 @@ FEDERATED = replace(Binding.for_cluster("h:1"), federated=True)
 
 
 def federated(store: MetadataStore, root: str, *, max_logs: int = 2, ask_on_miss: bool = True) -> LogStore:
-    places = FederatedPlaces(store, root, max_logs=max_logs, ask_on_miss=ask_on_miss)
-    return LogStore(store, root, places=places)
+    folders = FederatedFolders(store, root, max_logs=max_logs, ask_on_miss=ask_on_miss)
+    return LogStore(store, root, log_folders=folders)
 
 
 @pytest.fixture
@@ -149,8 +148,8 @@ async def test_concurrent_creators_put_each_log_in_one_place_and_keep_the_limit(
     outcomes = await asyncio.gather(*(one.create(name) for name in names for one in stores), return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} <= {type(None), LogExistsError}
     fresh = federated(store, ns, max_logs=4)
-    assert await fresh.list() == sorted(names)  # raises for a log in two places
-    folders = await fresh.places.folders()
+    assert await fresh.list() == sorted(names)  # raises for a log in two folders
+    folders = await fresh.log_folders.folders()
     for folder in folders:
         children, _ = await store.children(folder)
         assert len([child for child in children if not child.startswith(".")]) <= 4
@@ -158,7 +157,7 @@ async def test_concurrent_creators_put_each_log_in_one_place_and_keep_the_limit(
 
 
 async def test_a_creator_that_looked_too_early_has_to_look_again(logs: LogStore, others: LogStore) -> None:
-    place = await logs.places.choose("log")
+    place = await logs.log_folders.choose("log")
     assert place.folder == logs.namespace_path
     for name in ("a", "b", "log"):
         await others.create(name)
@@ -280,7 +279,7 @@ async def test_a_log_that_went_and_came_back_elsewhere_is_not_created_where_it_w
 ) -> None:
     for name in "abc":
         await logs.create(name)
-    place = await logs.places.choose("a")
+    place = await logs.log_folders.choose("a")
     await others.delete_tree("a")
     await others.create("a")
     assert await placed(others, "a") == "/.subnamespaces/NS_0000000000/a"

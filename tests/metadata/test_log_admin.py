@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from metadata_worlds import World
 
-from metadata.federation import FederatedPlaces
 from metadata.foundation.errors import BadVersionError, CallerError, OutcomeUnknownError
 from metadata.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.log_admin import Below, LogAdmin
+from metadata.log_folders import FederatedFolders
 from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError, LogStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
@@ -247,7 +247,7 @@ async def test_a_log_too_long_for_one_transaction_stays_as_it_is() -> None:
 
 async def test_in_a_federated_namespace_a_name_is_taken_wherever_it_is(store: MetadataStore, root: str) -> None:
     await NamespaceStore(store, f"{root}/ns").bind(replace(BINDING, federated=True))
-    logs = LogStore(store, f"{root}/ns", places=FederatedPlaces(store, f"{root}/ns", max_logs=1))
+    logs = LogStore(store, f"{root}/ns", log_folders=FederatedFolders(store, f"{root}/ns", max_logs=1))
     admin = LogAdmin(logs)
     segments = await filled(logs, "a")
     await logs.create("b")

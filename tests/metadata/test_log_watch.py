@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from metadata_worlds import World
 
-from metadata.federation import FederatedPlaces
+from metadata.log_folders import FederatedFolders
 from metadata.log_watch import LogChange, watch_logs
 from metadata.logs import LogStore
 from metadata.memory import MemoryStore, MemoryTree
@@ -21,8 +21,8 @@ from metadata.store import MetadataStore, Watcher
 async def logs(request: pytest.FixtureRequest, store: MetadataStore, root: str) -> LogStore:
     federated = request.param == "federated"
     await NamespaceStore(store, f"{root}/ns").bind(replace(Binding.for_cluster("h:1"), federated=federated))
-    places = FederatedPlaces(store, f"{root}/ns", max_logs=2) if federated else None
-    return LogStore(store, f"{root}/ns", places=places)
+    folders = FederatedFolders(store, f"{root}/ns", max_logs=2) if federated else None
+    return LogStore(store, f"{root}/ns", log_folders=folders)
 
 
 async def take(changes: AsyncIterator[LogChange], count: int) -> list[tuple[str, bool]]:
@@ -78,7 +78,7 @@ async def test_logs_below_a_prefix_are_told_also_where_it_is_still_to_come(logs:
 async def test_what_changed_while_the_session_was_lost_is_told_after_it(
     world: World, logs: LogStore, store: MetadataStore
 ) -> None:
-    other = LogStore(await world.open(), logs.namespace_path, places=None)
+    other = LogStore(await world.open(), logs.namespace_path, log_folders=None)
     changes = watch_logs(logs, existing=True)
     await logs.create("a")
     assert await take(changes, 1) == [("a", True)]
@@ -124,8 +124,8 @@ async def test_all_who_watch_share_a_watch_and_leave_no_other_behind(federated: 
     tree = MemoryTree()
     store = MemoryStore(tree)
     await NamespaceStore(store, "/ns").bind(replace(Binding.for_cluster("h:1"), federated=federated))
-    places = FederatedPlaces(store, "/ns", max_logs=9) if federated else None
-    logs = LogStore(store, "/ns", places=places)
+    folders = FederatedFolders(store, "/ns", max_logs=9) if federated else None
+    logs = LogStore(store, "/ns", log_folders=folders)
 
     def left() -> int:
         """Watches on lists of names; those on single logs tell where they are."""

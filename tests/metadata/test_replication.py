@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metadata_worlds import Heard, World
 
-from metadata.claims import Claims
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.ledgers import MAX_LEDGER_ID, LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.replication import LedgerLock, ReplicationStore, UnderReplicatedLedger, mark_name
+from metadata.replication import LedgerLock, RepairQueue, ReplicationStore, UnderReplicatedLedger, mark_name
 from metadata.store import MetadataStore
 
 LEDGER = 12345
@@ -131,10 +130,10 @@ async def test_the_same_loss_again_outlives_a_repair_that_is_under_way(
 ) -> None:
     """The repairer may have looked while the node was back for a moment."""
     await replication.mark(LEDGER, ["a"])
-    claim = await Claims(elsewhere, "worker", random.Random(1)).next()
+    claim = await RepairQueue(elsewhere, "worker", random.Random(1)).next()
     assert claim is not None
     await replication.mark(LEDGER, ["a"])
-    assert not await Claims(elsewhere, "w", random.Random(0)).settle(claim)
+    assert not await RepairQueue(elsewhere, "w", random.Random(0)).settle(claim)
     assert await ids(replication) == [LEDGER]
     assert await replication.locked() == set()
 
@@ -197,7 +196,7 @@ async def test_claims_come_in_an_order_of_chance_and_list_each_folder_once(repli
     listed = Heard()
     orders = []
     for seed in range(3):
-        claims = Claims(replication, "w", random.Random(seed), listed)
+        claims = RepairQueue(replication, "w", random.Random(seed), listed)
         order = []
         while (claim := await claims.next()) is not None:
             order.append(claim)
@@ -218,7 +217,7 @@ async def test_a_watch_hears_of_a_new_mark_and_of_a_lock_given_back(
     replication: ReplicationStore, elsewhere: ReplicationStore
 ) -> None:
     heard = Heard()
-    claims = Claims(replication, "w", random.Random(0), heard)
+    claims = RepairQueue(replication, "w", random.Random(0), heard)
     assert await claims.next() is None
     await elsewhere.mark(LEDGER, ["a"])
     await heard.wait(1)
@@ -253,7 +252,7 @@ async def test_a_lock_ends_with_its_session_and_is_not_given_back_for_another(
     replication: ReplicationStore, elsewhere: ReplicationStore, world: World
 ) -> None:
     await replication.mark(LEDGER, ["a"])
-    claim = await Claims(replication, "w", random.Random(0)).next()
+    claim = await RepairQueue(replication, "w", random.Random(0)).next()
     assert claim is not None
     session = replication.store.session_id
     ended = asyncio.Event()
@@ -264,7 +263,9 @@ async def test_a_lock_ends_with_its_session_and_is_not_given_back_for_another(
     while taken is None:
         taken = await elsewhere.lock(LEDGER, "other")
     assert not replication.holds(claim.lock)
-    assert not await Claims(replication, "w", random.Random(0)).settle(claim), "the mark is the new holder's to remove"
+    assert not await RepairQueue(replication, "w", random.Random(0)).settle(claim), (
+        "the mark is the new holder's to remove"
+    )
     assert await elsewhere.locked() == {LEDGER}
     assert await ids(elsewhere) == [LEDGER]
 
@@ -273,20 +274,20 @@ async def test_a_claim_takes_each_ledger_once(replication: ReplicationStore, els
     for ledger_id in range(6):
         await replication.mark(ledger_id, ["a"])
     sides = [replication, elsewhere] * 4
-    claims = await asyncio.gather(*(Claims(side, "w", random.Random(n)).next() for n, side in enumerate(sides)))
+    claims = await asyncio.gather(*(RepairQueue(side, "w", random.Random(n)).next() for n, side in enumerate(sides)))
     taken = [claim.ledger_id for claim in claims if claim is not None]
     assert len(taken) == len(set(taken))
-    while (claim := await Claims(elsewhere, "w", random.Random(9)).next()) is not None:
+    while (claim := await RepairQueue(elsewhere, "w", random.Random(9)).next()) is not None:
         taken.append(claim.ledger_id)
     assert sorted(taken) == list(range(6))
 
 
 async def test_settling_removes_mark_and_lock(replication: ReplicationStore) -> None:
     await replication.mark(LEDGER, ["a"])
-    claim = await Claims(replication, "w", random.Random(0)).next()
+    claim = await RepairQueue(replication, "w", random.Random(0)).next()
     assert claim is not None
     assert claim.mark.value.missing == ("a",)
-    assert await Claims(replication, "w", random.Random(0)).settle(claim)
+    assert await RepairQueue(replication, "w", random.Random(0)).settle(claim)
     assert await ids(replication) == []
     assert await replication.locked() == set()
 
@@ -294,11 +295,11 @@ async def test_settling_removes_mark_and_lock(replication: ReplicationStore) -> 
 async def test_a_mark_that_cannot_be_read_stops_no_other(replication: ReplicationStore) -> None:
     await replication.store.create(replication.mark_path(1), b"{{{", make_parents=True)
     await replication.mark(2, ["a"])
-    claim = await Claims(replication, "w", random.Random(0)).next()
+    claim = await RepairQueue(replication, "w", random.Random(0)).next()
     assert claim is not None
     assert claim.ledger_id == 2
     with pytest.raises(CorruptDataError):
-        await Claims(replication, "w", random.Random(0)).next()
+        await RepairQueue(replication, "w", random.Random(0)).next()
     assert await replication.locked() == {2}
 
 
@@ -336,15 +337,15 @@ async def test_lost_answers_leave_one_mark_and_one_lock() -> None:
             )
             await replication.mark(LEDGER, ["a"], NOW)
             await replication.mark(LEDGER, ["a", "b"], NOW)
-            claim = await Claims(replication, "w", random.Random(0)).next()
+            claim = await RepairQueue(replication, "w", random.Random(0)).next()
             assert claim is not None
-            whole = await Claims(replication, "w", random.Random(0)).settle(claim)
+            whole = await RepairQueue(replication, "w", random.Random(0)).settle(claim)
             tree.inject = None
             assert not faults, "the fault happened"
             assert await replication.locked() == set()
             if not whole:  # a lost answer to the deletion: not repeated, the ledger is looked at once more
-                again = await Claims(replication, "w", random.Random(0)).next()
-                assert again is None or await Claims(replication, "w", random.Random(0)).settle(again)
+                again = await RepairQueue(replication, "w", random.Random(0)).next()
+                assert again is None or await RepairQueue(replication, "w", random.Random(0)).settle(again)
             assert await ids(replication) == []
 
 

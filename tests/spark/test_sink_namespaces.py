@@ -10,7 +10,7 @@ from sink_world import NS, SINK, job, staged_segment
 from dlspark.spark.sink.commit import Outcome, Publisher
 from dlspark.spark.sink.logs import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import Publication, StagedSegment
-from metadata.federation import FederatedPlaces
+from metadata.log_folders import FederatedFolders
 from metadata.logs import LogStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
@@ -62,7 +62,7 @@ async def test_a_log_that_may_not_be_written_gets_nothing_of_a_batch() -> None:
 async def test_a_batch_for_logs_of_several_sub_namespaces_is_published_whole() -> None:
     store = MemoryStore(MemoryTree())
     await NamespaceStore(store, NS).bind(replace(Binding.for_cluster("h:1"), federated=True))
-    logs = LogStore(store, NS, places=FederatedPlaces(store, NS, max_logs=1))
+    logs = LogStore(store, NS, places=FederatedFolders(store, NS, max_logs=1))
     sink = Sink(store, logs)
     segments = await staged(sink, "a", "b", "c")
     assert (await sink.publisher.publish(Publication(job(), segments))).outcome is Outcome.PUBLISHED

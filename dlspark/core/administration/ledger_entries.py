@@ -63,7 +63,7 @@ async def ledgers_named(services: Services) -> tuple[dict[int, list[FoundLedger]
 
 async def _folders(services: Services) -> list[str]:
     """Where the namespace has logs, the innermost first."""
-    return sorted(await services.logs.places.folders(), key=len, reverse=True)
+    return sorted(await services.logs.log_folders.folders(), key=len, reverse=True)
 
 
 def _log_of(path: str, folders: list[str]) -> str | None:

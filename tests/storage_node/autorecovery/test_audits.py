@@ -11,12 +11,11 @@ from recovery_world import QUICK, World
 from dlspark.testing.virtual_time import virtual_time
 from metadata.auditors import AuditorStore
 from metadata.bookies import BookieRegistry
-from metadata.claims import Claims
 from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.replication import ReplicationStore
+from metadata.replication import RepairQueue, ReplicationStore
 from storage_node.autorecovery.auditor import METADATA_READS, Auditor
 from storage_node.autorecovery.checker import LedgerChecker
 from storage_node.autorecovery.losses import LossTracker, Verdict
@@ -138,7 +137,7 @@ async def audit_many(count: int) -> tuple[int, int]:
         tracemalloc.stop()
     assert (report.ledgers, report.marked, report.lost) == (count, count // 10, {"lost"})
     assert [n async for n in marks.marked()] == list(range(0, count, 10))
-    claims = Claims(marks, "w", random.Random(1))
+    claims = RepairQueue(marks, "w", random.Random(1))
     listed = 0
 
     def count_lists(_session: int, operation: str, _path: str) -> None:

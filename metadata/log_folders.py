@@ -1,4 +1,8 @@
-"""`FederatedPlaces`: the logs of a federated namespace, spread over sub-namespaces so that none grows beyond a limit.
+"""Where a namespace's logs are: the znodes below which they have their own (`LogFolders`).
+
+A plain namespace keeps all of them below its own znode (`PlainFolders`). A federated one spreads them over
+sub-namespaces, so that none grows beyond a limit (`FederatedFolders`). Logs with the same first component of their
+names are in the same folder.
 
     NS                                 a sub-namespace itself, the oldest
     NS/.subnamespaces                  data: path of the sub-namespace in which a log was created last
@@ -6,14 +10,14 @@
 
 Whoever creates a log reads the version of `.subnamespaces`, then looks for the log everywhere, then creates it in one
 transaction that also sets `.subnamespaces` with that version. So of two that create logs at the same time one has to
-look again, and a log is never in two places, whatever of Java or ours creates it. Upstream knows logs by the names of
-the children of a sub-namespace; so here a log with slashes in its name is where its first component is.
+look again, and a log is never in two folders, whether Java or we create it. Upstream knows logs by the names of the
+children of a sub-namespace; so here a log with slashes in its name is where its first component is.
 
-What is known of a place is relied on until a watch says that the log's znode went. ZooKeeper keeps a watch until it is
-heard, so one session leaves MAX_WATCHED of them at most: the places of logs that are looked up beyond those are asked
-for each time. A lookup of what is not known asks every sub-namespace; with `ask_on_miss` off it trusts the lists of
-names that are kept, which the next watch refreshes: a log that another process has just created may then be missed for
-a moment.
+What is known of a log's folder is relied on until a watch says that the log's znode went. ZooKeeper keeps a watch until
+it is heard, so one session leaves MAX_WATCHED of them at most: the folders of logs that are looked up beyond those are
+asked for each time. A lookup of what is not known asks every sub-namespace; with `ask_on_miss` off it trusts the lists
+of names that are kept, which the next watch refreshes: a log that another process has just created may then be missed
+for a moment.
 """
 
 from __future__ import annotations
@@ -21,20 +25,89 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final, Protocol
 
 from metadata.bindings import SUB_NAMESPACES
-from metadata.foundation.errors import BadVersionError, NodeExistsError, NoNodeError, OutcomeUnknownError
+from metadata.foundation.errors import (
+    BadVersionError,
+    CorruptDataError,
+    NodeExistsError,
+    NoNodeError,
+    OutcomeUnknownError,
+)
 from metadata.namespaces import NotBoundError
 from metadata.paths import join
-from metadata.places import DuplicateLogError, LogPlaces, Place
 from metadata.retry import MAX_REPEATS, repeat
-from metadata.store import MetadataStore, SetData, Watcher, WatchEvent
+from metadata.store import MetadataStore, Op, SetData, Watcher, WatchEvent
+
+
+class DuplicateLogError(CorruptDataError):
+    """A log is in two sub-namespaces of a federated namespace: neither can be told to be the right one."""
+
+    code: ClassVar[int] = 600
+
+
+@dataclass(frozen=True, slots=True)
+class LogFolder:
+    """Where to create a log. `guard` joins the transaction that creates the first component of its name, and fails it
+    where somebody else may have created that elsewhere meanwhile: then choose again."""
+
+    folder: str
+    guard: tuple[Op, ...] = ()
+
+
+class LogFolders(Protocol):
+    """Finds the znode below which a log is. Names are normalised ones."""
+
+    @property
+    def root(self) -> str:
+        """The namespace's own znode."""
+        ...
+
+    def known(self, name: str) -> str | None:
+        """Where the log is, as far as that is known without asking."""
+        ...
+
+    async def find(self, name: str) -> str | None:
+        """Where the log is; None where it is not. Raises DuplicateLogError."""
+        ...
+
+    async def choose(self, name: str) -> LogFolder:
+        """Where to create the log: where it is, if it is, however much of it. Raises NotBoundError."""
+        ...
+
+    async def folders(self, watch: Watcher | None = None) -> list[str]:
+        """All folders, the namespace's own first. The watch is heard once when there may be others."""
+        ...
+
+
+class PlainFolders(LogFolders):
+    """All logs are below the namespace's own znode."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    @property
+    def root(self) -> str:
+        return self._root
+
+    def known(self, name: str) -> str | None:
+        return self._root
+
+    async def find(self, name: str) -> str | None:
+        return self._root
+
+    async def choose(self, name: str) -> LogFolder:
+        return LogFolder(self._root)
+
+    async def folders(self, watch: Watcher | None = None) -> list[str]:
+        return [self._root]
+
 
 MAX_WATCHED: Final = 262_144
-"""Logs whose places are relied on, each with a watch in the session."""
+"""Logs whose folders are relied on, each with a watch in the session."""
 MAX_PASSING: Final = 262_144
-"""Logs without one whose last known places are kept; beyond it those that were asked for longest ago are forgotten."""
+"""Logs without one whose last known folders are kept; beyond it those that were asked for longest ago are forgotten."""
 _PREFIX: Final = "NS_"
 _RESERVED: Final = (".", "<")
 
@@ -43,14 +116,14 @@ _RESERVED: Final = (".", "<")
 class _Forget:
     """A watch on a log's znode. Equal for the same log, so that one is left however often it is looked up."""
 
-    places: FederatedPlaces
+    folders: FederatedFolders
     first: str
 
     def __call__(self, event: WatchEvent) -> None:
-        self.places._forget(self.first)
+        self.folders._forget(self.first)
 
 
-class FederatedPlaces(LogPlaces):
+class FederatedFolders(LogFolders):
     """The sub-namespaces of the federated namespace at `root`; none gets more than `max_logs`."""
 
     def __init__(self, store: MetadataStore, root: str, *, max_logs: int, ask_on_miss: bool = True) -> None:
@@ -60,8 +133,8 @@ class FederatedPlaces(LogPlaces):
         self._max_logs = max_logs
         self._ask_on_miss = ask_on_miss
         self._watched: set[str] = set()  # those whose znode has a watch of ours, as far as we know
-        self._fresh: dict[str, str] = {}  # of those, the ones that have their places: nothing was heard since
-        self._passing: OrderedDict[str, str] = OrderedDict()  # the last known places of all others
+        self._fresh: dict[str, str] = {}  # of those, the ones that have their folders: nothing was heard since
+        self._passing: OrderedDict[str, str] = OrderedDict()  # the last known folders of all others
         self._changes = 0  # watches heard: what was read before one is not kept after it
         self._folders: list[str] | None = None
         self._names: dict[str, frozenset[str]] = {}
@@ -193,16 +266,16 @@ class FederatedPlaces(LogPlaces):
 
     # ---- creating ---------------------------------------------------------------------------------------------------
 
-    async def choose(self, name: str) -> Place:
+    async def choose(self, name: str) -> LogFolder:
         return await repeat(self._store, lambda: self._choose(_first(name)))
 
-    async def _choose(self, first: str) -> Place:
+    async def _choose(self, first: str) -> LogFolder:
         version = await self._index_version()  # first of all: what is created from here on changes it
         folder = await self._ask(first)
         if folder is None:
             folder = await self._with_room()
         # Also where it is there: it may go before the transaction, and be created elsewhere.
-        return Place(folder, (SetData(self._index, folder.encode(), version),))
+        return LogFolder(folder, (SetData(self._index, folder.encode(), version),))
 
     async def _index_version(self) -> int:
         await self._store.sync(self._index)

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from metadata.log_limit import LogLimit
+from metadata.foundation.pacing import MessageLimit
 
 logger = logging.getLogger("tests.log_limit")
 
@@ -18,7 +18,7 @@ async def _logged(caplog: pytest.LogCaptureFixture, count: int) -> None:
 
 
 async def test_the_first_lines_pass_and_the_others_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    limit = LogLimit(logger, burst=3, window_s=0.05)
+    limit = MessageLimit(logger, burst=3, window_s=0.05)
     for number in range(1000):
         limit.log(logging.WARNING, "line %d", number)
     assert caplog.messages == ["line 0", "line 1", "line 2"]
@@ -31,11 +31,11 @@ async def test_the_first_lines_pass_and_the_others_are_counted(caplog: pytest.Lo
 
 
 async def test_a_count_is_told_before_the_next_windows_lines_and_once(caplog: pytest.LogCaptureFixture) -> None:
-    limit = LogLimit(logger, burst=1, window_s=0.0)
+    limit = MessageLimit(logger, burst=1, window_s=0.0)
     for number in range(3):
         limit.log(logging.WARNING, "line %d", number)
     assert caplog.messages == ["line 0", "line 1", "line 2"], "each in a window of its own"
-    quiet = LogLimit(logger, burst=1, window_s=3600.0)
+    quiet = MessageLimit(logger, burst=1, window_s=3600.0)
     for _ in range(5):
         quiet.log(logging.WARNING, "again")
     quiet._began = asyncio.get_running_loop().time() - 3600
