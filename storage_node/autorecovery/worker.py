@@ -2,9 +2,9 @@
 
     task (lock) -> check -> repair each settled fragment -> check again -> remove the mark -> give the lock back
 
-The order of znodes is the specification's: mark, lock, copies, ledger metadata, mark removed, lock removed; so a crash
-at any point leaves a mark for the next worker, and the lock goes with the session. A mark is removed only with the
-version that was read under the lock, and only after a check that found nothing missing.
+The order of znodes is that of docs/reference/wire.md#replication-worker: mark, lock, copies, ledger metadata, mark
+removed, lock removed; so a crash at any point leaves a mark for the next worker, and the lock goes with the session. A
+mark is removed only with the version that was read under the lock, and only after a check that found nothing missing.
 
 What cannot be finished keeps its lock for a while, so that nobody takes it up at once:
 

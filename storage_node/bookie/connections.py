@@ -1,4 +1,4 @@
-"""One connection's requests: decoded, decided, answered (wire specification, section 7).
+"""One connection's requests: decoded, decided, answered (docs/reference/wire.md#bookie-promises).
 
     connections   frames in; adds; who has to wait, and in which order (here)
     dialects      the two protocol versions
@@ -6,7 +6,7 @@
     reads, polls, others   the requests by what they want
 
 Answers may come in any order. What cannot be begun now waits in line and stops the socket from being read; requests of
-high priority (recovery's) have a line of their own, and are begun first (7.12).
+high priority (recovery's) have a line of their own, and are begun first (docs/reference/wire.md#priorities).
 """
 
 from __future__ import annotations

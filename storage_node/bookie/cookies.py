@@ -1,4 +1,6 @@
-"""The check at start that a node's id, directories and metadata belong together (wire specification 7.11).
+"""The check at start that a node's id, directories and metadata belong together.
+
+As docs/reference/wire.md#cookies-at-start has it; the cookie's own layout is in docs/reference/znodes.md#cookies.
 
     cookie in metadata   cookies in the directories                        outcome
     absent               none, or some equal; those without are empty      new bookie: files first, then the znode

@@ -39,7 +39,7 @@ from storage_node.errors import BookieFailedError, CookieMismatchError
 logger = logging.getLogger(__name__)
 
 FENCE_MEMORY_MS = 7 * 24 * 3600 * 1000
-"""How long the writers of a fenced ledger are refused after it was deleted here (wire specification 7.2)."""
+"""How long the writers of a fenced ledger are refused after it was deleted here (docs/reference/wire.md#adds)."""
 CROWDED_WAIT_S = 60.0
 """A round does not follow another sooner, however many ledgers come."""
 DELETED_TOGETHER = 16

@@ -5,7 +5,7 @@ Budget     bytes of answers that wait for their clients; who holds much of them 
 Traffic    what was answered, counted
 polls      long polls that are parked (`waiters`)
 turns      connections that have many requests to go on with (`storage_node.turns`)
-Turnstile  entries read from disk at a time; recovery's reads go first (wire specification 7.12)
+Turnstile  entries read from disk at a time; recovery's reads go first (docs/reference/wire.md#priorities)
 """
 
 from __future__ import annotations

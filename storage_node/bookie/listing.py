@@ -1,5 +1,7 @@
-"""The blob that lists a ledger's entries: a head, and a group for each contiguous run of ids, ascending (wire
-specification 7.9)."""
+"""The blob that lists a ledger's entries: a head, and a group for each contiguous run of ids, ascending.
+
+Its layout: docs/reference/wire.md#list-of-entries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Requests that are neither adds nor reads of entries (wire specification 3, 7.5, 7.9, 7.10)."""
+"""Requests that are neither adds nor reads of entries.
+
+What each is answered is in docs/reference/wire.md#bookie-promises, and of AUTH and START_TLS in
+docs/reference/wire.md#authentication-and-tls.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long polls: reads that wait for the LAC to move on (wire specification 7.6)."""
+"""Long polls: reads that wait for the LAC to move on (docs/reference/wire.md#long-poll)."""
 
 from __future__ import annotations
 

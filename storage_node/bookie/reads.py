@@ -1,4 +1,5 @@
-"""Reads of entries: plain, fencing, and batches (wire specification 2.2, 7.3, 7.4)."""
+"""Reads of entries: plain (docs/reference/wire.md#plain-reads), fencing (docs/reference/wire.md#fencing-reads), and
+batches (docs/reference/wire.md#version-2-batch-read)."""
 
 from __future__ import annotations
 

@@ -257,7 +257,10 @@ class EntryFetcher:
         return future
 
     def _prefix(self, digest: EntryDigest, bookie: str, first: int, last: int, answer: BatchAnswer) -> list[Entry]:
-        """The entries of an answer that are what was asked for: nothing behind `last`, nothing unverified (trap 31)."""
+        """The entries of an answer that are what was asked for: nothing behind `last`, nothing unverified.
+
+        Bookies do not cut a batch there: docs/reference/wire.md#reading-in-batches.
+        """
         health = self._pool.health
         if isinstance(answer, DistributedLogError):
             if not self._pool.batches_of(bookie).refused:

@@ -85,7 +85,8 @@ class TailRound:
         frame = encode_read_request(
             txn_id, self._ledger_id, -1, previous_lac=self._next_entry - 1, timeout_ms=wait_ms, piggyback=True
         )
-        # The server's wait is shorter than the read timeout, or every poll would end as a timeout (5.9).
+        # The bookie's wait is shorter than the read timeout, or every poll would end as a timeout:
+        # docs/reference/wire.md#polling-for-the-next-entry
         slack_ms = settings.speculative_read_ms or settings.read_entry_timeout_ms
         timeout_ms = min(wait_ms + slack_ms, settings.read_entry_timeout_ms)
         self._pool.to(bookie, self._ledger_id).request(

@@ -1,6 +1,6 @@
 """Entry digests and keys: what proves that an entry read back is the entry that was written.
 
-An entry, as stored and as carried in ADD and READ bodies (wire specification, section 4.1):
+An entry, as stored and as carried in ADD and READ bodies (docs/reference/wire.md#entry-format):
 
     offset  length  field
     0       8       ledger id
@@ -10,7 +10,8 @@ An entry, as stored and as carried in ADD and READ bodies (wire specification, s
     32      D       digest over bytes [0, 32) and the payload
     32+D    n       payload
 
-An explicit-LAC packet is `ledger id, LAC, digest` (4.4). All integers are big-endian.
+An explicit-LAC packet is `ledger id, LAC, digest` (docs/reference/wire.md#explicit-lac-packet). All integers are
+big-endian.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frames: `int32 length` and that many bytes, cut out of a byte stream without copying (wire specification 1.1).
+"""Frames: `int32 length` and that many bytes, cut out of a byte stream without copying (docs/reference/wire.md#frames).
 
 A `FrameBuffer` lends its free space to whoever receives (`writable`), and hands out each complete frame's body as a
 memoryview of the chunk it arrived in (`advance`). A frame's view stays valid and unchanged for as long as anyone holds

@@ -8,8 +8,8 @@ order are the edge's. An answer whose digest fails is reported as a failure of i
 *An entry* (`EntryRead`) is asked of one replica after the other. A failure moves on to the next replica unless another
 question is still open; after a silence the edge calls `speculate`, which asks the next one beside. The first good
 answer wins. When all replicas have failed, the error that says most is raised: "no such entry" gives way to any later
-error, "unreachable" gives way to any later error but "no such entry", others stay (5.7). No number of "no such entry"
-short of all ends an ordinary read: only recovery may conclude from a quorum.
+error, "unreachable" gives way to any later error but "no such entry", others stay. No number of "no such entry" short
+of all ends an ordinary read: only recovery may conclude from a quorum (docs/reference/wire.md#reading-an-entry).
 
 *The LAC* (`LacRead`) is the greatest that any bookie of the last ensemble knows, once the known answers cover every
 write set (`striping.QuorumCoverage`).
@@ -18,7 +18,8 @@ Where being right is not worth waiting for, `LacTry` takes the first answer with
 
 *The next entry* (`TailRead`) is asked of the last ensemble's bookies in turn, beginning with the first replica of the
 entry after it: the add of that one is what tells a bookie that ours is committed. "Nothing yet" from E - A + 1 bookies,
-or an LAC that moved without the entry, ends the poll without one (5.9). After a silence the next one is asked beside.
+or an LAC that moved without the entry, ends the poll without one. After a silence the next one is asked beside
+(docs/reference/wire.md#polling-for-the-next-entry).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _UNREACHABLE = (BookieUnreachableError, ConnectionClosedError)
 
 
 def more_telling(first: DistributedLogError | None, later: DistributedLogError) -> DistributedLogError:
-    """Which of two replicas' errors to report (first-error precedence of 5.7)."""
+    """Which of two replicas' errors to report: the precedence of docs/reference/wire.md#reading-an-entry."""
     if first is None or isinstance(first, MISSING):
         return later
     if isinstance(first, _UNREACHABLE) and not isinstance(later, MISSING):

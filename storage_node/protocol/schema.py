@@ -1,4 +1,4 @@
-"""The message catalogue of protocol version 3 as tables (wire specification 1.2)."""
+"""The message catalogue of protocol version 3 as tables (docs/reference/wire.md#version-3-messages)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packets of protocol version 2, both directions (wire specification, section 2); bodies travel uncopied.
+"""Packets of protocol version 2, both directions (docs/reference/wire.md#version-2-packets); bodies travel uncopied.
 
 Every packet begins with one word: version (8 bits), opcode (8), flags (16). Nothing else correlates an answer with its
 request but the ids that it repeats, so they are repeated exactly.
@@ -76,7 +76,8 @@ _CODES = {
     Status.ETOOMANYREQUESTS: 106,
     Status.EUNKNOWNLEDGERSTATE: 101,
 }
-"""Codes that are sent. 107, the code of EUNKNOWNLEDGERSTATE, makes Java clients close the connection (trap 8)."""
+"""Codes that are sent. 107, the code of EUNKNOWNLEDGERSTATE, makes Java clients close the connection
+(docs/reference/wire.md#version-2-codes)."""
 _STATUSES = {code: status for status, code in _CODES.items() if status is not Status.EUNKNOWNLEDGERSTATE} | {
     107: Status.EUNKNOWNLEDGERSTATE
 }

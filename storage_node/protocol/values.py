@@ -1,6 +1,7 @@
 """Requests and responses of both protocol versions as values.
 
-A response's `status` is resolved as wire specification 1.3 says: the sub-message's unless the outer one is an error.
+A response's `status` is resolved as docs/reference/wire.md#status-resolution says: the sub-message's unless the
+outer one is an error.
 Version 2 has no transaction ids: there `txn_id` is 0, and `version` is what the packet says of itself (0 to 2, or what
 will be refused), since the answer repeats it.
 """
@@ -169,7 +170,8 @@ class ReadResponse:
 class BatchReadResponse:
     """Consecutive entries from `entry_id` on; none where `status` is no EOK. Version 2 only.
 
-    Nobody has checked them: they may lie beyond the LAC or the end of a fragment (trap 31).
+    Nobody has checked them: they may lie beyond the LAC or the end of a fragment
+    (docs/reference/wire.md#version-2-batch-read).
     """
 
     operation: ClassVar[Operation] = Operation.BATCH_READ
@@ -217,7 +219,7 @@ class BookieInfoResponse:
 
 @dataclass(frozen=True, slots=True)
 class ListEntriesResponse:
-    """`availability` is the blob of wire specification 7.9."""
+    """`availability` is the blob of docs/reference/wire.md#list-of-entries."""
 
     operation: ClassVar[Operation] = Operation.LIST_ENTRIES
     txn_id: int

@@ -6,7 +6,8 @@ The machine knows no bytes, sockets or clocks. Each event is a method call; it r
 edge carries out in order. Entries get consecutive ids and go to their write set in the last ensemble. A bookie's place
 in an ensemble is a `Seat`; every answer names the seat it was sent to, and counts only while that seat is current
 (D12). An entry is *complete* when A seats of its write set said EOK. Entries are acknowledged strictly in order: LAC is
-the last entry acknowledged so, and each add carries the LAC known when it was packaged (design rule 1).
+the last entry acknowledged so, and each add carries the LAC known when it was packaged
+(docs/reference/wire.md#lac-in-an-entry).
 
 **Ensemble change.** When a bookie fails an add, acknowledgement freezes at once, at LAC + 1, and stays frozen until the
 change is over (D4). The new fragment starts at LAC + 1 computed under the freeze, so that no entry below it can be
@@ -163,7 +164,8 @@ class WriterMachine:
         self.length = length
         """Payload bytes of all entries pushed."""
         self.acknowledged_length = length
-        """Payload bytes of all entries acknowledged: what a close writes (5.12)."""
+        """Payload bytes of all entries acknowledged: what a close writes
+        (docs/reference/wire.md#length-in-an-entry)."""
         self.deferred_sync = deferred_sync
         self.advanced = advanced
         self.close_requested = False

@@ -1,4 +1,4 @@
-"""Striping and coverage against the vectors of wire specification 11.2, and as properties."""
+"""Striping and coverage against the tables of docs/reference/wire.md#striping-vectors, and as properties."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import table_rows
+from reference_vectors import REFERENCE
 
 from metadata.foundation.errors import CallerError, InvariantViolation
 from storage_node.protocol.striping import (
@@ -20,16 +22,20 @@ from storage_node.protocol.striping import (
 )
 
 
+def cells_under(heading: str) -> list[list[str]]:
+    """The rows of the table that the page has under a heading."""
+    rows = [cells for under, cells in table_rows(REFERENCE / "wire.md") if under == heading]
+    assert rows, f"wire.md has no table under {heading!r}"
+    return rows
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
+
+
 @pytest.mark.parametrize(
     ("entry", "size", "quorum", "expected"),
-    [
-        (0, 5, 3, (0, 1, 2)),
-        (2, 5, 3, (2, 3, 4)),
-        (3, 5, 3, (3, 4, 0)),
-        (4, 5, 3, (4, 0, 1)),
-        (5, 5, 3, (0, 1, 2)),
-        (2, 3, 2, (2, 0)),
-    ],
+    [(int(entry), int(e), int(w), numbers(members)) for e, w, entry, members in cells_under("Striping vectors")],
 )
 def test_vector_11_2_striping(entry: int, size: int, quorum: int, expected: tuple[int, ...]) -> None:
     assert write_set(entry, size, quorum) == expected
@@ -40,18 +46,7 @@ def test_entries_beyond_two_to_the_31_stripe_where_java_writers_break() -> None:
 
 
 COVERAGE = {
-    (1, 1, 1): (1, 1),
-    (3, 3, 2): (2, 2),
-    (3, 3, 3): (1, 1),
-    (3, 3, 1): (3, 3),
-    (3, 2, 2): (2, 2),
-    (3, 2, 1): (3, 3),
-    (4, 3, 2): (3, 3),
-    (5, 3, 2): (4, 4),
-    (5, 3, 3): (2, 3),
-    (5, 5, 3): (3, 3),
-    (6, 3, 2): (4, 5),
-    (5, 2, 2): (3, 4),
+    (int(e), int(w), int(a)): (int(can), int(always)) for e, w, a, can, always in cells_under("Quorum coverage vectors")
 }
 
 
@@ -70,13 +65,19 @@ def test_vector_11_2_coverage(sizes: tuple[int, int, int], answers: tuple[int, i
     assert min(n for n in every if all(covers(sizes, known) for known in combinations(range(sizes[0]), n))) == always
 
 
-@pytest.mark.parametrize(("w", "a", "needed"), [(3, 2, 2), (2, 2, 1), (3, 3, 1), (5, 3, 3), (2, 1, 2)])
+@pytest.mark.parametrize(
+    ("w", "a", "needed"), [tuple(map(int, cells)) for cells in cells_under("Missing answer vectors")]
+)
 def test_vector_11_2_missing_answers_that_end_a_recovery(w: int, a: int, needed: int) -> None:
     assert missing_needed(w, a) == needed
 
 
 @pytest.mark.parametrize(
-    ("lac", "last_key", "expected"), [(41, 0, (42, False)), (-1, 0, (0, True)), (41, 42, (42, True))]
+    ("lac", "last_key", "expected"),
+    [
+        (int(lac), int(last), (int(new), {"kept": False, "replaced": True}[outcome]))
+        for lac, last, new, outcome in cells_under("Ensemble change vectors")
+    ],
 )
 def test_vector_11_2_ensemble_change_key(lac: int, last_key: int, expected: tuple[int, bool]) -> None:
     assert next_fragment_key(lac, last_key) == expected

@@ -9,6 +9,7 @@ import pytest
 from bookie_harness import availability
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_vectors import vectors
 
 from metadata.foundation.errors import InvariantViolation
 from storage_node.bookie import checkpoint as checkpoints
@@ -214,8 +215,7 @@ def test_a_checkpoint_keeps_everything_and_damage_anywhere_is_seen() -> None:
 
 
 def test_the_listing_is_the_vector_of_section_11_6() -> None:
-    groups = "000000000000000000000000000000000000000500000000" + "000000000000000a000000000000000a0000000100000000"
-    assert availability([(0, 4), (10, 10)]).hex() == "0000000000000002" + "00" * 56 + groups
+    assert availability([(0, 4), (10, 10)]).hex() == vectors("wire.md")["list of entries 0 to 4 and 10"].hex()
 
 
 def test_slabs_are_reused_only_when_written_and_unread() -> None:

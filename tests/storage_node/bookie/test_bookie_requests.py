@@ -1,4 +1,4 @@
-"""Requests and answers over real sockets (wire specification, section 7)."""
+"""Requests and answers over real sockets (docs/reference/wire.md#bookie-promises)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes first, who waits, and what is answered before it is synced (wire specification 5.2, 7.2, 7.5, 7.12)."""
+"""Who goes first, who waits, and what is answered before it is synced (docs/reference/wire.md#priorities)."""
 
 from __future__ import annotations
 

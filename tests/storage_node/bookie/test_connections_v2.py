@@ -1,4 +1,4 @@
-"""Protocol version 2 on the port of version 3 (wire specification, sections 1.1, 2 and 3)."""
+"""Protocol version 2 on the port of version 3 (docs/reference/wire.md#version-2-packets)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from bookie_harness import KEY, Cluster, entry
+from reference_vectors import vectors
 from wire_harness import HeldDisk, PacketClient
 
 from storage_node.protocol import messages as m
@@ -126,7 +127,7 @@ async def test_what_is_not_here_and_what_is_refused_has_its_code(cluster: Cluste
     cut = entry(5, 1)[:20]
     assert await client.ask(v2.encode_add_request(KEY, len(cut)), cut) == m.AddResponse(0, Status.EBADREQ, 5, 1)
     negative = (5).to_bytes(8, "big") + b"\xff" * 8 + bytes(30)
-    assert await client.add(negative) == Status.EBADREQ, "a negative entry id is refused (4.5)"
+    assert await client.add(negative) == Status.EBADREQ, "a negative entry id is refused"
 
 
 async def test_a_fence_stops_adds_but_not_those_of_recovery(cluster: Cluster) -> None:
@@ -172,7 +173,7 @@ async def test_who_begins_an_authentication_is_told_to_go_on(cluster: Cluster) -
     assert await client.ask(v2.encode_auth("anything", b"token")) == m.AuthResponse(
         0, Status.EOK, "AuthDisabledPlugin", b""
     )
-    assert client.frames == [bytes.fromhex("020300000a124175746844697361626c6564506c7567696e1200")]
+    assert client.frames == [vectors("wire.md")["v2 AUTH (req or resp) AuthDisabledPlugin"][4:]]
     assert await client.add(entry(5, 0)) == Status.EOK
 
 

@@ -77,7 +77,8 @@ class ModelBookie:
         self.corrupt = False  # flips a byte of every entry it returns
         self.odd_encoding = False  # answers adds with an unknown field at the end
         self.batches = True  # serves batch reads; else drops the connection on them, as older bookies do
-        self.batch_excess = 0  # gives so many entries more than were asked for (trap 31)
+        # Gives so many entries more than were asked for: docs/reference/wire.md#reading-in-batches
+        self.batch_excess = 0
         self.batch_reads: list[BatchReadRequest] = []
         self.read_delay_s = 0.0  # of reads alone
         self.refuse_forces: Status | None = None

@@ -1,4 +1,4 @@
-"""Opening with recovery, step by step (5.5 of the wire specification): what each meets, and what it leaves behind."""
+"""Opening with recovery, step by step (docs/reference/wire.md#recovery): what each meets, and what it leaves behind."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""What Java clients rely on (wire specification, section 7), as far as the other files here do not test it.
+"""What clients rely on (docs/reference/wire.md#bookie-promises), as far as the other files here do not test it.
 
-7.2, 7.3, 7.4, 7.5, 7.6   test_bookie_requests.py, test_connections_v2.py and here
-deferred sync, force, priorities, limits (7.2, 7.5, 7.12)   test_connections_order.py
-fenced and deleted ledgers, garbage (7.2, 7.8)   test_bookie_gc.py
-read-only mode (7.7)   test_bookie_faults.py and here; cookies (7.11)   test_bookie_recovery.py
-state that may be lost (7.4)   test_bookie_recovery.py, test_bookie_limbo.py
+adds, fences, reads, LACs, long polls                  test_bookie_requests.py, test_connections_v2.py and here
+deferred sync, force, priorities, limits               test_connections_order.py
+fenced and deleted ledgers, garbage collection         test_bookie_gc.py
+read-only mode                                         test_bookie_faults.py and here
+cookies                                                test_bookie_cookies.py
+state that may be lost                                 test_bookie_recovery.py, test_bookie_limbo.py
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 
 import pytest
 from bookie_harness import DIGEST, KEY, Cluster, WireClient, availability, entry
+from reference_vectors import vectors
 from wire_harness import HeldDisk
 
 from storage_node.protocol import messages as m
@@ -30,7 +32,7 @@ async def handled(client: WireClient) -> None:
     await client.ask(lambda txn: m.encode_list_entries_request(txn, 1 << 40))
 
 
-# ------------------------------------------------------------------------------------------- 7.1, 7.2
+# ------------------------------------------------------------------------------------------- ledgers and adds
 
 
 async def test_a_ledger_begins_with_an_add_a_fence_or_an_explicit_lac_never_with_a_read(cluster: Cluster) -> None:
@@ -65,7 +67,7 @@ async def test_the_key_that_a_ledger_began_with_is_kept_over_a_crash(cluster: Cl
     assert await client.write_lac(5, 1, key=WRONG) == Status.EUA
     assert (await client.fence(5, key=WRONG)).status == Status.EUA
     expected = Status.EFENCED if how == "fence" else Status.EOK
-    assert await client.add(entry(5, 1)) == expected, "trap 24: key and fence are one record"
+    assert await client.add(entry(5, 1)) == expected, "key and fence are one record"
 
 
 async def test_conditions_of_an_add_are_checked_in_the_order_of_the_specification(cluster: Cluster) -> None:
@@ -112,7 +114,7 @@ async def test_the_response_of_an_add_names_the_ids_of_the_request_not_those_of_
     assert (await client.read(8, 2)).status == Status.EOK
 
 
-# ------------------------------------------------------------------------------------------- 7.3
+# ------------------------------------------------------------------------------------------- fences
 
 
 async def test_every_fence_waits_for_the_same_record_and_none_after_a_restart(cluster: Cluster) -> None:
@@ -153,7 +155,7 @@ async def test_a_fence_of_a_negative_ledger_is_refused(cluster: Cluster) -> None
     assert await client.write_lac(-1, 0) == Status.EBADREQ
 
 
-# ------------------------------------------------------------------------------------------- 7.5, 7.7
+# ------------------------------------------------------------------------------------------- LACs, read-only mode
 
 
 async def test_the_two_parts_of_read_lac_are_sent_independently(cluster: Cluster) -> None:
@@ -198,7 +200,7 @@ async def test_a_read_only_node_serves_everything_but_adds_and_explicit_lacs(clu
     assert await client.add(entry(5, 1)) == Status.EFENCED
 
 
-# ------------------------------------------------------------------------------------------- 7.6
+# ------------------------------------------------------------------------------------------- long polls
 
 
 async def test_a_fenced_ledger_does_not_end_a_later_long_poll_early(cluster: Cluster) -> None:
@@ -240,13 +242,11 @@ async def test_polls_wake_by_the_lac_they_wait_for_each_by_its_own(cluster: Clus
         assert [poll.done() for poll in polls] == [previous < number - 1 for previous in range(4)]
 
 
-# ------------------------------------------------------------------------------------------- 7.9, trap 10
+# ------------------------------------------------------------------------------------------- lists, statuses
 
 
 def test_the_blob_of_section_11_6_lists_entries_0_to_4_and_10() -> None:
-    expected = (2).to_bytes(8, "big") + bytes(56)
-    expected += bytes.fromhex("0000000000000000000000000000000000000005000000" + "00")
-    expected += bytes.fromhex("000000000000000a000000000000000a0000000100000000")
+    expected = vectors("wire.md")["list of entries 0 to 4 and 10"]
     assert availability([(0, 4), (10, 10)]) == expected
     assert len(expected) == 112
 
