@@ -5,8 +5,8 @@ Theory of operation
 The machine knows no bytes, sockets or clocks. Each event is a method call; it returns a tuple of effects, which the
 edge carries out in order. Entries get consecutive ids and go to their write set in the last ensemble. A bookie's place
 in an ensemble is a `Seat`; every answer names the seat it was sent to, and counts only while that seat is current
-(D12). An entry is *complete* when A seats of its write set said EOK. Entries are acknowledged strictly in order: LAC is
-the last entry acknowledged so, and each add carries the LAC known when it was packaged (design rule 1).
+(D12). An entry is *complete* when A seats of its write set said EOK (I1). Entries are acknowledged strictly in order
+(I4): LAC is the last entry acknowledged so, and each add carries the LAC known when it was packaged (I6).
 
 **Ensemble change.** When a bookie fails an add, acknowledgement freezes at once, at LAC + 1, and stays frozen until the
 change is over (D4). The new fragment starts at LAC + 1 computed under the freeze, so that no entry below it can be
@@ -30,7 +30,7 @@ refusal that comes after the close is too late for that). The ledger itself is g
 more than W - A bookies say so, or one of them cannot be replaced, while nothing is acknowledged in it (a single such
 bookie that stayed in the ensemble could give readers entries that the owner never wrote). Giving up is one conditional
 write, which closes the ledger empty: if that is applied, no recovery can ever find an entry in it (I2), so that what is
-pending may be sent again elsewhere and is nowhere twice. Then, as often as `replacements_left` allows, the edge makes
+pending may be sent again elsewhere and is nowhere twice (I3). Then, as often as `replacements_left` allows, the edge makes
 another ledger and the machine goes on in that, with every pending entry.
 
 A refusal that comes after the acknowledgement would come too late for readers. So a *cautious* writer acknowledges an
