@@ -1,4 +1,5 @@
-"""Reading the journal at start: every record behind the checkpoint's mark, in order, or a refusal.
+"""Reading the journal at start: every record behind the checkpoint's mark, in order, or a refusal
+(docs/reference/node-files.md#how-a-journal-is-read).
 
 Never skips over damage: a torn tail (batches that a crash interrupted, of which nobody was told) ends the replay; a
 batch that had been durable and cannot be read any more raises JournalCorruptError, naming file and offset. Starting

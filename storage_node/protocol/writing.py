@@ -30,8 +30,8 @@ refusal that comes after the close is too late for that). The ledger itself is g
 more than W - A bookies say so, or one of them cannot be replaced, while nothing is acknowledged in it (a single such
 bookie that stayed in the ensemble could give readers entries that the owner never wrote). Giving up is one conditional
 write, which closes the ledger empty: if that is applied, no recovery can ever find an entry in it (I2), so that what is
-pending may be sent again elsewhere and is nowhere twice (I3). Then, as often as `replacements_left` allows, the edge makes
-another ledger and the machine goes on in that, with every pending entry.
+pending may be sent again elsewhere and is nowhere twice (I3). Then, as often as `replacements_left` allows, the edge
+makes another ledger and the machine goes on in that, with every pending entry.
 
 A refusal that comes after the acknowledgement would come too late for readers. So a *cautious* writer acknowledges an
 entry only once each of its bookies has answered something in this ledger, however much more than an ack quorum that is,
