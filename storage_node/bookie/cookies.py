@@ -1,4 +1,4 @@
-"""The check at start that a node's id, directories and metadata belong together (docs/reference/node-files.md#version).
+"""The check at start that a node's id, directories and metadata belong together (wire specification 7.11).
 
     cookie in metadata   cookies in the directories                        outcome
     absent               none, or some equal; those without are empty      new bookie: files first, then the znode

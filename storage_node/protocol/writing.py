@@ -5,8 +5,8 @@ Theory of operation
 The machine knows no bytes, sockets or clocks. Each event is a method call; it returns a tuple of effects, which the
 edge carries out in order. Entries get consecutive ids and go to their write set in the last ensemble. A bookie's place
 in an ensemble is a `Seat`; every answer names the seat it was sent to, and counts only while that seat is current
-(D12). An entry is *complete* when A seats of its write set said EOK (I1). Entries are acknowledged strictly in order
-(I4): LAC is the last entry acknowledged so, and each add carries the LAC known when it was packaged (I6).
+(D12). An entry is *complete* when A seats of its write set said EOK. Entries are acknowledged strictly in order: LAC is
+the last entry acknowledged so, and each add carries the LAC known when it was packaged (design rule 1).
 
 **Ensemble change.** When a bookie fails an add, acknowledgement freezes at once, at LAC + 1, and stays frozen until the
 change is over (D4). The new fragment starts at LAC + 1 computed under the freeze, so that no entry below it can be
@@ -278,8 +278,9 @@ class WriterMachine:
         if self._failing and self.state is State.WRITING:
             # A bookie failed an entry that was acknowledged already: its seat is changed now that it is needed again.
             change = self._begin_change()
-        # A recovery's adds carry the LAC that it found: their own progress may lie in ensembles that only its closing
-        # write publishes (I18), and a recovery after it would believe in entries that the published ones do not hold.
+        # The LAC as it is known now, never a later one (I6). A recovery's adds carry the LAC that it found: their own
+        # progress may lie in ensembles that only its closing write publishes (I18), and a recovery after it would
+        # believe in entries that the published ones do not hold.
         lac = self._synced[0] if self.deferred_sync or self._recovering else self.last_acknowledged
         send = Send(entry_id, lac, total, self._targets[entry_id % self._size])
         return (send, *change) if change else (send,)
@@ -364,7 +365,7 @@ class WriterMachine:
         return self._close_if_drained()
 
     def _drain(self) -> Effects:
-        """Acknowledge what is complete, in entry order, unless frozen (D4); then a requested close may go on."""
+        """Acknowledge what is complete (I1), in entry order (I4), unless frozen (D4); then a requested close may go on."""
         if self.state is not State.WRITING:
             return ()
         pending, lengths, quorum, unheard = self._acks, self._lengths, self._ack_quorum, self._unheard

@@ -1,4 +1,4 @@
-"""Who may start where: every row of the table of cookies (docs/reference/node-files.md#version)."""
+"""Who may start where: every row of the table of cookies (wire specification 7.11)."""
 
 from __future__ import annotations
 
