@@ -33,7 +33,7 @@ _DEAD = re.compile(
     r"""
       \b(?:the|wire|format|log|protocol|metadata)\s+specifications?\b | \bspecification,?\s+(?:sections?\s+)?\d
     | \bspecs?\s+(?:traps?\b|sections?\b|of\s+the\b|\d) | \bspec/\w+
-    | \btraps?\s+\d+
+    | \btraps?\s+\d+ | \bdesign\s+(?:rule|section)s?\s+\d+ | \b(?:in|by)\s+the\s+design\b
     | \bsections?\s+\d+(?:\.\d+)*
     | \bformat,\s+sections?\b
     """,

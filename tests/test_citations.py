@@ -61,6 +61,8 @@ def test_all_codes_are_defined() -> None:
         ("# as the specification has it", 1, "'the specification'"),
         ("# (log format, section 2)", 1, "'format, section'"),
         ("# (section 3.7)", 1, "'section 3.7'"),
+        ("# in order (design rule 1)", 1, "'design rule 1'"),
+        ("# an exception is in the design", 1, "'in the design'"),
         ("# Sections 1.1 and 2", 1, "'Sections 1.1'"),
         ("# (spec 6.6)", 1, "'spec 6'"),
         ("# facts (spec of the connector)", 1, "'spec of the'"),

@@ -365,7 +365,7 @@ class WriterMachine:
         return self._close_if_drained()
 
     def _drain(self) -> Effects:
-        """Acknowledge what is complete (I1), in entry order (I4), unless frozen (D4); then a requested close may go on."""
+        """Acknowledge what is complete (I1), in order (I4), unless frozen (D4); then a requested close may go on."""
         if self.state is not State.WRITING:
             return ()
         pending, lengths, quorum, unheard = self._acks, self._lengths, self._ack_quorum, self._unheard
