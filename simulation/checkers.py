@@ -1,4 +1,4 @@
-"""`Checkers`: the invariants of spec/invariants.md, held against everything that happens.
+"""`Checkers`: the invariants of docs/reference/invariants.md, held against everything that happens.
 
 They see three things that no product code can hide: every frame a node sends, every byte that becomes durable, every
 transaction of the metadata. From these they know which entries lie where for certain, what nodes have promised, and

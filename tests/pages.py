@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(r"^```.*?^```$", re.M | re.S)
 _LINK = re.compile(r"\]\(([^)#:\s]*)(#[^)\s]*)?\)")
 _SEPARATOR = re.compile(r"\|(?:-+\|)+")
 
@@ -50,14 +51,20 @@ def broken_links(page: Path) -> list[str]:
     broken = []
     for target, anchor in _LINK.findall(page.read_text()):
         linked = (page.parent / target).resolve() if target else page
-        if not linked.exists() or (anchor and anchor[1:] not in _anchors(linked)):
+        if not linked.exists() or (anchor and anchor[1:] not in anchors(linked)):
             broken.append(f"{page.name}: {target}{anchor}")
     return broken
 
 
-def _anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub makes them; the second heading of a name has `-1` behind it."""
+    found: list[str] = []
+    for heading in re.findall(r"^#+ (.*)$", _BLOCK.sub("", page.read_text()), re.M):
+        anchor = re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-")
+        again = sum(1 for other in found if re.fullmatch(rf"{anchor}(-\d+)?", other))
+        found.append(f"{anchor}-{again}" if again else anchor)
+    return frozenset(found)
 
 
 def table_rows(page: Path) -> Iterator[tuple[str, list[str]]]:

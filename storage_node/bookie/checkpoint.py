@@ -1,4 +1,5 @@
-"""The checkpoint file: what the node knew, and from where on the journal has to be replayed.
+"""The checkpoint file: what the node knew, and from where on the journal has to be replayed
+(docs/reference/node-files.md#checkpoint).
 
 The same file `checkpoint` lies in every ledger directory; the one with the highest counter is the truth. It replaces
 its predecessor atomically, and the journal's files are given up only when every copy is in place (D7).

@@ -1,4 +1,5 @@
-"""The entry logs: append-only files, `<id in 16 hex digits>.log`, that interleave all ledgers' records.
+"""The entry logs: append-only files, `<id in 16 hex digits>.log`, that interleave all ledgers' records
+(docs/reference/node-files.md#entry-logs).
 
 The end of the current log is in memory, in slabs (`bookie.slabs`), before it is in the file: records are appended to
 the slab, and a writer follows behind in pieces of 256 KB, one at a time, straight from that memory. A read finds its

@@ -1,11 +1,12 @@
 """The index: where each entry of a ledger lies in the entry logs; in memory, with one sidecar file a log on disk.
 
-A sidecar is a chain of blocks, one for each checkpoint that found new records in the log:
+A sidecar (docs/reference/node-files.md#sidecars) is a chain of blocks, one for each checkpoint that found new
+records in the log:
 
     0   8   magic "dlsINDEX"             then, for each run of entries of one ledger:
     8   8   log id                           8  ledger id, 8  first entry id, 4  count
-    16  8   covers the log from here         count times 4: place (offset / 32) of the record
-    24  8   up to here                       count times 4: size of the record; 0: not in this log
+    16  8   covers the log from here         count times 4: place (offset / 32) of the record, little-endian
+    24  8   up to here                       count times 4: size of the record, likewise; 0: not in this log
     32  4   bytes behind the header
     36  4   CRC-32 of those bytes
     40  4   CRC-32 of bytes [0, 40)

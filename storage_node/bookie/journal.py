@@ -2,7 +2,7 @@
 
 Records are already in a slab when the journal hears of them (`extend`); the caller's acknowledgements wait here until
 the batch that holds them is on disk. Whatever has gathered when a slot is free becomes a batch; at most two are in
-flight; acknowledgements are given in the order of the batches, after fdatasync, never before.
+flight; acknowledgements are given in the order of the batches, after fdatasync, never before (I1).
 
 Small batches are copied behind their header into one block-aligned buffer; large ones are written from the slab where
 they lie, behind a header block of their own.

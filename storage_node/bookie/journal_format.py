@@ -1,4 +1,4 @@
-"""The journal's bytes: files of batches.
+"""The journal's bytes: files of batches (docs/reference/node-files.md#journal).
 
 A file is a header block, then batches, each beginning on a block (4096 bytes):
 

@@ -2,7 +2,8 @@
 
 A log's `stored` counts every entry that was ever put into it, `live` those whose place in the index is there now. Both
 count records without the gaps between them, so that a log is as full as its entries are alive, whatever their sizes.
-Kept up to date with every add, overwritten copy and deletion; counted anew from the sidecars when a node starts.
+Kept up to date with every add, overwritten copy and deletion; counted anew from the sidecars when a node starts, and
+never stored, so that it cannot be out of date (D9).
 """
 
 from __future__ import annotations

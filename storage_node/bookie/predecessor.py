@@ -1,4 +1,5 @@
-"""A killed node's former session is ended by its successor, which need not wait for it to expire.
+"""A killed node's former session is ended by its successor, which need not wait for it to expire
+(docs/reference/node-files.md#session).
 
 The token of the metadata session lies in a file beside the journal from before the node registers. A node that starts
 holds the locks of all its directories, so the process that wrote the file is dead, and it was this bookie (the cookies

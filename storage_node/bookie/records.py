@@ -1,4 +1,5 @@
-"""Records: the one format in which entries and facts about ledgers lie in memory, journal and entry log.
+"""Records: the one format in which entries and facts about ledgers lie in memory, journal and entry log
+(docs/reference/node-files.md#records).
 
     offset  length  field                            All integers are big-endian.
     0       4       magic, of which the last byte is the kind

@@ -1,7 +1,8 @@
-"""The file in which a node remembers whether it was read-only (`persistBookieStatusEnabled`).
+"""The file in which a node remembers whether it was read-only (docs/reference/node-files.md#bookie_status).
 
 `BOOKIE_STATUS` lies in every ledger directory, one line as BookKeeper writes it: `1,READ_ONLY,<milliseconds>` or
-`1,READ_WRITE,<milliseconds>`. The newest one counts. It is no promise to anybody: a node that cannot write it goes on.
+`1,READ_WRITE,<milliseconds>`, where `persistBookieStatusEnabled` is on. The newest one counts. Nothing depends on it: a
+node that cannot write it goes on.
 """
 
 from __future__ import annotations

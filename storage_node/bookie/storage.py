@@ -394,7 +394,7 @@ class Storage:
             if ledger is None:
                 return Status.EUA
         if ledger.fenced and not recovery:
-            return Status.EFENCED  # no step between this check and the append: an add is before the fence or refused
+            return Status.EFENCED  # I5: no step between check and append, an add is before the fence or refused
         placed = self._append_entry(ledger, entry_id, body, False)
         if placed is None:
             return None

@@ -31,8 +31,8 @@ refusal that comes after the close is too late for that). The ledger itself is g
 more than W - A bookies say so, or one of them cannot be replaced, while nothing is acknowledged in it (a single such
 bookie that stayed in the ensemble could give readers entries that the owner never wrote). Giving up is one conditional
 write, which closes the ledger empty: if that is applied, no recovery can ever find an entry in it (I2), so that what is
-pending may be sent again elsewhere and is nowhere twice. Then, as often as `replacements_left` allows, the edge makes
-another ledger and the machine goes on in that, with every pending entry.
+pending may be sent again elsewhere and is nowhere twice (I3). Then, as often as `replacements_left` allows, the edge
+makes another ledger and the machine goes on in that, with every pending entry.
 
 A refusal that comes after the acknowledgement would come too late for readers. So a *cautious* writer acknowledges an
 entry only once each of its bookies has answered something in this ledger, however much more than an ack quorum that is,
@@ -280,8 +280,9 @@ class WriterMachine:
         if self._failing and self.state is State.WRITING:
             # A bookie failed an entry that was acknowledged already: its seat is changed now that it is needed again.
             change = self._begin_change()
-        # A recovery's adds carry the LAC that it found: their own progress may lie in ensembles that only its closing
-        # write publishes (I18), and a recovery after it would believe in entries that the published ones do not hold.
+        # The LAC as it is known now, never a later one (I6). A recovery's adds carry the LAC that it found: their own
+        # progress may lie in ensembles that only its closing write publishes (I18), and a recovery after it would
+        # believe in entries that the published ones do not hold.
         lac = self._synced[0] if self.deferred_sync or self._recovering else self.last_acknowledged
         send = Send(entry_id, lac, total, self._targets[entry_id % self._size])
         return (send, *change) if change else (send,)
@@ -366,7 +367,7 @@ class WriterMachine:
         return self._close_if_drained()
 
     def _drain(self) -> Effects:
-        """Acknowledge what is complete, in entry order, unless frozen (D4); then a requested close may go on."""
+        """Acknowledge what is complete (I1), in order (I4), unless frozen (D4); then a requested close may go on."""
         if self.state is not State.WRITING:
             return ()
         pending, lengths, quorum, unheard = self._acks, self._lengths, self._ack_quorum, self._unheard

@@ -49,6 +49,22 @@ async def test_one_reader_at_a_time_reads_for_a_subscriber_and_says_who_it_is(wo
         assert (await reader.read_next()).payload == b"0"
 
 
+async def test_readers_without_a_lock_read_beside_each_other_and_beside_one_that_has_it(world):
+    """D18, for readers of one process and of several."""
+    namespace, other = await world.namespace(), await world.namespace(lock_timeout_s=0)
+    log, elsewhere = await _log(namespace, "beside"), await other.open_log("beside")
+    async with (
+        await log.open_reader(exclusive=True) as exclusive,
+        await log.open_reader(subscriber="a") as subscriber,
+        await log.open_reader() as first,
+        await log.open_reader() as second,
+        await elsewhere.open_reader() as third,
+    ):
+        for payload in (b"0", b"1"):
+            for reader in (first, exclusive, second, subscriber, third):
+                assert (await reader.read_next()).payload == payload
+
+
 async def test_a_waiting_reader_takes_over_when_the_other_one_closes(namespace):
     log = await _log(namespace, "queue")
     first = await log.open_reader(exclusive=True)

@@ -1,4 +1,7 @@
-"""`LogReaders`: the readers of a log: of records, alone or beside others, of bytes, and of its segments' changes."""
+"""`LogReaders`: the readers of a log: of records, alone or beside others, of bytes, and of its segments' changes.
+
+Only a reader that is opened for a subscriber, or as the exclusive one, takes a lock (D18).
+"""
 
 from __future__ import annotations
 

@@ -156,6 +156,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**newest.stored(), BEHIND: behind}
 
     def prepareForTriggerAvailableNow(self) -> None:
+        """Fix where the query ends, once, whatever is appended meanwhile (I15)."""
         self._target = self._run(self._opened().latest(acknowledged=True))
 
     def _idles(self, begin: Offsets) -> bool:
