@@ -1,4 +1,6 @@
-"""`AllocatorStore`: the znodes that name ledgers which were created and not yet handed to a segment (section 3.7).
+"""`AllocatorStore`: the znodes that name ledgers which were created and not yet handed to a segment.
+
+The rules are those of docs/reference/znodes.md#ledger-allocators.
 
     P/allocation                        the allocator of one log
     NS/<pool path>/<pool name>/A%010d   those of a pool: persistent sequential children, any number

@@ -1,4 +1,5 @@
-"""`Binding`: says where a namespace's ledgers are, and what it demands. It is text in the namespace's znode:
+"""`Binding`: says where a namespace's ledgers are, and what it demands. It is text in the namespace's znode
+(docs/reference/znodes.md#binding):
 
     1                       metadata format version
     BKDL                    type tag

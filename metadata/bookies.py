@@ -6,6 +6,8 @@
     <root>/INSTANCEID                        the cluster's UUID
     <root>/disableHealthCheck                an empty switch: while it is there, no client quarantines a bookie
 
+The formats: docs/reference/znodes.md#registrations, docs/reference/znodes.md#cookies.
+
 A bookie id is opaque: only where a registration is empty (bookies before 4.13), or gone, is it read as `host:port`.
 A registration that cannot be decoded makes that bookie unresolvable, not the whole list.
 """

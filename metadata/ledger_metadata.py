@@ -2,6 +2,7 @@
 
 Pure: no store, no I/O. The znode's version travels beside the value (`metadata.ledgers.Versioned`), not in it.
 
+The format is that of docs/reference/znodes.md#ledger-metadata.
 The value begins with a text header, `BookieMetadataFormatVersion TAB version LF`. What follows depends on the version:
 
     3   varint length, then LedgerMetadataFormat in binary protobuf (what we write)
@@ -105,7 +106,7 @@ class LedgerMetadata:
     def with_ensemble(self, first_entry: int, bookies: tuple[str, ...]) -> LedgerMetadata:
         """The ledger with `bookies` from `first_entry` on: appended, or in place of a last fragment that starts there.
 
-        Earlier fragments are never touched (spec trap 25).
+        Earlier fragments are never touched (docs/reference/wire.md#ensemble-change).
         """
         check(not self.is_closed, "a closed ledger's fragments are changed only by re-replication")
         check(len(bookies) == self.ensemble_size, f"{len(bookies)} bookies for an ensemble of {self.ensemble_size}")

@@ -6,6 +6,8 @@
     <root>/00/0001/L2345                       metadata of ledger 12345 (layout `hierarchical`)
     <root>/000/0000/0021/4748/L3647            ... of an id from 2147483647 on
 
+The formats, and what others rely on: docs/reference/znodes.md#bookkeepers-tree.
+
 Lost answers. `create` is decided by the creator token: a random number in the new metadata tells our own znode from
 another's. `write` is decided by reading back: our bytes one version on are our write, other bytes there are somebody
 else's; the expected version means that it was not applied, and it is sent again. Only a znode that has moved further
@@ -446,7 +448,8 @@ class LedgerStore:
         Raises BadVersionError when somebody was first (read again and decide anew), NoNodeError, or OutcomeUnknownError
         when the answer was lost and the znode has moved on further than one version.
         """
-        check(version >= 0, f"ledger metadata is only ever set with the version read, not {version}")  # spec trap 42
+        # Never -1, which matches any version: docs/reference/znodes.md#conditional-sets.
+        check(version >= 0, f"ledger metadata is only ever set with the version read, not {version}")
         await self.layout()
         path, data = self.path(ledger_id), metadata.encode()
         lost: OutcomeUnknownError | None = None
@@ -541,7 +544,7 @@ class LedgerStore:
         try:
             return (await repeat(self._store, lambda: self._store.children(path)))[0]
         except NoNodeError:
-            return []  # not there, or pruned since its parent was listed (spec trap 41)
+            return []  # not there, or pruned since its parent was listed (docs/reference/znodes.md#parents)
 
 
 def _layout_of(tops: Sequence[str], root: str, wanted: LedgerLayout | None) -> LedgerLayout:

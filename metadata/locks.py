@@ -8,8 +8,8 @@ before it:
     INIT -> ACQUIRING -> HELD -> (session expired) LOST -> HELD | FAILED;      any -> CLOSED
 
 A lock lost with its session is acquired again in the background, without waiting, until that worked or somebody else
-has it; meanwhile its holder may go on, because fencing and conditional sets keep the log safe (spec trap 18). The
-exception to upstream is in the design: a timeout of 0 **or less** tries once.
+has it; meanwhile its holder may go on, because fencing and conditional sets keep the log safe. The rules are
+those of docs/reference/znodes.md#lock-protocol. One of them is not upstream's: a timeout of 0 **or less** tries once.
 
 A member that nobody waits for would block everybody else until its session ends. So each store's live members are
 known to this module: what else carries our session is the remains of a lost answer, and is removed.
@@ -246,7 +246,8 @@ class DistributedLock:
         if deadline is None:
             owner = await self._foreign_owner()
             if owner is not None:
-                raise OwnershipAcquireFailedError(owner, path=self._path)  # spec trap 16: no node was created
+                # No node was created: others would see a longer queue (docs/reference/znodes.md#lock-protocol).
+                raise OwnershipAcquireFailedError(owner, path=self._path)
         looking: list[asyncio.Task[_Queue]] = []
 
         def ask_behind() -> None:

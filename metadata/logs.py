@@ -11,9 +11,10 @@ With `L = NS/<log>` and `P = L/<default>`:
     P/sink-<sink id>       how far a Spark sink has published into this log (`metadata.sink_marks`)
 
 `maxtxid`, `ledgers` and `allocation` are only ever set with the version last seen: that is what stops a deposed owner
-(I7, spec trap 7). So each transaction takes the `LogState` it builds on and returns the next one. BadVersionError from
-one means that somebody else owns the log now. An unknown outcome is left to the caller, who knows what to look for:
-his ledger's id among the segments. `create` and `delete_tree` may simply be run again.
+(I7, docs/reference/znodes.md#highest-numbers). So each transaction takes the `LogState` it builds on and returns
+the next one. BadVersionError from one means that another process owns the log now. An unknown outcome is left to the
+caller, who knows what to look for: their ledger's id among the segments. `create` and `delete_tree` may simply be run
+again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Under-replication: which ledgers lack copies, who is repairing which, and who may not (`ReplicationStore`); and what
 to repair next (`RepairQueue`).
 
+What the znodes hold, and the rules of their use: docs/reference/znodes.md#under-replication.
+
     <root>/underreplication
         LAYOUT                                         `type: "BASIC"`, `version: 1`
         ledgers/0000/0000/0000/3039/urL0000012345      ledger 12345 lacks copies; the path is its id in hexadecimal
-        locks/urL0000012345                            ephemeral: somebody is repairing it (or collecting it, 7.8)
+        locks/urL0000012345                            ephemeral: a worker repairs it, or a bookie collects it
         disable                                        while it is there, nothing is audited or repaired
         lostBookieRecoveryDelay                        seconds to wait for a single lost bookie, as text
 
@@ -240,7 +242,8 @@ class ReplicationStore:
     async def folder(self, name: str, watch: Watcher | None = None) -> tuple[list[str], list[int]]:
         """A folder of marks (the outermost is ""): its folders and its ledgers, ascending. `watch` hears of a change.
 
-        One that is gone is empty: it was pruned since its parent was listed (spec trap 41).
+        One that is gone is empty: it was pruned since its parent was listed
+        (docs/reference/znodes.md#parents).
         """
         path = join(self._marks, *name.split("/")) if name else self._marks
         try:
@@ -394,7 +397,7 @@ class ReplicationStore:
 
     async def _replace_delay(self, data: bytes) -> None:
         _, stat = await self._store.get(self._delay)
-        await self._store.put(self._delay, data, stat.version)  # never -1 (spec trap 42)
+        await self._store.put(self._delay, data, stat.version)  # never -1: docs/reference/znodes.md#conditional-sets
 
 
 def _seconds(seconds: int) -> bytes:

@@ -95,7 +95,8 @@ async def _repeat_by_policy(
 async def create_with_parents(create: Callable[[Create], Awaitable[str]], op: Create) -> str:
     """Create `op` by `create`; where a parent is missing, create the parents first, empty and persistent.
 
-    Parents may be deleted again in between (spec trap 41), so this goes round a bounded number of times.
+    Parents may be deleted again in between (docs/reference/znodes.md#parents), so this goes round a bounded number
+    of times.
     """
     for _ in range(_PARENT_ROUNDS):
         try:

@@ -1,7 +1,8 @@
 """`SegmentChanges`: what a log's owner does to segments that have their end: hides them, and takes them off the list.
 
 Every transaction here begins with a guard, a check that the caller's lock member still exists: a deposed owner changes
-nothing, however late its request arrives (spec trap 7). Marking a segment deletes its znode and creates it again with
+nothing, however late its request arrives (I7). The rules are those of
+docs/reference/znodes.md#hiding-and-deleting-segments. Marking a segment deletes its znode and creates it again with
 new data, as upstream does; both happen in one multi, so a segment is never seen twice or missing. A znode that was made
 anew has version 0 again, and tells nobody that it was: so each marking sets the log's own znode `P` as it is, and
 depends on its version from before the list was read. Where owners have no lock to keep them apart (`writeLockEnabled`

@@ -1,13 +1,15 @@
 """`SegmentListing`: a log's segments by their names; what their znodes hold is read when it is asked for, and kept.
 
 A name tells a segment's LSSN and whether it is in progress, so a position in a log of 10,000 segments costs one request
-for the names and one for each of a handful of segments. Old logs have names that do not tell (spec 3.5): those are read
-whole, and so is a log in which a name and its znode's data disagree, for then the data is right.
+for the names and one for each of a handful of segments. Old logs have names that do not tell
+(docs/reference/znodes.md#segment-names): those are read whole, and so is a log in which a name and its znode's data
+disagree, for then the data is right.
 
 When kept data is still right: a segment's znode is never set anew. Completion makes another name; truncation deletes
-and creates the same name in one transaction (spec 5.11, trap 9). The parent's child version counts creations and
-deletions. So where it moved by exactly as many as names came and went, no name was made anew; where it moved by more,
-all that was kept of the log is dropped. A parent that was itself made anew (another creation id) is another log.
+and creates the same name in one transaction (docs/reference/znodes.md#segment-lists). The parent's child version
+counts creations and deletions. So where it moved by exactly as many as names came and went, no name was made anew;
+where it moved by more, all that was kept of the log is dropped. A parent that was itself made anew (another creation
+id) is another log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Segment metadata as values, and the format of a segment's znode: decimal numbers joined with `;`.
+"""Segment metadata as values, and the format of a segment's znode: decimal numbers joined with `;`
+(docs/reference/znodes.md#segment-metadata).
 
 | version | in progress | completed |
 |---|---|---|
@@ -91,7 +92,8 @@ class SegmentMetadata:
         return f"{IN_PROGRESS_PREFIX if self.in_progress else COMPLETED_PREFIX}_{self.lssn:018d}"
 
     def named(self, name_version: int) -> SegmentMetadata:
-        """This segment with the name that its znode gets: by its number (1), or by transaction ids (0, section 3.5).
+        """This segment with the name that its znode gets: by its number (1), or by transaction ids (0):
+        docs/reference/znodes.md#segment-names.
 
         Only names by transaction ids tell segments of metadata version 1 apart.
         """

@@ -11,6 +11,8 @@ Under a namespace `NS` (names that begin with `.` are reserved, so listings of l
 | | for, or `swept`. The tag stands for the log; an older dlspark wrote neither |
 | `NS/<log>/<default>/sink-<sink id>` | the sink's mark in this log (`metadata.sink_marks`) |
 
+The data byte by byte, and the rules for other readers of it: docs/reference/znodes.md#sinks.
+
 Fault model: any process may die, and any request may be applied with its answer lost, at any line. Two rules decide:
 
 * A ledger is listed before it exists, or by the transaction that makes it, so whatever a crash leaves can be found.

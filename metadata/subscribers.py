@@ -4,8 +4,8 @@
     P/subscribers/<id>                a position, as text that this floor does not look into; empty: none yet
     P/subscribers/<id>/readLock       parent of lock members of the subscriber's readers
 
-Everything below `P/subscribers` is made on demand, the log itself never (spec 6.6). Upstream sets positions
-unconditionally; here a set names the version it builds on, and the lock member that it needs.
+Everything below `P/subscribers` is made on demand, the log itself never (docs/reference/znodes.md#subscribers).
+Upstream sets positions unconditionally; here a set names the version it builds on, and the lock member that it needs.
 """
 
 from __future__ import annotations

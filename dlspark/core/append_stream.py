@@ -1,4 +1,4 @@
-"""A log as one stream of bytes: appended at its end, read from any byte on (spec 5.13).
+"""A log as one stream of bytes: appended at its end, read from any byte on (docs/reference/records.md#byte-streams).
 
 Each append is one record whose transaction id is the stream's length after it, so a record of n bytes and id t holds
 bytes t-n..t-1, and a byte is found as any transaction id is. What does not fit in one record goes into several. Where

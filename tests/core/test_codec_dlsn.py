@@ -1,4 +1,4 @@
-"""DLSN: the vectors of the log format, section 12.2, and what is refused."""
+"""DLSN: the vectors of docs/reference/records.md#record-vectors, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_vectors import vectors
 
 from dlspark.core.codec.dlsn import DLSN
 from metadata.foundation.errors import CallerError
 
 MAX = 2**63 - 1
-V0_OF_3_17_2 = "AAAAAAAAAAADAAAAAAAAABEAAAAAAAAAAg" + "A" * 232 + "A="
-
-VECTORS = [
-    ((1, 0, 0), "01000000000000000100000000000000000000000000000000", "AQAAAAAAAAABAAAAAAAAAAAAAAAAAAAAAA=="),
-    ((0, -1, -1), "010000000000000000ffffffffffffffffffffffffffffffff", "AQAAAAAAAAAA/////////////////////w=="),
-    ((1, 0, -1), "0100000000000000010000000000000000ffffffffffffffff", "AQAAAAAAAAABAAAAAAAAAAD//////////w=="),
-    ((3, 17, 2), "01000000000000000300000000000000110000000000000002", "AQAAAAAAAAADAAAAAAAAABEAAAAAAAAAAg=="),
-    ((MAX, MAX, MAX), "017fffffffffffffff7fffffffffffffff7fffffffffffffff", "AX//////////f/////////9//////////w=="),
+VECTORS = vectors("records.md")
+V0_OF_3_17_2 = VECTORS["DLSN 3 17 2, version 0, base64"].decode()
+NAMES = [
+    ((1, 0, 0), "DLSN 1 0 0"),
+    ((0, -1, -1), "DLSN 0 -1 -1"),
+    ((1, 0, -1), "DLSN 1 0 -1"),
+    ((3, 17, 2), "DLSN 3 17 2"),
+    ((MAX, MAX, MAX), "DLSN max max max"),
 ]
 i64 = st.integers(-(2**63), MAX)
 
 
-@pytest.mark.parametrize(("fields", "data", "text"), VECTORS)
-def test_vectors_12_2_dlsn_version_1(fields: tuple[int, int, int], data: str, text: str) -> None:
+@pytest.mark.parametrize(("fields", "name"), NAMES)
+def test_vectors_12_2_dlsn_version_1(fields: tuple[int, int, int], name: str) -> None:
     dlsn = DLSN(*fields)
-    assert dlsn.to_bytes().hex() == data
+    data, text = VECTORS[name], VECTORS[f"{name}, base64"].decode()
+    assert dlsn.to_bytes() == data
     assert dlsn.to_base64() == text
-    assert DLSN.from_bytes(bytes.fromhex(data)) == dlsn
+    assert DLSN.from_bytes(data) == dlsn
     assert DLSN.from_base64(text) == dlsn
 
 

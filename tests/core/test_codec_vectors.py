@@ -1,4 +1,4 @@
-"""Records, entries and record sets against the byte vectors of the log format, section 12.2."""
+"""Records, entries and record sets against the byte vectors of docs/reference/records.md#record-vectors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pickle
 from dataclasses import FrozenInstanceError
 
 import pytest
+from reference_vectors import vectors
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import (
@@ -31,46 +32,25 @@ from dlspark.core.codec.records import (
     sequence_id,
 )
 
-U1 = "000000000001000000000000000003e90000000568656c6c6f"
-U2 = "000000000002000000000000000003ea00000006776f726c6421"
+VECTORS = vectors("records.md")
 RECORDS = [
-    (U1, 1001, b"hello", 1, 0),
-    (U2, 1002, b"world!", 2, 0),
-    ("000000000002000100000000000003ea00000007636f6e74726f6c", 1002, CONTROL_PAYLOAD, 2, FLAG_CONTROL),
-    ("000000000002000100000000000003ea000000096b656570616c697665", 1002, KEEPALIVE_PAYLOAD, 2, FLAG_CONTROL),
-    (
-        "00000000000200027fffffffffffffff0000000b656e644f6653747265616d",
-        MAX_TXID,
-        END_OF_STREAM_PAYLOAD,
-        2,
-        FLAG_END_OF_STREAM,
-    ),
-    ("00007fffffff0000000000000000000700000000", 7, b"", 2147483647, 0),
+    ("record, user 1", 1001, b"hello", 1, 0),
+    ("record, user 2", 1002, b"world!", 2, 0),
+    ("record, control", 1002, CONTROL_PAYLOAD, 2, FLAG_CONTROL),
+    ("record, keep-alive", 1002, KEEPALIVE_PAYLOAD, 2, FLAG_CONTROL),
+    ("record, end of stream", MAX_TXID, END_OF_STREAM_PAYLOAD, 2, FLAG_END_OF_STREAM),
+    ("record, last position", 7, b"", 2147483647, 0),
 ]
-ENTRY_17 = "01000000000000003300000033" + U1 + U2
-ENTRY_18 = "01000000000000001b0000001b000000000002000100000000000003ea00000007636f6e74726f6c"
-ENTRY_19 = "01000000000000001f0000001f00000000000200027fffffffffffffff0000000b656e644f6653747265616d"
-LZ4_BY_JAVA = (
-    "0100000001000000a8000000341000010010010500000200ef03e9000000406162636465666768080025004a0021000206005f00000003ea"
-    "54002c506465666768"
-)
-LZ4_BY_LIBLZ4 = (
-    "0100000001000000a8000000341000010011010600ff0200000003e9000000406162636465666768080025014b00110206005f00000003ea"
-    "54002c506465666768"
-)
-RECORD_SET = "00001000000000030000001500000015000000027231000000037232320000000472333333"
-RECORD_SET_RECORD = "000000000001000400000000000007d000000025" + RECORD_SET
-ENTRY_20 = "01000000000000005100000051" + RECORD_SET_RECORD + "000000000004000000000000000007d1000000047461696c"
-LZ4_RECORD_SET = "00001001000000030000008d0000001acf0000004061626364656667680800250f44003150000000017a"
-ENTRY_21 = (
-    "01000000010000003e0000003e10000100300100040700f023000007d00000002a00001001000000030000008d0000001acf000000406162"
-    "6364656667680800250f44003150000000017a"
-)
+ENTRY_17, ENTRY_18, ENTRY_19 = VECTORS["entry 17"], VECTORS["entry 18"], VECTORS["entry 19"]
+ENTRY_20, ENTRY_21 = VECTORS["entry 20"], VECTORS["entry 21"]
+BARE_ENTRY_17 = VECTORS["entry 17, no envelope"]
+LZ4_BY_JAVA, LZ4_BY_LIBLZ4 = VECTORS["LZ4 entry by Java"], VECTORS["LZ4 entry by liblz4"]
+RECORD_SET, LZ4_RECORD_SET = VECTORS["record set"], VECTORS["LZ4 record set"]
 
 
-def decoded(entry: str, entry_id: int, *, enveloped: bool = True, expand: bool = True) -> list[LogRecord]:
+def decoded(entry: bytes, entry_id: int, *, enveloped: bool = True, expand: bool = True) -> list[LogRecord]:
     return decode_entry(
-        memoryview(bytes.fromhex(entry)),
+        memoryview(entry),
         lssn=3,
         entry_id=entry_id,
         start_sequence_id=100,
@@ -81,16 +61,17 @@ def decoded(entry: str, entry_id: int, *, enveloped: bool = True, expand: bool =
 
 def built(
     *records: tuple[int, bytes, int, int], compression: Compression = Compression.NONE, enveloped: bool = True
-) -> str:
+) -> bytes:
     builder = EntryBuilder(compression, enveloped=enveloped)
     for txid, payload, position, flags in records:
         builder.add(txid, payload, position, flags)
-    return b"".join(builder.finish().buffers).hex()
+    return b"".join(builder.finish().buffers)
 
 
-@pytest.mark.parametrize(("data", "txid", "payload", "position", "flags"), RECORDS)
-def test_vectors_12_2_records(data: str, txid: int, payload: bytes, position: int, flags: int) -> None:
-    assert encode_record(txid, payload, position, flags).hex() == data
+@pytest.mark.parametrize(("name", "txid", "payload", "position", "flags"), RECORDS)
+def test_vectors_12_2_records(name: str, txid: int, payload: bytes, position: int, flags: int) -> None:
+    data = VECTORS[name]
+    assert encode_record(txid, payload, position, flags) == data
     [record] = decoded(data, 0, enveloped=False)
     assert (record.txid, record.payload, record.position, record.flags) == (txid, payload, position, flags)
 
@@ -104,8 +85,8 @@ def test_vector_12_2_entry_17_two_user_records_without_compression() -> None:
 
 
 def test_vector_12_2_entry_17_of_a_segment_of_version_3_has_no_envelope() -> None:
-    assert built((1001, b"hello", 1, 0), (1002, b"world!", 2, 0), enveloped=False) == U1 + U2
-    assert decoded(U1 + U2, 17, enveloped=False) == decoded(ENTRY_17, 17)
+    assert built((1001, b"hello", 1, 0), (1002, b"world!", 2, 0), enveloped=False) == BARE_ENTRY_17
+    assert decoded(BARE_ENTRY_17, 17, enveloped=False) == decoded(ENTRY_17, 17)
 
 
 def test_vector_12_2_entry_18_a_control_record() -> None:
@@ -119,13 +100,13 @@ def test_vector_12_2_entry_19_the_end_of_stream_is_neither_user_nor_control_reco
     [record] = decoded(ENTRY_19, 19)
     assert record == LogRecord(MAX_TXID, b"endOfStream", DLSN(3, 19, 0), 2, FLAG_END_OF_STREAM, 101)
     assert (record.is_control, record.is_end_of_stream, record.is_user) == (False, True, False)
-    batch = decode_entries([(19, memoryview(bytes.fromhex(ENTRY_19)))], lssn=3, start_sequence_id=100)
+    batch = decode_entries([(19, memoryview(ENTRY_19))], lssn=3, start_sequence_id=100)
     assert len(batch) == 0
     assert batch.end_of_stream == DLSN(3, 19, 0)
 
 
 @pytest.mark.parametrize("entry", [LZ4_BY_JAVA, LZ4_BY_LIBLZ4], ids=["by Java", "by liblz4"])
-def test_vectors_12_2_lz4_entries_of_two_compressors_hold_the_same_records(entry: str) -> None:
+def test_vectors_12_2_lz4_entries_of_two_compressors_hold_the_same_records(entry: bytes) -> None:
     records = decoded(entry, 4)
     assert [(r.txid, r.position, r.payload) for r in records] == [
         (1001, 1, b"abcdefgh" * 8),
@@ -137,18 +118,18 @@ def test_vectors_12_2_lz4_entries_of_two_compressors_hold_the_same_records(entry
 def test_vector_12_2_lz4_entry_written_here_is_liblz4s() -> None:
     ours = built((1001, b"abcdefgh" * 8, 1, 0), (1002, b"abcdefgh" * 8, 2, 0), compression=Compression.LZ4)
     assert decoded(ours, 4) == decoded(LZ4_BY_LIBLZ4, 4)
-    assert ours[:18] == LZ4_BY_LIBLZ4[:18]
+    assert ours[:9] == LZ4_BY_LIBLZ4[:9]
 
 
 def test_vector_12_2_record_set_without_compression() -> None:
     payload = encode_record_set([b"r1", b"r22", b"r333"])
-    assert payload.hex() == RECORD_SET
-    assert encode_record(2000, payload, 1, FLAG_RECORD_SET).hex() == RECORD_SET_RECORD
+    assert payload == RECORD_SET
+    assert encode_record(2000, payload, 1, FLAG_RECORD_SET) == VECTORS["record of the set"]
     assert [bytes(member) for member in decode_record_set(memoryview(payload))] == [b"r1", b"r22", b"r333"]
 
 
 def test_vector_12_2_entry_20_record_set_expanded() -> None:
-    assert built((2000, bytes.fromhex(RECORD_SET), 1, FLAG_RECORD_SET), (2001, b"tail", 4, 0)) == ENTRY_20
+    assert built((2000, RECORD_SET, 1, FLAG_RECORD_SET), (2001, b"tail", 4, 0)) == ENTRY_20
     expected = [
         (20, 0, 2000, 1, 100, b"r1"),
         (20, 1, 2000, 2, 101, b"r22"),
@@ -170,7 +151,7 @@ def test_vector_12_2_entry_20_record_set_whole() -> None:
 
 def test_vector_12_2_lz4_record_set_alone_and_in_lz4_entry_21() -> None:
     members = [b"abcdefgh" * 8, b"abcdefgh" * 8, b"z"]
-    assert [bytes(m) for m in decode_record_set(memoryview(bytes.fromhex(LZ4_RECORD_SET)))] == members
+    assert [bytes(m) for m in decode_record_set(memoryview(LZ4_RECORD_SET))] == members
     ours = encode_record_set(members, Compression.LZ4)
     assert [bytes(m) for m in decode_record_set(memoryview(ours))] == members
     assert columns(ENTRY_21, 21) == [(21, i, 2000, 1 + i, 100 + i, member) for i, member in enumerate(members)]
@@ -179,7 +160,7 @@ def test_vector_12_2_lz4_record_set_alone_and_in_lz4_entry_21() -> None:
 def test_entries_of_all_kinds_decode_together_in_order() -> None:
     entries = [(17, ENTRY_17), (18, ENTRY_18), (20, ENTRY_20), (21, ENTRY_21), (22, ENTRY_18), (23, ENTRY_19)]
     batch = decode_entries(
-        [(e, memoryview(bytes.fromhex(text))) for e, text in entries],
+        [(e, memoryview(data)) for e, data in entries],
         lssn=3,
         start_sequence_id=100,
         include_control=True,
@@ -192,16 +173,16 @@ def test_entries_of_all_kinds_decode_together_in_order() -> None:
 
 
 def test_the_summary_counts_slots_and_tells_user_records_apart() -> None:
-    summary = entry_summary(memoryview(bytes.fromhex(ENTRY_20)))
+    summary = entry_summary(memoryview(ENTRY_20))
     assert (summary.record_count, summary.user_count) == (4, 4)
     assert (summary.first_txid, summary.last_txid, summary.first_position, summary.last_position) == (2000, 2001, 1, 4)
-    control = entry_summary(memoryview(bytes.fromhex(ENTRY_18)))
+    control = entry_summary(memoryview(ENTRY_18))
     assert (control.record_count, control.user_count, control.first_txid, control.last_position) == (1, 0, None, 2)
-    assert entry_summary(memoryview(bytes.fromhex(ENTRY_19))).end_of_stream
+    assert entry_summary(memoryview(ENTRY_19)).end_of_stream
 
 
-def columns(entry: str, entry_id: int) -> list[tuple[int, int, int, int, int, bytes]]:
-    batch = decode_entries([(entry_id, memoryview(bytes.fromhex(entry)))], lssn=3, start_sequence_id=100)
+def columns(entry: bytes, entry_id: int) -> list[tuple[int, int, int, int, int, bytes]]:
+    batch = decode_entries([(entry_id, memoryview(entry))], lssn=3, start_sequence_id=100)
     batch.payload.validate(full=True)
     numbers = zip(batch.entry_id, batch.slot_id, batch.txid, batch.position, batch.sequence_id, strict=True)
     return [

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from metadata_worlds import Heard, World
+from reference_vectors import vectors
 
 from metadata.auditors import AuditorStore, Check
 from metadata.foundation.errors import CallerError
@@ -13,6 +14,8 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
+
+VECTORS = vectors("znodes.md")
 
 
 @pytest.fixture
@@ -38,11 +41,11 @@ async def test_the_lowest_vote_is_the_auditors(auditors: AuditorStore, elsewhere
     assert first == "V_0000000000"
     assert await auditors.votes() == [first, second]
     data, stat = await auditors.store.get(f"{ledgers}/underreplication/auditorelection/{first}")
-    assert data == b'bookieId: "10.0.0.1:3181"\n'
+    assert data == VECTORS["auditor vote"]
     assert stat.ephemeral_owner == auditors.store.session_id
     await auditors.announce("10.0.0.1:3181")
     data, _ = await elsewhere.store.get(f"{ledgers}/underreplication/auditorelection")
-    assert data == b'bookieId: "10.0.0.1:3181"\n'
+    assert data == VECTORS["auditor vote"]
     assert await elsewhere.auditor() == "10.0.0.1:3181"
     heard = Heard()
     assert await elsewhere.watch_vote(first, heard)
@@ -92,7 +95,7 @@ async def test_the_time_of_a_check_is_kept(auditors: AuditorStore, elsewhere: Au
 async def test_vector_of_a_checks_time(auditors: AuditorStore, ledgers: str) -> None:
     await auditors.set_last_run_ms(Check.ALL_LEDGERS, 1_700_000_000_000)
     data, _ = await auditors.store.get(f"{ledgers}/underreplication/checkallledgersctime")
-    assert data == bytes.fromhex("0880d095ffbc31")
+    assert data == VECTORS["check time 1700000000000"]
     await auditors.store.put(f"{ledgers}/underreplication/checkallledgersctime", b"\xff", 0)
     assert await auditors.last_run_ms(Check.ALL_LEDGERS) is None, "what is no time is due"
 

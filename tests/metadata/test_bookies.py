@@ -1,4 +1,4 @@
-"""Registrations, discovery, cookies: vectors of section 11.6 and the life of a registration."""
+"""Registrations, discovery, cookies: vectors of docs/reference/znodes.md and the life of a registration."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from metadata_worlds import Heard, World
+from reference_vectors import vectors
 
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie, UnknownBookieError, check_bookie_id
 from metadata.foundation.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError
@@ -17,6 +18,7 @@ from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.retry import reconnected
 from metadata.store import MetadataStore
 
+VECTORS = vectors("znodes.md")
 FIRST = BookieAddress("10.0.0.1:3181", "10.0.0.1", 3181)
 NAMED = BookieAddress("bookie-1", "host.example", 4000)
 
@@ -36,19 +38,14 @@ def registry(store: MetadataStore, ledgers_root: str) -> BookieRegistry:
 
 
 def test_vector_bookie_service_info() -> None:
-    data = bytes.fromhex("32210a06626f6f6b696510ed181a0831302e302e302e31220a626f6f6b69652d727063")
+    data = VECTORS["service info"]
     assert FIRST.encode() == data
     assert BookieAddress.decode(FIRST.bookie_id, FIRST.encode("1.2.3"), "p") == FIRST  # whatever else it tells
     assert BookieAddress.decode("10.0.0.1:3181", data, "p") == FIRST
 
 
 COOKIE = Cookie("10.0.0.1:3181", ("/data/journal",), ("/data/l1", "/data/l2"), "8f2c4b7e-0000-4000-8000-000000000001")
-COOKIE_TEXT = b"""5
-bookieHost: "10.0.0.1:3181"
-journalDir: "/data/journal"
-ledgerDirs: "2\\t/data/l1\\t/data/l2"
-instanceId: "8f2c4b7e-0000-4000-8000-000000000001"
-"""
+COOKIE_TEXT = VECTORS["cookie"]
 
 
 def test_vector_cookie() -> None:

@@ -1,4 +1,4 @@
-"""Ledger metadata: the byte vectors of the wire specification, section 11.6, and what is not ledger metadata."""
+"""Ledger metadata: the vectors of docs/reference/znodes.md#znode-vectors, and what is not ledger metadata."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_vectors import vectors
 
 from metadata.foundation.errors import CallerError, CorruptDataError, InvariantViolation
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
@@ -14,39 +15,9 @@ from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, Ledge
 FIRST = ("10.0.0.1:3181", "10.0.0.2:3181", "10.0.0.3:3181")
 SECOND = ("10.0.0.1:3181", "10.0.0.2:3181", "10.0.0.4:3181")
 
-OPEN_V3 = bytes.fromhex(
-    "426f6f6b69654d65746164617461466f726d617456657273696f6e09330a6408031003180020ffffffffffffffffff01"
-    "2801322f0a0d31302e302e302e313a333138310a0d31302e302e302e323a333138310a0d31302e302e302e333a333138"
-    "3110003803420673656372657448025a080a03617070120178609582a6efc79e849111"
-)
-CLOSED_V3 = bytes.fromhex(
-    "426f6f6b69654d65746164617461466f726d617456657273696f6e09330a750803100318c00c20632803322f0a0d3130"
-    "2e302e302e313a333138310a0d31302e302e302e323a333138310a0d31302e302e302e333a333138311000322f0a0d31"
-    "302e302e302e313a333138310a0d31302e302e302e323a333138310a0d31302e302e302e343a33313831103238014200"
-    "48026000"
-)
-CLOSED_V2 = b"""BookieMetadataFormatVersion\t2
-quorumSize: 3
-ensembleSize: 3
-length: 1600
-lastEntryId: 99
-state: CLOSED
-segment {
-  ensembleMember: "10.0.0.1:3181"
-  ensembleMember: "10.0.0.2:3181"
-  ensembleMember: "10.0.0.3:3181"
-  firstEntryId: 0
-}
-digestType: HMAC
-password: "secret"
-ackQuorumSize: 2
-"""
-CLOSED_V1 = (
-    b"BookieMetadataFormatVersion\t1\n2\n3\n1600\n"
-    b"0\t10.0.0.1:3181\t10.0.0.2:3181\t10.0.0.3:3181\n"
-    b"50\t10.0.0.1:3181\t10.0.0.2:3181\t10.0.0.4:3181\n"
-    b"99\tCLOSED"
-)
+VECTORS = vectors("znodes.md")
+OPEN_V3, CLOSED_V3 = VECTORS["ledger metadata 3, open"], VECTORS["ledger metadata 3, closed"]
+CLOSED_V2, CLOSED_V1 = VECTORS["ledger metadata 2, closed"], VECTORS["ledger metadata 1, closed"]
 
 OPEN = LedgerMetadata(
     ensemble_size=3,

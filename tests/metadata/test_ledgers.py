@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from metadata_worlds import Heard, World
+from reference_vectors import vectors
 
 from metadata.foundation.errors import (
     BadVersionError,
@@ -23,6 +24,7 @@ from metadata.ledgers import LedgerLayout, LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.store import Create, EventKind, MetadataStore
 
+VECTORS = vectors("znodes.md")
 METADATA = LedgerMetadata(3, 3, 2, (Ensemble(0, ("a:1", "b:1", "c:1")),))
 
 
@@ -65,24 +67,16 @@ async def faults() -> Faults:
 # ---- layout ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ledger_id", "path"),
-    [
-        (0, "/00/0000/L0000"),
-        (12345, "/00/0001/L2345"),
-        (2147483646, "/21/4748/L3646"),
-        (2147483647, "/000/0000/0021/4748/L3647"),
-        (4294967296, "/000/0000/0042/9496/L7296"),
-        (9223372036854775807, "/922/3372/0368/5477/L5807"),
-    ],
-)
-def test_hierarchical_paths_of_section_11_2(ledger_id: int, path: str) -> None:
+@pytest.mark.parametrize("ledger_id", [0, 12345, 2147483646, 2147483647, 4294967296, 9223372036854775807])
+def test_hierarchical_paths_of_section_11_2(ledger_id: int) -> None:
+    path = VECTORS[f"path of ledger {ledger_id}, hierarchical"].decode()
     assert LedgerLayout.HIERARCHICAL.path("/ledgers", ledger_id) == f"/ledgers{path}"
 
 
 def test_other_layouts_have_their_own_paths() -> None:
-    assert LedgerLayout.LONG_HIERARCHICAL.path("/l", 12345) == "/l/000/0000/0000/0001/L2345"
-    assert LedgerLayout.FLAT.path("/l", 12345) == "/l/L0000012345"
+    long, flat = (VECTORS[f"path of ledger 12345, {layout}"].decode() for layout in ("long hierarchical", "flat"))
+    assert LedgerLayout.LONG_HIERARCHICAL.path("/l", 12345) == f"/l{long}"
+    assert LedgerLayout.FLAT.path("/l", 12345) == f"/l{flat}"
     assert LedgerLayout.LEGACY_HIERARCHICAL.path("/l", 12345) == "/l/00/0001/L2345"
     for layout, ledger_id in ((LedgerLayout.LEGACY_HIERARCHICAL, 2**31), (LedgerLayout.FLAT, -1)):
         with pytest.raises(CallerError):
@@ -90,7 +84,7 @@ def test_other_layouts_have_their_own_paths() -> None:
 
 
 def test_the_layout_is_two_lines_without_a_final_newline() -> None:
-    data = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
+    data = VECTORS["layout"]
     assert LedgerLayout.HIERARCHICAL.encode() == data
     for layout in LedgerLayout:
         assert LedgerLayout.decode(layout.encode(), "p") is layout
@@ -182,7 +176,7 @@ async def test_who_finds_no_layout_writes_the_hierarchical_one(store: MetadataSt
     assert await everybody[0].stored_layout() is None
     assert await asyncio.gather(*(one.layout() for one in everybody)) == [LedgerLayout.HIERARCHICAL] * 4
     data, stat = await store.get(f"{root}/LAYOUT")
-    assert (data, stat.version) == (b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1", 0)
+    assert (data, stat.version) == (VECTORS["layout"], 0)
     assert [ledger_id async for ledger_id in everybody[0].ids()] == [7]
 
 

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 from metadata_worlds import Heard, World
+from reference_vectors import vectors
 
 from metadata.foundation.errors import CallerError, NoNodeError
 from metadata.locks import (
@@ -24,6 +25,7 @@ from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.retry import reconnected
 from metadata.store import Check, MetadataStore
 
+VECTORS = vectors("znodes.md")
 SESSION = 72057594037927937
 
 
@@ -51,21 +53,21 @@ async def settled(task: asyncio.Task[None], store: MetadataStore, path: str, cou
 
 
 @pytest.mark.parametrize(
-    ("client_id", "prefix"),
+    ("client_id", "name"),
     [
-        ("host-1/10.0.0.5", "member_host-1%2F10.0.0.5_s72057594037927937_"),
-        ("1;3;10.0.0.5:4181", "member_1%3B3%3B10.0.0.5%3A4181_s72057594037927937_"),
-        ("my client_id*~", "member_my+client_id*%7E_s72057594037927937_"),
-        ("Unknown-ClientId", "member_Unknown-ClientId_s72057594037927937_"),
+        ("host-1/10.0.0.5", "host-1/10.0.0.5"),
+        ("1;3;10.0.0.5:4181", "a proxy, 1;3;10.0.0.5 with port 4181"),
+        ("my client_id*~", "my client_id*~"),
+        ("Unknown-ClientId", "Unknown-ClientId"),
     ],
 )
-def test_vectors_of_lock_prefixes_in_section_12_2(client_id: str, prefix: str) -> None:
-    assert member_prefix(client_id, SESSION) == prefix
+def test_vectors_of_lock_prefixes_in_section_12_2(client_id: str, name: str) -> None:
+    assert member_prefix(client_id, SESSION).encode() == VECTORS[f"lock member of {name}"]
 
 
 def test_vectors_of_session_parts_in_section_12_2() -> None:
-    assert member_prefix("c", 12345) == "member_c_s     12345_"
-    assert member_prefix("c", -72057594037927937) == "member_c_s-72057594037927937_"
+    for session_id in (12345, -72057594037927937):
+        assert member_prefix("c", session_id).encode() == VECTORS[f"lock member of c, session {session_id}"]
 
 
 @pytest.mark.parametrize(

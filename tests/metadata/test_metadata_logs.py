@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from metadata_worlds import Heard
+from reference_vectors import vectors
 
 from metadata.foundation.errors import (
     BadVersionError,
@@ -115,7 +116,7 @@ async def test_a_new_log_has_the_znodes_of_section_3_4(store: MetadataStore, log
         paths.root: b"",
         paths.partition: b"",
         paths.max_txid: b"0",
-        paths.version: bytes.fromhex("ffffffff"),
+        paths.version: vectors("znodes.md")["log layout"],
         paths.lock: b"",
         paths.read_lock: b"",
         paths.ledgers: b"0",

@@ -8,17 +8,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_vectors import vectors
 
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceInUseError, NamespaceStore, NamespaceUri, NotBoundError
 from metadata.store import MetadataStore
 
+VECTORS = vectors("znodes.md")
 ONE = Binding.for_cluster("127.0.0.1:7000", "/ledgers")
-ONE_BODY = (
-    '{"1":{"str":"127.0.0.1:7000"},"2":{"str":"/ledgers"},"3":{"tf":1},"4":{"tf":0},"5":{"str":"127.0.0.1:7000"},'
-    '"6":{"str":"127.0.0.1:7000"},"7":{"str":"127.0.0.1:7000"}}'
-)
+ONE_BODY = VECTORS["binding body, one ensemble"].decode()
 FULL = Binding(
     bk_servers="127.0.0.1:7000",
     ledgers_path="/ledgers",
@@ -29,11 +28,8 @@ FULL = Binding(
     federated=True,
     quorums=(3, 2, 1),
 )
-FULL_BODY = (
-    '{"1":{"str":"127.0.0.1:7000"},"2":{"str":"/ledgers"},"3":{"tf":1},"4":{"tf":1},"5":{"str":"127.0.0.1:7000"},'
-    '"6":{"str":"127.0.0.1:7000"},"7":{"str":"127.0.0.1:7000"},"8":{"str":".acl\\"\\\\x"},"9":{"i64":1000},'
-    '"10":{"tf":1},"100":{"str":"3,2,1"}}'
-)
+FULL_BODY = VECTORS["binding body, everything and ours"].decode()
+JAVAS, JAVAS_BODY = replace(FULL, quorums=None), VECTORS["binding body, everything"].decode()
 
 
 @pytest.mark.parametrize(
@@ -101,6 +97,7 @@ def test_any_text_is_a_uri_or_a_callers_mistake(text: str) -> None:
     [
         pytest.param(ONE, ONE_BODY, id="binding body, one ensemble"),
         pytest.param(FULL, FULL_BODY, id="binding body with everything"),
+        pytest.param(JAVAS, JAVAS_BODY, id="binding body with everything of Java's"),
     ],
 )
 def test_vectors_of_section_12_2(binding: Binding, body: str) -> None:

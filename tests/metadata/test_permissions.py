@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_vectors import vectors
 
 from metadata.foundation.errors import CorruptDataError
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.permissions import ALLOW_ALL, Action, Permissions, PermissionStore, RequestDeniedError
 from metadata.store import MetadataStore
 
+VECTORS = vectors("znodes.md")
 DENY_WRITE = Permissions(deny_write=True)
 maybe = st.none() | st.booleans()
 
@@ -22,19 +24,16 @@ async def permissions(store: MetadataStore, root: str) -> PermissionStore:
 
 
 @pytest.mark.parametrize(
-    ("entry", "text"),
+    ("entry", "name"),
     [
-        (
-            Permissions(deny_write=True, deny_truncate=True, deny_delete=False),
-            '{"1":{"tf":1},"2":{"tf":1},"3":{"tf":0}}',
-        ),
-        (ALLOW_ALL, "{}"),
-        (Permissions(deny_acquire=True, deny_release=False), '{"4":{"tf":1},"5":{"tf":0}}'),
+        (Permissions(deny_write=True, deny_truncate=True, deny_delete=False), "deny write and truncate, allow delete"),
+        (ALLOW_ALL, "empty access control"),
+        (Permissions(deny_acquire=True, deny_release=False), "deny acquire, allow release"),
     ],
 )
-def test_vectors_of_section_12_2(entry: Permissions, text: str) -> None:
-    assert entry.encode() == text.encode()
-    assert Permissions.decode(text.encode(), "/acl") == entry
+def test_vectors_of_section_12_2(entry: Permissions, name: str) -> None:
+    assert entry.encode() == VECTORS[name]
+    assert Permissions.decode(VECTORS[name], "/acl") == entry
 
 
 @given(st.builds(Permissions, maybe, maybe, maybe, maybe, maybe))

@@ -1,4 +1,4 @@
-"""Under-replication marks, locks and switches: vectors of sections 11.2 and 11.6, races, lost answers."""
+"""Under-replication marks, locks and switches: vectors of docs/reference/znodes.md, races, lost answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from metadata_worlds import Heard, World
+from reference_vectors import vectors
 
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.ledgers import MAX_LEDGER_ID, LedgerStore
@@ -16,8 +17,9 @@ from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.replication import LedgerLock, RepairQueue, ReplicationStore, UnderReplicatedLedger, mark_name
 from metadata.store import MetadataStore
 
+VECTORS = vectors("znodes.md")
 LEDGER = 12345
-PATH = "ledgers/0000/0000/0000/3039/urL0000012345"
+PATH = VECTORS["mark of ledger 12345"].decode()
 NOW = 1_700_000_000_000
 
 
@@ -50,8 +52,8 @@ def test_vectors_of_paths() -> None:
     replication = ReplicationStore(MemoryStore(MemoryTree()))
     base = "/ledgers/underreplication"
     assert replication.mark_path(12345) == f"{base}/{PATH}"
-    assert replication.mark_path(223192270503937) == f"{base}/ledgers/0000/cafe/0000/0001/urL223192270503937"
-    assert replication.lock_path(12345) == f"{base}/locks/urL0000012345"
+    assert replication.mark_path(223192270503937) == f"{base}/{VECTORS['mark of ledger 223192270503937'].decode()}"
+    assert replication.lock_path(12345) == f"{base}/{VECTORS['lock of ledger 12345'].decode()}"
     assert replication.mark_path(MAX_LEDGER_ID).startswith(f"{base}/ledgers/7fff/ffff/ffff/ffff/urL9223372036854775807")
 
 
@@ -62,7 +64,7 @@ def test_an_id_that_is_none_has_no_mark(ledger_id: int) -> None:
 
 
 def test_vector_of_a_mark() -> None:
-    mark, text = UnderReplicatedLedger(("10.0.0.3:3181",), NOW), b'replica: "10.0.0.3:3181"\nctime: 1700000000000\n'
+    mark, text = UnderReplicatedLedger(("10.0.0.3:3181",), NOW), VECTORS["under-replication mark"]
     assert mark.encode() == text
     assert UnderReplicatedLedger.decode(text, "p") == mark
 
@@ -87,7 +89,7 @@ def test_what_a_mark_says_is_read_back(missing: list[str], ctime_ms: int | None)
 async def test_the_tree_is_prepared_once_for_all(replication: ReplicationStore, base: str) -> None:
     await replication.prepare()
     data, _ = await replication.store.get(f"{base}/LAYOUT")
-    assert data == b'type: "BASIC"\nversion: 1\n'
+    assert data == VECTORS["under-replication layout"]
     names, _ = await replication.store.children(base)
     assert names == ["LAYOUT", "ledgers", "locks"]
 
@@ -104,7 +106,7 @@ async def test_another_layout_is_refused(replication: ReplicationStore, base: st
 async def test_a_mark_has_its_path_and_text(replication: ReplicationStore, base: str) -> None:
     assert await replication.mark(LEDGER, ["10.0.0.3:3181"], NOW)
     data, stat = await replication.store.get(f"{base}/{PATH}")
-    assert data == b'replica: "10.0.0.3:3181"\nctime: 1700000000000\n'
+    assert data == VECTORS["under-replication mark"]
     assert (stat.version, stat.ephemeral_owner) == (0, 0)
     assert await ids(replication) == [LEDGER]
 
@@ -169,7 +171,7 @@ async def test_a_newer_mark_is_not_removed(replication: ReplicationStore) -> Non
 async def test_marking_and_removing_race_without_an_error(
     replication: ReplicationStore, elsewhere: ReplicationStore
 ) -> None:
-    """Parents vanish under the creation of a mark (spec trap 41)."""
+    """Parents vanish under the creation of a mark (docs/reference/znodes.md#parents)."""
     for turn in range(15):
         await replication.mark(LEDGER, ["a"])
         await asyncio.gather(
@@ -237,7 +239,7 @@ async def test_one_holds_a_lock(replication: ReplicationStore, elsewhere: Replic
     lock = await replication.lock(LEDGER, "host1")
     assert lock is not None
     data, stat = await replication.store.get(f"{base}/locks/urL0000012345")
-    assert data == b'bookieId: "host1"\n'
+    assert data == VECTORS["under-replication lock"]
     assert stat.ephemeral_owner == replication.store.session_id
     assert await elsewhere.lock(LEDGER, "host2") is None
     assert await replication.lock(LEDGER, "host1") is None, "nor does the same process twice"

@@ -1,4 +1,4 @@
-"""Segment metadata: every vector of the format specification, section 12.2, and what is no segment metadata."""
+"""Segment metadata: every vector of docs/reference/znodes.md#znode-vectors, and what is not segment metadata."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_vectors import vectors
 
 from metadata.foundation.errors import CorruptDataError, InvariantViolation
 from metadata.segments import (
@@ -39,81 +40,66 @@ def _of(segment: SegmentMetadata, version: int, **change: object) -> SegmentMeta
     return replace(segment, version=version, **change)
 
 
-VECTORS = {
-    "v1 in-progress": ("1;12345;1001", _of(OPEN, 1)),
-    "v1 completed": ("1073741824001;12345;1001;2002;1700000000123", _of(DONE, 1)),
-    "v2 in-progress": ("2;12345;1001;3", _of(OPEN, 2)),
-    "v2 completed": ("1073741824002;12345;1001;2002;1700000000123;3;41;7", _of(DONE, 2)),
-    "v2 truncated": ("1073741824514;12345;1001;2002;1700000000123;3;41;7", _of(DONE, 2, truncation=TRUNCATED)),
-    "v2 partially truncated": ("1073741824258;12345;1001;2002;1700000000123;3;41;7", _of(DONE, 2, truncation=PARTLY)),
-    "v2 in-progress, region 9": ("2415919106;12345;1001;3", _of(OPEN, 2, region=9)),
-    "v3 in-progress": ("3;12345;1001;3;0;0", _of(OPEN, 3)),
-    "v3 completed": ("1073741824003;12345;1001;2002;1700000000123;3;41;7;0;0", _of(DONE, 3)),
-    "v3 truncated": ("1073741824515;12345;1001;2002;1700000000123;3;41;7;0;0", _of(DONE, 3, truncation=TRUNCATED)),
-    "v3 partially truncated": (
-        "1073741824259;12345;1001;2002;1700000000123;3;41;7;20;4",
-        _of(DONE, 3, truncation=PARTLY, min_entry=20, min_slot=4),
+VECTORS = vectors("znodes.md")
+SEGMENTS = {
+    "v1 in-progress": _of(OPEN, 1),
+    "v1 completed": _of(DONE, 1),
+    "v2 in-progress": _of(OPEN, 2),
+    "v2 completed": _of(DONE, 2),
+    "v2 truncated": _of(DONE, 2, truncation=TRUNCATED),
+    "v2 partially truncated": _of(DONE, 2, truncation=PARTLY),
+    "v2 in-progress, region 9": _of(OPEN, 2, region=9),
+    "v3 in-progress": _of(OPEN, 3),
+    "v3 completed": _of(DONE, 3),
+    "v3 truncated": _of(DONE, 3, truncation=TRUNCATED),
+    "v3 partially truncated": _of(DONE, 3, truncation=PARTLY, min_entry=20, min_slot=4),
+    "v3 in-progress, region 9": _of(OPEN, 3, region=9),
+    "v4 in-progress": _of(OPEN, 4),
+    "v4 completed": _of(DONE, 4),
+    "v4 truncated": _of(DONE, 4, truncation=TRUNCATED),
+    "v4 partially truncated": _of(DONE, 4, truncation=PARTLY, min_entry=20, min_slot=4),
+    "v4 in-progress, region 9": _of(OPEN, 4, region=9),
+    "v5 in-progress": OPEN,
+    "v5 completed, rebuilt while unset": replace(DONE, start_sequence_id=-9223372023969873920),
+    "v5 completed, start sequence id 500": DONE,
+    "v5 truncated": replace(DONE, truncation=TRUNCATED),
+    "v5 partially truncated": replace(DONE, truncation=PARTLY, min_entry=20, min_slot=4),
+    "v5 in-progress, region 9": replace(OPEN, region=9),
+    "v5 count 2^31-1, region 9, truncated, ledger 1, LSSN 1, nothing else set": SegmentMetadata(
+        ledger_id=1,
+        lssn=1,
+        first_txid=0,
+        record_count=2**31 - 1,
+        region=9,
+        truncation=TRUNCATED,
+        start_sequence_id=-9223372032559808512,
     ),
-    "v3 in-progress, region 9": ("2415919107;12345;1001;3;0;0", _of(OPEN, 3, region=9)),
-    "v4 in-progress": ("4;12345;1001;3;0;0", _of(OPEN, 4)),
-    "v4 completed": ("1073741824004;12345;1001;2002;1700000000123;3;41;7;0;0", _of(DONE, 4)),
-    "v4 truncated": ("1073741824516;12345;1001;2002;1700000000123;3;41;7;0;0", _of(DONE, 4, truncation=TRUNCATED)),
-    "v4 partially truncated": (
-        "1073741824260;12345;1001;2002;1700000000123;3;41;7;20;4",
-        _of(DONE, 4, truncation=PARTLY, min_entry=20, min_slot=4),
-    ),
-    "v4 in-progress, region 9": ("2415919108;12345;1001;3;0;0", _of(OPEN, 4, region=9)),
-    "v5 in-progress": ("5;12345;1001;3;0;0;-1", OPEN),
-    "v5 completed, rebuilt while unset": (
-        "1073741824005;12345;1001;2002;1700000000123;3;41;7;0;0;-9223372023969873920",
-        replace(DONE, start_sequence_id=-9223372023969873920),
-    ),
-    "v5 completed, start sequence id 500": ("1073741824005;12345;1001;2002;1700000000123;3;41;7;0;0;500", DONE),
-    "v5 truncated": (
-        "1073741824517;12345;1001;2002;1700000000123;3;41;7;0;0;500",
-        replace(DONE, truncation=TRUNCATED),
-    ),
-    "v5 partially truncated": (
-        "1073741824261;12345;1001;2002;1700000000123;3;41;7;20;4;500",
-        replace(DONE, truncation=PARTLY, min_entry=20, min_slot=4),
-    ),
-    "v5 in-progress, region 9": ("2415919109;12345;1001;3;0;0;-1", replace(OPEN, region=9)),
-    "v5 count 2^31-1, region 9, truncated, ledger 1, LSSN 1, nothing else set": (
-        "9223372034975728133;1;0;-999;0;1;-1;-1;0;0;-9223372032559808512",
-        SegmentMetadata(
-            ledger_id=1,
-            lssn=1,
-            first_txid=0,
-            record_count=2**31 - 1,
-            region=9,
-            truncation=TRUNCATED,
-            start_sequence_id=-9223372032559808512,
-        ),
-    ),
-    "v5 end-of-stream segment, ledger 77, LSSN 2, 2 records, last entry 19": (
-        "8589934597;77;1001;9223372036854775807;0;2;19;-1;0;0;-1",
-        SegmentMetadata(
-            ledger_id=77,
-            lssn=2,
-            first_txid=1001,
-            last_txid=2**63 - 1,
-            record_count=2,
-            last_entry=19,
-        ),
+    "v5 end-of-stream segment, ledger 77, LSSN 2, 2 records, last entry 19": SegmentMetadata(
+        ledger_id=77,
+        lssn=2,
+        first_txid=1001,
+        last_txid=2**63 - 1,
+        record_count=2,
+        last_entry=19,
     ),
 }
 
 
-@pytest.mark.parametrize("name", VECTORS)
+@pytest.mark.parametrize("name", SEGMENTS)
 def test_vectors_of_section_12_2(name: str) -> None:
-    text, segment = VECTORS[name]
-    assert segment.encode() == text.encode()
-    assert SegmentMetadata.decode(text.encode(), "p/x", skip_minimum_version=True) == segment
+    data, segment = VECTORS[f"segment {name}"], SEGMENTS[name]
+    assert segment.encode() == data
+    assert SegmentMetadata.decode(data, "p/x", skip_minimum_version=True) == segment
+
+
+def test_no_vector_of_a_segment_is_left_out() -> None:
+    assert {name for name in VECTORS if name.startswith("segment v")} == {f"segment {name}" for name in SEGMENTS}
 
 
 def test_segment_names_for_lssn_3() -> None:
-    assert OPEN.znode_name == "inprogress_000000000000000003"
-    assert DONE.znode_name == "logrecs_000000000000000003"
+    for segment, name in ((OPEN, "in progress"), (DONE, "completed")):
+        assert segment.znode_name.encode() == VECTORS[f"segment name, {name}"]
+        assert segment.named(0).znode_name.encode() == VECTORS[f"old segment name, {name}"]
 
 
 def test_a_segment_read_from_a_legacy_name_keeps_it_until_it_is_completed() -> None:

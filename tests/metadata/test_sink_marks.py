@@ -1,8 +1,9 @@
-"""What marks say, byte by byte: of the old form and of the new, and what is none."""
+"""What marks say, byte by byte (docs/reference/znodes.md#znode-vectors): of the old form and of the new."""
 
 from __future__ import annotations
 
 import pytest
+from reference_vectors import vectors
 
 from metadata.foundation.errors import CorruptDataError
 from metadata.sink_marks import (
@@ -17,16 +18,18 @@ from metadata.sink_marks import (
 )
 from metadata.store import Stat
 
+VECTORS = vectors("znodes.md")
+
 
 def stat(version: int, mzxid: int = 99) -> Stat:
     return Stat(version, 0, 1, mzxid, 0, 0, 0, 0, 0)
 
 
 def test_a_mark_of_the_old_form_survives_its_json_and_the_golden_text_stays() -> None:
-    assert Mark(7, "a1").encode() == b'{"v":1,"batch":7,"attempt":"a1"}'
-    assert Mark.decode(b'{"v":1,"batch":7,"attempt":"a1"}', "/x") == Mark(7, "a1")
+    assert Mark(7, "a1").encode() == VECTORS["sink root 1, one batch"]
+    assert Mark.decode(VECTORS["sink root 1, one batch"], "/x") == Mark(7, "a1")
     assert Mark.decode(Mark().encode(), "/x") == Mark(NO_BATCH, "")
-    text = b'{"v":1,"batch":7,"attempt":"b","rows":[[7,1000],[6,998]]}'
+    text = VECTORS["sink root 1, with rows"]
     assert Mark.decode(text, "/x").rows == ((7, 1000), (6, 998))
     assert Mark.decode(text, "/x").encode() == text
     assert Mark.decode(text, "/x").rows_of(5) is None
@@ -36,7 +39,7 @@ def test_a_logs_mark_survives_its_json_and_the_golden_text_stays() -> None:
     mark = LogMark()
     for batch, attempt, rows in ((3, "x", 5), (6, "y", 998), (7, "z", 1000)):
         mark = mark.moved(batch, attempt, rows, 2)
-    assert mark.encode() == b'{"v":2,"batch":7,"attempt":"z","rows":[[7,1000],[6,998]],"since":4}'
+    assert mark.encode() == VECTORS["sink mark"]
     again = LogMark.decode(mark.encode(), "/x")
     assert (again, again.rows, again.since) == (mark, mark.rows, 4)
     assert [again.covers(batch) for batch in (6, 7, 8)] == [True, True, False]
@@ -46,14 +49,14 @@ def test_a_logs_mark_survives_its_json_and_the_golden_text_stays() -> None:
 
 
 def test_a_sinks_state_survives_its_json_and_keeps_what_was_of_old() -> None:
-    assert SinkState().encode() == b'{"v":2,"batch":-1,"attempt":""}'
-    old = b'{"v":1,"batch":2,"attempt":"a2","rows":[[2,12],[1,11],[0,10]]}'
+    assert SinkState().encode() == VECTORS["sink root 2, new"]
+    old = VECTORS["sink root 1, three batches"]
     found = SinkState.decode(old, stat(3), "/x")
     assert (found.batch, found.rows, found.old) == (2, 12, True)
     assert found.floor == Floor(Mark(2, "a2"), 99)
     assert found.floor.mark.rows == ((2, 12), (1, 11), (0, 10))
     moved = found.moved(3, "b", 20)
-    text = b'{"v":2,"batch":3,"attempt":"b","rows":20,"floor":{"zxid":99,"mark":' + old + b"}}"
+    text = VECTORS["sink root 2, with a floor"]
     assert moved.encode() == text
     assert SinkState.decode(text, stat(4), "/x") == moved
     assert moved.moved(1, "c", 5) == moved  # a fork's, which is behind

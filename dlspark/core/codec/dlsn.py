@@ -1,4 +1,4 @@
-"""DLSN: the position of a record in a log (log format, section 2).
+"""DLSN: the position of a record in a log (docs/reference/records.md#dlsn).
 
 A DLSN is the triple (log segment sequence number, entry id, slot id), ordered like a tuple. People and offsets see it
 as text, `3:1200:0`; znodes and the proxy protocol carry one of two binary forms, or that form in base64:

@@ -1,4 +1,4 @@
-"""The envelope around an entry's records, and the raw LZ4 blocks in it (log format, section 1.3.2).
+"""The envelope around an entry's records, and the raw LZ4 blocks in it (docs/reference/records.md#enveloped-entries).
 
 Entries of segments of metadata version 4 and above:
 

@@ -1,4 +1,4 @@
-"""Record sets: several payloads in one record (log format, section 1.4).
+"""Record sets: several payloads in one record (docs/reference/records.md#record-sets).
 
 Payload of a record with flag 0x4:
 

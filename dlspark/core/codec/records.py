@@ -1,4 +1,4 @@
-"""One log record and its bytes (log format, sections 1.2, 1.5 and 1.6).
+"""One log record and its bytes (docs/reference/records.md#records).
 
     offset  type     field
     0       i64      metadata word

@@ -1,7 +1,7 @@
 """Retention: which segments have been kept for long enough, and the runs in which a writer takes them off the list.
 
 Candidates are the completed segments at the head of the list, without the last of them: the next segment's sequence ids
-continue from its (format, section 5.11). From the oldest on they go while
+continue from its (docs/reference/records.md#retention). From the oldest on they go while
 
     by time      their completion is longer ago than `logSegmentRetentionHours`; with `explicitTruncationByApp` they
                  must have been truncated as well

@@ -4,7 +4,8 @@ What a question costs does not grow with the log: the names of its segments come
 few of them, and in one segment another search reads a few entries; `probes` counts them. Counting records reads the
 metadata of the segments counted, and entries of the first and the last of them.
 
-Positions are next-to-read: an end is exclusive. Control records and the end of stream are not counted (spec 1.5).
+Positions are next-to-read: an end is exclusive. Control records and the end of stream are not counted
+(docs/reference/records.md#positions).
 """
 
 from __future__ import annotations

@@ -147,7 +147,10 @@ class ReadAhead:
             position = await self._read_segment(segment, position)
 
     async def _first_position(self) -> DLSN:
-        """Where to start: the asked position, or the first one that is left if that is allowed (section 6.2)."""
+        """Where to start: the asked position, or the first one that is left if that is allowed.
+
+        See docs/reference/records.md#truncated-segments.
+        """
         while not len(await self._list.load()):
             await self._wait_for_change()
         earliest = await self._list.ask(self._earliest)

@@ -242,7 +242,10 @@ async def first_left(listing: SegmentListing, index: int = 0) -> tuple[int, Segm
 
 
 async def start_sequence_id(listing: SegmentListing, segment: SegmentMetadata) -> int:
-    """First sequence id of a segment: stored once it is completed, else where the one before it ended (spec 3.6)."""
+    """First sequence id of a segment: stored once it is completed, else where the one before it ended.
+
+    See docs/reference/znodes.md#start-sequence-ids.
+    """
     if not segment.in_progress or segment.version < 5:
         return segment.effective_start_sequence_id
     listed = listing.find(segment.lssn - 1)

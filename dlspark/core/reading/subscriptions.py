@@ -1,7 +1,8 @@
 """`Subscriptions`: the positions that named subscribers of a log have reached, kept in the log's metadata.
 
 A position is the next one to read. It is stored as upstream stores it, so that subscribers may move between the two
-libraries: a DLSN, version 1, in base64 (spec 2 and 6.6). It only moves forwards, unless it is told to go back.
+libraries: a DLSN, version 1, in base64 (docs/reference/znodes.md#subscribers). It only moves forwards, unless
+asked to go back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`LedgerAllocator`: has the ledger ready that the next segment of a log will be, through one znode (section 3.7).
+"""`LedgerAllocator`: has the ledger ready that the next segment of a log will be, through one znode
+(docs/reference/znodes.md#ledger-allocators).
 
     HANDED_OVER  nothing is ready; what the znode still names, if anything, is a leftover and nobody's
     ALLOCATING   a ledger is being created

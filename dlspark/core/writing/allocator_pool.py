@@ -1,4 +1,5 @@
-"""`LedgerAllocatorPool`: ledgers made in advance, for all logs that this process writes (section 3.7).
+"""`LedgerAllocatorPool`: ledgers made in advance, for all logs that this process writes
+(docs/reference/znodes.md#allocator-pools).
 
 Each allocator of the pool is lent to one start of a segment at a time, which hands its ledger over; afterwards it makes
 the next one in the background, so that a roll waits for no ledger. One that somebody else has used is read again from

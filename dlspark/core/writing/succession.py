@@ -217,7 +217,8 @@ class Succession:
         return ledger
 
     async def roll(self, must: Callable[[], bool], idle: Callable[[], bool]) -> bool:
-        """Start the next segment, then complete the current one (section 5.8): readers may see both for a moment.
+        """Start the next segment, then complete the current one: readers may see both for a moment
+        (docs/reference/records.md#rolling).
 
         `must` tells whether the current segment cannot take what waits: if not, a start that fails harmlessly is put
         off. `idle` tells whether nothing waits. Returns whether there is a new segment.

@@ -297,7 +297,8 @@ class SegmentTransitions:
             _log.warning("ledger %s could not be deleted after a failed start: %s", ledger.ledger_id, error, extra=told)
 
     def _next_lssn(self) -> int:
-        """The rules of the format, section 5.4; anything else means metadata that this writer must not build upon."""
+        """The rules of docs/reference/records.md#starting-a-segment; anything else means metadata that this writer must
+        not build upon."""
         stored = self.state.max_lssn.value
         if not self.segments or self.segments[-1].lssn == UNASSIGNED_LSSN:
             return lssn_without_segments(stored, self._services.binding.first_lssn or self._settings.first_lssn)
@@ -345,7 +346,7 @@ class SegmentTransitions:
         return completed
 
     def _start_sequence_id(self, segment: SegmentMetadata) -> int:
-        """First sequence id of `segment`: where the one before it ended (section 3.6)."""
+        """First sequence id of `segment`, where the last one ended: docs/reference/znodes.md#start-sequence-ids."""
         if self._settings.metadata_version < 5:
             return UNASSIGNED_SEQUENCE_ID
         before = [s for s in self.segments if s.lssn == segment.lssn - 1]

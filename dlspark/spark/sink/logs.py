@@ -210,7 +210,8 @@ class NamespaceLogs:
         if newest is None:
             stored = state.max_lssn.value
             return LogTail(state, max(self._rules.first_lssn, stored), 0), open_segments
-        # Sequence ids go on where the newest segment ends; before metadata version 5 there were none (section 3.6).
+        # Sequence ids go on where the newest segment ends; before metadata version 5 there were none
+        # (docs/reference/znodes.md#start-sequence-ids).
         sequence_id = newest.effective_start_sequence_id + newest.record_count if newest.version >= 5 else 0
         return LogTail(state, newest.lssn + 1, sequence_id), open_segments
 

@@ -1,6 +1,6 @@
 """Streaming reads: `spark.readStream.format("distributedlog")`.
 
-Facts of Spark that shape this module (spec of the connector; each was measured):
+Facts of Spark that shape this module (each was measured):
 
 * One long-lived process a query run calls all methods but `read`. A second instance is made in a planner worker and
   pickled to the tasks: so nothing is opened before `initialOffset`, `latestOffset` or `partitions` is called.
