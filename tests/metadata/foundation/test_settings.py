@@ -38,7 +38,7 @@ class Oven:
     limit: int | None = setting(WHOLE, None, "limit", "Loaves at once")
 
 
-REGISTRY = Registry([Oven], CallerError, page="docs/oven.md", refused={"gas": "it is electric"})
+REGISTRY = Registry([Oven], CallerError, page="oven.md", refused={"gas": "it is electric"})
 
 
 def oven(**values: object) -> Oven:
@@ -121,10 +121,10 @@ def test_other_keys_mean_the_same_and_not_twice() -> None:
 def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(CallerError, match=r"no setting 'heatseconds'") as caught:
         oven(heatseconds=1)
-    assert caught.value.advice == "Did you mean heatSeconds? docs/oven.md lists all settings"
+    assert caught.value.advice == "Did you mean heatSeconds? oven.md lists all settings"
     with pytest.raises(CallerError) as caught:
         oven(zzzz=1)
-    assert caught.value.advice == "docs/oven.md lists all settings"
+    assert caught.value.advice == "oven.md lists all settings"
 
 
 def test_a_key_that_would_do_nothing_is_refused_with_the_reason() -> None:
