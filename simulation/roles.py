@@ -14,7 +14,7 @@ from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from simulation.cluster import PORT, Client, World
 from simulation.network import SimulatedNetwork
 from storage_node.autorecovery.daemon import AutoRecovery
-from storage_node.autorecovery.settings import AutoRecoverySettings
+from storage_node.settings.autorecovery import AutoRecoverySettings
 
 HEALTHY_S = 60.0
 """Virtual time in which a healthy cluster must have done what was asked of it."""

@@ -40,7 +40,6 @@ from metadata.foundation.errors import MetadataUnavailableError
 from metadata.ledger_metadata import DigestType
 from metadata.logs import InvalidLogNameError
 from metadata.namespaces import NotBoundError
-from storage_node.bookie.settings import BookieSettings
 from storage_node.errors import (
     BadRequestError,
     BookieConfigurationError,
@@ -59,6 +58,7 @@ from storage_node.protocol.messages import (
     encode_read_request,
     encode_write_lac_request,
 )
+from storage_node.settings.bookie import BookieSettings
 
 pytestmark = pytest.mark.processes
 

@@ -10,7 +10,7 @@ import dlspark.spark
 from dlspark.core.settings.registry import describe_settings
 from dlspark.spark.options.foreign import ELSEWHERE
 from dlspark.spark.options.registry import OPTIONS
-from storage_node.client.settings import client_keys
+from storage_node.settings.client import client_keys
 
 ROWS = list(pages.table_rows(pages.DOCS / "connectors.md"))
 KAFKA = """

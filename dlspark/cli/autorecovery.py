@@ -78,8 +78,8 @@ def _switch(conf: Path, output: Output, *, on: bool) -> None:
 def _in_cluster(conf: Path, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
     import asyncio
 
-    from storage_node.autorecovery.settings import MetadataSettings
-    from storage_node.bookie.settings import read_properties
+    from storage_node.settings.autorecovery import MetadataSettings
+    from storage_node.settings.bookie import read_properties
 
     where = MetadataSettings.from_mapping(read_properties(conf))
 

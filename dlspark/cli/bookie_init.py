@@ -21,7 +21,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a new node's configuration, every setting with its default and meaning; nothing is started."""
-    from storage_node.bookie.conf_file import write
+    from storage_node.settings.node_file import write
 
     values = dict(map(_setting, settings or ()))
     values |= {"journalDirectories": _directories(journal), "ledgerDirectories": _directories(ledgers)}

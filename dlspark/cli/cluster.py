@@ -128,8 +128,8 @@ def _place(conf: Path | None, zookeeper: str | None, ledgers_path: str) -> Place
         )
     if zookeeper is not None:
         return zookeeper, ledgers_path
-    from storage_node.autorecovery.settings import MetadataSettings
-    from storage_node.bookie.settings import read_properties
+    from storage_node.settings.autorecovery import MetadataSettings
+    from storage_node.settings.bookie import read_properties
 
     where = MetadataSettings.from_mapping(read_properties(str(conf)))
     return where.zk_servers, where.zk_ledgers_root_path

@@ -23,8 +23,8 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
 from storage_node.bookie import Bookie, BookieSettings
-from storage_node.client import ClientSettings
 from storage_node.edge import Network
+from storage_node.settings.client import ClientSettings
 
 NAMESPACE_PATH = "/dlspark"
 URI = f"distributedlog://in-process:2181{NAMESPACE_PATH}"

@@ -31,8 +31,8 @@ from dlspark import sandbox
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import DistributedLogError
 from storage_node.bookie.disk import SystemDisk
-from storage_node.bookie.settings import BookieSettings
 from storage_node.edge import Buffer, DiskFile, FrameHandler, Link
+from storage_node.settings.bookie import BookieSettings
 from storage_node.transport import TcpNetwork
 
 T = TypeVar("T")

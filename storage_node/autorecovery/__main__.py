@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 from storage_node.autorecovery.daemon import AutoRecovery
-from storage_node.autorecovery.settings import AutoRecoverySettings, MetadataSettings
-from storage_node.bookie.settings import read_properties
+from storage_node.settings.autorecovery import AutoRecoverySettings, MetadataSettings
+from storage_node.settings.bookie import read_properties
 
 logger = logging.getLogger("storage_node.autorecovery")
 

@@ -29,8 +29,8 @@ from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
 from storage_node.autorecovery.losses import LossTracker, Verdict
 from storage_node.autorecovery.placement_check import Judge, PlacementCheck, PlacementReport
-from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.edge import Clock
+from storage_node.settings.autorecovery import AutoRecoverySettings
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from storage_node.autorecovery.auditor import Auditor
 from storage_node.autorecovery.checker import LedgerChecker
 from storage_node.autorecovery.election import AuditorElection
 from storage_node.autorecovery.replicator import FragmentReplicator
-from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.autorecovery.worker import ReplicationWorker
 from storage_node.client import LedgerClient
 from storage_node.edge import Clock, Network, SystemClock
+from storage_node.settings.autorecovery import AutoRecoverySettings
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from metadata.replication import RepairQueue, RepairTask, ReplicationStore
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, Inspection, LedgerChecker
 from storage_node.autorecovery.replicator import FragmentReplicator
-from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.client import LedgerClient
+from storage_node.settings.autorecovery import AutoRecoverySettings
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,6 @@ python -m storage_node.bookie --conf FILE
 """
 
 from storage_node.bookie.bookie import Bookie
-from storage_node.bookie.settings import BookieSettings
+from storage_node.settings.bookie import BookieSettings
 
 __all__ = ["Bookie", "BookieSettings"]

@@ -21,12 +21,12 @@ from metadata.foundation.tasks import end_tasks
 from storage_node.bookie.bookie import Bookie
 from storage_node.bookie.descriptors import raise_limit
 from storage_node.bookie.endpoints import shown
-from storage_node.bookie.other_keys import OTHER_KEYS
-from storage_node.bookie.settings import BookieSettings, read_properties
 from storage_node.edge import Disk, Network
+from storage_node.settings.bookie import BookieSettings, read_properties
+from storage_node.settings.other_keys import OTHER_KEYS
 
 if TYPE_CHECKING:
-    from storage_node.autorecovery.settings import AutoRecoverySettings
+    from storage_node.settings.autorecovery import AutoRecoverySettings
 
 GC_THRESHOLDS = (20_000, 20, 50)
 """Requests make many short-lived objects and hardly any cycles: look for them less often."""
@@ -63,7 +63,7 @@ def _recovery_settings(conf: str) -> AutoRecoverySettings | None:
     values = read_properties(conf)
     if OTHER_KEYS.isdisjoint(values):
         return None
-    from storage_node.autorecovery.settings import AutoRecoverySettings
+    from storage_node.settings.autorecovery import AutoRecoverySettings
 
     recovery = AutoRecoverySettings.from_mapping(values)
     return recovery if recovery.auto_recovery_daemon_enabled else None

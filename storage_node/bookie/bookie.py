@@ -33,12 +33,12 @@ from storage_node.bookie.journal_format import node_tag
 from storage_node.bookie.limits import Limits
 from storage_node.bookie.naming import name_bookie, software_version
 from storage_node.bookie.predecessor import SessionFile
-from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.space import NoSpaceError, cannot_start, is_no_space, needing_space
 from storage_node.bookie.status import was_read_only, write_status
 from storage_node.bookie.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
 from storage_node.errors import BookieConfigurationError, BookieFailedError, TooManyConnectionsError
+from storage_node.settings.bookie import BookieSettings
 from storage_node.transport import TcpNetwork
 
 logger = logging.getLogger(__name__)

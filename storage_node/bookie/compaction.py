@@ -24,10 +24,10 @@ from storage_node.bookie.checkpointing import Checkpointer
 from storage_node.bookie.contents import Contents
 from storage_node.bookie.ledgers import Ledger
 from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES, aligned, parse_header
-from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.space import lacks_descriptors
 from storage_node.edge import Disk
 from storage_node.protocol.digests import crc32
+from storage_node.settings.bookie import BookieSettings
 
 logger = logging.getLogger(__name__)
 

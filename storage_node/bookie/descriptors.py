@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 
 from metadata.foundation.errors import check
 from storage_node.bookie.http_server import MAX_CONNECTIONS as HTTP_CONNECTIONS
-from storage_node.bookie.settings import BookieSettings
 from storage_node.errors import BookieConfigurationError
+from storage_node.settings.bookie import BookieSettings
 
 T = TypeVar("T")
 

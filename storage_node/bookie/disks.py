@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from storage_node.bookie.settings import BookieSettings
 from storage_node.edge import Disk
+from storage_node.settings.bookie import BookieSettings
 
 logger = logging.getLogger(__name__)
 

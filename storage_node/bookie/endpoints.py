@@ -22,7 +22,7 @@ from typing import Final
 from storage_node.bookie.bookie import Bookie
 from storage_node.bookie.http_server import JSON, HttpServer, Reply
 from storage_node.bookie.node_metrics import exposition
-from storage_node.bookie.settings import BookieSettings
+from storage_node.settings.bookie import BookieSettings
 
 logger = logging.getLogger(__name__)
 

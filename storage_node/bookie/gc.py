@@ -31,10 +31,10 @@ from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
 from storage_node.bookie.compaction import Pace
-from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.storage import Storage
 from storage_node.edge import Clock
 from storage_node.errors import BookieFailedError, CookieMismatchError
+from storage_node.settings.bookie import BookieSettings
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from storage_node.bookie.journal import Acknowledge, Journal
 from storage_node.bookie.journal_files import JournalFile, JournalFiles
 from storage_node.bookie.journal_format import JournalOwner
 from storage_node.bookie.replay import JournalReader, Mark
-from storage_node.bookie.settings import MIB, BookieSettings
 from storage_node.bookie.slabs import Slab
 from storage_node.bookie.space import NoSpaceError, lacks_descriptors
 from storage_node.edge import Disk
+from storage_node.settings.bookie import MIB, BookieSettings
 
 
 def owners(tag: bytes, count: int) -> list[JournalOwner]:

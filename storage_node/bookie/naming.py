@@ -11,8 +11,8 @@ import socket
 from importlib import metadata as installed
 
 from metadata.bookies import BookieAddress
-from storage_node.bookie.settings import BookieSettings
 from storage_node.errors import BookieConfigurationError
+from storage_node.settings.bookie import BookieSettings
 
 _ANY = ("", "0.0.0.0", "::")
 

@@ -44,13 +44,13 @@ from storage_node.bookie.records import (
     read_record,
 )
 from storage_node.bookie.replay import JournalReader, Mark
-from storage_node.bookie.settings import MIB, BookieSettings
 from storage_node.bookie.space import NoSpaceError, lacks_descriptors
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
 from storage_node.protocol.frames import Buffer
 from storage_node.protocol.schema import Status
+from storage_node.settings.bookie import MIB, BookieSettings
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from storage_node.client.client import LedgerClient
 from storage_node.client.reader import LedgerReader
 from storage_node.client.replicas import LedgerLocation, ReplicaReader
-from storage_node.client.settings import ClientSettings
 from storage_node.client.writer import LedgerWriter
+from storage_node.settings.client import ClientSettings
 
 __all__ = [
     "ClientSettings",

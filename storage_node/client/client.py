@@ -23,12 +23,12 @@ from storage_node.client.reader import LedgerReader
 from storage_node.client.recovering import recover as run_recovery
 from storage_node.client.registrations import Registrations
 from storage_node.client.replicas import LedgerLocation
-from storage_node.client.settings import ClientSettings
 from storage_node.client.writer import LedgerWriter
 from storage_node.edge import Network
 from storage_node.errors import LedgerClosedError, NotEnoughBookiesError, UnauthorizedAccessError
 from storage_node.protocol.striping import validate_quorums
 from storage_node.protocol.writing import WriterMachine
+from storage_node.settings.client import ClientSettings
 from storage_node.transport import TcpNetwork
 
 MAX_ID_ATTEMPTS = 20

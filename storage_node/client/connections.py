@@ -23,7 +23,6 @@ from storage_node.client.batches import BatchConnection
 from storage_node.client.channels import Channel, Resolver, Sweeper
 from storage_node.client.health import BookieHealth
 from storage_node.client.placement.quarantine import Quarantine
-from storage_node.client.settings import ClientSettings
 from storage_node.edge import Buffer, Network
 from storage_node.errors import ProtocolError, RequestTimeoutError
 from storage_node.protocol.frames import LENGTH_BYTES
@@ -36,6 +35,7 @@ from storage_node.protocol.messages import (
     encode_add_response,
 )
 from storage_node.protocol.writing import Seat
+from storage_node.settings.client import ClientSettings
 
 logger = logging.getLogger(__name__)
 

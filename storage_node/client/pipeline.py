@@ -29,7 +29,6 @@ from metadata.ledgers import LedgerStore
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.outages import Outage
 from storage_node.client.placement import Placement
-from storage_node.client.settings import ClientSettings
 from storage_node.edge import Buffer
 from storage_node.errors import (
     EntryTooLargeError,
@@ -58,6 +57,7 @@ from storage_node.protocol.writing import (
     WriteMetadata,
     WriterMachine,
 )
+from storage_node.settings.client import ClientSettings
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.read_ahead import WINDOW_BYTES, WINDOW_ENTRIES, ReadAhead, Window, check_range
 from storage_node.client.reading import EntryFetcher
-from storage_node.client.settings import ClientSettings
 from storage_node.edge import Network
 from storage_node.protocol.digests import Entry
+from storage_node.settings.client import ClientSettings
 from storage_node.transport import TcpNetwork
 
 

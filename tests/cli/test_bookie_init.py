@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dlspark.cli.main import app
-from storage_node.bookie import conf_file
-from storage_node.bookie.settings import BookieSettings
 from storage_node.errors import BookieConfigurationError
+from storage_node.settings import node_file
+from storage_node.settings.bookie import BookieSettings
 
 DIRECTORIES = {"journalDirectories": "/j", "ledgerDirectories": "/l"}
 
@@ -22,7 +22,7 @@ def init(*arguments: object) -> tuple[int, str]:
 
 
 def test_the_shipped_file_is_the_one_of_the_repository() -> None:
-    assert conf_file.shipped() == (Path(__file__).parents[2] / "conf" / "bookie.conf").read_text()
+    assert node_file.shipped() == (Path(__file__).parents[2] / "conf" / "bookie.conf").read_text()
 
 
 def test_a_file_is_written_with_the_nodes_own_places_and_every_other_default(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_file_is_written_with_the_nodes_own_places_and_every_other_default(tmp
         bookie_port=3182,
         bookie_id="node-1",
     )
-    comments = [line for line in conf_file.shipped().splitlines() if line.startswith("# ")]
+    comments = [line for line in node_file.shipped().splitlines() if line.startswith("# ")]
     assert [line for line in path.read_text().splitlines() if line.startswith("# ")] == comments
 
 
@@ -75,13 +75,13 @@ def test_a_file_that_could_not_be_written_whole_is_not_left(tmp_path: Path) -> N
     path = tmp_path / "bookie.conf"
     path.touch()
     with pytest.raises(OSError, match="No space"):
-        conf_file._written(Full(), path, "text")  # type: ignore[arg-type]
+        node_file._written(Full(), path, "text")  # type: ignore[arg-type]
     assert not path.exists()
     with pytest.raises(BookieConfigurationError, match="cannot be written"):
-        conf_file.write(Path("/proc/nothing/bookie.conf"), DIRECTORIES)
+        node_file.write(Path("/proc/nothing/bookie.conf"), DIRECTORIES)
 
 
 def test_backslashes_of_a_value_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "bookie.conf"
-    conf_file.write(path, DIRECTORIES | {"bookieId": r"a\b"})
+    node_file.write(path, DIRECTORIES | {"bookieId": r"a\b"})
     assert BookieSettings.from_properties(path).bookie_id == r"a\b"

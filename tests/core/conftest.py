@@ -17,7 +17,7 @@ from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
-from storage_node.client import ClientSettings
+from storage_node.settings.client import ClientSettings
 
 URI = "distributedlog://memory:2181/dl"
 

@@ -19,7 +19,7 @@ from test_ledgers_across import as_java_tells, java_creates, java_reads, payload
 from metadata.bookies import BookieRegistry
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.autorecovery.daemon import AutoRecovery
-from storage_node.autorecovery.settings import AutoRecoverySettings
+from storage_node.settings.autorecovery import AutoRecoverySettings
 
 SIZES = tuple(range(100, 130))
 REPAIR_WITHIN_S = 60

@@ -22,8 +22,8 @@ from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
 from metadata.segments import TruncationStatus
 from storage_node.bookie.bookie import Bookie
-from storage_node.bookie.settings import MIB, BookieSettings
-from storage_node.client import ClientSettings
+from storage_node.settings.bookie import MIB, BookieSettings
+from storage_node.settings.client import ClientSettings
 
 URI = "distributedlog://memory:2181/dl"
 

@@ -28,7 +28,7 @@ from dlspark.spark.source.serving import orphans
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.logs import LogNotFoundError
 from metadata.segments import SegmentMetadata, TruncationStatus
-from storage_node.client import ClientSettings
+from storage_node.settings.client import ClientSettings
 
 
 async def read(partitions: Sequence[Partition]) -> list[int]:

@@ -19,7 +19,7 @@ from dlspark.spark.options.registry import OPTIONS, Options, Scope, options_tabl
 from dlspark.spark.sink.session import settings_of
 from dlspark.spark.source.selection import SourceQuery
 from metadata.foundation.errors import CallerError
-from storage_node.client.settings import client_keys
+from storage_node.settings.client import client_keys
 
 
 def source(**raw: str) -> Options:

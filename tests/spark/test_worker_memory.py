@@ -15,7 +15,7 @@ from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.selection import SourceQuery
 from dlspark.spark.source.stream import StreamReader
 from dlspark.spark.worker_memory import DAEMON, FREEZE_AT, begin_use, due, main_module
-from storage_node.client import ClientSettings
+from storage_node.settings.client import ClientSettings
 
 
 def test_only_a_worker_of_sparks_daemon_freezes_and_only_some_times() -> None:

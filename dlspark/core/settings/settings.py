@@ -41,10 +41,9 @@ from dlspark.core.settings.zookeeper_keys import ZooKeeperKeys
 from dlspark.errors import SettingsError
 from metadata.allocators import pool_path
 from metadata.foundation.errors import CallerError
-from storage_node.client import ClientSettings
-from storage_node.client.placement import PlacementSettings
 from storage_node.client.placement.resolvers import parse_overrides
-from storage_node.client.placement.settings import RESOLVERS, Resolver
+from storage_node.settings.client import ClientSettings
+from storage_node.settings.placement import RESOLVERS, PlacementSettings, Resolver
 
 FILE_VARIABLE = "DLSPARK_CONF"
 """Environment variable that names a properties file."""

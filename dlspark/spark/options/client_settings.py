@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from dlspark.core.settings import Value
 from dlspark.core.settings.registry import CLIENT_PREFIX, describe_settings
-from storage_node.client.settings import client_keys
+from storage_node.settings.client import client_keys
 
 
 def namespace_settings(passed_on: Mapping[str, str]) -> dict[str, Value]:

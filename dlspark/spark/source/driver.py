@@ -41,8 +41,8 @@ from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
 from metadata.log_admin import LogAdmin
 from metadata.logs import LogNotFoundError
-from storage_node.client import ClientSettings
 from storage_node.client.outages import outlast
+from storage_node.settings.client import ClientSettings
 
 LAG_S = 2.0
 """How long it may take to find how far a query is behind in one log; the batch waits for it."""

@@ -15,7 +15,6 @@ from typing import TypeVar
 from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.tools.cluster import Cluster
 from storage_node.bookie.tools.limbo import Verdict, judge_limbo, mark_missing
 from storage_node.bookie.tools.offline import Offline
@@ -24,6 +23,7 @@ from storage_node.bookie.tools.repair import rebuild_index as rebuild
 from storage_node.bookie.tools.status import node_status
 from storage_node.bookie.tools.verify import verify as verify_node
 from storage_node.edge import SystemClock
+from storage_node.settings.bookie import BookieSettings
 
 T = TypeVar("T")
 FOUND = 3

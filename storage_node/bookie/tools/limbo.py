@@ -19,10 +19,10 @@ from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.bookie import checkpoint as checkpoints
 from storage_node.bookie.disk import SystemDisk
-from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.tools.cluster import Cluster
 from storage_node.bookie.tools.offline import Offline, Snapshot
 from storage_node.protocol.striping import in_write_set
+from storage_node.settings.bookie import BookieSettings
 
 CLEARED = frozenset({"deleted", "elsewhere", "whole"})
 

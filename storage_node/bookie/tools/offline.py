@@ -21,10 +21,10 @@ from storage_node.bookie.journals import check_marks, open_readers
 from storage_node.bookie.ledgers import Ledger
 from storage_node.bookie.opening import OpenedLogs, index_logs, read_checkpoint
 from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES, LAC, LEDGER, Record, parse_ledger_body, read_record
-from storage_node.bookie.settings import BookieSettings
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import BookieConfigurationError, NoSuchEntryError, NoSuchLedgerError
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
+from storage_node.settings.bookie import BookieSettings
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from storage_node.bookie.disk import SystemDisk
 from storage_node.bookie.entry_logs import log_name, sidecar_name
 from storage_node.bookie.index import parse_sidecar
 from storage_node.bookie.opening import read_checkpoint, scan_log
-from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.tools.offline import Offline
+from storage_node.settings.bookie import BookieSettings
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ from storage_node.bookie.entry_logs import parse_log_name
 from storage_node.bookie.journal_files import SPARE_PREFIX
 from storage_node.bookie.journal_format import parse_file_name
 from storage_node.bookie.opening import read_checkpoint
-from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.status import was_read_only
 from storage_node.bookie.tools.offline import LOCK_NAME
+from storage_node.settings.bookie import BookieSettings
 
 
 @dataclass(slots=True)

@@ -6,12 +6,10 @@ Import `make_placement` from `storage_node.client.placement.factory`: it stands 
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.policies import Placement, RackAwarePlacement, UniformPlacement
 from storage_node.client.placement.resolvers import RackResolver, StaticResolver
-from storage_node.client.placement.settings import PlacementSettings
 
 __all__ = [
     "Adherence",
     "Placement",
-    "PlacementSettings",
     "RackAwarePlacement",
     "RackResolver",
     "StaticResolver",

@@ -24,10 +24,10 @@ from storage_node.client.placement.arranging import (
     replace_lawfully,
 )
 from storage_node.client.placement.candidates import Candidates, Stages
-from storage_node.client.placement.settings import PlacementSettings
 from storage_node.client.placement.topology import RackMap, is_default
 from storage_node.errors import NotEnoughBookiesError, RequestTimeoutError
 from storage_node.protocol.writing import PickReplacements
+from storage_node.settings.placement import PlacementSettings
 
 T = TypeVar("T")
 

@@ -14,7 +14,6 @@ from typing import Final
 
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.health import Timer
-from storage_node.client.placement.settings import PlacementSettings
 from storage_node.errors import (
     BookieUnreachableError,
     ConnectionClosedError,
@@ -24,6 +23,7 @@ from storage_node.errors import (
     ReadOnlyError,
     UnauthorizedAccessError,
 )
+from storage_node.settings.placement import PlacementSettings
 
 _LOG: Final = logging.getLogger(__name__)
 

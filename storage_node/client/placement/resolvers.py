@@ -21,8 +21,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from metadata.foundation.errors import CallerError
-from storage_node.client.placement.settings import PlacementSettings
 from storage_node.errors import RackResolutionError
+from storage_node.settings.placement import PlacementSettings
 
 SCRIPT_TIMEOUT_S: Final = 10.0
 NAME_TIMEOUT_S: Final = 1.0

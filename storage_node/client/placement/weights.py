@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from storage_node.client.health import Timer
-from storage_node.client.placement.settings import PlacementSettings
+from storage_node.settings.placement import PlacementSettings
 
 AskFreeSpace = Callable[[str, Callable[[int | None], None]], None]
 """Ask a bookie for its free bytes; the answer, None for a failure, comes once and never from inside the call."""

@@ -18,10 +18,10 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery import placement_check
 from storage_node.autorecovery.placement_check import PlacementCheck, PlacementReport
-from storage_node.autorecovery.settings import AutoRecoverySettings
 from storage_node.client import ClientSettings, LedgerClient
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.resolvers import StaticResolver
+from storage_node.settings.autorecovery import AutoRecoverySettings
 
 RACKS = {"a0": "/a", "a1": "/a", "a2": "/a", "b0": "/b"}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from storage_node.autorecovery.__main__ import main
-from storage_node.autorecovery.settings import AutoRecoverySettings, MetadataSettings
-from storage_node.bookie.other_keys import AUTO_RECOVERY_KEYS, PLACEMENT_KEYS
-from storage_node.bookie.settings import read_properties
-from storage_node.client.placement import PlacementSettings
 from storage_node.errors import BookieConfigurationError
+from storage_node.settings.autorecovery import AutoRecoverySettings, MetadataSettings
+from storage_node.settings.bookie import read_properties
+from storage_node.settings.other_keys import AUTO_RECOVERY_KEYS, PLACEMENT_KEYS
+from storage_node.settings.placement import PlacementSettings
 
 CONF = Path(__file__).parents[3] / "conf" / "bookie.conf"
 

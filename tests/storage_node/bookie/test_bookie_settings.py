@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from storage_node.bookie import BookieSettings
-from storage_node.bookie.other_keys import AUTO_RECOVERY_KEYS
 from storage_node.errors import BookieConfigurationError
+from storage_node.settings.other_keys import AUTO_RECOVERY_KEYS
 
 CONF = Path(__file__).parents[3] / "conf" / "bookie.conf"
 DIRECTORIES = {"journalDirectories": "/j", "ledgerDirectories": "/l1, /l2"}

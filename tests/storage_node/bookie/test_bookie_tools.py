@@ -22,11 +22,11 @@ from metadata.memory import MemoryStore
 from metadata.replication import ReplicationStore
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.bookie.journal_format import parse_batch_header, parse_file_name
-from storage_node.bookie.settings import BookieSettings
 from storage_node.bookie.tools.__main__ import main
 from storage_node.bookie.tools.cluster import Cluster as Metadata
 from storage_node.bookie.tools.cluster import StillReferredToError
 from storage_node.protocol.messages import Status
+from storage_node.settings.bookie import BookieSettings
 
 
 def write_conf(cluster: Cluster, **overrides: object) -> Path:

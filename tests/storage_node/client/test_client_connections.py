@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 
 from metadata.foundation.errors import DistributedLogError
-from storage_node.client import ClientSettings
 from storage_node.client.connections import Connection, ConnectionPool
 from storage_node.edge import Buffer, FrameHandler, Link, Listener
 from storage_node.errors import ConnectionClosedError, NoSuchLedgerError, ProtocolError
@@ -14,6 +13,7 @@ from storage_node.protocol.adds import AddTemplate
 from storage_node.protocol.frames import LENGTH_BYTES
 from storage_node.protocol.messages import Status, encode_add_response
 from storage_node.protocol.writing import Seat
+from storage_node.settings.client import ClientSettings
 
 LEDGER = 7
 

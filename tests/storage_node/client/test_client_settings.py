@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from metadata.foundation.errors import CallerError
-from storage_node.client import ClientSettings
-from storage_node.client.refused_keys import WITHOUT_MEANING
-from storage_node.client.settings import describe_client_settings
-from storage_node.client.settings_table import settings_table
+from storage_node.settings.client import ClientSettings, describe_client_settings
+from storage_node.settings.pages import settings_table
+from storage_node.settings.refused_keys import WITHOUT_MEANING
 
 PAGE = Path(__file__).parents[3] / "docs" / "client-settings.md"
 
 
 def test_the_page_of_the_settings_is_what_the_registry_says() -> None:
     assert PAGE.read_text(encoding="utf-8") == settings_table(), (
-        "run: python -m storage_node.client.settings_table > docs/client-settings.md"
+        "run: python -m storage_node.settings.pages > docs/client-settings.md"
     )
 
 

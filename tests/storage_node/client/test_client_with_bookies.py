@@ -15,10 +15,10 @@ from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, Ledge
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.bookie.bookie import Bookie
-from storage_node.bookie.settings import MIB, BookieSettings
 from storage_node.client import ClientSettings, LedgerClient, LedgerWriter, ReplicaReader
-from storage_node.client.placement import PlacementSettings
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
+from storage_node.settings.bookie import MIB, BookieSettings
+from storage_node.settings.placement import PlacementSettings
 
 SETTINGS = ClientSettings(
     add_entry_timeout_ms=3_000,

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from metadata.foundation.errors import CallerError
-from storage_node.client.placement import PlacementSettings
 from storage_node.client.placement.resolvers import (
     HostNameResolver,
     ScriptResolver,
@@ -23,6 +22,7 @@ from storage_node.client.placement.resolvers import (
     run_script,
 )
 from storage_node.errors import RackResolutionError
+from storage_node.settings.placement import PlacementSettings
 
 
 class Names:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from metadata.foundation.errors import CallerError
-from storage_node.bookie.other_keys import OTHER_KEYS, PLACEMENT_KEYS
-from storage_node.bookie.settings import BookieSettings
-from storage_node.client import ClientSettings
-from storage_node.client.settings import Value
 from storage_node.errors import BookieConfigurationError
+from storage_node.settings.bookie import BookieSettings
+from storage_node.settings.client import ClientSettings, Value
+from storage_node.settings.other_keys import OTHER_KEYS, PLACEMENT_KEYS
 
 _SHARED: Final = frozenset({"nettyMaxFrameSizeBytes"})
 """Keys of both the bookie and the client."""

@@ -1,6 +1,6 @@
 """docs/client-settings.md, from the registries of the ledger client's settings.
 
-python -m storage_node.client.settings_table > docs/client-settings.md
+python -m storage_node.settings.pages > docs/client-settings.md
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import fields
 
-from storage_node.client.placement import settings as placement_settings
-from storage_node.client.placement.settings import PlacementSettings
-from storage_node.client.refused_keys import WITHOUT_MEANING
-from storage_node.client.settings import describe_client_settings
+from storage_node.settings import placement as placement_settings
+from storage_node.settings.client import describe_client_settings
+from storage_node.settings.placement import PlacementSettings
+from storage_node.settings.refused_keys import WITHOUT_MEANING
 
 INTRODUCTION = """# Settings of the ledger client
 
@@ -23,7 +23,7 @@ or a mapping in code) they carry the prefix `bkc.`, e.g. `bkc.delayEnsembleChang
 `bkcWriteTimeoutSeconds`, and hold for a whole namespace. A key that is not listed, or a value that cannot be read, is
 an error. In Python: `ClientSettings.from_mapping({"delayEnsembleChange": True})`.
 
-This page is generated from the registry: `python -m storage_node.client.settings_table`."""
+This page is generated from the registry: `python -m storage_node.settings.pages`."""
 
 
 def settings_table() -> str:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from storage_node.bookie.other_keys import OTHER_KEYS
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.frames import MAX_FRAME_BYTES
+from storage_node.settings.other_keys import OTHER_KEYS
 
 MIB = 1024 * 1024
 MIN_SLAB_BYTES = 256 * 1024

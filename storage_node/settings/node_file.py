@@ -12,8 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TextIO
 
-from storage_node.bookie.settings import BookieSettings
 from storage_node.errors import BookieConfigurationError
+from storage_node.settings.bookie import BookieSettings
 
 _PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TypeAlias
 
 from metadata.foundation.errors import CallerError
-from storage_node.client.placement.settings import PlacementSettings
-from storage_node.client.refused_keys import WITHOUT_MEANING
 from storage_node.protocol.frames import MAX_FRAME_BYTES
+from storage_node.settings.placement import PlacementSettings
+from storage_node.settings.refused_keys import WITHOUT_MEANING
 
 Value: TypeAlias = bool | int | float | str
 
