@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dlspark.core.codec.dlsn import DLSN
     from dlspark.core.codec.dlsn_range import DLSNRange
     from dlspark.core.codec.records import LogRecord
-    from dlspark.core.configuration.features import SettableFeatures
+    from dlspark.core.dynamic.features import SettableFeatures
     from dlspark.core.log import AsyncLog
     from dlspark.core.metrics import NO_STATISTICS, Statistics, serve_metrics
     from dlspark.core.namespace import AsyncNamespace
@@ -56,7 +56,7 @@ _PLACES = {
     "PendingWrite": "dlspark.core.sync_writer",
     "Permissions": "metadata.permissions",
     "Runtime": "dlspark.core.runtime",
-    "SettableFeatures": "dlspark.core.configuration.features",
+    "SettableFeatures": "dlspark.core.dynamic.features",
     "Settings": "dlspark.core.settings",
     "Statistics": "dlspark.core.metrics",
     "errors": "dlspark.errors",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from dlspark.core.configuration.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
+from dlspark.core.dynamic.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
 from dlspark.core.metrics import Meter
 from dlspark.core.services import RollingPermits, Services, Shared
 from dlspark.core.settings import Settings

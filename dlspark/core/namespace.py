@@ -11,10 +11,10 @@ from types import TracebackType
 from dlspark.core import binding as bindings
 from dlspark.core.assembling import Edges, services_of
 from dlspark.core.binding import settings_from
-from dlspark.core.configuration.features import FeatureProvider
-from dlspark.core.configuration.operator_files import OperatorFiles
 from dlspark.core.display.inquiries import OVERVIEW_S, overview
 from dlspark.core.display.objects import Overview
+from dlspark.core.dynamic.features import FeatureProvider
+from dlspark.core.dynamic.operator_files import OperatorFiles
 from dlspark.core.lifecycle.deletion import delete_log
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics import Meter, Statistics

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlspark.core.configuration.features import NO_FEATURES, FeatureProvider
+from dlspark.core.dynamic.features import NO_FEATURES, FeatureProvider
 from dlspark.core.metrics import Meter
 from dlspark.core.settings import Settings
 from metadata.foundation.errors import CallerError

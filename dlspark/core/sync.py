@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from dlspark.core import binding as bindings
-from dlspark.core.configuration.features import FeatureProvider
 from dlspark.core.display.inquiries import OVERVIEW_S, shown
 from dlspark.core.display.objects import Overview
+from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime

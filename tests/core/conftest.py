@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 from memory_bookies import MemoryBookie, MemoryNetwork
 
-from dlspark.core.configuration.features import FeatureProvider
+from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings import Settings

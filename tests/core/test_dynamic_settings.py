@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.configuration.operator_files import OperatorFiles
-from dlspark.core.configuration.watched_file import REJECTED
+from dlspark.core.dynamic.operator_files import OperatorFiles
+from dlspark.core.dynamic.watched_file import REJECTED
 from dlspark.core.settings import Settings, describe_settings
 from dlspark.core.settings.registry import dynamic_values
 from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dlspark.core.configuration.features import KNOWN_FEATURES, NO_FEATURES, FeatureProvider, SettableFeatures
-from dlspark.core.configuration.operator_files import OperatorFiles
-from dlspark.core.configuration.watched_file import REJECTED
+from dlspark.core.dynamic.features import KNOWN_FEATURES, NO_FEATURES, FeatureProvider, SettableFeatures
+from dlspark.core.dynamic.operator_files import OperatorFiles
+from dlspark.core.dynamic.watched_file import REJECTED
 from dlspark.core.settings import Settings
 from dlspark.errors import OverCapacityError, SettingsError
 

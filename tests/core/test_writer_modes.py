@@ -11,7 +11,7 @@ import pytest
 from log_helpers import until
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.configuration.features import SettableFeatures
+from dlspark.core.dynamic.features import SettableFeatures
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings import Settings
 from dlspark.core.writing.recovery import backward_scan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from dlspark.core.configuration.features import KNOWN_FEATURES
+from dlspark.core.dynamic.features import KNOWN_FEATURES
 from dlspark.core.settings.keys import SettingInfo, Value
 from dlspark.core.settings.refused_keys import WITHOUT_MEANING
 from dlspark.core.settings.registry import DEFAULTS, GROUPS

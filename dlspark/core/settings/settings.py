@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
-from dlspark.core.configuration.features import provider_kind
-from dlspark.core.configuration.stream_converters import stream_converter
+from dlspark.core.dynamic.features import provider_kind
+from dlspark.core.dynamic.stream_converters import stream_converter
 from dlspark.core.settings.allocator_keys import AllocatorKeys
 from dlspark.core.settings.configuration_keys import ConfigurationKeys
 from dlspark.core.settings.federation_keys import FederationKeys

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 
 from dlspark.core.codec.records import MAX_POSITION, MAX_TXID
-from dlspark.core.configuration.features import DISABLE_LOGSEGMENT_ROLLING, DL_SCOPE
+from dlspark.core.dynamic.features import DISABLE_LOGSEGMENT_ROLLING, DL_SCOPE
 from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings

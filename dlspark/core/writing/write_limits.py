@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from dlspark.core.configuration.features import DISABLE_WRITE_LIMIT, DL_SCOPE
+from dlspark.core.dynamic.features import DISABLE_WRITE_LIMIT, DL_SCOPE
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.writing.operations import Operation

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from dlspark.core.configuration.stream_converters import StreamConverter, stream_converter
-from dlspark.core.configuration.watched_file import REJECTED, ReadFile, WatchedFile, read_in_thread
+from dlspark.core.dynamic.stream_converters import StreamConverter, stream_converter
+from dlspark.core.dynamic.watched_file import REJECTED, ReadFile, WatchedFile, read_in_thread
 from dlspark.core.metrics.logs import about
 from dlspark.core.settings import LiveSettings, Settings, Value
 from dlspark.core.settings.properties import local_path

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from dlspark.core.configuration.features import BKC_SCOPE, DL_SCOPE, KNOWN_FEATURES, SettableFeatures
-from dlspark.core.configuration.watched_file import ReadFile, WatchedFile, read_in_thread
+from dlspark.core.dynamic.features import BKC_SCOPE, DL_SCOPE, KNOWN_FEATURES, SettableFeatures
+from dlspark.core.dynamic.watched_file import ReadFile, WatchedFile, read_in_thread
 from dlspark.core.settings import Settings
 from dlspark.core.settings.properties import local_path
 from dlspark.errors import SettingsError

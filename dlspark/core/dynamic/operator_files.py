@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections import Counter
 
-from dlspark.core.configuration.dynamic_settings import DynamicSettings
-from dlspark.core.configuration.feature_files import FileFeatures
-from dlspark.core.configuration.features import NO_FEATURES, FeatureProvider, provider_kind
-from dlspark.core.configuration.watched_file import ReadFile, read_in_thread
+from dlspark.core.dynamic.dynamic_settings import DynamicSettings
+from dlspark.core.dynamic.feature_files import FileFeatures
+from dlspark.core.dynamic.features import NO_FEATURES, FeatureProvider, provider_kind
+from dlspark.core.dynamic.watched_file import ReadFile, read_in_thread
 from dlspark.core.settings import LiveSettings, Settings
 from metadata.foundation.tasks import end_tasks
 

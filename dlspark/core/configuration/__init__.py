@@ -1,1 +1,0 @@
-"""What operators change while logs are open: settings by stream, and features."""
