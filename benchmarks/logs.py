@@ -31,8 +31,8 @@ from benchmarks.storage import LEAST_SAMPLES, READ_BYTES, SMALL_BYTES, WARM_UP
 from dlspark.core.codec.entries import decode_entries
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.sync import Namespace
-from dlspark.core.sync_log import Log
+from dlspark.core.sync.log import Log
+from dlspark.core.sync.namespace import Namespace
 
 LOW_LATENCY = {"writerOutputBufferSize": 0, "enableImmediateFlush": True, "periodicFlushFrequencyMilliSeconds": 0}
 MOMENT_S = 0.002

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from dlspark.core.reading.reader import AsyncLogReader
     from dlspark.core.runtime import Runtime
     from dlspark.core.settings import Settings
-    from dlspark.core.sync import Namespace
-    from dlspark.core.sync_log import Log
-    from dlspark.core.sync_readers import AppendReader, AppendStream, LockedReader, LogReader
-    from dlspark.core.sync_writer import LogWriter, PendingWrite
+    from dlspark.core.sync.log import Log
+    from dlspark.core.sync.namespace import Namespace
+    from dlspark.core.sync.readers import AppendReader, AppendStream, LockedReader, LogReader
+    from dlspark.core.sync.writer import LogWriter, PendingWrite
     from dlspark.core.writing.writer import AsyncLogWriter
     from metadata.permissions import Permissions
 
 _PLACES = {
-    "AppendReader": "dlspark.core.sync_readers",
-    "AppendStream": "dlspark.core.sync_readers",
+    "AppendReader": "dlspark.core.sync.readers",
+    "AppendStream": "dlspark.core.sync.readers",
     "AsyncAppendReader": "dlspark.core.append_stream",
     "AsyncAppendStream": "dlspark.core.append_stream",
     "AsyncLockedReader": "dlspark.core.reading.locked_reader",
@@ -46,14 +46,14 @@ _PLACES = {
     "AsyncNamespace": "dlspark.core.namespace",
     "DLSN": "dlspark.core.codec.dlsn",
     "DLSNRange": "dlspark.core.codec.dlsn_range",
-    "LockedReader": "dlspark.core.sync_readers",
-    "Log": "dlspark.core.sync_log",
-    "LogReader": "dlspark.core.sync_readers",
+    "LockedReader": "dlspark.core.sync.readers",
+    "Log": "dlspark.core.sync.log",
+    "LogReader": "dlspark.core.sync.readers",
     "LogRecord": "dlspark.core.codec.records",
-    "LogWriter": "dlspark.core.sync_writer",
+    "LogWriter": "dlspark.core.sync.writer",
     "NO_STATISTICS": "dlspark.core.metrics",
-    "Namespace": "dlspark.core.sync",
-    "PendingWrite": "dlspark.core.sync_writer",
+    "Namespace": "dlspark.core.sync.namespace",
+    "PendingWrite": "dlspark.core.sync.writer",
     "Permissions": "metadata.permissions",
     "Runtime": "dlspark.core.runtime",
     "SettableFeatures": "dlspark.core.dynamic.features",

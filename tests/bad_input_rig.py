@@ -14,7 +14,9 @@ from typing import TypeVar
 
 from wire_bytes import send
 
-from dlspark.core.sync import Log, LogWriter, Namespace
+from dlspark.core.sync.log import Log
+from dlspark.core.sync.namespace import Namespace
+from dlspark.core.sync.writer import LogWriter
 from dlspark.sandbox import Sandbox
 from metadata.bookies import BookieRegistry
 from metadata.ledger_metadata import LedgerMetadata

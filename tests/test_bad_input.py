@@ -19,7 +19,7 @@ from bad_input_rig import CANARY, VICTIM, Rig
 from wire_bytes import block, frame, number, request, send
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import (
     CallerError,
     CorruptDataError,

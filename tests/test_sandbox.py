@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import CallerError, NotBoundError, WriteError
 from dlspark.sandbox import Sandbox, SandboxError, SandboxState
 from dlspark.sandbox_state import default_directory

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dlspark.cli.main import app
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import CallerError
 from dlspark.place import known_uri, uri_or_known
 from dlspark.sandbox import Sandbox

@@ -36,7 +36,7 @@ from metadata.foundation.errors import CallerError, DistributedLogError
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.settings import Settings
-    from dlspark.core.sync import Namespace
+    from dlspark.core.sync.namespace import Namespace
 
 P = ParamSpec("P")
 
@@ -165,7 +165,7 @@ class _Opening(AbstractAsyncContextManager["AsyncNamespace"]):
 @contextmanager
 def open_sync(uri: str | None, conf: Path | None, values: Iterable[str] | None) -> Iterator[Namespace]:
     """The namespace for commands that stream, as `At.open` is for the others."""
-    from dlspark.core.sync import Namespace
+    from dlspark.core.sync.namespace import Namespace
 
     with Namespace.open(namespace_uri(uri), settings_of(conf, values)) as namespace:
         try:

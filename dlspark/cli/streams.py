@@ -23,7 +23,8 @@ from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.codec.records import LogRecord
-    from dlspark.core.sync import LogReader, LogWriter, PendingWrite
+    from dlspark.core.sync.readers import LogReader
+    from dlspark.core.sync.writer import LogWriter, PendingWrite
 
 _EARLIEST, _LATEST = "earliest", "latest"
 _READ_RECORDS = 1_000

@@ -131,6 +131,7 @@ class AsyncAppendReader:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._reader.closed
 
     async def read(self, size: int = -1) -> bytes:
@@ -214,6 +215,7 @@ class AsyncAppendReader:
         self.position = position
 
     async def close(self) -> None:
+        """End reading; a read that waits gets ReadCancelledError. Idempotent."""
         await self._reader.close()
 
     async def __aenter__(self) -> AsyncAppendReader:

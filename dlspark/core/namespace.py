@@ -160,6 +160,7 @@ class AsyncNamespace:
 
     @property
     def services(self) -> Services:
+        """What everything opened in the namespace shares."""
         return self._services
 
     @property
@@ -169,14 +170,17 @@ class AsyncNamespace:
 
     @property
     def ledgers(self) -> LedgerClient:
+        """The client of the storage nodes that hold the logs' ledgers."""
         return self._services.ledgers
 
     @property
     def logs_store(self) -> LogStore:
+        """The metadata of the logs."""
         return self._services.logs
 
     @property
     def binding(self) -> Binding:
+        """What the namespace is bound to, as it was when the namespace was opened."""
         return self._services.binding
 
     @property
@@ -200,6 +204,7 @@ class AsyncNamespace:
 
     @property
     def settings(self) -> Settings:
+        """The namespace's settings; a log's own go over them."""
         return self._services.settings
 
     @property

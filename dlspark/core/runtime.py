@@ -15,7 +15,7 @@ import concurrent.futures
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from typing import ClassVar, Generic, TypeVar
 
 from dlspark.errors import AlreadyClosedError, CallerError
@@ -169,6 +169,25 @@ class Runtime:
         except RuntimeError as error:
             # At interpreter exit no thread can be started to wait for the pool's; they end with the process.
             _log.debug("the loop's thread pool was not waited for: %s", error)
+
+
+def iterated(runtime: Runtime, items: AsyncGenerator[_T, None]) -> Iterator[_T]:
+    """What an asynchronous generator gives, one by one; waits for as long as it takes.
+
+    The generator is closed where the iteration ends, unless the runtime's own end has done so.
+    """
+
+    async def following() -> tuple[_T] | None:
+        async for item in items:
+            return (item,)
+        return None
+
+    try:
+        while (found := runtime.run(following())) is not None:
+            yield found[0]
+    finally:
+        if not runtime.closed:
+            runtime.run(items.aclose())
 
 
 class _Call(Generic[_T]):

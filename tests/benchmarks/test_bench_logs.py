@@ -11,7 +11,7 @@ from benchmarks.logs import LOW_LATENCY, bare_objects, by_columns, by_records, f
 from benchmarks.payloads import any_lengths
 from benchmarks.storage import LEAST_SAMPLES
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.testing.warm_sandbox import WarmSandbox
 
 pytestmark = pytest.mark.processes

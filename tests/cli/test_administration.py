@@ -20,7 +20,8 @@ from dlspark.cli.logs import suffixes
 from dlspark.cli.main import app
 from dlspark.cli.reference import UPSTREAM, page
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.sync import Log, Namespace
+from dlspark.core.sync.log import Log
+from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import CallerError, SettingsError
 from dlspark.sandbox import Sandbox
 from metadata.sink_marks import LogMark

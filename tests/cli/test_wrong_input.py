@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dlspark.cli.common import MAX_COMPARED, name_near_ones
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox import Sandbox
 from metadata.logs import LogNotFoundError
 

@@ -14,7 +14,7 @@ import textwrap
 import pytest
 
 import dlspark
-from dlspark.core.sync import AccessControl
+from dlspark.core.sync.namespace import AccessControl
 from metadata.permissions import PermissionStore
 
 OVER_EDGES = "for the library's own rooms, tests and simulations, which are asynchronous"

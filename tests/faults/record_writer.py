@@ -21,7 +21,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.sync import Log, Namespace, PendingWrite
+from dlspark.core.sync.log import Log
+from dlspark.core.sync.namespace import Namespace
+from dlspark.core.sync.writer import PendingWrite
 from metadata.foundation.errors import DistributedLogError, OutcomeUnknownError
 
 _T = TypeVar("_T")

@@ -21,7 +21,7 @@ from verdict import Outcomes, check_round
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.testing.fork_server import Child, ForkServer
 from dlspark.testing.warm_sandbox import WarmSandbox
 

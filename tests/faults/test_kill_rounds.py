@@ -22,7 +22,8 @@ from record_writer import SETTINGS
 from verdict import Outcomes, check_round
 
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.sync import Log, Namespace
+from dlspark.core.sync.log import Log
+from dlspark.core.sync.namespace import Namespace
 from dlspark.testing.fork_server import Child, ChildError, ForkServer
 from dlspark.testing.warm_sandbox import WarmSandbox
 

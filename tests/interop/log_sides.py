@@ -17,7 +17,10 @@ from java_tool import JavaError, JavaTool, described, make_payload
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.sync import Log, LogReader, LogWriter, Namespace
+from dlspark.core.sync.log import Log
+from dlspark.core.sync.namespace import Namespace
+from dlspark.core.sync.readers import LogReader
+from dlspark.core.sync.writer import LogWriter
 from dlspark.errors import DistributedLogError, status_code
 from metadata.logs import SegmentMetadata, TruncationStatus
 

@@ -30,7 +30,7 @@ from log_sides import (
 )
 
 from dlspark.core.codec.records import MAX_LOGRECORD_SIZE
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from metadata.namespaces import Binding, NamespaceStore
 from metadata.zookeeper import ZooKeeperStore
 

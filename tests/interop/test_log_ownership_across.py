@@ -123,7 +123,7 @@ def test_a_segment_left_in_progress_is_completed_by_the_other_without_a_record(p
 OUR_WRITER = """
 import sys
 sys.path[:0] = sys.argv[3:]
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from java_tool import make_payload
 uri, name = sys.argv[1:3]
 

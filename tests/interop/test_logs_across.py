@@ -22,7 +22,7 @@ from log_sides import (
     write_records,
 )
 
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import EndOfStreamError
 from metadata.logs import SegmentMetadata
 

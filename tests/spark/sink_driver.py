@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.messages import JobId, SinkMessage
 from dlspark.spark.sink.run import commit_batch, run_task

@@ -20,7 +20,7 @@ from sink_driver import read_values
 from dlspark.core.administration.audit import audit_ledgers
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(900)]

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from sink_driver import read_values
 
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.sandbox import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.torture, pytest.mark.timeout(3000)]

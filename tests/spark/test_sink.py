@@ -12,7 +12,7 @@ import pytest
 from sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.runtime import Runtime
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.errors import LogBusyError
 from dlspark.spark.sink.session import open_session

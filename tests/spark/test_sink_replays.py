@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 from sink_driver import arrow_batches, read_values
 
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import JobId

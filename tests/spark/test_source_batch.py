@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as f
 
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.spark import register
 from dlspark.spark.connection import CONF_KEY
 from dlspark.spark.options.registry import Options, Scope

@@ -23,7 +23,7 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamReader, DataStreamWriter, StreamingQuery
 
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.spark import start
 
 ROWS_PER_BATCH = 50

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlspark.core.sync import Namespace
+from dlspark.core.sync.namespace import Namespace
 from dlspark.testing.warm_sandbox import WarmSandbox
 
 pytestmark = pytest.mark.processes

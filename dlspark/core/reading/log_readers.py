@@ -49,6 +49,11 @@ class LogReaders(LogPositions):
         self, start: Start | None = None, *, exclusive: Literal[True], client_id: str | None = None
     ) -> AsyncLockedReader: ...
 
+    @overload
+    async def open_reader(
+        self, start: Start | None = None, *, subscriber: str | None, exclusive: bool, client_id: str | None = None
+    ) -> AsyncLogReader: ...
+
     async def open_reader(
         self,
         start: Start | None = None,

@@ -94,6 +94,7 @@ class AsyncLogReader:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     @property

@@ -1,6 +1,6 @@
 """The synchronous readers: `LogReader`, `LockedReader`, and streams of bytes as Python files.
 
-What each method does and raises is said at its asynchronous twin; here stands only what differs.
+By hand is what differs from the asynchronous classes; the rest is made from them (`generation`).
 """
 
 from __future__ import annotations
@@ -39,26 +39,8 @@ class LogReader:
 
     @property
     def name(self) -> str:
+        """The log's name."""
         return self._inner.name
-
-    @property
-    def closed(self) -> bool:
-        return self._inner.closed
-
-    @property
-    def position(self) -> DLSN:
-        """Where the next reader would have to start to go on after the last record delivered."""
-        return self._inner.position
-
-    @property
-    def caught_up(self) -> bool:
-        """Everything that was confirmed a moment ago has been delivered."""
-        return self._inner.caught_up
-
-    @property
-    def gaps(self) -> list[Gap]:
-        """What was passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
-        return self._inner.gaps
 
     def read_next(self, *, non_blocking: bool = False) -> LogRecord | None:
         """The next record, None if there is none for now.
@@ -85,9 +67,6 @@ class LogReader:
             except EndOfStreamError:
                 return
 
-    def skip_to(self, start: Start) -> DLSN:
-        return self._runtime.run(self._inner.skip_to(start))
-
     def __iter__(self) -> Iterator[LogRecord]:
         """Records for ever, waiting at the tail, until the log is sealed.
 
@@ -104,10 +83,6 @@ class LogReader:
                 return
             yield loan.rest
 
-    def close(self) -> None:
-        if not self._runtime.closed:
-            self._runtime.run(self._inner.close())
-
     def __enter__(self: _Self) -> _Self:
         return self
 
@@ -116,21 +91,73 @@ class LogReader:
     ) -> None:
         self.close()
 
+    # --- made from dlspark.core.reading.reader.AsyncLogReader; left out: use_settings, lend, read_available
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._inner.closed
+
+    @property
+    def position(self) -> DLSN:
+        """Where the next reader would have to start to go on after the last record delivered."""
+        return self._inner.position
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """What was passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
+        return self._inner.gaps
+
+    @property
+    def caught_up(self) -> bool:
+        """Everything that was confirmed a moment ago has been delivered."""
+        return self._inner.caught_up
+
+    def skip_to(self, start: Start) -> DLSN:
+        """Go on at another position, forwards or back; returns it. What was read ahead and still fits is kept.
+
+        Raises what finding the position raises; a reader that has failed stays failed.
+        """
+        return self._runtime.run(self._inner.skip_to(start))
+
+    def close(self) -> None:
+        """End the read-ahead; reads that wait get ReadCancelledError. Idempotent."""
+        if not self._runtime.closed:
+            self._runtime.run(self._inner.close())
+
+    # --- made up to here
+
 
 class LockedReader(LogReader):
     """A reader that reads alone, synchronously."""
 
+    _inner: AsyncLockedReader
+
     def __init__(self, runtime: Runtime, inner: AsyncLockedReader) -> None:
         """Used by `Log.open_reader`."""
         super().__init__(runtime, inner)
-        self._locked = inner
 
     @property
     def subscriber(self) -> str | None:
-        return self._locked.subscriber
+        """For whom it reads; None for the log's own lock, which has no position."""
+        return self._inner.subscriber
+
+    # --- made from dlspark.core.reading.locked_reader.AsyncLockedReader
 
     def commit_position(self, dlsn: DLSN | None = None) -> DLSN:
-        return self._runtime.run(self._locked.commit_position(dlsn))
+        """Store where the subscriber's next reader begins: `dlsn`, or behind the last record delivered.
+
+        Returns what is stored now, which is further on where more was committed before. Raises LockingError where the
+        lock was lost, an OutcomeUnknownError, after which it may be called again, and CallerError without a subscriber.
+        """
+        return self._runtime.run(self._inner.commit_position(dlsn))
+
+    def close(self) -> None:
+        """End the read-ahead and give the lock up. The position is stored by `commit_position` only. Idempotent."""
+        if not self._runtime.closed:
+            self._runtime.run(self._inner.close())
+
+    # --- made up to here
 
 
 class AppendStream(io.RawIOBase):
@@ -143,9 +170,11 @@ class AppendStream(io.RawIOBase):
 
     @property
     def durable_position(self) -> int:
+        """How much of the stream was on an ack quorum's disks at the last `flush`, bytes."""
         return self._inner.durable_position
 
     def writable(self) -> bool:
+        """Always: it is opened for appending."""
         return True
 
     def tell(self) -> int:
@@ -160,10 +189,12 @@ class AppendStream(io.RawIOBase):
         return len(view)
 
     def flush(self) -> None:
+        """Make everything written durable and visible to readers. Raises what an append failed with."""
         if not self.closed:
             self._runtime.run(self._inner.force())
 
     def mark_end_of_stream(self) -> None:
+        """Seal the stream: nothing can be appended any more, readers end."""
         self._checkClosed()
         self._runtime.run(self._inner.mark_end_of_stream())
 
@@ -210,15 +241,23 @@ class AppendReader(io.RawIOBase):
         self._inner = inner
 
     def readable(self) -> bool:
+        """Always: it is opened for reading."""
         return True
 
     def seekable(self) -> bool:
+        """Always: from the start, or from here."""
         return True
 
     def tell(self) -> int:
+        """The next byte to read, counted from the stream's start."""
         return self._inner.position
 
     def readinto(self, buffer: Buffer, /) -> int:
+        """Fill `buffer` as far as bytes are committed; returns how many came, 0 at the end for now.
+
+        Raises AlreadyTruncatedError where the next byte was truncated, CorruptDataError where the log holds other
+        records than a stream's.
+        """
         self._checkClosed()
         view = memoryview(buffer).cast("B")
         data = self._runtime.run(self._inner.read(len(view)))
@@ -239,6 +278,7 @@ class AppendReader(io.RawIOBase):
         return self._runtime.run(self._inner.seek(base + offset))
 
     def close(self) -> None:
+        """End reading. Idempotent."""
         if not self.closed:
             if not self._runtime.closed:
                 self._runtime.run(self._inner.close())

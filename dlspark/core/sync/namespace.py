@@ -1,7 +1,7 @@
 """The synchronous classes: the asynchronous ones of the same names, driven from the background event loop.
 
-`Namespace`, `Log`, `LogWriter` and `LogReader` may be used from any thread, though each object by one at a time. What
-each method does and raises is said at its asynchronous twin; here stands only what differs.
+`Namespace`, `Log`, `LogWriter` and `LogReader` may be used from any thread, though each object by one at a time.
+By hand is what differs from the asynchronous classes; the rest is made from them (`generation`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ from dlspark.core.display.objects import Overview
 from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics import Statistics
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.runtime import Runtime
+from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.services import LOCAL_REGION_ID
 from dlspark.core.settings import Settings, Value
-from dlspark.core.sync_log import Log
-from dlspark.core.sync_readers import LogReader
-from dlspark.core.sync_writer import LogWriter, PendingWrite
+from dlspark.core.sync.log import Log
 from metadata.log_watch import LogChange
 from metadata.namespaces import Binding, NamespaceUri
 from metadata.permissions import Action, Permissions, PermissionStore
-
-__all__ = ["Log", "LogReader", "LogWriter", "Namespace", "PendingWrite"]
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -87,71 +83,16 @@ class Namespace:
 
     @property
     def uri(self) -> NamespaceUri:
+        """Where the namespace is."""
         return self._inner.uri
 
     @property
-    def binding(self) -> Binding:
-        return self._inner.binding
-
-    @property
-    def federated(self) -> bool:
-        return self._inner.federated
-
-    @property
-    def settings(self) -> Settings:
-        return self._inner.settings
-
-    @property
     def access_control(self) -> AccessControl:
+        """What may be done with the logs: default entry and entries of single logs.
+
+        Raises CallerError where the namespace's binding has no root for it.
+        """
         return AccessControl(self._runtime, self._inner.access_control)
-
-    def create_log(self, name: str, metadata: bytes = b"") -> None:
-        self._runtime.run(self._inner.create_log(name, metadata))
-
-    def log_exists(self, name: str) -> bool:
-        return self._runtime.run(self._inner.log_exists(name))
-
-    def logs(self, prefix: str = "", *, recursive: bool = False) -> list[str]:
-        return self._runtime.run(self._inner.logs(prefix, recursive=recursive))
-
-    def overview(self, seconds: float = OVERVIEW_S) -> Overview:
-        return self._runtime.run(self._inner.overview(seconds))
-
-    def watch_logs(self, prefix: str = "", *, existing: bool = False) -> Iterator[LogChange]:
-        """Tell of every log that comes or goes: waits for as long as it takes, until the namespace is closed."""
-        changes = self._inner.watch_logs(prefix, existing=existing)
-
-        async def next_change() -> LogChange | None:
-            return await anext(changes, None)
-
-        try:
-            while (change := self._runtime.run(next_change())) is not None:
-                yield change
-        finally:
-            if not self._runtime.closed:
-                self._runtime.run(changes.aclose())
-
-    def rename_log(self, old: str, new: str) -> None:
-        self._runtime.run(self._inner.rename_log(old, new))
-
-    def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> Log:
-        return Log(self._runtime, self._runtime.run(self._inner.open_log(name, settings)))
-
-    def delete_log(self, name: str) -> None:
-        self._runtime.run(self._inner.delete_log(name))
-
-    def delete_allocator_pool(self, name: str, folder: str | None = None) -> int:
-        """Delete a pool of ledgers made in advance; see `AsyncNamespace.delete_allocator_pool`."""
-        return self._runtime.run(self._inner.delete_allocator_pool(name, folder))
-
-    def reload_settings(self) -> None:
-        """Look at the dynamic settings and feature files now; see `AsyncNamespace.reload_settings`."""
-        self._runtime.run(self._inner.reload_settings())
-
-    @property
-    def counters(self) -> Counter[str]:
-        """How often rare paths were taken (recoveries, retries, lost answers)."""
-        return self._inner.counters
 
     def close(self) -> None:
         """Close everything opened in it. Idempotent; nothing happens once the runtime is closed, which did it."""
@@ -169,6 +110,100 @@ class Namespace:
     ) -> None:
         self.close()
 
+    # --- made from dlspark.core.namespace.AsyncNamespace; left out: services, store, ledgers, logs_store
+
+    @property
+    def binding(self) -> Binding:
+        """What the namespace is bound to, as it was when the namespace was opened."""
+        return self._inner.binding
+
+    @property
+    def federated(self) -> bool:
+        """Whether its logs are spread over sub-namespaces."""
+        return self._inner.federated
+
+    @property
+    def settings(self) -> Settings:
+        """The namespace's settings; a log's own go over them."""
+        return self._inner.settings
+
+    @property
+    def counters(self) -> Counter[str]:
+        """How often rare paths were taken (recoveries, retries, lost answers)."""
+        return self._inner.counters
+
+    def create_log(self, name: str, metadata: bytes = b"") -> None:
+        """Create a log, with bytes of the application's own; one that exists is left as it is.
+
+        Raises InvalidLogNameError, or LogExistsError for a race.
+        """
+        self._runtime.run(self._inner.create_log(name, metadata))
+
+    def log_exists(self, name: str) -> bool:
+        """Whether there is such a log. Raises InvalidLogNameError, DuplicateLogError."""
+        return self._runtime.run(self._inner.log_exists(name))
+
+    def logs(self, prefix: str = "", *, recursive: bool = False) -> list[str]:
+        """Names of the logs, or of those directly below `prefix`. A name with `/` in it shows as its first part.
+
+        With `recursive` the full names of all logs, at any depth.
+        """
+        return self._runtime.run(self._inner.logs(prefix, recursive=recursive))
+
+    def overview(self, seconds: float = OVERVIEW_S) -> Overview:
+        """The first 50 names with their logs' states and sizes, as a table for notebooks.
+
+        It looks for `seconds` at most; what it did not come to by then is said to be so.
+        """
+        return self._runtime.run(self._inner.overview(seconds))
+
+    def watch_logs(self, prefix: str = "", *, existing: bool = False) -> Iterator[LogChange]:
+        """Tell of every log that comes or goes, by the names that `logs(prefix)` gives, until the namespace is closed
+        (or the session, where that was given to `over`).
+
+        With `existing` those that are there come first. Logs that come and go again at once may not be told.
+        """
+        yield from iterated(self._runtime, self._inner.watch_logs(prefix, existing=existing))
+
+    def rename_log(self, old: str, new: str) -> None:
+        """Give a log another name, in one step; what is denied on it goes along. Its readers must be opened again.
+
+        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while somebody
+        writes it, LockingError while a reader has it locked, CallerError for a log of several thousand segments.
+        After an OutcomeUnknownError look which name it has: it has one of the two.
+        """
+        self._runtime.run(self._inner.rename_log(old, new))
+
+    def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> Log:
+        """A handle on a log, with settings of its own over the namespace's. The log need not exist yet.
+
+        What dynamic settings files say of the log goes over both, now and later. Raises InvalidLogNameError,
+        SettingsError.
+        """
+        opened = self._runtime.run(self._inner.open_log(name, settings))
+        return Log(self._runtime, opened)
+
+    def reload_settings(self) -> None:
+        """Look at the dynamic settings and feature files now, instead of at the next interval's end."""
+        self._runtime.run(self._inner.reload_settings())
+
+    def delete_log(self, name: str) -> None:
+        """Delete a log with all its segments. Safe to repeat: a second call finishes what a first one began.
+
+        Raises OwnershipAcquireFailedError while somebody writes it, LogNotFoundError if there is no such log.
+        """
+        self._runtime.run(self._inner.delete_log(name))
+
+    def delete_allocator_pool(self, name: str, folder: str | None = None) -> int:
+        """Delete a pool of ledger allocators with the ledgers it has ready; returns how many. A missing one is fine.
+
+        `folder` is `ledgerAllocatorPoolPath` unless given. Whoever still uses the pool loses its allocators, no
+        segment. After any error it may be called again. Raises CallerError for what is no pool's name.
+        """
+        return self._runtime.run(self._inner.delete_allocator_pool(name, folder))
+
+    # --- made up to here
+
 
 class AccessControl:
     """What may be done with a namespace's logs: see `metadata.permissions.PermissionStore`, method by method."""
@@ -178,20 +213,30 @@ class AccessControl:
         self._runtime = runtime
         self._inner = inner
 
+    # --- made from metadata.permissions.PermissionStore; left out: move_ops
+
     def get(self, log: str | None = None) -> Permissions | None:
+        """A log's own entry, or the default one; None where there is none."""
         return self._runtime.run(self._inner.get(log))
 
     def of(self, log: str) -> Permissions:
+        """What holds for a log: its own entry, else the default one, else everything is allowed."""
         return self._runtime.run(self._inner.of(log))
 
     def set(self, permissions: Permissions, log: str | None = None) -> None:
+        """Set a log's own entry, or the default one, replacing what is there. Safe to repeat."""
         self._runtime.run(self._inner.set(permissions, log))
 
     def delete(self, log: str) -> bool:
+        """Remove a log's own entry, so that the default holds; whether there was one."""
         return self._runtime.run(self._inner.delete(log))
 
     def logs(self) -> list[str]:
+        """Names of the logs at the first level that have an entry, or nested ones that do."""
         return self._runtime.run(self._inner.logs())
 
     def check(self, log: str, *actions: Action) -> None:
+        """Raise RequestDeniedError if one of `actions` is denied on the log."""
         self._runtime.run(self._inner.check(log, *actions))
+
+    # --- made up to here

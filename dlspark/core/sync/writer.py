@@ -1,6 +1,6 @@
 """The synchronous writer: `LogWriter`, and `PendingWrite` for what it was given and has not stored yet.
 
-What each method does and raises is said at its asynchronous twin; here stands only what differs.
+By hand is what differs from the asynchronous classes; the rest is made from them (`generation`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class PendingWrite(Generic[_T]):
         self._future = future
 
     def done(self) -> bool:
+        """Whether it is known how the write ended."""
         return self._future.done()
 
     def result(self, timeout_s: float | None = None) -> _T:
@@ -57,27 +58,8 @@ class LogWriter:
 
     @property
     def name(self) -> str:
+        """The log's name."""
         return self._inner.name
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` or `abort` was called and has ended."""
-        return self._inner.closed
-
-    @property
-    def segment(self) -> int | None:
-        """Sequence number of the segment being written, None between segments."""
-        return self._inner.segment
-
-    @property
-    def unacknowledged(self) -> int:
-        """Records accepted and not yet acknowledged."""
-        return self._inner.unacknowledged
-
-    @property
-    def over_limit(self) -> int:
-        """Records over an outstanding-write limit: refused, or only counted in dark mode."""
-        return self._inner.over_limit
 
     def write(self, txid: int, payload: bytes | bytearray | memoryview) -> PendingWrite[DLSN]:
         """Append one record; waits only where storage nodes cannot keep up. Raises a refusal at once."""
@@ -144,27 +126,6 @@ class LogWriter:
 
         self._runtime.run(send())
 
-    def flush(self) -> int:
-        """Send what is buffered and wait until all of it is acknowledged; returns the highest id that is."""
-        return self._runtime.run(self._inner.flush())
-
-    def commit(self) -> int:
-        """`flush`, and make everything acknowledged visible to readers."""
-        return self._runtime.run(self._inner.commit())
-
-    def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
-        return self._runtime.run(self._inner.truncate(dlsn, respect_subscribers=respect_subscribers))
-
-    def mark_end_of_stream(self) -> DLSN:
-        return self._runtime.run(self._inner.mark_end_of_stream())
-
-    def close(self) -> None:
-        if not self._runtime.closed:
-            self._runtime.run(self._inner.close())
-
-    def abort(self) -> None:
-        self._runtime.run(self._inner.abort())
-
     def __enter__(self) -> LogWriter:
         return self
 
@@ -175,6 +136,63 @@ class LogWriter:
             self.close()
         else:
             self.abort()
+
+    # --- made from dlspark.core.writing.writer.AsyncLogWriter; left out: use_settings, wait_for_room
+
+    def flush(self) -> int:
+        """Send everything accepted and wait until it is acknowledged.
+
+        Returns the highest transaction id that is acknowledged, -1 for none; MAX_TXID in a sealed log. Raises what the
+        failed records were given.
+        """
+        return self._runtime.run(self._inner.flush())
+
+    def commit(self) -> int:
+        """`flush`, and make every acknowledged record visible to readers."""
+        return self._runtime.run(self._inner.commit())
+
+    def mark_end_of_stream(self) -> DLSN:
+        """Seal the log: nothing can ever follow. Completes the segment; the writer can then only be closed.
+
+        Raises EndOfStreamError if it is sealed already. After an OutcomeUnknownError, open the writer again: sealed
+        or not, that tells.
+        """
+        return self._runtime.run(self._inner.mark_end_of_stream())
+
+    def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
+        """Hide every record below `dlsn`; see `Log.truncate`."""
+        return self._runtime.run(self._inner.truncate(dlsn, respect_subscribers=respect_subscribers))
+
+    def close(self) -> None:
+        """Flush, complete the segment, release the lock. Raises the writer's failure after the lock is released."""
+        if not self._runtime.closed:
+            self._runtime.run(self._inner.close())
+
+    def abort(self) -> None:
+        """Drop what is buffered and release the lock; the segment stays in progress for the next owner to recover."""
+        self._runtime.run(self._inner.abort())
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` or `abort` was called and has ended."""
+        return self._inner.closed
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records accepted and not yet acknowledged; those of a failed segment never will be, and do not count."""
+        return self._inner.unacknowledged
+
+    @property
+    def over_limit(self) -> int:
+        """Records over an outstanding-write limit: refused, or only counted in dark mode."""
+        return self._inner.over_limit
+
+    @property
+    def segment(self) -> int | None:
+        """Sequence number of the segment being written, None between segments."""
+        return self._inner.segment
+
+    # --- made up to here
 
 
 def _concurrent(future: asyncio.Future[_T]) -> concurrent.futures.Future[_T]:

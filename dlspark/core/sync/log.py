@@ -1,0 +1,336 @@
+"""The synchronous log: positions, readers, the writer, the life of its segments, and what notebooks show of it.
+
+By hand is what differs from the asynchronous classes; the rest is made from them (`generation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Literal, overload
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.dlsn_range import DLSNRange
+from dlspark.core.codec.records import LogRecord
+from dlspark.core.display.inquiries import shown
+from dlspark.core.display.objects import LogPicture
+from dlspark.core.display.picture import Unit
+from dlspark.core.display.tail import INTERRUPTED, Tail, open_screen
+from dlspark.core.lifecycle.status import LogStatus
+from dlspark.core.log import AsyncLog
+from dlspark.core.reading.locked_reader import AsyncLockedReader
+from dlspark.core.reading.reader import Start
+from dlspark.core.reading.segments import Probes
+from dlspark.core.runtime import Runtime, iterated
+from dlspark.core.settings import Settings
+from dlspark.core.sync.readers import AppendReader, AppendStream, LockedReader, LogReader
+from dlspark.core.sync.writer import LogWriter
+from metadata.ledgers import Versioned
+from metadata.logs import SegmentMetadata
+from metadata.store import ANY_VERSION
+
+
+class Log:
+    """One log, synchronously."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncLog) -> None:
+        """Used by `Namespace.open_log`."""
+        self._runtime = runtime
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"Log({self.name!r})"
+
+    def _repr_html_(self) -> str:
+        """Its segments as a picture; asks the metadata store, for five seconds at most, and never raises."""
+        return shown(self._runtime, f"log {self.name}", self._inner.picture)
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self._inner.name
+
+    @property
+    def probes(self) -> Probes:
+        """What searches (`find_txid`) have read since this handle was opened."""
+        return self._inner.probes
+
+    def tail(self, last: int = 10, *, seconds: float | None = None, records: int | None = None) -> None:
+        """Show the last records, and what comes; see `AsyncLog.tail`. An interrupt ends it without an error."""
+        tail = self._runtime.run(Tail.open(self._inner, last, seconds, records))
+        try:
+            screen = open_screen(self._inner.name, last)
+            try:
+                while (more := self._runtime.run(tail.more())) is not None:
+                    screen.add(more)
+            except KeyboardInterrupt:
+                screen.end(INTERRUPTED)
+            except Exception as error:
+                screen.end(type(error).__name__)
+                raise
+            else:
+                screen.end(tail.ending)
+        finally:
+            if not self._runtime.closed:
+                self._runtime.run(tail.close())
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- made from dlspark.core.log.AsyncLog; left out: open_segment
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._inner.closed
+
+    @property
+    def settings(self) -> Settings:
+        """What holds now: the namespace's settings, this log's overrides, and over them its dynamic settings."""
+        return self._inner.settings
+
+    def open_writer(self, client_id: str | None = None) -> LogWriter:
+        """Become the log's writer; the log is created if `createStreamIfNotExists` is on and the namespace is not
+        bound as federated.
+
+        `client_id` names this writer to others who want the log. Raises OwnershipAcquireFailedError with the owner's
+        name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
+        """
+        opened = self._runtime.run(self._inner.open_writer(client_id))
+        return LogWriter(self._runtime, opened)
+
+    def open_append_stream(self, client_id: str | None = None) -> AppendStream:
+        """The end of the log as a stream of bytes; a missing log is created as by `open_writer`, and so are the errors.
+
+        Raises EndOfStreamError for a stream that is sealed.
+        """
+        opened = self._runtime.run(self._inner.open_append_stream(client_id))
+        return AppendStream(self._runtime, opened)
+
+    def metadata(self) -> Versioned[bytes]:
+        """Bytes that the application keeps with the log, empty where there are none, and their version.
+
+        Raises LogNotFoundError.
+        """
+        return self._runtime.run(self._inner.metadata())
+
+    def set_metadata(self, data: bytes, version: int = ANY_VERSION) -> int:
+        """Keep `data` with the log, if what is there has that version; returns the new version.
+
+        Empty bytes delete what is there. Raises LogNotFoundError, BadVersionError where somebody else was first;
+        OutcomeUnknownError only with a version: look before trying again.
+        """
+        return self._runtime.run(self._inner.set_metadata(data, version))
+
+    def delete_metadata(self, version: int = ANY_VERSION) -> None:
+        """Delete the application's bytes, if they have that version. Raises as `set_metadata` does."""
+        self._runtime.run(self._inner.delete_metadata(version))
+
+    def status(self) -> LogStatus:
+        """What the log is made of: its segments with their states, where it begins, who writes it."""
+        return self._runtime.run(self._inner.status())
+
+    def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False, client_id: str | None = None) -> DLSN:
+        """Hide every record below `dlsn` from readers; returns the log's first position afterwards.
+
+        Only completed segments are truncated: where the DLSN lies in one that is being written, or beyond, what is
+        returned is below it. It is above it where more was hidden before: a truncation is never taken back.
+        DLSN.INVALID changes nothing. With `respect_subscribers` what a subscriber of the log has still to read stays.
+        No data is deleted: that is for retention.
+
+        It is done by this handle's writer where that is open, else under the log's lock, as `client_id`: raises
+        OwnershipAcquireFailedError with the owner's name while somebody else writes, LogNotFoundError, LockingError
+        where the lock was lost on the way. After an OutcomeUnknownError it may be called again.
+        """
+        return self._runtime.run(
+            self._inner.truncate(dlsn, respect_subscribers=respect_subscribers, client_id=client_id)
+        )
+
+    def purge_older_than(self, txid: int, *, client_id: str | None = None) -> int:
+        """Delete the oldest completed segments whose transaction ids are all below `txid`; how many were.
+
+        The newest completed one always stays. Locking and errors are those of `truncate`. A ledger that cannot be
+        deleted yet fails the call, and is deleted by a later one.
+        """
+        return self._runtime.run(self._inner.purge_older_than(txid, client_id=client_id))
+
+    def close(self) -> None:
+        """Close what was opened through this handle: writers complete their segment, readers end. Idempotent.
+
+        A cancellation is raised once all of it is closed. Raises the first failure of a writer, after that.
+        """
+        if not self._runtime.closed:
+            self._runtime.run(self._inner.close())
+
+    @overload
+    def open_reader(self, start: Start | None = None) -> LogReader: ...
+
+    @overload
+    def open_reader(
+        self, start: Start | None = None, *, subscriber: str, client_id: str | None = None
+    ) -> LockedReader: ...
+
+    @overload
+    def open_reader(
+        self, start: Start | None = None, *, exclusive: Literal[True], client_id: str | None = None
+    ) -> LockedReader: ...
+
+    @overload
+    def open_reader(
+        self, start: Start | None = None, *, subscriber: str | None, exclusive: bool, client_id: str | None = None
+    ) -> LogReader: ...
+
+    def open_reader(
+        self,
+        start: Start | None = None,
+        *,
+        subscriber: str | None = None,
+        exclusive: bool = False,
+        client_id: str | None = None,
+    ) -> LogReader:
+        """A reader from `start`: a DLSN (or its text), a transaction id, "earliest" (which is meant without one),
+        "last" (the last record there is), or "latest" (what comes next).
+
+        With `subscriber` it is the only reader of that name: it goes on at the position that was committed last, if no
+        start is given. With `exclusive` it is the only exclusive reader of the log. `client_id` names it to others who
+        want the lock. Raises LogNotFoundError, and for a lock OwnershipAcquireFailedError with the other's name after
+        `lockTimeoutSeconds`. That a position was truncated shows at the first read.
+        """
+        opened = self._runtime.run(
+            self._inner.open_reader(start, subscriber=subscriber, exclusive=exclusive, client_id=client_id)
+        )
+        if isinstance(opened, AsyncLockedReader):
+            return LockedReader(self._runtime, opened)
+        return LogReader(self._runtime, opened)
+
+    def open_append_reader(self, position: int = 0) -> AppendReader:
+        """The log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
+        opened = self._runtime.run(self._inner.open_append_reader(position))
+        return AppendReader(self._runtime, opened)
+
+    def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
+        """The log's segments as a picture for notebooks, in proportion to their records or bytes.
+
+        `mark` is pointed out in it. Costs what `status` does; bytes one request more for each segment that is drawn,
+        60 at most. Raises LogNotFoundError.
+        """
+        return self._runtime.run(self._inner.picture(by, mark=mark))
+
+    def subscribers(self) -> dict[str, DLSN]:
+        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for one that committed none yet.
+
+        What lies below the lowest of them has been read by all.
+        """
+        return self._runtime.run(self._inner.subscribers())
+
+    def commit_position(self, subscriber: str, dlsn: DLSN, *, back: bool = False) -> DLSN:
+        """Store where a subscriber goes on, for readers that need no lock; returns what is stored now.
+
+        A position behind the stored one is not taken unless `back` is given. Raises LogNotFoundError, and an
+        OutcomeUnknownError, after which it may be called again.
+        """
+        return self._runtime.run(self._inner.commit_position(subscriber, dlsn, back=back))
+
+    def delete_subscriber(self, subscriber: str) -> None:
+        """Forget a subscriber and its position; a missing one is a success.
+
+        Raises OwnershipAcquireFailedError, with the reader's name, while somebody reads for it.
+        """
+        self._runtime.run(self._inner.delete_subscriber(subscriber))
+
+    def watch_segments(self) -> Iterator[list[SegmentMetadata]]:
+        """The log's segments, now and after each change: one begins, is completed, truncated or deleted.
+
+        Changes that come close together are seen as one. It asks nothing of the metadata store while nothing changes,
+        and waits trouble with the connection out. It ends when this handle is closed. Raises LogNotFoundError, as well
+        when the log is deleted.
+        """
+        yield from iterated(self._runtime, self._inner.watch_segments())
+
+    def segments(self) -> list[SegmentMetadata]:
+        """All segments, oldest first, truncated ones included. Raises LogNotFoundError."""
+        return self._runtime.run(self._inner.segments())
+
+    def start(self) -> DLSN:
+        """The first position that is left."""
+        return self._runtime.run(self._inner.start())
+
+    def end(self) -> DLSN:
+        """The next position to read once everything committed up to now has been read: an exclusive end.
+
+        It lies in the first segment whose end is still open: what follows such a segment is not readable yet.
+        """
+        return self._runtime.run(self._inner.end())
+
+    def first_record(self) -> LogRecord:
+        """The first record that is left. Raises LogEmptyError."""
+        return self._runtime.run(self._inner.first_record())
+
+    def last_record(self, *, with_end_of_stream: bool = False) -> LogRecord:
+        """The last committed record. Raises LogEmptyError."""
+        return self._runtime.run(self._inner.last_record(with_end_of_stream=with_end_of_stream))
+
+    def first_dlsn(self) -> DLSN:
+        """Position of the first record that is left. Raises LogEmptyError."""
+        return self._runtime.run(self._inner.first_dlsn())
+
+    def first_txid(self) -> int:
+        """Transaction id of the first record that is left. Raises LogEmptyError."""
+        return self._runtime.run(self._inner.first_txid())
+
+    def last_dlsn(self) -> DLSN:
+        """Position of the last committed record (`end` is the one behind it). Raises LogEmptyError."""
+        return self._runtime.run(self._inner.last_dlsn())
+
+    def last_txid(self) -> int:
+        """Transaction id of the last committed record. Raises LogEmptyError."""
+        return self._runtime.run(self._inner.last_txid())
+
+    def is_sealed(self) -> bool:
+        """Whether an end-of-stream record is the last one."""
+        return self._runtime.run(self._inner.is_sealed())
+
+    def find_txid(self, txid: int) -> DLSN:
+        """The position of the first record with a transaction id of `txid` or above; the end if there is none yet.
+
+        Reads about log2(segments) segments' metadata and log2(entries) entries of one of them at most (P9), a few where
+        ids grow evenly, none where it begins a completed segment; `probes` counts.
+        Meaningful where transaction ids do not decrease, which writers ensure unless told not to.
+        """
+        return self._runtime.run(self._inner.find_txid(txid))
+
+    def find_sequence_id(self, sequence_id: int) -> DLSN:
+        """The position of the record with this sequence id, or of the first one left behind it; the end if none is yet.
+
+        Segments of metadata versions below 5 have no sequence ids; they are passed over.
+        """
+        return self._runtime.run(self._inner.find_sequence_id(sequence_id))
+
+    def position(self, start: DLSN | int | str) -> DLSN:
+        """What a start stands for: a DLSN or its text, a transaction id, "earliest", "last" or "latest".
+
+        Raises CallerError for what is none of these, LogNotFoundError.
+        """
+        return self._runtime.run(self._inner.position(start))
+
+    def record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
+        """How many records there are from `start` (what is left) to before `end` (all that is committed).
+
+        Whole segments are counted by their metadata. What truncation hides does not count.
+        """
+        return self._runtime.run(self._inner.record_count(start, end))
+
+    def sequence_id(self, dlsn: DLSN) -> int:
+        """The sequence id of the first record at or after `dlsn`: how many records the log had before it.
+
+        Meaningless below metadata version 5, as upstream's: a negative number that grows. Raises AlreadyTruncatedError
+        for a segment that was deleted.
+        """
+        return self._runtime.run(self._inner.sequence_id(dlsn))
+
+    # --- made up to here
