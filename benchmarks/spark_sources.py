@@ -28,7 +28,7 @@ from dlspark.core.codec.entries import decode_entries
 from dlspark.spark.datasource import DistributedLogDataSource
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.writer import BatchWriter
-from dlspark.spark.source.columns import record_batches
+from dlspark.spark.source.partition_reader import record_batches
 from dlspark.spark.source.schema import SCHEMA
 from metadata.sinks import job_sink
 

@@ -59,7 +59,7 @@ class DistributedLogDataSource(DataSource):
         return table_named(options.text(METADATA) or "").schema if options.given(METADATA) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from dlspark.spark.source.batch import batch_reader
+        from dlspark.spark.source.readers import batch_reader
 
         options, filters = self._settled(Scope.SOURCE_BATCH), _PUSHDOWN_MODULE in sys.modules
         table = requested(options)
@@ -75,7 +75,7 @@ class DistributedLogDataSource(DataSource):
         return batch_reader(options, schema, filters=filters)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from dlspark.spark.source.stream import RefusedStream, stream_reader
+        from dlspark.spark.source.readers import RefusedStream, stream_reader
 
         try:
             refuse_stream(Options(unpacked(self.options, Scope.SOURCE_STREAM), Scope.ANY))

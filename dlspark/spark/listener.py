@@ -38,7 +38,7 @@ from dlspark.core.metrics import Statistics
 from dlspark.core.metrics.lags import lags_of
 from dlspark.errors import CallerError
 from dlspark.spark.errors import OffsetError
-from dlspark.spark.source.lag import NO_LAG, Lag
+from dlspark.spark.source.extents import NO_LAG, Lag
 from dlspark.spark.source.offsets import BEHIND, Offsets
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from dlspark.core.settings import Settings
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.driver import SourceDriver
-from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.selection import SourceQuery
 from metadata.bookies import BookieAddress
 from metadata.ledgers import LedgerStore
@@ -94,7 +94,7 @@ class World:
         self._drivers.append(driver)
         return driver
 
-    async def view(self, name: str) -> LogView:
+    async def view(self, name: str) -> DriverLogView:
         return (await (await self.driver(log=name)).views())[name]
 
     async def create(self, name: str = "flights") -> str:

@@ -21,8 +21,8 @@ from dlspark.spark.metadata_tables import reader as reading
 from dlspark.spark.metadata_tables import registry as tables
 from dlspark.spark.metadata_tables.logs import Row
 from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.source.lag import NO_LAG, extent
-from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.driver_log_view import DriverLogView
+from dlspark.spark.source.extents import NO_LAG, extent
 from dlspark.spark.source.selection import Selection, selection_of
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.foundation.errors import MetadataUnavailableError
@@ -338,7 +338,7 @@ async def test_an_extent_is_what_a_walk_over_the_records_finds(world: World) -> 
 
 
 async def test_a_log_whose_writer_did_not_count_has_a_lag_without_records(world: World) -> None:
-    class Uncounted(LogView):
+    class Uncounted(DriverLogView):
         """Java's library can be set to write such logs (enableRecordCounts); ours cannot."""
 
         async def count(self, start: DLSN, end: DLSN) -> int:

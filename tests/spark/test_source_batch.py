@@ -19,8 +19,8 @@ from dlspark.core.sync.namespace import Namespace
 from dlspark.spark import register
 from dlspark.spark.connection import CONF_KEY
 from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.source.batch import batch_reader
 from dlspark.spark.source.partition_reader import LogPartition
+from dlspark.spark.source.readers import batch_reader
 from dlspark.spark.source.schema import SCHEMA
 from metadata.foundation.errors import CallerError
 

@@ -11,7 +11,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from dlspark.core.codec.entries import Compression, DecodedBatch, decode_entries, encode_entries
 from dlspark.core.codec.rows import MAX_TIMESTAMP_MS, timestamps
 from dlspark.spark.errors import SchemaError
-from dlspark.spark.source.columns import TARGET_BATCH_BYTES, TYPES, record_batches, select
+from dlspark.spark.source.partition_reader import TARGET_BATCH_BYTES, TYPES, record_batches, select
 from dlspark.spark.source.schema import SCHEMA, column_names
 
 NAMES = list(TYPES)

@@ -17,14 +17,14 @@ from dlspark.core.codec.entries import EntrySummary
 from dlspark.core.runtime import Runtime
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.source import log_view
+from dlspark.spark.source import driver_log_view
 from dlspark.spark.source.filters import Bounds
-from dlspark.spark.source.limits import NO_LIMITS, Limits
+from dlspark.spark.source.live_replicas import entries_without_replica
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.partition_reader import LogPartition, read_partition, shared_reader
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.segment_records import SegmentRecords
-from dlspark.spark.source.serving import orphans
+from dlspark.spark.source.selection import NO_BATCH_LIMITS, BatchLimits
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.logs import LogNotFoundError
 from metadata.segments import SegmentMetadata, TruncationStatus
@@ -171,7 +171,7 @@ async def test_a_plan_is_made_from_offsets_alone(world: World) -> None:
     name, _ = await mixed_log(world)
     driver = await world.driver(log=name)
     start = await driver.resolve(driver.query.start)
-    end = await driver.end_of_batch(start, Limits(9), None)
+    end = await driver.end_of_batch(start, BatchLimits(9), None)
     first = await driver.plan(start, end)
     await world.write(name, range(24, 40))
     replayed = await (await world.driver(log=name)).plan(
@@ -224,7 +224,7 @@ async def test_a_limit_is_exact_over_logs_and_all_of_them_get_on(world: World) -
     driver = await world.driver(subscribePattern="log-.*")
     position = await driver.resolve(driver.query.start)
     sizes = []
-    while (end := await driver.end_of_batch(position, Limits(8), None)) != position:
+    while (end := await driver.end_of_batch(position, BatchLimits(8), None)) != position:
         sizes.append(len(await read(await driver.plan(position, end))))
         if len(sizes) == 1:
             assert all(end[name] > position[name] for name in names)
@@ -241,10 +241,10 @@ async def test_a_target_is_not_passed_and_new_logs_wait(world: World) -> None:
     target = await driver.latest()
     await world.write(name, range(10, 20))
     await world.write(await world.create("log-2"), range(5))
-    end = await driver.end_of_batch(start, NO_LIMITS, target)
+    end = await driver.end_of_batch(start, NO_BATCH_LIMITS, target)
     assert end == target
-    assert await driver.end_of_batch(end, NO_LIMITS, target) == end
-    beyond = await driver.end_of_batch(end, NO_LIMITS, None)
+    assert await driver.end_of_batch(end, NO_BATCH_LIMITS, target) == end
+    beyond = await driver.end_of_batch(end, NO_BATCH_LIMITS, None)
     assert await read(await driver.plan(end, beyond)) == [*range(10, 20), *range(5)]
 
 
@@ -253,7 +253,7 @@ async def test_a_log_that_is_not_read_any_more_keeps_its_position(world: World) 
     await world.write(name, range(5))
     driver = await world.driver(log=name)
     start = Offsets({name: DLSN.INITIAL, "formerly": DLSN(3, 4, 5)})
-    end = await driver.end_of_batch(start, NO_LIMITS, None)
+    end = await driver.end_of_batch(start, NO_BATCH_LIMITS, None)
     assert end["formerly"] == DLSN(3, 4, 5)
     assert await read(await driver.plan(start, end)) == list(range(5))
 
@@ -293,8 +293,8 @@ async def test_a_skip_is_logged_once(world: World, caplog: pytest.LogCaptureFixt
     driver = await world.driver(log=name, failOnDataLoss="false")
     start = Offsets({name: places[2]})
     for _ in range(2):
-        await driver.plan(start, await driver.end_of_batch(start, NO_LIMITS, None))
-    warnings = [record.getMessage() for record in caplog.records if record.name == "dlspark.spark.source.losses"]
+        await driver.plan(start, await driver.end_of_batch(start, NO_BATCH_LIMITS, None))
+    warnings = [record.getMessage() for record in caplog.records if record.name == "dlspark.spark.source.data_loss"]
     assert len(warnings) == 1
     assert "failOnDataLoss is false" in warnings[0]
 
@@ -305,9 +305,9 @@ async def test_a_log_created_again_shorter_is_noticed(world: World) -> None:
     driver = await world.driver(log=name)
     ahead = Offsets({name: DLSN(4, 0, 0)})
     with pytest.raises(DataLossError, match="deleted and created again"):
-        await driver.end_of_batch(ahead, NO_LIMITS, None)
+        await driver.end_of_batch(ahead, NO_BATCH_LIMITS, None)
     tolerant = await world.driver(log=name, failOnDataLoss="false")
-    end = await tolerant.end_of_batch(ahead, NO_LIMITS, None)
+    end = await tolerant.end_of_batch(ahead, NO_BATCH_LIMITS, None)
     assert await read(await tolerant.plan(ahead, end)) == list(range(5))
 
 
@@ -318,11 +318,11 @@ async def test_a_deleted_log_is_data_loss(world: World) -> None:
     start = await driver.resolve(driver.query.start)
     end = await driver.latest()
     await world.namespace.delete_log(name)
-    for action in (lambda: driver.end_of_batch(start, NO_LIMITS, None), lambda: driver.plan(start, end)):
+    for action in (lambda: driver.end_of_batch(start, NO_BATCH_LIMITS, None), lambda: driver.plan(start, end)):
         with pytest.raises(DataLossError, match="does not exist any more"):
             await action()
     tolerant = await world.driver(log=name, failOnDataLoss="false")
-    assert await tolerant.end_of_batch(start, NO_LIMITS, None) == start
+    assert await tolerant.end_of_batch(start, NO_BATCH_LIMITS, None) == start
     assert await tolerant.plan(start, end) == []
 
 
@@ -351,13 +351,13 @@ async def test_a_closed_driver_says_so(world: World) -> None:
 def test_orphans_are_the_write_sets_without_a_living_node() -> None:
     metadata = LedgerMetadata(3, 2, 2, (Ensemble(0, ("a", "b", "c")), Ensemble(100, ("a", "b", "d"))))
     everyone = {"a", "b", "c", "d"}
-    assert orphans(metadata, 0, 200, everyone) == []
-    assert orphans(metadata, 0, 200, {"a", "b", "c"}) == []
-    assert orphans(metadata, 0, 200, {"a"}) == [1, 100]
-    assert orphans(metadata, 0, 99, {"a", "d"}) == [1]
-    assert orphans(metadata, 100, 200, {"a", "d"}) == []
-    assert orphans(metadata, 2, 3, {"a"}) == []
-    assert orphans(metadata, 0, 0, set()) == [0]
+    assert entries_without_replica(metadata, 0, 200, everyone) == []
+    assert entries_without_replica(metadata, 0, 200, {"a", "b", "c"}) == []
+    assert entries_without_replica(metadata, 0, 200, {"a"}) == [1, 100]
+    assert entries_without_replica(metadata, 0, 99, {"a", "d"}) == [1]
+    assert entries_without_replica(metadata, 100, 200, {"a", "d"}) == []
+    assert entries_without_replica(metadata, 2, 3, {"a"}) == []
+    assert entries_without_replica(metadata, 0, 0, set()) == [0]
 
 
 async def test_a_plan_that_no_node_can_serve_is_refused_with_the_nodes_names(world: World) -> None:
@@ -419,7 +419,7 @@ async def test_a_record_that_is_committed_while_the_tail_is_looked_at_ends_the_w
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer with the control record that is looked at tells of it; the next record may be a long time away."""
-    monkeypatch.setattr(log_view, "LONG_POLL_MS", 600_000)
+    monkeypatch.setattr(driver_log_view, "LONG_POLL_MS", 600_000)
     name = await world.create()
     await world.write(name, range(5), keep_open=True)
     driver = await world.driver(log=name)
@@ -516,7 +516,7 @@ async def test_a_query_is_told_how_far_it_is_behind_and_pays_nothing_where_it_is
     await world.write("late", range(1030, 1040), entry=5, keep_open=True)
     await world.write("fresh", range(7), keep_open=True)
     driver = await world.driver(subscribe="done,late,fresh")
-    end = await driver.end_of_batch(Offsets({}), NO_LIMITS, None)
+    end = await driver.end_of_batch(Offsets({}), NO_BATCH_LIMITS, None)
     assert await driver.lags(end) == {}
     probes = {name: view.probes.entries for name, view in (await driver.views()).items()}
     assert await driver.lags(end) == {}

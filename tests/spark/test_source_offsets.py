@@ -9,9 +9,8 @@ import pytest
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.source.limits import Limits
-from dlspark.spark.source.offsets import Bound, Mark, Offsets, parse_places
-from dlspark.spark.source.selection import AtTxid, Everywhere, PerLog, Selection, SourceQuery
+from dlspark.spark.source.offsets import LogIdentity, NamedOffset, Offsets, parse_offsets
+from dlspark.spark.source.selection import AtTxid, BatchLimits, Everywhere, PerLog, Selection, SourceQuery
 from metadata.foundation.errors import CallerError
 
 GOLDEN = '{"v": 1, "logs": {"aviation": "12:0:0", "flights": "3:1200:0"}}'
@@ -32,7 +31,7 @@ def test_the_optional_parts_are_golden_too_and_checkpoints_without_them_are_read
     )
     offsets = Offsets(
         {"flights": DLSN(3, 1200, 0), "aviation": DLSN(12, 0, 0)},
-        {"flights": Mark(3, 17), "aviation": Mark(11, 40)},
+        {"flights": LogIdentity(3, 17), "aviation": LogIdentity(11, 40)},
         {"flights": DLSN(1, 0, 0)},
     )
     assert json.dumps(offsets.stored()) == golden
@@ -43,9 +42,13 @@ def test_the_optional_parts_are_golden_too_and_checkpoints_without_them_are_read
 
 
 def test_a_log_has_moved_if_its_position_has_or_if_it_is_another_log() -> None:
-    start = Offsets({"a": DLSN(1, 5, 0), "b": DLSN(1, 5, 0), "c": DLSN(1, 5, 0)}, {"a": Mark(1, 7), "b": Mark(1, 8)})
+    start = Offsets(
+        {"a": DLSN(1, 5, 0), "b": DLSN(1, 5, 0), "c": DLSN(1, 5, 0)}, {"a": LogIdentity(1, 7), "b": LogIdentity(1, 8)}
+    )
     assert start.moved(start) == []
-    assert start.moved(Offsets(start.positions, {"a": Mark(1, 7), "b": Mark(1, 9), "c": Mark(1, 1)})) == ["b"]
+    assert start.moved(
+        Offsets(start.positions, {"a": LogIdentity(1, 7), "b": LogIdentity(1, 9), "c": LogIdentity(1, 1)})
+    ) == ["b"]
     assert start.moved(Offsets({**start, "a": DLSN(1, 6, 0), "d": DLSN(1, 0, 0)})) == ["a", "d"]
     assert start.moved(Offsets(start.positions)) == []
 
@@ -87,25 +90,25 @@ def test_a_checkpoint_with_something_else_is_an_error(stored: object, says: str)
 
 
 def test_places_are_bounds_or_positions_by_log() -> None:
-    assert parse_places("startingOffsets", " Earliest ") is Bound.EARLIEST
-    assert parse_places("startingOffsets", "latest") is Bound.LATEST
-    assert parse_places("startingOffsets", "-1") is Bound.LATEST
+    assert parse_offsets("startingOffsets", " Earliest ") is NamedOffset.EARLIEST
+    assert parse_offsets("startingOffsets", "latest") is NamedOffset.LATEST
+    assert parse_offsets("startingOffsets", "-1") is NamedOffset.LATEST
     mixed = '{"a": "3:1200:0", "b": "earliest", "c": -2, "d": -1, "e": "-1"}'
-    assert parse_places("startingOffsets", mixed) == (
+    assert parse_offsets("startingOffsets", mixed) == (
         {
             "a": DLSN(3, 1200, 0),
-            "b": Bound.EARLIEST,
-            "c": Bound.EARLIEST,
-            "d": Bound.LATEST,
-            "e": Bound.LATEST,
+            "b": NamedOffset.EARLIEST,
+            "c": NamedOffset.EARLIEST,
+            "d": NamedOffset.LATEST,
+            "e": NamedOffset.LATEST,
         },
         {},
     )
-    assert parse_places("startingOffsets", GOLDEN) == ({"aviation": DLSN(12, 0, 0), "flights": DLSN(3, 1200, 0)}, {})
+    assert parse_offsets("startingOffsets", GOLDEN) == ({"aviation": DLSN(12, 0, 0), "flights": DLSN(3, 1200, 0)}, {})
     in_progress = json.dumps({**json.loads(GOLDEN), "behind": {"flights": {"records": 1, "bytes": 2, "ms": None}}})
-    assert parse_places("startingOffsets", in_progress) == parse_places("startingOffsets", GOLDEN)
+    assert parse_offsets("startingOffsets", in_progress) == parse_offsets("startingOffsets", GOLDEN)
     from_checkpoint = '{"v": 1, "logs": {"a": "3:1:0"}, "ledgers": {"a": "3:17"}, "begin": {"a": "1:0:0"}}'
-    assert parse_places("startingOffsets", from_checkpoint) == ({"a": DLSN(3, 1, 0)}, {"a": Mark(3, 17)})
+    assert parse_offsets("startingOffsets", from_checkpoint) == ({"a": DLSN(3, 1, 0)}, {"a": LogIdentity(3, 17)})
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_places_are_bounds_or_positions_by_log() -> None:
 )
 def test_malformed_places_are_errors_that_name_the_option(text: str, says: str) -> None:
     with pytest.raises(OffsetError, match=says) as caught:
-        parse_places("startingOffsets", text)
+        parse_offsets("startingOffsets", text)
     assert "startingOffsets" in str(caught.value)
     assert len(str(caught.value)) < 500
     assert caught.value.advice
@@ -235,10 +238,10 @@ def test_a_log_name_that_cannot_exist_is_an_error(name: str) -> None:
 
 def test_defaults_read_everything_there_is() -> None:
     plain = query(path="a")
-    assert plain.start == Everywhere(Bound.EARLIEST)
-    assert plain.end == Everywhere(Bound.LATEST)
+    assert plain.start == Everywhere(NamedOffset.EARLIEST)
+    assert plain.end == Everywhere(NamedOffset.LATEST)
     assert plain.fail_on_data_loss
-    assert plain.limits == Limits(max_delay_ms=15 * 60_000)
+    assert plain.limits == BatchLimits(max_delay_ms=15 * 60_000)
     assert not plain.late_start_fails
     assert query(path="a", startingTimestamp="7").start == AtTxid(7, "startingTimestamp")
     times = '{"a": 7, "b": "1970-01-01T00:00:01Z"}'
@@ -267,7 +270,7 @@ def test_contradictions_of_streaming_queries_are_errors(raw: dict[str, str], say
 
 def test_limits_of_a_stream() -> None:
     raw = {"maxOffsetsPerTrigger": "9", "maxBytesPerTrigger": "1000", "minOffsetsPerTrigger": "3"}
-    assert query(Scope.SOURCE_STREAM, path="a", **raw).limits == Limits(9, 1000, 3, 15 * 60_000)
+    assert query(Scope.SOURCE_STREAM, path="a", **raw).limits == BatchLimits(9, 1000, 3, 15 * 60_000)
     assert query(Scope.SOURCE_STREAM, path="a", maxTriggerDelay="90s", **raw).limits.max_delay_ms == 90_000
 
 

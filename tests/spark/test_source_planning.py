@@ -23,20 +23,20 @@ from pyspark.sql.datasource import (
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
+from dlspark.spark.source.batch_ends import byte_shares, shares
 from dlspark.spark.source.filters import Bounds, push
-from dlspark.spark.source.limits import byte_shares, shares
-from dlspark.spark.source.planning import Span, clip, cut, partitions
+from dlspark.spark.source.planning import SegmentSpan, clip, cut, partitions
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from storage_node.client import LedgerLocation
 
 LEDGER = LedgerLocation(7, LedgerMetadata(3, 3, 2, (Ensemble(0, ("a", "b", "c")),)), {})
 
 
-def span(entries: int, entry_bytes: int = 1000, first: int = 0, log: str = "a", lssn: int = 1) -> Span:
-    return Span(log, lssn, LEDGER, first, 0, first + entries - 1, None, 0, True, entry_bytes)
+def span(entries: int, entry_bytes: int = 1000, first: int = 0, log: str = "a", lssn: int = 1) -> SegmentSpan:
+    return SegmentSpan(log, lssn, LEDGER, first, 0, first + entries - 1, None, 0, True, entry_bytes)
 
 
-def covered(parts: list[Span]) -> list[tuple[str, int, int, int]]:
+def covered(parts: list[SegmentSpan]) -> list[tuple[str, int, int, int]]:
     """Every (log, segment, entry, first slot) that is read, in order."""
     return [
         (part.log, part.lssn, entry, part.first_slot if entry == part.first_entry else 0)

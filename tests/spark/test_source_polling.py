@@ -15,13 +15,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.source import stream
-from dlspark.spark.source.lag import Lag
-from dlspark.spark.source.limits import Limits
-from dlspark.spark.source.offsets import Mark, Offsets
+from dlspark.spark.source import readers
+from dlspark.spark.source.extents import Lag
+from dlspark.spark.source.offsets import LogIdentity, Offsets
 from dlspark.spark.source.planning import Partition
-from dlspark.spark.source.selection import SourceQuery, Where
-from dlspark.spark.source.stream import StreamReader
+from dlspark.spark.source.readers import StreamReader
+from dlspark.spark.source.selection import BatchLimits, SourceQuery, Where
 
 
 def at(entry: int) -> Offsets:
@@ -45,14 +44,14 @@ class ToldDriver:
         self.newest = self.end
         return self.end
 
-    async def end_of_batch(self, start: Offsets, limits: Limits, target: Offsets | None) -> Offsets:
+    async def end_of_batch(self, start: Offsets, limits: BatchLimits, target: Offsets | None) -> Offsets:
         self.calls.append(f"end_of_batch limit={limits.max_records}")
         return await self.latest() if target is None else target
 
     async def lags(self, reached: Offsets) -> dict[str, Lag | None]:
         return {log: Lag(2, 300, 40) for log, end in self.end.items() if reached[log] < end}
 
-    async def wait_for_batch(self, start: Offsets, limits: Limits, timeout_s: float) -> Offsets:
+    async def wait_for_batch(self, start: Offsets, limits: BatchLimits, timeout_s: float) -> Offsets:
         self.calls.append("wait")
         return await self.latest()
 
@@ -77,7 +76,7 @@ def told() -> ToldDriver:
 
 @pytest.fixture
 def reader(told: ToldDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamReader]:
-    monkeypatch.setattr(stream, "ASKED_AGAIN_S", 10.0)
+    monkeypatch.setattr(readers, "ASKED_AGAIN_S", 10.0)
     options = Options(
         {"uri": "distributedlog://h:1/n", "log": "flights", "maxOffsetsPerTrigger": "7"}, Scope.SOURCE_STREAM
     )
@@ -104,7 +103,7 @@ def test_the_answer_is_held_back_only_when_spark_asks_again_at_once(reader: Stre
 def test_a_query_that_was_busy_in_between_is_never_held_up(
     reader: StreamReader, told: ToldDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "ASKED_AGAIN_S", 0.0)
+    monkeypatch.setattr(readers, "ASKED_AGAIN_S", 0.0)
     for _ in range(5):
         reader.latestOffset(at(10).stored(), ReadAllAvailable())
     assert "wait" not in told.calls
@@ -162,7 +161,7 @@ def test_a_first_batch_without_news_keeps_the_begin_too_and_is_the_same_text_whe
 def test_a_checkpoint_from_before_logs_had_marks_is_answered_with_its_own_text_while_nothing_is_new(
     reader: StreamReader, told: ToldDriver
 ) -> None:
-    told.end = Offsets(at(10).positions, {"flights": Mark(1, 17)})
+    told.end = Offsets(at(10).positions, {"flights": LogIdentity(1, 17)})
     old = at(10).stored()
     assert json.dumps(reader.latestOffset(old, ReadAllAvailable())) == json.dumps(old)
 
@@ -222,13 +221,13 @@ def test_before_the_first_batch_only_the_position_is_reported(reader: StreamRead
 def test_a_second_sigterm_neither_waits_for_the_first_ones_handler_nor_cuts_the_end_off() -> None:
     program = textwrap.dedent("""
         import os, signal, sys
-        from dlspark.spark.source import stream
+        from dlspark.spark.source import readers
 
         def again(frame, event, argument):
             if event == "call" and frame.f_code.co_name == "notify_all":  # the handler holds a lock
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        stream._exit_on_sigterm()
+        readers._exit_on_sigterm()
         sys.setprofile(again)
         try:
             os.kill(os.getpid(), signal.SIGTERM)

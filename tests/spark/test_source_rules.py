@@ -27,14 +27,13 @@ from dlspark.spark.errors import (
     UnreachableEndDataLossError,
 )
 from dlspark.spark.options.registry import Scope
-from dlspark.spark.source import lag
+from dlspark.spark.source import extents
 from dlspark.spark.source.driver import SourceDriver
+from dlspark.spark.source.extents import advance_bytes, bytes_between, extent, next_entry_bytes
 from dlspark.spark.source.filters import Bounds
-from dlspark.spark.source.lag import extent
-from dlspark.spark.source.limits import NO_LIMITS, Limits
-from dlspark.spark.source.log_bytes import advance_bytes, bytes_between, next_entry_bytes
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.segment_records import SegmentRecords
+from dlspark.spark.source.selection import NO_BATCH_LIMITS, BatchLimits
 from metadata.segments import SegmentMetadata, TruncationStatus
 
 
@@ -95,7 +94,7 @@ async def recreated(world: World, driver: SourceDriver) -> Offsets:
     name = await world.create()
     await world.write(name, range(12), entry=4)
     begin = await driver.resolve(driver.query.start)
-    end = through_checkpoint(await driver.end_of_batch(begin, NO_LIMITS, None))
+    end = through_checkpoint(await driver.end_of_batch(begin, NO_BATCH_LIMITS, None))
     await world.namespace.delete_log(name)
     await world.create(name)
     await world.write(name, range(100, 140), entry=4)
@@ -108,7 +107,7 @@ async def test_a_log_created_again_and_grown_past_the_position_is_refused(world:
     fresh = await world.driver(log="flights")
     for one in (driver, fresh):
         with pytest.raises(RecreatedDataLossError, match="deleted and created again") as caught:
-            await one.end_of_batch(end, NO_LIMITS, None)
+            await one.end_of_batch(end, NO_BATCH_LIMITS, None)
         assert isinstance(caught.value, DataLossError)
         assert (caught.value.log, str(caught.value.dlsn)) == ("flights", str(end["flights"]))
         assert "failOnDataLoss" in str(caught.value)
@@ -123,7 +122,7 @@ async def test_a_log_created_again_is_read_from_its_beginning_where_loss_is_allo
 ) -> None:
     driver = await world.driver(log="flights", failOnDataLoss="false")
     old = await recreated(world, driver)
-    end = await driver.end_of_batch(old, NO_LIMITS, None)
+    end = await driver.end_of_batch(old, NO_BATCH_LIMITS, None)
     assert await read(await driver.plan(old, end)) == list(range(100, 140))
     assert not old.moved(old)
     assert old.moved(end)
@@ -142,7 +141,7 @@ async def test_a_log_created_again_with_as_many_records_is_a_batch_although_its_
     await world.namespace.delete_log(name)
     await world.create(name)
     await world.write(name, range(50, 55))
-    end = await driver.end_of_batch(old, NO_LIMITS, None)
+    end = await driver.end_of_batch(old, NO_BATCH_LIMITS, None)
     assert end.positions == old.positions
     assert json.dumps(end.stored()) != json.dumps(old.stored())
     assert await read(await driver.plan(old, end)) == list(range(50, 55))
@@ -153,11 +152,11 @@ async def test_a_checkpoint_without_marks_is_read_on_and_gets_them_with_its_next
     await world.write(name, range(5))
     driver = await world.driver(log=name)
     old = Offsets((await driver.latest()).positions)
-    assert await driver.end_of_batch(old, NO_LIMITS, None) == old
+    assert await driver.end_of_batch(old, NO_BATCH_LIMITS, None) == old
     await world.write(name, range(5, 9))
-    end = await driver.end_of_batch(old, NO_LIMITS, None)
+    end = await driver.end_of_batch(old, NO_BATCH_LIMITS, None)
     assert await read(await driver.plan(old, end)) == list(range(5, 9))
-    assert end.marks.keys() == {name}
+    assert end.identities.keys() == {name}
 
 
 async def test_marks_stay_true_while_segments_roll_end_and_are_truncated(world: World) -> None:
@@ -165,16 +164,16 @@ async def test_marks_stay_true_while_segments_roll_end_and_are_truncated(world: 
     name = await world.create()
     driver = await world.driver(log=name)
     position = await driver.resolve(driver.query.start)
-    assert position.marks == {}, "of an empty log nothing was read"
+    assert position.identities == {}, "of an empty log nothing was read"
     found: list[int] = []
     for part in range(6):
         await world.write(name, range(10 * part, 10 * part + 10), entry=3, keep_open=part % 2 == 0)
         if part == 4:
             await world.truncate(name, 0, TruncationStatus.TRUNCATED)
-        end = through_checkpoint(await driver.end_of_batch(position, Limits(7), None))
+        end = through_checkpoint(await driver.end_of_batch(position, BatchLimits(7), None))
         found += await read(await driver.plan(position, end))
         position = end
-    while position.moved(end := await driver.end_of_batch(position, NO_LIMITS, None)):
+    while position.moved(end := await driver.end_of_batch(position, NO_BATCH_LIMITS, None)):
         found += await read(await driver.plan(position, end))
         position = end
     assert found == list(range(60))
@@ -196,10 +195,10 @@ async def test_truncation_and_deletion_have_errors_of_their_own(world: World) ->
     start = Offsets({name: DLSN(1, 2, 0)})
     await world.truncate(name, 0, TruncationStatus.TRUNCATED)
     with pytest.raises(TruncatedDataLossError, match="now begins at 2:0:0"):
-        await driver.end_of_batch(start, NO_LIMITS, None)
+        await driver.end_of_batch(start, NO_BATCH_LIMITS, None)
     await world.namespace.delete_log(name)
     with pytest.raises(DeletedDataLossError, match="does not exist any more"):
-        await driver.end_of_batch(start, NO_LIMITS, None)
+        await driver.end_of_batch(start, NO_BATCH_LIMITS, None)
 
 
 async def test_a_segment_deleted_after_the_plan_is_data_loss_in_the_task(world: World) -> None:
@@ -229,18 +228,18 @@ async def test_a_frozen_end_is_verified_before_each_batch(world: World) -> None:
         await world.write(name, range(10), entry=2)
     driver = await world.driver(subscribePattern="log-.*")
     start, target = await driver.resolve(driver.query.start), await driver.latest()
-    reached = await driver.end_of_batch(start, Limits(4), target)
+    reached = await driver.end_of_batch(start, BatchLimits(4), target)
     # One that the query has no position in yet is looked at, too.
-    nowhere = Offsets({names[0]: reached[names[0]]}, {names[0]: reached.marks[names[0]]})
+    nowhere = Offsets({names[0]: reached[names[0]]}, {names[0]: reached.identities[names[0]]})
     await world.namespace.delete_log(names[1])
     with pytest.raises(DeletedDataLossError):
-        await driver.end_of_batch(nowhere, Limits(4), target)
+        await driver.end_of_batch(nowhere, BatchLimits(4), target)
     await world.create(names[1])
     await world.write(names[1], range(50), entry=2)
     with pytest.raises(RecreatedDataLossError):
-        await driver.end_of_batch(nowhere, Limits(4), target)
+        await driver.end_of_batch(nowhere, BatchLimits(4), target)
     tolerant = await world.driver(subscribePattern="log-.*", failOnDataLoss="false")
-    end = await tolerant.end_of_batch(nowhere, NO_LIMITS, target)
+    end = await tolerant.end_of_batch(nowhere, NO_BATCH_LIMITS, target)
     assert end[names[0]] == target[names[0]]
     assert names[1] not in end
 
@@ -252,11 +251,11 @@ async def test_a_frozen_end_that_the_log_does_not_have_is_refused(world: World) 
     start = await driver.resolve(driver.query.start)
     target = Offsets({name: DLSN(1, 900, 0)})
     with pytest.raises(UnreachableEndDataLossError, match="before the end that was fixed when the query began"):
-        await driver.end_of_batch(start, NO_LIMITS, target)
+        await driver.end_of_batch(start, NO_BATCH_LIMITS, target)
     tolerant = await world.driver(log=name, failOnDataLoss="false")
-    end = await tolerant.end_of_batch(start, NO_LIMITS, target)
+    end = await tolerant.end_of_batch(start, NO_BATCH_LIMITS, target)
     assert await read(await tolerant.plan(start, end)) == list(range(10))
-    assert not end.moved(await tolerant.end_of_batch(end, NO_LIMITS, target)), "it ends"
+    assert not end.moved(await tolerant.end_of_batch(end, NO_BATCH_LIMITS, target)), "it ends"
 
 
 # ---------------------------------------------------------------------- limits
@@ -306,7 +305,7 @@ async def test_the_bytes_of_a_lag_are_those_of_the_entries_that_were_not_read(
     end = await view.latest()
     exact = await bytes_between(view, small, end)
     assert (await extent(view, small, end)).bytes == exact
-    monkeypatch.setattr(lag, "MAX_LEDGERS", 3)  # of the six between the first and the last, which are alike
+    monkeypatch.setattr(extents, "MAX_LEDGERS", 3)  # of the six between the first and the last, which are alike
     assert (await extent(view, small, end)).bytes == exact
 
 
@@ -323,7 +322,7 @@ async def test_a_limit_of_bytes_is_kept_and_starves_no_log(world: World) -> None
     target = await driver.latest()
     served: list[set[str]] = []
     rows: list[int] = []
-    while position.moved(end := await driver.end_of_batch(position, Limits(max_bytes=limit), target)):
+    while position.moved(end := await driver.end_of_batch(position, BatchLimits(max_bytes=limit), target)):
         sizes = {log: await bytes_between(views[log], position[log], end[log]) for log in end}
         assert sum(sizes.values()) <= limit
         served.append({log for log, size in sizes.items() if size})
@@ -340,7 +339,7 @@ async def test_an_entry_above_the_limit_is_a_batch_of_its_own(world: World) -> N
     driver = await world.driver(log=name)
     position = await driver.resolve(driver.query.start)
     sizes = []
-    while position.moved(end := await driver.end_of_batch(position, Limits(max_bytes=1), None)):
+    while position.moved(end := await driver.end_of_batch(position, BatchLimits(max_bytes=1), None)):
         sizes.append(len(await read(await driver.plan(position, end))))
         position = end
     assert sizes == [20, 20, 20], "and control records behind it make none"
@@ -351,10 +350,10 @@ async def test_limits_of_records_and_of_bytes_hold_together(world: World) -> Non
     await world.write(name, range(100), entry=2)
     driver = await world.driver(log=name)
     start = await driver.resolve(driver.query.start)
-    by_records = await driver.end_of_batch(start, Limits(9, 1 << 20), None)
+    by_records = await driver.end_of_batch(start, BatchLimits(9, 1 << 20), None)
     assert await read(await driver.plan(start, by_records)) == list(range(9))
     one = await next_entry_bytes((await driver.views())[name], start[name], by_records[name])
-    by_bytes = await driver.end_of_batch(start, Limits(9, 3 * one), None)
+    by_bytes = await driver.end_of_batch(start, BatchLimits(9, 3 * one), None)
     assert await read(await driver.plan(start, by_bytes)) == list(range(6))
 
 
@@ -362,7 +361,7 @@ async def test_fewer_records_than_the_minimum_wait_until_the_delay_is_over(world
     name = await world.create()
     await world.write(name, range(3))
     driver = await world.driver(log=name)
-    limits = Limits(min_records=10, max_delay_ms=60_000)
+    limits = BatchLimits(min_records=10, max_delay_ms=60_000)
     start = await driver.resolve(driver.query.start)
     first = await driver.end_of_batch(start, limits, None)
     assert start.moved(first), "a query that starts does not wait"
@@ -385,7 +384,7 @@ async def test_the_minimum_does_not_hold_an_available_now_query_up(world: World)
     name = await world.create()
     await world.write(name, range(12))
     driver = await world.driver(log=name)
-    limits = Limits(max_records=5, min_records=5, max_delay_ms=60_000)
+    limits = BatchLimits(max_records=5, min_records=5, max_delay_ms=60_000)
     position, target = await driver.resolve(driver.query.start), await driver.latest()
     sizes = []
     while position.moved(end := await driver.end_of_batch(position, limits, target)):
@@ -471,12 +470,12 @@ async def test_a_log_that_comes_under_a_pattern_wakes_the_query(world: World, fo
     driver = await world.driver(subscribePattern=f"{folder}log-.*")
     start = await driver.resolve(driver.query.start)
     for name in (f"{folder}log-1", f"{folder}log-2"):
-        waiting = asyncio.ensure_future(driver.wait_for_batch(start, NO_LIMITS, 600))
+        waiting = asyncio.ensure_future(driver.wait_for_batch(start, NO_BATCH_LIMITS, 600))
         await asyncio.sleep(0)
         await world.write(await world.create(name), range(5))
         end = await asyncio.wait_for(waiting, 60)
         while name not in end:  # woken by the log before its records were there
-            end = await asyncio.wait_for(driver.wait_for_batch(start, NO_LIMITS, 600), 60)
+            end = await asyncio.wait_for(driver.wait_for_batch(start, NO_BATCH_LIMITS, 600), 60)
         assert await read(await driver.plan(start, end)) == list(range(5))
         start = end
 

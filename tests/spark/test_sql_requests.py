@@ -29,8 +29,8 @@ from dlspark.spark.catalog.tables import (
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.registry import OPTIONS, Options, Scope
 from dlspark.spark.source.driver import Take
+from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.filters import Bounds
-from dlspark.spark.source.log_view import LogView
 from metadata.foundation.errors import InvariantViolation
 from metadata.memory import MemoryStore
 from metadata.segments import TruncationStatus
@@ -547,7 +547,7 @@ async def test_aggregates_that_metadata_does_not_tell_are_not_answered(world: Wo
         assert await asked({"function": "count"}, unknown) is None, unknown
 
 
-class Uncounted(LogView):
+class Uncounted(DriverLogView):
     """A log whose writer kept no record counts, as this library's never is: what the view says of it."""
 
     async def count(self, start: DLSN, end: DLSN) -> int:

@@ -10,10 +10,9 @@ import pytest
 
 from dlspark.spark import worker_memory
 from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.source.batch import BatchReader, FilteringBatchReader
 from dlspark.spark.source.partition_reader import LogPartition
+from dlspark.spark.source.readers import BatchReader, FilteringBatchReader, StreamReader
 from dlspark.spark.source.selection import SourceQuery
-from dlspark.spark.source.stream import StreamReader
 from dlspark.spark.worker_memory import DAEMON, FREEZE_AT, begin_use, due, main_module
 from storage_node.settings.client import ClientSettings
 

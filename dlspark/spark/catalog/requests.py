@@ -39,7 +39,7 @@ from dlspark.spark.metadata_tables.registry import TABLES, MetadataTable, table_
 from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.driver import SourceDriver
-from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.offsets import parse_dlsn
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import SourceQuery
@@ -216,7 +216,7 @@ class Catalog:
     async def _as_of(self, handle: TableHandle, version: str) -> TableHandle:
         """The table up to and with the record that is named, which must be there."""
         record = parse_dlsn(version, "VERSION AS OF")
-        view = await LogView.open(self._namespace, str(handle.log))
+        view = await DriverLogView.open(self._namespace, str(handle.log))
         try:
             latest = await view.latest()
             if record >= latest:

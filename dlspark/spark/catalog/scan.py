@@ -29,9 +29,9 @@ from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
 from dlspark.spark.catalog.tables import Json
 from dlspark.spark.errors import OptionError
 from dlspark.spark.source.driver import SourceDriver, Take
+from dlspark.spark.source.driver_log_view import DriverLogView
+from dlspark.spark.source.extents import extent
 from dlspark.spark.source.filters import Bounds, push
-from dlspark.spark.source.lag import extent
-from dlspark.spark.source.log_view import LogView
 from metadata.foundation.errors import InvariantViolation
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -110,7 +110,7 @@ def _value(value: object) -> object:
 class Rows:
     """The rows of one read of one log: user records from `begin` to before `end`."""
 
-    view: LogView
+    view: DriverLogView
     begin: DLSN
     end: DLSN
 

@@ -21,8 +21,8 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.segments import first_active, is_truncated
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.errors import DistributedLogError
-from dlspark.spark.source.lag import NOTHING, Extent, extent
-from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.driver_log_view import DriverLogView
+from dlspark.spark.source.extents import NOTHING, Extent, extent
 from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError, NoAuthError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.logs import LogNotFoundError, TruncationStatus
@@ -193,8 +193,8 @@ class LogRows:
     # ------------------------------------------------------------------ asking
 
     @asynccontextmanager
-    async def _viewed(self, name: str) -> AsyncIterator[LogView]:
-        view = await LogView.open(self._namespace, name)
+    async def _viewed(self, name: str) -> AsyncIterator[DriverLogView]:
+        view = await DriverLogView.open(self._namespace, name)
         try:
             yield view
         finally:

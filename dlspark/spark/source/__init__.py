@@ -1,1 +1,21 @@
-"""Reading with Spark, batch and streaming: where logs begin and end, plans for tasks, and the tasks."""
+"""Reading with Spark, batch and streaming.
+
+The way of a batch, file by file:
+
+1. `selection` reads the options: which logs (`Selection`), from where to where, and the limits of a micro-batch.
+   `offsets` is the form of positions in options and in Spark's checkpoint; `schema` is the columns.
+2. `readers` has the classes that Spark calls. A batch read plans once; a stream asks for the end of each micro-batch
+   first. What filters leave is in `filters`.
+3. On the driver `driver` holds the ZooKeeper session and a `driver_log_view` of each log: where it begins and ends, and
+   what lies between. That counts records by `segment_records`, and bytes and time by `extents`. `folder_watch` wakes
+   the query for new logs of a pattern.
+4. `batch_ends` decides how far a micro-batch goes. `data_loss` decides what becomes of a position that is not there any
+   more (I8), and `query_cursor` publishes how far the query has come.
+5. `planning` cuts the ranges of segments into partitions; `live_replicas` refuses a plan that storage nodes cannot
+   serve.
+6. In a task `partition_reader` fetches the entries of its partition from storage nodes, decodes them and yields record
+   batches.
+
+A task has no ZooKeeper session: what it imports (`readers`, `partition_reader`, `planning`, `selection`, `filters`,
+`offsets`, `schema`) must not import the driver's side.
+"""

@@ -1,4 +1,7 @@
-"""How far a micro-batch goes: up to the logs' ends, or a frozen end, or what limits and a minimum leave of that."""
+"""How far a micro-batch goes: up to the logs' ends, or a frozen end, or what limits and a minimum leave of that.
+
+`BatchEnds` asks the logs; `shares` and `byte_shares` divide a limit over logs, of which none starves. These are pure.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,31 @@ from typing import TypeAlias, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OptionError, UnreachableEndDataLossError
-from dlspark.spark.source.limits import Limits, byte_shares, shares
-from dlspark.spark.source.log_bytes import advance_bytes, bytes_between, next_entry_bytes
-from dlspark.spark.source.log_view import LogView
-from dlspark.spark.source.losses import Losses
+from dlspark.spark.source.data_loss import DataLossPolicy
+from dlspark.spark.source.driver_log_view import DriverLogView
+from dlspark.spark.source.extents import advance_bytes, bytes_between, next_entry_bytes
 from dlspark.spark.source.offsets import Offsets
+from dlspark.spark.source.selection import BatchLimits
+from metadata.foundation.errors import check
 
-Views: TypeAlias = Mapping[str, LogView]
+Views: TypeAlias = Mapping[str, DriverLogView]
 _T = TypeVar("_T")
 
 
 class BatchEnds:
     """One query's: it knows whose turn it is, and when the last batch was made. `now_s` is a monotonic clock."""
 
-    def __init__(self, losses: Losses, now_s: Callable[[], float]) -> None:
-        self._losses = losses
+    def __init__(self, data_loss: DataLossPolicy, now_s: Callable[[], float]) -> None:
+        self._data_loss = data_loss
         self._now_s = now_s
         self._turn = 0
         self._last_batch_s: float | None = None
         self.due_in_s: float | None = None
         """If the last answer held back a batch that was too small: how long until it will not be any more."""
 
-    async def end(self, views: Views, start: Offsets, ends: Mapping[str, DLSN], limits: Limits, wait: bool) -> Offsets:
+    async def end(
+        self, views: Views, start: Offsets, ends: Mapping[str, DLSN], limits: BatchLimits, wait: bool
+    ) -> Offsets:
         """The end of the next batch, `start` if there is none: from `start` to `ends`, which `views` have, or less.
 
         A log that is gone, or not selected any more, keeps its position, so that nothing is lost if it comes back. With
@@ -37,7 +43,7 @@ class BatchEnds:
         """
         self.due_in_s = None
         begins = await gathered(
-            {log: self._losses.begin(views[log], start.get(log), start.marks.get(log)) for log in ends}
+            {log: self._data_loss.begin(views[log], start.get(log), start.identities.get(log)) for log in ends}
         )
         news = {log: end for log, end in ends.items() if end > begins[log]}
         if news and (limits.max_records is not None or (wait and limits.min_records is not None)):
@@ -48,12 +54,12 @@ class BatchEnds:
             return start
         self._last_batch_s = self._now_s()
         self._turn += 1
-        marks = {log: mark for log, end in news.items() if (mark := views[log].mark(end)) is not None}
-        kept = {log: mark for log, mark in start.marks.items() if log not in news}
-        return Offsets({**start, **news}, {**kept, **marks})
+        identities = {log: identity for log, end in news.items() if (identity := views[log].identity(end)) is not None}
+        kept = {log: identity for log, identity in start.identities.items() if log not in news}
+        return Offsets({**start, **news}, {**kept, **identities})
 
     async def _by_records(
-        self, views: Views, begins: Mapping[str, DLSN], ends: Mapping[str, DLSN], limits: Limits, wait: bool
+        self, views: Views, begins: Mapping[str, DLSN], ends: Mapping[str, DLSN], limits: BatchLimits, wait: bool
     ) -> dict[str, DLSN]:
         counts = await gathered({log: views[log].count(begins[log], end) for log, end in ends.items()})
         if wait and self._too_few(sum(counts.values()), limits):
@@ -70,7 +76,7 @@ class BatchEnds:
                 found[log] = await views[log].advance(begins[log], end, taken)
         return found
 
-    def _too_few(self, count: int, limits: Limits) -> bool:
+    def _too_few(self, count: int, limits: BatchLimits) -> bool:
         """Whether the batch waits for more records. The first batch of a query that starts never does."""
         if limits.min_records is None or count >= limits.min_records or self._last_batch_s is None:
             return False
@@ -100,21 +106,21 @@ class BatchEnds:
         """The ends that an AvailableNow query fixed when it began, verified: each must still be there to be reached."""
         ends: dict[str, DLSN] = {}
         for log, position in target.items():
-            view, mark = views.get(log), target.marks.get(log)
+            view, identity = views.get(log), target.identities.get(log)
             if view is None:
-                self._losses.deleted(log, position, "it is left out")
-            elif mark is not None and view.differs(mark):
-                self._losses.recreated(log, position, mark, "it is left out")
+                self._data_loss.deleted(log, position, "it is left out")
+            elif identity is not None and view.differs(identity):
+                self._data_loss.recreated(log, position, identity, "it is left out")
             elif await view.beyond_end(position):
                 ends[log] = await view.latest()
                 what = f"the log ends at {ends[log]}, before the end that was fixed when the query began"
-                self._losses.lost(UnreachableEndDataLossError, log, position, what, f"the query ends at {ends[log]}")
+                self._data_loss.lost(UnreachableEndDataLossError, log, position, what, f"the query ends at {ends[log]}")
             else:
                 ends[log] = position
         return ends
 
 
-async def _only_control(view: LogView, start: DLSN, end: DLSN) -> bool:
+async def _only_control(view: DriverLogView, start: DLSN, end: DLSN) -> bool:
     """Whether no user record lies between two positions; unknown where the writer did not count counts as no."""
     try:
         return await view.count(start, end) == 0
@@ -126,3 +132,52 @@ async def gathered(questions: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
     """The answers to questions that were asked of several logs at the same time."""
     answers = await asyncio.gather(*questions.values())
     return dict(zip(questions, answers, strict=True))
+
+
+def shares(limit: int, available: Mapping[str, int], turn: int = 0) -> dict[str, int]:
+    """Divide `limit` records over logs that have `available` ones: in proportion, but at least one each (none starves).
+
+    The shares sum to exactly min(limit, all available). If the limit is below the number of logs with news, that many
+    take one record each, beginning with the one at `turn`, so that a caller that counts `turn` up serves all of them.
+    """
+    waiting = {log: count for log, count in sorted(available.items()) if count > 0}
+    total = sum(waiting.values())
+    if total <= limit:
+        return waiting
+    if limit <= len(waiting):
+        names = list(waiting)
+        return {names[(turn + i) % len(names)]: 1 for i in range(limit)}
+    given = {log: max(1, limit * count // total) for log, count in waiting.items()}
+    left = limit - sum(given.values())
+    by_remainder = sorted(waiting, key=lambda log: (-(limit * waiting[log] % total), log))
+    by_size = sorted(given, key=lambda log: (-given[log], log))
+    while left > 0:
+        for log in by_remainder:
+            if left > 0 and given[log] < waiting[log]:
+                given[log] += 1
+                left -= 1
+    while left < 0:
+        for log in by_size:
+            if left < 0 and given[log] > 1:
+                given[log] -= 1
+                left += 1
+    check(sum(given.values()) == limit, "the shares of a trigger do not sum to its limit")
+    return given
+
+
+def byte_shares(limit: int, available: Mapping[str, int], first: Mapping[str, int], turn: int = 0) -> dict[str, int]:
+    """Divide `limit` bytes over logs that have `available` ones, of which only whole entries can be taken.
+
+    `first` is the size of each log's next entry. As many logs as there is room for get that, beginning with the one at
+    `turn`, which gets it even if it is larger than the limit: so each log is served in its turn, whatever its entries
+    and those of the others are. What is left is divided in proportion. Only a single entry ever exceeds the limit.
+    """
+    names = sorted(log for log, count in available.items() if count > 0)
+    given: dict[str, int] = {}
+    left = limit
+    for name in (names[(turn + i) % len(names)] for i in range(len(names))):
+        if not given or first[name] <= left:
+            given[name] = first[name]
+            left -= first[name]
+    more = shares(max(left, 0), {log: available[log] - size for log, size in given.items()}, turn) if left > 0 else {}
+    return {log: size + more.get(log, 0) for log, size in given.items()}

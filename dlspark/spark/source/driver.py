@@ -25,18 +25,17 @@ from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLos
 from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.options.client_settings import namespace_settings
 from dlspark.spark.options.values import shown
-from dlspark.spark.source.arrivals import Arrivals, logs_in
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
-from dlspark.spark.source.cursors import Cursors
+from dlspark.spark.source.data_loss import DataLossPolicy
+from dlspark.spark.source.driver_log_view import DriverLogView
+from dlspark.spark.source.extents import NO_LAG, Lag, extent
 from dlspark.spark.source.filters import Bounds
-from dlspark.spark.source.lag import NO_LAG, Lag, extent
-from dlspark.spark.source.limits import Limits
-from dlspark.spark.source.log_view import LogView
-from dlspark.spark.source.losses import Losses
-from dlspark.spark.source.offsets import Bound, Mark, Offsets, Place
-from dlspark.spark.source.planning import Partition, Span, clip, cut, partitions
-from dlspark.spark.source.selection import AtTxid, Everywhere, PerLog, SourceQuery, Where
-from dlspark.spark.source.serving import check_served
+from dlspark.spark.source.folder_watch import FolderWatch, logs_in
+from dlspark.spark.source.live_replicas import check_live_replicas
+from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, Offsets
+from dlspark.spark.source.planning import Partition, SegmentSpan, clip, cut, partitions
+from dlspark.spark.source.query_cursor import QueryCursor
+from dlspark.spark.source.selection import AtTxid, BatchLimits, Everywhere, PerLog, SourceQuery, Where
 from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
 from metadata.log_admin import LogAdmin
@@ -84,11 +83,11 @@ class SourceDriver:
             AsyncNamespace.open, settings=namespace_settings(dict(query.client_settings)) or None
         )
         self._namespace: AsyncNamespace | None = None
-        self._views: dict[str, LogView] = {}
-        self._losses = Losses(query.fail_on_data_loss)
-        self._ends = BatchEnds(self._losses, now_s)
-        self._cursors: Cursors | None = None
-        self._arrivals: Arrivals | None = None
+        self._views: dict[str, DriverLogView] = {}
+        self._data_loss = DataLossPolicy(query.fail_on_data_loss)
+        self._ends = BatchEnds(self._data_loss, now_s)
+        self._query_cursor: QueryCursor | None = None
+        self._folder_watch: FolderWatch | None = None
         self.newest: Offsets | None = None
         """What `latest` last found."""
 
@@ -101,9 +100,9 @@ class SourceDriver:
         views, self._views = self._views, {}
         for view in views.values():
             await view.close()
-        arrivals, self._arrivals = self._arrivals, None
-        if arrivals is not None:
-            await arrivals.close()
+        folder_watch, self._folder_watch = self._folder_watch, None
+        if folder_watch is not None:
+            await folder_watch.close()
         if self._namespace is not None:
             await self._namespace.close()
             self._namespace = None
@@ -115,7 +114,7 @@ class SourceDriver:
 
     # ------------------------------------------------------------------ logs
 
-    async def views(self) -> dict[str, LogView]:
+    async def views(self) -> dict[str, DriverLogView]:
         """The selected logs that exist now."""
         namespace = self._opened()
         selection = self.query.selection
@@ -127,13 +126,13 @@ class SourceDriver:
             await self._views.pop(gone).close()
         new = [name for name in names if name not in self._views]
         for name, view in zip(
-            new, await asyncio.gather(*(_existing(LogView.open(namespace, n)) for n in new)), strict=True
+            new, await asyncio.gather(*(_existing(DriverLogView.open(namespace, n)) for n in new)), strict=True
         ):
             if view is not None:
                 self._views[name] = view
         return dict(sorted(self._views.items()))
 
-    async def required_views(self) -> dict[str, LogView]:
+    async def required_views(self) -> dict[str, DriverLogView]:
         """The selected logs; an error if one that is named is missing."""
         found = await self.views()
         missing = [name for name in self.query.selection.names if name not in found]
@@ -170,61 +169,61 @@ class SourceDriver:
         """The position in each log that options ask for."""
         found = await self.required_views()
         if isinstance(where, PerLog):
-            foreign = [name for name in where.places if name not in found]
+            foreign = [name for name in where.offsets if name not in found]
             if foreign:
                 raise OffsetError(
                     f"Option {where.option} has a position for {', '.join(foreign)}, which the query does not read",
                     advice="Remove it, or widen the pattern",
                 )
-        places = await gathered({name: self._resolve_one(view, where, ending) for name, view in found.items()})
-        marks = {name: found[name].mark(position) for name, position in places.items()}
-        return Offsets(places, _known(marks))
+        offsets = await gathered({name: self._resolve_one(view, where, ending) for name, view in found.items()})
+        identities = {name: found[name].identity(position) for name, position in offsets.items()}
+        return Offsets(offsets, _known(identities))
 
-    async def _resolve_one(self, view: LogView, where: Where, ending: bool) -> DLSN:
-        place: Place | AtTxid
+    async def _resolve_one(self, view: DriverLogView, where: Where, ending: bool) -> DLSN:
+        offset: GivenOffset | AtTxid
         if isinstance(where, PerLog):
-            place = where.places.get(view.name, Bound.EARLIEST)
+            offset = where.offsets.get(view.name, NamedOffset.EARLIEST)
         else:
-            place = where.bound if isinstance(where, Everywhere) else where
-        if isinstance(place, AtTxid):
-            return await self._at_txid(view, place, ending)
-        if isinstance(place, Bound):
-            return view.earliest() if place is Bound.EARLIEST else await view.latest(acknowledged=True)
+            offset = where.offset if isinstance(where, Everywhere) else where
+        if isinstance(offset, AtTxid):
+            return await self._at_txid(view, offset, ending)
+        if isinstance(offset, NamedOffset):
+            return view.earliest() if offset is NamedOffset.EARLIEST else await view.latest(acknowledged=True)
         option = where.option if isinstance(where, PerLog) else ""
-        if isinstance(where, PerLog) and view.differs(where.marks.get(view.name)):
+        if isinstance(where, PerLog) and view.differs(where.identities.get(view.name)):
             raise OffsetError(
                 f"Option {option} names a position of a log that was deleted; this one was created later",
                 advice="Give a position in the log as it is now, earliest or latest",
                 log=view.name,
-                dlsn=place,
+                dlsn=offset,
             )
-        if await view.beyond_end(place):
+        if await view.beyond_end(offset):
             raise OffsetError(
                 f"Option {option} names a position behind the log's end ({await view.latest()})",
                 advice="Correct it, or use latest",
                 log=view.name,
-                dlsn=place,
+                dlsn=offset,
             )
-        return place
+        return offset
 
-    async def _at_txid(self, view: LogView, place: AtTxid, ending: bool) -> DLSN:
+    async def _at_txid(self, view: DriverLogView, offset: AtTxid, ending: bool) -> DLSN:
         # Before the search: what is acknowledged now has to be found by it.
         await view.latest(acknowledged=True)
-        found = await view.at_txid(place.txid)
+        found = await view.at_txid(offset.txid)
         if found is None and self.query.late_start_fails and not ending:
             raise OffsetError(
-                f"Option {place.option}: the log has no record at or after {place.txid} yet; nothing was read",
+                f"Option {offset.option}: the log has no record at or after {offset.txid} yet; nothing was read",
                 advice="Give an earlier one, or wait for new records with startingOffsetsByTimestampStrategy=latest",
                 log=view.name,
             )
         return found if found is not None else await view.latest()
 
     async def latest(self, *, acknowledged: bool = False) -> Offsets:
-        """The end of each selected log that has any record, now; `acknowledged` as in `LogView.latest`."""
+        """The end of each selected log that has any record, now; `acknowledged` as in `DriverLogView.latest`."""
         views = await self.views()
         found = await self._answers({n: partial(view.latest, acknowledged=acknowledged) for n, view in views.items()})
-        marks = {name: self._views[name].mark(position) for name, position in found.items()}
-        self.newest = Offsets(found, _known(marks))
+        identities = {name: self._views[name].identity(position) for name, position in found.items()}
+        self.newest = Offsets(found, _known(identities))
         return self.newest
 
     async def lags(self, reached: Offsets) -> dict[str, Lag | None]:
@@ -249,7 +248,7 @@ class SourceDriver:
 
     # ------------------------------------------------------------------ how far a batch goes
 
-    async def end_of_batch(self, start: Offsets, limits: Limits, target: Offsets | None) -> Offsets:
+    async def end_of_batch(self, start: Offsets, limits: BatchLimits, target: Offsets | None) -> Offsets:
         """How far a batch from `start` goes, within `limits` and up to `target` if there is one; `start` itself if
         there is nothing to read yet.
 
@@ -258,11 +257,11 @@ class SourceDriver:
         latest = await self.latest()
         for log in start:
             if log not in latest and self.query.selection.selects(log):
-                self._losses.deleted(log, start[log], "it is left out until it exists again")
+                self._data_loss.deleted(log, start[log], "it is left out until it exists again")
         ends = latest if target is None else await self._ends.frozen(self._views, target)
         return await self._ends.end(self._views, start, ends, limits, wait=target is None)
 
-    async def wait_for_batch(self, start: Offsets, limits: Limits, timeout_s: float) -> Offsets:
+    async def wait_for_batch(self, start: Offsets, limits: BatchLimits, timeout_s: float) -> Offsets:
         """The end of the next batch as soon as there is one; `start` if there is none within about `timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -286,10 +285,10 @@ class SourceDriver:
         if self.query.cursor is not None:
             await self._cursor(self.query.cursor).move(position)
 
-    def _cursor(self, name: str) -> Cursors:
-        if self._cursors is None:
-            self._cursors = Cursors(self._opened().logs_store, name)
-        return self._cursors
+    def _cursor(self, name: str) -> QueryCursor:
+        if self._query_cursor is None:
+            self._query_cursor = QueryCursor(self._opened().logs_store, name)
+        return self._query_cursor
 
     # ------------------------------------------------------------------ the plan
 
@@ -301,14 +300,14 @@ class SourceDriver:
         found = await self.views() if wanted else {}
         for log in wanted:
             if log not in found:
-                self._losses.deleted(log, start.get(log, DLSN.INITIAL), "it is left out")
+                self._data_loss.deleted(log, start.get(log, DLSN.INITIAL), "it is left out")
 
-        async def served() -> list[Span]:
+        async def served() -> list[SegmentSpan]:
             planned = await gathered(
                 {log: self._spans(found[log], start, end, bounds, take) for log in wanted if log in found}
             )
             spans = [span for part in planned.values() for span in part]
-            await check_served(self._opened(), spans)
+            await check_live_replicas(self._opened(), spans)
             return spans
 
         spans = await outlast(self.client_settings.outage_wait_ms, served)
@@ -320,8 +319,8 @@ class SourceDriver:
         )
 
     async def _spans(
-        self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
-    ) -> list[Span]:
+        self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
+    ) -> list[SegmentSpan]:
         try:
             return await self._spans_now(view, start, end, bounds, take)
         except NoNodeError:
@@ -331,8 +330,8 @@ class SourceDriver:
             return await self._spans_now(view, start, end, bounds, take)
 
     async def _spans_now(
-        self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
-    ) -> list[Span]:
+        self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None, take: Take | None
+    ) -> list[SegmentSpan]:
         begin, until = await self.range(view, start, end, bounds)
         if begin < until and take is not None and not (bounds is not None and bounds.scattered):
             begin, until = await _taken(view, begin, until, take)
@@ -342,19 +341,21 @@ class SourceDriver:
         most = self.query.max_records_per_partition
         return spans if most is None else [piece for span in spans for piece in await _pieces(view, span, most)]
 
-    async def range(self, view: LogView, start: Offsets, end: Offsets, bounds: Bounds | None) -> tuple[DLSN, DLSN]:
+    async def range(
+        self, view: DriverLogView, start: Offsets, end: Offsets, bounds: Bounds | None
+    ) -> tuple[DLSN, DLSN]:
         """From where to where reading one log really goes; empty where the first is not below the second.
 
         Of `bounds` that are `scattered`, what they leave of each segment is not looked at.
         """
-        begin = await self._losses.begin(view, start.get(view.name), start.marks.get(view.name))
-        until, mark = end[view.name], end.marks.get(view.name)
-        if mark is not None and view.differs(mark):
-            self._losses.recreated(view.name, until, mark, "nothing of it is read")
+        begin = await self._data_loss.begin(view, start.get(view.name), start.identities.get(view.name))
+        until, identity = end[view.name], end.identities.get(view.name)
+        if identity is not None and view.differs(identity):
+            self._data_loss.recreated(view.name, until, identity, "nothing of it is read")
             return begin, begin
         if await view.beyond_end(until):
             what = f"the log ends at {await view.latest()}"
-            self._losses.lost(UnreachableEndDataLossError, view.name, until, what, "only what is there is read")
+            self._data_loss.lost(UnreachableEndDataLossError, view.name, until, what, "only what is there is read")
             until = await view.latest()
         return (begin, until) if bounds is None else await _narrowed(view, begin, until, bounds)
 
@@ -364,8 +365,8 @@ class SourceDriver:
         known = self.newest or Offsets({})
         waits = [asyncio.ensure_future(view.wait_for_news(known.get(name))) for name, view in self._views.items()]
         if self.query.selection.pattern is not None:
-            self._arrivals = self._arrivals or Arrivals(self._opened(), self.query.selection.folder)
-            waits.append(asyncio.ensure_future(self._arrivals.wait()))
+            self._folder_watch = self._folder_watch or FolderWatch(self._opened(), self.query.selection.folder)
+            waits.append(asyncio.ensure_future(self._folder_watch.wait()))
         try:
             if waits:
                 await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -384,7 +385,7 @@ class SourceDriver:
         return {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
 
 
-async def _narrowed(view: LogView, begin: DLSN, end: DLSN, bounds: Bounds) -> tuple[DLSN, DLSN]:
+async def _narrowed(view: DriverLogView, begin: DLSN, end: DLSN, bounds: Bounds) -> tuple[DLSN, DLSN]:
     """The part of a range that pushed-down filters leave."""
     if bounds.empty or not bounds.admits(view.name):
         return begin, begin
@@ -404,7 +405,7 @@ async def _narrowed(view: LogView, begin: DLSN, end: DLSN, bounds: Bounds) -> tu
     return begin, end
 
 
-async def _taken(view: LogView, begin: DLSN, end: DLSN, take: Take) -> tuple[DLSN, DLSN]:
+async def _taken(view: DriverLogView, begin: DLSN, end: DLSN, take: Take) -> tuple[DLSN, DLSN]:
     """The part of a range that will do; all of it where that cannot be told: the caller limits again."""
     if take.timed:
         timeless = await view.at_txid(MAX_TIMESTAMP_MS + 1)
@@ -419,7 +420,7 @@ async def _taken(view: LogView, begin: DLSN, end: DLSN, take: Take) -> tuple[DLS
         return begin, end
 
 
-async def _pieces(view: LogView, span: Span, most: int) -> list[Span]:
+async def _pieces(view: DriverLogView, span: SegmentSpan, most: int) -> list[SegmentSpan]:
     """A span in pieces of nearly equal numbers of records, none of more than `most`; found by search."""
     total = await view.count(span.start, span.stop)
     count = max(1, -(-total // most))
@@ -428,8 +429,8 @@ async def _pieces(view: LogView, span: Span, most: int) -> list[Span]:
     return cut(span, places, -(-total // count))
 
 
-def _known(marks: Mapping[str, Mark | None]) -> dict[str, Mark]:
-    return {log: mark for log, mark in marks.items() if mark is not None}
+def _known(identities: Mapping[str, LogIdentity | None]) -> dict[str, LogIdentity]:
+    return {log: identity for log, identity in identities.items() if identity is not None}
 
 
 async def _existing(question: Awaitable[_T]) -> _T | None:

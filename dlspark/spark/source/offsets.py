@@ -34,7 +34,7 @@ _DIGITS = re.compile("[0-9]{1,19}")
 StoredOffset: TypeAlias = dict[str, object]
 
 
-class Mark(NamedTuple):
+class LogIdentity(NamedTuple):
     """What tells a log from a later one of its name: the ledger that one of its segments is."""
 
     lssn: int
@@ -44,33 +44,38 @@ class Mark(NamedTuple):
         return f"{self.lssn}:{self.ledger_id}"
 
 
-class Bound(Enum):
-    """A place in a log without a number of its own."""
+class NamedOffset(Enum):
+    """An end of a log, by its name: what stands for a position that is looked up."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
-Place: TypeAlias = "DLSN | Bound"
+GivenOffset: TypeAlias = "DLSN | NamedOffset"
 
 # The numbers are those of the Kafka connector.
-_WORDS = {"earliest": Bound.EARLIEST, "-2": Bound.EARLIEST, "latest": Bound.LATEST, "-1": Bound.LATEST}
+_WORDS = {
+    "earliest": NamedOffset.EARLIEST,
+    "-2": NamedOffset.EARLIEST,
+    "latest": NamedOffset.LATEST,
+    "-1": NamedOffset.LATEST,
+}
 
 
 @dataclass(frozen=True)
 class Offsets(Mapping[str, DLSN]):
-    """One next-to-read DLSN per log; a mapping sorted by log name. `marks` know the logs that have been read from.
+    """One next-to-read DLSN per log; a mapping sorted by log name. `identities` know the logs that have been read from.
 
     `begin`: only of the offset that ends a query's first batch.
     """
 
     positions: Mapping[str, DLSN]
-    marks: Mapping[str, Mark] = field(default_factory=dict)
+    identities: Mapping[str, LogIdentity] = field(default_factory=dict)
     begin: Mapping[str, DLSN] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "positions", dict(sorted(self.positions.items())))
-        object.__setattr__(self, "marks", dict(sorted(self.marks.items())))
+        object.__setattr__(self, "identities", dict(sorted(self.identities.items())))
         if self.begin is not None:
             object.__setattr__(self, "begin", dict(sorted(self.begin.items())))
 
@@ -89,14 +94,14 @@ class Offsets(Mapping[str, DLSN]):
             log
             for log, position in end.items()
             if self.get(log) != position
-            or (log in self.marks and log in end.marks and self.marks[log] != end.marks[log])
+            or (log in self.identities and log in end.identities and self.identities[log] != end.identities[log])
         ]
 
     def stored(self) -> StoredOffset:
         """The form that Spark writes into its offset log."""
         stored: StoredOffset = {"v": VERSION, "logs": _texts(self.positions)}
-        if self.marks:
-            stored["ledgers"] = _texts(self.marks)
+        if self.identities:
+            stored["ledgers"] = _texts(self.identities)
         if self.begin is not None:
             stored["begin"] = _texts(self.begin)
         return stored
@@ -117,7 +122,7 @@ class Offsets(Mapping[str, DLSN]):
         logs, ledgers, begin = (parts.get(name) for name in ("logs", "ledgers", "begin"))
         return cls(
             _positions(logs, where) or {},
-            {str(log): _mark(text, f"{where}, log {log}") for log, text in (ledgers or {}).items()},
+            {str(log): _identity(text, f"{where}, log {log}") for log, text in (ledgers or {}).items()},
             _positions(begin, where),
         )
 
@@ -132,20 +137,20 @@ def _positions(texts: Mapping[str, object] | None, where: str) -> dict[str, DLSN
     return {str(log): parse_dlsn(text, f"{where}, log {log}") for log, text in texts.items()}
 
 
-def _mark(text: object, where: str) -> Mark:
+def _identity(text: object, where: str) -> LogIdentity:
     numbers = _numbers(text, 2)
     if numbers is not None:
-        return Mark(*numbers)
+        return LogIdentity(*numbers)
     raise OffsetError(f'{where}: {shown(text)} is not a segment with its ledger ("3:17")', advice=_CHECKPOINT_ADVICE)
 
 
 _CHECKPOINT_ADVICE = "Does the checkpoint belong to another query? Restore it, or start with a new checkpoint location"
 
 
-def parse_places(option: str, text: str) -> Bound | tuple[dict[str, Place], dict[str, Mark]]:
-    """The value of `startingOffsets` / `endingOffsets`: a bound for all logs, or a place for each log by name.
+def parse_offsets(option: str, text: str) -> NamedOffset | tuple[dict[str, GivenOffset], dict[str, LogIdentity]]:
+    """The value of `startingOffsets` / `endingOffsets`: one offset for all logs, or one for each log by name.
 
-    JSON is an object of places by log name; the forms of the checkpoint and of a query's progress are taken too, so
+    JSON is an object of offsets by log name; the forms of the checkpoint and of a query's progress are taken too, so
     that a position can be copied out of one, with what it knows of the logs. OffsetError says what is malformed.
     """
     word = text.strip().lower()
@@ -155,8 +160,8 @@ def parse_places(option: str, text: str) -> Bound | tuple[dict[str, Place], dict
     if {"v", "logs"} <= set(value) and value["v"] == VERSION:
         stored = {part: item for part, item in value.items() if part != BEHIND}
         offsets = Offsets.from_stored(stored, f"Option {option}")
-        return dict(offsets), dict(offsets.marks)
-    return {log: _place(option, log, place) for log, place in value.items()}, {}
+        return dict(offsets), dict(offsets.identities)
+    return {log: _given_offset(option, log, offset) for log, offset in value.items()}, {}
 
 
 _EXAMPLE = '{"flights": "3:1200:0"}'
@@ -185,13 +190,13 @@ def check_one(option: str, log: str, item: object, example: str) -> None:
         )
 
 
-def _place(option: str, log: str, place: object) -> Place:
-    check_one(option, log, place, _EXAMPLE)
-    if isinstance(place, str) and place.strip().lower() in _WORDS:
-        return _WORDS[place.strip().lower()]
-    if isinstance(place, int) and not isinstance(place, bool) and str(place) in _WORDS:
-        return _WORDS[str(place)]
-    return parse_dlsn(place, f"Option {option}, log {log}")
+def _given_offset(option: str, log: str, offset: object) -> GivenOffset:
+    check_one(option, log, offset, _EXAMPLE)
+    if isinstance(offset, str) and offset.strip().lower() in _WORDS:
+        return _WORDS[offset.strip().lower()]
+    if isinstance(offset, int) and not isinstance(offset, bool) and str(offset) in _WORDS:
+        return _WORDS[str(offset)]
+    return parse_dlsn(offset, f"Option {option}, log {log}")
 
 
 def parse_dlsn(text: object, where: str) -> DLSN:

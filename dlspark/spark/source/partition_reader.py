@@ -8,6 +8,10 @@ What no replica can give fails the task with the entry's place; Spark may run th
 depends on its partition alone, so a second attempt yields the same rows. Entries that were deleted after the plan was
 made are data loss whatever `failOnDataLoss` says: only the driver, which sees the log's metadata, can tell a deleted
 segment from nodes that lost it, and does so when the batch is planned again.
+
+The record batches have the columns of the core, nullable, a few megabytes each. `timestamp` is the transaction id read
+as milliseconds since the epoch. An id outside the years 1970 to 9999 (they are free numbers) has no timestamp: null,
+not an overflow.
 """
 
 from __future__ import annotations
@@ -16,18 +20,18 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from dlspark.core.codec.entries import DecodedBatch, decode_entries
+from dlspark.core.codec.rows import ROW_SCHEMA, timestamps
 from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
 from dlspark.spark.errors import TruncatedDataLossError
-from dlspark.spark.source.columns import record_batches, select
-from dlspark.spark.source.planning import Partition, Span
+from dlspark.spark.source.planning import Partition, SegmentSpan
 from metadata.foundation.tasks import end_tasks
 from storage_node.client import ClientSettings, ReplicaReader
 from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
@@ -77,7 +81,7 @@ def hosts_of(spans: Partition) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    span: Span
+    span: SegmentSpan
     entries: list[Entry]
 
 
@@ -117,12 +121,12 @@ def shared_reader(runtime: Runtime, settings: ClientSettings) -> ReplicaReader:
 class _Fetcher:
     """Fetches one chunk ahead of what was taken. Lives on the event loop."""
 
-    def __init__(self, reader: ReplicaReader, spans: Sequence[Span]) -> None:
+    def __init__(self, reader: ReplicaReader, spans: Sequence[SegmentSpan]) -> None:
         self._chunks = _fetch(reader, spans)
         self._next = asyncio.ensure_future(anext(self._chunks, None))
 
     @classmethod
-    async def start(cls, reader: ReplicaReader, spans: Sequence[Span]) -> _Fetcher:
+    async def start(cls, reader: ReplicaReader, spans: Sequence[SegmentSpan]) -> _Fetcher:
         return cls(reader, spans)
 
     async def take(self) -> _Chunk | None:
@@ -137,7 +141,7 @@ class _Fetcher:
         await self._chunks.aclose()
 
 
-async def _fetch(reader: ReplicaReader, spans: Sequence[Span]) -> AsyncGenerator[_Chunk, None]:
+async def _fetch(reader: ReplicaReader, spans: Sequence[SegmentSpan]) -> AsyncGenerator[_Chunk, None]:
     for span in spans:
         entries: list[Entry] = []
         size = 0
@@ -154,7 +158,7 @@ async def _fetch(reader: ReplicaReader, spans: Sequence[Span]) -> AsyncGenerator
             yield _Chunk(span, entries)
 
 
-def _gone(span: Span, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
+def _gone(span: SegmentSpan, error: NoSuchEntryError | NoSuchLedgerError) -> TruncatedDataLossError:
     return TruncatedDataLossError(
         f"No storage node has this entry any more: segment {span.lssn} was deleted since the batch was planned",
         advice="Run the query again: it is planned anew, and failOnDataLoss=false then goes on at what is still there",
@@ -185,7 +189,7 @@ def _decode(chunk: _Chunk) -> DecodedBatch:
     return select(rows, first, end) if (first, end) != (0, len(rows)) else rows
 
 
-def _check_no_gap(rows: DecodedBatch, span: Span) -> None:
+def _check_no_gap(rows: DecodedBatch, span: SegmentSpan) -> None:
     """Positions count user records one by one, so a jump means that a record is missing (I4).
 
     Position 0 stands in logs whose writer does not count records; there is nothing to check then.
@@ -204,3 +208,66 @@ def _check_no_gap(rows: DecodedBatch, span: Span) -> None:
             ledger_id=span.ledger.ledger_id,
             entry_id=int(rows.entry_id[at + 1]),
         )
+
+
+TARGET_BATCH_BYTES = 4 << 20
+"""Size of one record batch. Spark's transport is flat from 2 to 10 MB and slower beyond."""
+
+_FIXED_BYTES_PER_ROW = 7 * 8 + 8
+
+TYPES: dict[str, pa.DataType] = {field.name: field.type for field in ROW_SCHEMA}
+
+
+def record_batches(rows: DecodedBatch, log: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The columns `names` of `rows`, which are of `log`, in record batches of about TARGET_BATCH_BYTES.
+
+    Without names the batches have no column, and as many rows: `isEmpty()`, `EXISTS` and `limit(5).count()` of the SQL
+    catalog ask for that. Arrow counts the rows of what it is given by its columns, so there is one at first.
+    """
+    count = len(rows)
+    if count == 0:
+        return
+    made = names or ["slot"]
+    batch = pa.RecordBatch.from_arrays(
+        [_column(name, rows, log) for name in made],
+        schema=pa.schema([pa.field(name, TYPES[name]) for name in made]),
+    ).select(list(names))
+    per_row = _FIXED_BYTES_PER_ROW + rows.payload.nbytes // count
+    step = max(1, TARGET_BATCH_BYTES // per_row)
+    # Equal pieces: no small rest at the end.
+    pieces = -(-count // step)
+    for i in range(pieces):
+        start = count * i // pieces
+        yield batch.slice(start, count * (i + 1) // pieces - start)
+
+
+def select(rows: DecodedBatch, first: int, end: int) -> DecodedBatch:
+    """Rows `first` to `end` - 1, without copying."""
+    return replace(
+        rows,
+        entry_id=rows.entry_id[first:end],
+        slot_id=rows.slot_id[first:end],
+        txid=rows.txid[first:end],
+        position=rows.position[first:end],
+        sequence_id=rows.sequence_id[first:end],
+        flags=rows.flags[first:end],
+        payload=rows.payload.slice(first, end - first),
+    )
+
+
+def _column(name: str, rows: DecodedBatch, log: str) -> pa.Array:
+    if name == "log":
+        return pa.repeat(pa.scalar(log, TYPES["log"]), len(rows))
+    if name == "segment":
+        return pa.repeat(pa.scalar(rows.lssn, TYPES["segment"]), len(rows))
+    if name == "timestamp":
+        return timestamps(rows.txid)
+    if name == "value":
+        return rows.payload if rows.payload.type.equals(TYPES["value"]) else rows.payload.cast(TYPES["value"])
+    source = {
+        "entry": rows.entry_id,
+        "slot": rows.slot_id,
+        "sequence_id": rows.sequence_id,
+        "transaction_id": rows.txid,
+    }[name]
+    return pa.array(source, type=pa.int64())

@@ -1,8 +1,8 @@
 """Cutting ranges of segments into Spark partitions. Pure: no I/O.
 
-A `Span` is what one segment contributes to a read: entries and the slots at its two ends, and all that a task needs to
-fetch them without ZooKeeper. Large spans are split between entries, small neighbours share a partition, because a
-partition costs a Spark task and a log written by many small batches has many small segments.
+A `SegmentSpan` is what one segment contributes to a read: entries and the slots at its two ends, and all that a task
+needs to fetch them without ZooKeeper. Large spans are split between entries, small neighbours share a partition,
+because a partition costs a Spark task and a log written by many small batches has many small segments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SegmentSpan:
     """A contiguous range of one segment's records, read by one task or cut further.
 
     Entries `first_entry` to `last_entry`, both included; of the first the slots from `first_slot` on, of the last those
@@ -57,18 +57,18 @@ class Span:
         return self.entries * _entry_bytes(self)
 
 
-Partition = tuple[Span, ...]
+Partition = tuple[SegmentSpan, ...]
 
 
-def _entry_bytes(span: Span) -> int:
+def _entry_bytes(span: SegmentSpan) -> int:
     return max(1, span.entry_bytes)
 
 
-def _behind(span: Span) -> tuple[int, int]:
+def _behind(span: SegmentSpan) -> tuple[int, int]:
     return (span.last_entry + 1, 0) if span.end_slot is None else (span.last_entry, span.end_slot)
 
 
-def cut(span: Span, places: Sequence[DLSN], records: int) -> list[Span]:
+def cut(span: SegmentSpan, places: Sequence[DLSN], records: int) -> list[SegmentSpan]:
     """Cut a span at positions within it, which may lie within entries, into pieces of at most `records` records."""
     starts = [span.start, *places]
     stops = [*places, span.stop]
@@ -85,7 +85,7 @@ def cut(span: Span, places: Sequence[DLSN], records: int) -> list[Span]:
     ]
 
 
-def clip(span: Span, min_entry: int, end_entry: int | None) -> Span | None:
+def clip(span: SegmentSpan, min_entry: int, end_entry: int | None) -> SegmentSpan | None:
     """What a span has of the entries from `min_entry` to before `end_entry` (None: to its end); None if nothing."""
     if min_entry > span.first_entry:
         span = replace(span, first_entry=min_entry, first_slot=0)
@@ -95,7 +95,7 @@ def clip(span: Span, min_entry: int, end_entry: int | None) -> Span | None:
 
 
 def partitions(
-    spans: Sequence[Span], *, min_partitions: int, max_bytes: int, max_records: int | None = None
+    spans: Sequence[SegmentSpan], *, min_partitions: int, max_bytes: int, max_records: int | None = None
 ) -> list[Partition]:
     """Cut and pack `spans`, in order, into partitions of nearly equal bytes.
 
@@ -113,12 +113,12 @@ def partitions(
     return [tuple(group) for group in _split_further(packed, min_partitions)]
 
 
-def _pack(spans: Sequence[Span], max_bytes: int, max_records: int | None) -> list[list[Span]]:
+def _pack(spans: Sequence[SegmentSpan], max_bytes: int, max_records: int | None) -> list[list[SegmentSpan]]:
     """Fill one partition after the other, with one entry at least."""
-    packed: list[list[Span]] = []
+    packed: list[list[SegmentSpan]] = []
     room, more = 0, 0
     for span in spans:
-        rest: Span | None = span
+        rest: SegmentSpan | None = span
         while rest is not None:
             open_ = bool(packed) and (max_records is None or rest.records <= more)
             if not open_ or room < _entry_bytes(rest):
@@ -131,7 +131,7 @@ def _pack(spans: Sequence[Span], max_bytes: int, max_records: int | None) -> lis
     return packed
 
 
-def _divided(span: Span, entries: int) -> tuple[Span, Span | None]:
+def _divided(span: SegmentSpan, entries: int) -> tuple[SegmentSpan, SegmentSpan | None]:
     """The first so many entries of a span, at least one, and what is left of it."""
     if entries >= span.entries:
         return span, None
@@ -139,12 +139,12 @@ def _divided(span: Span, entries: int) -> tuple[Span, Span | None]:
     return replace(span, last_entry=at - 1, end_slot=None), replace(span, first_entry=at, first_slot=0)
 
 
-def _split_further(packed: list[list[Span]], wanted: int) -> list[list[Span]]:
+def _split_further(packed: list[list[SegmentSpan]], wanted: int) -> list[list[SegmentSpan]]:
     """Halve the largest partitions until there are `wanted`, or nothing is left to halve."""
-    divisible: list[tuple[int, tuple[int, ...], list[Span]]] = []
-    placed: list[tuple[tuple[int, ...], list[Span]]] = []
+    divisible: list[tuple[int, tuple[int, ...], list[SegmentSpan]]] = []
+    placed: list[tuple[tuple[int, ...], list[SegmentSpan]]] = []
 
-    def place(at: tuple[int, ...], group: list[Span]) -> None:
+    def place(at: tuple[int, ...], group: list[SegmentSpan]) -> None:
         if sum(span.entries for span in group) > 1:
             heappush(divisible, (-sum(span.bytes for span in group), at, group))
         else:
@@ -160,13 +160,13 @@ def _split_further(packed: list[list[Span]], wanted: int) -> list[list[Span]]:
     return [group for _, group in sorted(placed, key=lambda one: one[0])]
 
 
-def _halves(group: Sequence[Span]) -> list[list[Span]]:
+def _halves(group: Sequence[SegmentSpan]) -> list[list[SegmentSpan]]:
     """Cut a partition of two entries or more where it has half its bytes; neither half is empty."""
-    left: list[Span] = []
-    right: list[Span] = []
+    left: list[SegmentSpan] = []
+    right: list[SegmentSpan] = []
     room = sum(span.bytes for span in group) // 2
     for span in group:
-        rest: Span | None = span
+        rest: SegmentSpan | None = span
         if not right and (not left or room >= _entry_bytes(span)):
             part, rest = _divided(span, max(1, room // _entry_bytes(span)))
             left.append(part)

@@ -25,7 +25,7 @@ _MAX_SUMMARIES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class SegmentTail:
     """The segment in progress up to its LAC: `end` follows the last user record, `records` user records lie before it.
 
     `scanned` is the first entry that has not been looked at.
@@ -41,7 +41,7 @@ class SegmentRecords:
     """The records of one log's segments, with the readers of their entries; only one call at a time."""
 
     def __init__(self, log: AsyncLog) -> None:
-        self.tail: Tail | None = None
+        self.tail: SegmentTail | None = None
         """The segment in progress, as last looked at."""
         self._log = log
         self._readers: dict[tuple[int, bool], SegmentReader] = {}
@@ -69,7 +69,7 @@ class SegmentRecords:
 
     # ------------------------------------------------------------------ the segment in progress
 
-    async def look_at_tail(self, segment: SegmentMetadata, *, acknowledged: bool = False) -> Tail:
+    async def look_at_tail(self, segment: SegmentMetadata, *, acknowledged: bool = False) -> SegmentTail:
         """Bring what is known of the segment in progress up to its present LAC; as `SegmentReader.refresh` does.
 
         Every record carries the position of the last user record, so a tail of control records need not be walked.
@@ -78,7 +78,7 @@ class SegmentRecords:
         last = await reader.refresh(acknowledged=acknowledged)
         tail = self.tail
         if tail is None or tail.ledger_id != segment.ledger_id:
-            tail = Tail(segment.ledger_id)
+            tail = SegmentTail(segment.ledger_id)
         if last >= tail.scanned:
             summary = await self.entry(segment, last)
             end: DLSN | None
@@ -89,11 +89,11 @@ class SegmentRecords:
                 end, records = DLSN(segment.lssn, entry_id + 1, 0), summary.last_position
             else:
                 end, records = await self._walk_back(segment, last - 1, tail)
-            tail = Tail(segment.ledger_id, last + 1, end, records)
+            tail = SegmentTail(segment.ledger_id, last + 1, end, records)
         self.tail = tail
         return tail
 
-    async def _walk_back(self, segment: SegmentMetadata, last: int, tail: Tail) -> tuple[DLSN | None, int]:
+    async def _walk_back(self, segment: SegmentMetadata, last: int, tail: SegmentTail) -> tuple[DLSN | None, int]:
         """Look for a user record among the entries not yet seen, of a writer that does not count records.
 
         One that does reaches this only with control records since the last look, and the loop ends at once.
@@ -162,7 +162,7 @@ class SegmentRecords:
             await self._check_counted_before(segment, segment.last_entry + 1)
         return segment.record_count
 
-    def _counted(self, tail: Tail) -> int:
+    def _counted(self, tail: SegmentTail) -> int:
         """User records of the segment in progress; OptionError where its writer does not count them."""
         if tail.end is not None and not tail.records:
             raise _uncounted(self._log.name)

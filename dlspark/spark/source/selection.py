@@ -11,8 +11,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, OptionError
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.options.values import parse_instant, parse_json, parse_long, shown
-from dlspark.spark.source.limits import Limits
-from dlspark.spark.source.offsets import Bound, Mark, Place, check_one, parse_by_log, parse_places
+from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, check_one, parse_by_log, parse_offsets
 from metadata.logs import InvalidLogNameError, LogStore
 
 _STRATEGY = "startingOffsetsByTimestampStrategy"
@@ -60,19 +59,19 @@ class AtTxid:
 
 @dataclass(frozen=True, slots=True)
 class Everywhere:
-    """The same bound for every log."""
+    """The same offset for every log."""
 
-    bound: Bound
+    offset: NamedOffset
 
 
 @dataclass(frozen=True)
 class PerLog:
-    """A place for each log by name. `option` is the one that asked for it; `marks` came with positions copied out of
-    a checkpoint."""
+    """An offset for each log by name. `option` is the one that asked for it; `identities` came with positions copied
+    out of a checkpoint."""
 
-    places: Mapping[str, Place | AtTxid]
+    offsets: Mapping[str, GivenOffset | AtTxid]
     option: str
-    marks: Mapping[str, Mark] = field(default_factory=dict)
+    identities: Mapping[str, LogIdentity] = field(default_factory=dict)
 
 
 Where: TypeAlias = "AtTxid | Everywhere | PerLog"
@@ -102,6 +101,19 @@ class Selection:
         return sorted(name for name in existing if self.selects(name))
 
 
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What the options of a streaming query say of its batches; None: no limit. `max_delay_ms` is the minimum's."""
+
+    max_records: int | None = None
+    max_bytes: int | None = None
+    min_records: int | None = None
+    max_delay_ms: int = 0
+
+
+NO_BATCH_LIMITS = BatchLimits()
+
+
 _OUTAGE = "bkc.outagewaitmillis"
 """The ledger client's setting that option `outageTimeout` is, as Spark hands keys over."""
 
@@ -118,7 +130,7 @@ class SourceQuery:
     min_partitions: int
     max_bytes_per_partition: int
     max_records_per_partition: int | None
-    limits: Limits
+    limits: BatchLimits
     late_start_fails: bool
     cursor: str | None
     client_settings: tuple[tuple[str, str], ...]
@@ -149,7 +161,7 @@ class SourceQuery:
         return query
 
 
-def _limits(options: Options) -> Limits:
+def _limits(options: Options) -> BatchLimits:
     fewest, most = options.integer("minOffsetsPerTrigger"), options.integer("maxOffsetsPerTrigger")
     if fewest is None and options.asked("maxTriggerDelay"):
         raise OptionError(
@@ -161,7 +173,7 @@ def _limits(options: Options) -> Limits:
             f"minOffsetsPerTrigger ({fewest}) is above maxOffsetsPerTrigger ({most})",
             advice="No batch can have both: lower the first or raise the second",
         )
-    return Limits(most, options.integer("maxBytesPerTrigger"), fewest, options.duration_ms("maxTriggerDelay") or 0)
+    return BatchLimits(most, options.integer("maxBytesPerTrigger"), fewest, options.duration_ms("maxTriggerDelay") or 0)
 
 
 def _late_start_fails(options: Options) -> bool:
@@ -271,29 +283,29 @@ def _where(options: Options, side: _Side) -> Where:
         return AtTxid(options.instant_ms(option) or 0, option)
     if option == side.txid:
         return AtTxid(options.integer(option) or 0, option)
-    text = options.text(option) or Bound.EARLIEST.value
+    text = options.text(option) or NamedOffset.EARLIEST.value
     if option == side.timestamps:
         return _txids(option, text, parse_instant, '{"flights": 1372636800000, "other": "2013-07-01T00:00:00Z"}')
     if option == side.txids:
         return _txids(option, text, parse_long, '{"flights": 1200, "other": 7}')
-    places = parse_places(option, text)
-    if isinstance(places, Bound):
-        return Everywhere(places)
-    _check_spelling(option, places[0])
-    return PerLog(places[0], option, places[1])
+    offsets = parse_offsets(option, text)
+    if isinstance(offsets, NamedOffset):
+        return Everywhere(offsets)
+    _check_spelling(option, offsets[0])
+    return PerLog(offsets[0], option, offsets[1])
 
 
 def _txids(option: str, text: str, parse: Callable[[str, str], int], example: str) -> PerLog:
-    places: dict[str, Place | AtTxid] = {}
+    offsets: dict[str, GivenOffset | AtTxid] = {}
     for log, item in parse_by_log(option, text, f"not JSON: {text!r}", example).items():
         check_one(option, log, item, example)
         if isinstance(item, bool) or not isinstance(item, (int, str)):
             raise OffsetError(
                 f"Option {option}, log {log}: {shown(item)} is none", advice=f"Write for example {example}"
             )
-        places[log] = AtTxid(parse(f"{option}, log {log}:", str(item)), option)
-    _check_spelling(option, places)
-    return PerLog(places, option)
+        offsets[log] = AtTxid(parse(f"{option}, log {log}:", str(item)), option)
+    _check_spelling(option, offsets)
+    return PerLog(offsets, option)
 
 
 def _check_spelling(option: str, logs: Iterable[str]) -> None:
@@ -309,8 +321,8 @@ def _check_names(selection: Selection, where: Where) -> None:
     """Positions by log must fit the logs by name: none left out, none too many (a pattern matches later)."""
     if not isinstance(where, PerLog) or selection.pattern is not None:
         return
-    missing = [name for name in selection.names if name not in where.places]
-    foreign = [name for name in where.places if name not in selection.names]
+    missing = [name for name in selection.names if name not in where.offsets]
+    foreign = [name for name in where.offsets if name not in selection.names]
     if missing:
         raise OffsetError(
             f"Option {where.option} has no position for {', '.join(missing)}",
@@ -325,14 +337,17 @@ def _check_names(selection: Selection, where: Where) -> None:
 
 def _check_range(start: Where, end: Where) -> None:
     """A batch that begins at the end, or stops at the beginning, reads nothing: that is a mistake, as with Kafka."""
-    for where, bound, option in ((start, Bound.LATEST, _START.offsets), (end, Bound.EARLIEST, _END.offsets)):
+    for where, offset, option in (
+        (start, NamedOffset.LATEST, _START.offsets),
+        (end, NamedOffset.EARLIEST, _END.offsets),
+    ):
         if isinstance(where, Everywhere):
-            nothing = where.bound is bound
+            nothing = where.offset is offset
         else:
-            nothing = isinstance(where, PerLog) and bound in where.places.values()
+            nothing = isinstance(where, PerLog) and offset in where.offsets.values()
         if nothing:
             raise OffsetError(
-                f"Option {option} of a batch query cannot be {bound.value}: nothing would be read",
+                f"Option {option} of a batch query cannot be {offset.value}: nothing would be read",
                 advice="Give a position, a time or a transaction id, or leave the option out",
             )
 
@@ -340,11 +355,11 @@ def _check_range(start: Where, end: Where) -> None:
 def _check_order(start: Where, end: Where) -> None:
     """Where both ends are known from the options alone, the first must not lie behind the second."""
     if isinstance(start, PerLog) or isinstance(end, PerLog):
-        logs = {log for where in (start, end) if isinstance(where, PerLog) for log in where.places}
+        logs = {log for where in (start, end) if isinstance(where, PerLog) for log in where.offsets}
     else:
         logs = {""}
     for log in sorted(logs):
-        first, stop = _place_of(start, log), _place_of(end, log)
+        first, stop = _offset_of(start, log), _offset_of(end, log)
         if (isinstance(first, AtTxid) and isinstance(stop, AtTxid) and first.txid > stop.txid) or (
             isinstance(first, DLSN) and isinstance(stop, DLSN) and first > stop
         ):
@@ -355,13 +370,13 @@ def _check_order(start: Where, end: Where) -> None:
             )
 
 
-def _place_of(where: Where, log: str) -> Place | AtTxid | None:
+def _offset_of(where: Where, log: str) -> GivenOffset | AtTxid | None:
     if isinstance(where, PerLog):
-        return where.places.get(log)
-    return where.bound if isinstance(where, Everywhere) else where
+        return where.offsets.get(log)
+    return where.offset if isinstance(where, Everywhere) else where
 
 
-def _said(where: Where, place: Place | AtTxid) -> str:
-    if isinstance(place, AtTxid):
-        return f"{place.option} ({place.txid})"
-    return f"{where.option} ({place})" if isinstance(where, PerLog) else str(place)
+def _said(where: Where, offset: GivenOffset | AtTxid) -> str:
+    if isinstance(offset, AtTxid):
+        return f"{offset.option} ({offset.txid})"
+    return f"{where.option} ({offset})" if isinstance(where, PerLog) else str(offset)

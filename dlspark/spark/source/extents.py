@@ -1,9 +1,13 @@
-"""How much lies between two positions of a log: in records, in stored bytes, in time. Found at a bounded cost.
+"""How much lies between two positions of a log, in records, stored bytes and time; and the position so many bytes on.
 
 Records are counted exactly, from segment metadata and at most two entries, and so are stored bytes; only where more
 than `MAX_LEDGERS` segments lie between the first and the last, as many of them, spread evenly, stand for those between.
 Time is the distance from the transaction id of the first record to that of the last one: milliseconds where ids are
 times, as the source takes them to be. It needs no clock, so a log of past years has no lag of years.
+
+An entry says how many bytes its ledger holds up to itself, so a count of bytes costs at most two entries, and a place
+is found by binary search over the entries of one segment. Only whole entries are counted, since only whole ones are
+fetched: an entry of which a part is wanted counts in full.
 """
 
 from __future__ import annotations
@@ -16,8 +20,7 @@ from typing import Final
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.spark.errors import OptionError
-from dlspark.spark.source.log_bytes import bytes_between, segment_bytes
-from dlspark.spark.source.log_view import LogView
+from dlspark.spark.source.driver_log_view import MAX_PARALLEL_LOOKUPS, DriverLogView
 from metadata.segments import SegmentMetadata
 
 MAX_LEDGERS: Final = 64
@@ -70,7 +73,7 @@ NO_LAG: Final = Lag(0, 0, 0)
 NOTHING: Final = Extent(0, 0, None, None)
 
 
-async def extent(view: LogView, start: DLSN, end: DLSN) -> Extent:
+async def extent(view: DriverLogView, start: DLSN, end: DLSN) -> Extent:
     """What lies from `start` to before `end`, a position that `view` has told. Raises what reading raises."""
     start = max(start, view.earliest())
     if start >= end:
@@ -90,7 +93,7 @@ async def extent(view: LogView, start: DLSN, end: DLSN) -> Extent:
     )
 
 
-async def _bytes(view: LogView, start: DLSN, end: DLSN) -> int:
+async def _bytes(view: DriverLogView, start: DLSN, end: DLSN) -> int:
     segments = view.between(start, end)
     if len(segments) <= MAX_LEDGERS + 2:
         return await bytes_between(view, start, end)
@@ -100,7 +103,7 @@ async def _bytes(view: LogView, start: DLSN, end: DLSN) -> int:
     return sum(sizes[:2]) + sum(sizes[2:]) * len(inner) // MAX_LEDGERS
 
 
-async def _first_txid(view: LogView, segments: list[SegmentMetadata], start: DLSN) -> int | None:
+async def _first_txid(view: DriverLogView, segments: list[SegmentMetadata], start: DLSN) -> int | None:
     """Transaction id of the first record at or behind `start`."""
     for segment in segments:
         if segment.lssn != start.lssn or start[1:] <= (0, 0):
@@ -115,7 +118,7 @@ async def _first_txid(view: LogView, segments: list[SegmentMetadata], start: DLS
     return None
 
 
-async def _last_txid(view: LogView, segments: list[SegmentMetadata], end: DLSN) -> int | None:
+async def _last_txid(view: DriverLogView, segments: list[SegmentMetadata], end: DLSN) -> int | None:
     """Transaction id of the last record before `end`."""
     for segment in reversed(segments):
         if segment.lssn == end.lssn:
@@ -133,3 +136,75 @@ async def _last_txid(view: LogView, segments: list[SegmentMetadata], end: DLSN) 
 
 def _number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _entries(segment: SegmentMetadata, start: DLSN, end: DLSN) -> tuple[int, int]:
+    """First entry of a segment from `start` on, and the one after its last before `end`."""
+    first = start.entry_id if segment.lssn == start.lssn else segment.min_entry
+    if segment.lssn == end.lssn:
+        return first, end.entry_id + (1 if end.slot_id else 0)
+    return first, segment.last_entry + 1
+
+
+async def _size(view: DriverLogView, segment: SegmentMetadata, first: int, after: int) -> int:
+    """Bytes of entries `first` to before `after`."""
+    if first >= after:
+        return 0
+    whole = not segment.in_progress and after > segment.last_entry
+    total = (await view.stored(segment))[0] if whole else await view.stored_to(segment, after - 1)
+    return max(0, total - await view.stored_to(segment, first - 1))
+
+
+async def segment_bytes(view: DriverLogView, segment: SegmentMetadata, start: DLSN, end: DLSN) -> int:
+    """Stored bytes of the entries of one segment that have records from `start` to before `end`."""
+    return await _size(view, segment, *_entries(segment, start, end))
+
+
+async def bytes_between(view: DriverLogView, start: DLSN, end: DLSN) -> int:
+    """Stored bytes of the entries that have records from `start` to before `end`."""
+    segments = view.between(start, end)
+    total = 0
+    for at in range(0, len(segments), MAX_PARALLEL_LOOKUPS):
+        some = segments[at : at + MAX_PARALLEL_LOOKUPS]
+        total += sum(await asyncio.gather(*(segment_bytes(view, one, start, end) for one in some)))
+    return total
+
+
+async def next_entry_bytes(view: DriverLogView, start: DLSN, end: DLSN) -> int:
+    """Stored bytes of the first entry from `start` on; 0 if there is none before `end`."""
+    for segment in view.between(start, end):
+        first, after = _entries(segment, start, end)
+        if first < after:
+            return await _size(view, segment, first, first + 1)
+    return 0
+
+
+async def advance_bytes(view: DriverLogView, start: DLSN, end: DLSN, budget: int) -> DLSN:
+    """The furthest position, at most `end`, up to which the entries from `start` on have no more than `budget` bytes.
+
+    It is `start` where not even one entry fits.
+    """
+    left, reached = budget, start
+    for segment in view.between(start, end):
+        first, after = _entries(segment, start, end)
+        size = await _size(view, segment, first, after)
+        if size > left:
+            stop = await _cut(view, segment, first, after, left)
+            return DLSN(segment.lssn, stop, 0) if stop > first else reached
+        left -= size
+        if segment.lssn == end.lssn:
+            return end
+        reached = max(reached, DLSN(segment.lssn, segment.last_entry + 1, 0))
+    return end
+
+
+async def _cut(view: DriverLogView, segment: SegmentMetadata, first: int, after: int, budget: int) -> int:
+    """The largest entry up to which, from `first` on, no more than `budget` bytes lie."""
+    low, high = first, after
+    while low < high:
+        middle = (low + high + 1) // 2
+        if await _size(view, segment, first, middle) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return low

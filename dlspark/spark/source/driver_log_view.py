@@ -17,8 +17,8 @@ from dlspark.core.codec.entries import EntrySummary
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.transitions import lssn_without_segments
-from dlspark.spark.source.offsets import Mark
-from dlspark.spark.source.planning import Span
+from dlspark.spark.source.offsets import LogIdentity
+from dlspark.spark.source.planning import SegmentSpan
 from dlspark.spark.source.segment_records import SegmentRecords
 from metadata.foundation.errors import InvariantViolation, check
 from metadata.foundation.tasks import end_tasks
@@ -41,7 +41,7 @@ _MAX_SIZES = 4096
 """Ledgers, and places in them, whose stored bytes a view keeps."""
 
 
-class LogView:
+class DriverLogView:
     """The driver's view of one log; only one call at a time."""
 
     def __init__(self, namespace: AsyncNamespace, log: AsyncLog) -> None:
@@ -62,7 +62,7 @@ class LogView:
         self._changed.set()
 
     @classmethod
-    async def open(cls, namespace: AsyncNamespace, name: str) -> LogView:
+    async def open(cls, namespace: AsyncNamespace, name: str) -> DriverLogView:
         """Raises LogNotFoundError if there is no such log."""
         view = cls(namespace, await namespace.open_log(name))
         try:
@@ -131,7 +131,7 @@ class LogView:
         return found if found < await self.latest() else None
 
     async def beyond_end(self, position: DLSN) -> bool:
-        """Whether the log cannot have such a position (yet): the mark of a log that was deleted and created again.
+        """Whether the log cannot have such a position (yet): the identity of a log that was deleted and created again.
 
         The LAC that this reader learns may lie below one that an earlier reader saw (the node that knew it is down), so
         in the open segment the entry itself decides.
@@ -156,7 +156,7 @@ class LogView:
 
     # ------------------------------------------------------------------ which log it is
 
-    def mark(self, position: DLSN) -> Mark | None:
+    def identity(self, position: DLSN) -> LogIdentity | None:
         """What tells this log from a later one of its name to a reader that has come to `position`.
 
         The segment at the position, unless nothing of it was read and it may yet prove empty: then it is removed and
@@ -165,13 +165,13 @@ class LogView:
         for segment in reversed(self._segments):
             here = segment.lssn == position.lssn and (position[1:] > (0, 0) or segment.last_entry >= 0)
             if segment.lssn >= 1 and (here or segment.lssn < position.lssn):
-                return Mark(segment.lssn, segment.ledger_id)
+                return LogIdentity(segment.lssn, segment.ledger_id)
         return None
 
-    def differs(self, mark: Mark | None) -> bool:
-        """Whether this is certainly not the log that the mark was made of."""
-        return mark is not None and any(
-            segment.lssn == mark.lssn and segment.ledger_id != mark.ledger_id for segment in self._segments
+    def differs(self, identity: LogIdentity | None) -> bool:
+        """Whether this is certainly not the log that the identity was made of."""
+        return identity is not None and any(
+            segment.lssn == identity.lssn and segment.ledger_id != identity.ledger_id for segment in self._segments
         )
 
     # ------------------------------------------------------------------ records between positions
@@ -216,7 +216,7 @@ class LogView:
             )
             yield segment, first, max(0, last - first)
 
-    # ----------------------------------------------------------- what a lag is measured by (dlspark.spark.source.lag)
+    # ------------------------------------------------ what a lag is measured by (`source.extents`)
 
     def between(self, start: DLSN, end: DLSN) -> list[SegmentMetadata]:
         """The segments that hold what lies from `start` to `end`, as last listed."""
@@ -257,7 +257,7 @@ class LogView:
 
     # ------------------------------------------------------------------ what to read
 
-    async def spans(self, start: DLSN, end: DLSN) -> list[Span]:
+    async def spans(self, start: DLSN, end: DLSN) -> list[SegmentSpan]:
         """What tasks have to read from `start` to before `end`: complete, so that they need no ZooKeeper."""
         limit = asyncio.Semaphore(MAX_PARALLEL_LOOKUPS)
         ranges = [
@@ -276,13 +276,13 @@ class LogView:
             return first, _end_position(segment)
         return first, end if segment.in_progress else min(end, _end_position(segment))
 
-    async def _span(self, segment: SegmentMetadata, first: DLSN, stop: DLSN, limit: asyncio.Semaphore) -> Span:
+    async def _span(self, segment: SegmentMetadata, first: DLSN, stop: DLSN, limit: asyncio.Semaphore) -> SegmentSpan:
         async with limit:
             location = await self._location(segment)
         whole = stop.slot_id == 0
         metadata = location.metadata
         entries = metadata.last_entry + 1
-        return Span(
+        return SegmentSpan(
             log=self.name,
             lssn=segment.lssn,
             ledger=location,

@@ -18,10 +18,10 @@ async def logs_in(namespace: AsyncNamespace, folder: str) -> list[str]:
     return [f"{folder}/{name}" for name in names] if folder else names
 
 
-class Arrivals:
-    """A watch on the logs of one folder. It only wakes: who waits looks himself which logs there are.
+class FolderWatch:
+    """A watch on the logs of one folder. It only wakes: the one that waits looks which logs there are.
 
-    Where the watch fails nobody is woken any more, and new logs are found when the query looks anyway.
+    Where the watch fails nothing is woken any more, and new logs are found when the query looks anyway.
     """
 
     def __init__(self, namespace: AsyncNamespace, folder: str = "") -> None:

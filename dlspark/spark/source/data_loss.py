@@ -6,14 +6,14 @@ import logging
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import DataLossError, DeletedDataLossError, RecreatedDataLossError, TruncatedDataLossError
-from dlspark.spark.source.log_view import LogView
-from dlspark.spark.source.offsets import Mark
+from dlspark.spark.source.driver_log_view import DriverLogView
+from dlspark.spark.source.offsets import LogIdentity
 
 _log = logging.getLogger(__name__)
 
 
-class Losses:
-    """One query's. It fails, or goes on with what there is and says so once."""
+class DataLossPolicy:
+    """What one query does about lost records: it fails, or goes on with what there is and says so once."""
 
     def __init__(self, fail: bool) -> None:
         self._fail = fail
@@ -36,16 +36,16 @@ class Losses:
     def deleted(self, log: str, position: DLSN, mend: str) -> None:
         self.lost(DeletedDataLossError, log, position, "the log does not exist any more", mend)
 
-    def recreated(self, log: str, position: DLSN, mark: Mark, mend: str) -> None:
+    def recreated(self, log: str, position: DLSN, identity: LogIdentity, mend: str) -> None:
         self.lost(
             RecreatedDataLossError,
             log,
             position,
-            f"the log was deleted and created again (segment {mark.lssn} was ledger {mark.ledger_id})",
+            f"the log was deleted and created again (segment {identity.lssn} was ledger {identity.ledger_id})",
             mend,
         )
 
-    async def begin(self, view: LogView, position: DLSN | None, mark: Mark | None) -> DLSN:
+    async def begin(self, view: DriverLogView, position: DLSN | None, identity: LogIdentity | None) -> DLSN:
         """Where reading a log really begins: at the position, or, where that is lost, at the first record still there.
 
         A log without a position is new to the query and begins at its first record.
@@ -54,8 +54,8 @@ class Losses:
         if position is None:
             return earliest
         mend = f"the query goes on at {earliest}"
-        if mark is not None and view.differs(mark):
-            self.recreated(view.name, position, mark, mend)
+        if identity is not None and view.differs(identity):
+            self.recreated(view.name, position, identity, mend)
             return earliest
         if position < earliest and view.lost_before(position):
             self.lost(TruncatedDataLossError, view.name, position, f"the log now begins at {earliest}", mend)

@@ -1,4 +1,4 @@
-"""Whether storage nodes can serve a plan, asked before any task runs: too few is an error with their names.
+"""Whether each entry of a plan has a living replica, asked before any task runs; if not, the error names the nodes.
 
 An entry needs one living node of its write set. Which nodes live is known from their registrations, which may lag
 behind; so where registrations say that an entry has no node left, that entry is read before the query is refused.
@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.spark.source.planning import Span
+from dlspark.spark.source.planning import SegmentSpan
 from metadata.foundation.errors import CorruptDataError, NotAppliedError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client import ReplicaReader
 from storage_node.errors import NotEnoughBookiesError
 
 
-async def check_served(namespace: AsyncNamespace, spans: Iterable[Span]) -> None:
+async def check_live_replicas(namespace: AsyncNamespace, spans: Iterable[SegmentSpan]) -> None:
     """Raise NotEnoughBookiesError if some entry of `spans` has no node that answers."""
     spans = list(spans)
     if not spans:
@@ -28,13 +28,13 @@ async def check_served(namespace: AsyncNamespace, spans: Iterable[Span]) -> None
     living = {address.bookie_id for address in [*writable, *readonly]}
     probed: set[tuple[int, int]] = set()
     for span in spans:
-        for entry_id in orphans(span.ledger.metadata, span.first_entry, span.last_entry, living):
+        for entry_id in entries_without_replica(span.ledger.metadata, span.first_entry, span.last_entry, living):
             if (span.ledger.ledger_id, entry_id) not in probed:
                 probed.add((span.ledger.ledger_id, entry_id))
                 await _probe(namespace, span, entry_id, living)
 
 
-def orphans(metadata: LedgerMetadata, first: int, last: int, living: set[str]) -> list[int]:
+def entries_without_replica(metadata: LedgerMetadata, first: int, last: int, living: set[str]) -> list[int]:
     """For each write set within entries `first` to `last` of which no node lives, its first entry."""
     found = []
     ensembles = metadata.ensembles
@@ -49,7 +49,7 @@ def orphans(metadata: LedgerMetadata, first: int, last: int, living: set[str]) -
     return found
 
 
-async def _probe(namespace: AsyncNamespace, span: Span, entry_id: int, living: set[str]) -> None:
+async def _probe(namespace: AsyncNamespace, span: SegmentSpan, entry_id: int, living: set[str]) -> None:
     # Who waits for nodes to come back has the plan made again: it carries the addresses of those that are there.
     reader = ReplicaReader(settings=replace(namespace.ledgers.settings, outage_wait_ms=0))
     try:

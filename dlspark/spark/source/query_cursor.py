@@ -23,7 +23,7 @@ MAX_AT_ONCE = 32
 """Logs whose cursor is moved at the same time."""
 
 
-class Cursors:
+class QueryCursor:
     """One query's cursor in all its logs."""
 
     def __init__(self, logs: LogStore, name: str) -> None:
