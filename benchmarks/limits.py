@@ -30,7 +30,7 @@ from dlspark.core.runtime import new_event_loop
 from metadata.foundation.errors import check
 from storage_node.edge import Link
 from storage_node.protocol.frames import Buffer
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 WRITERS = 3
 FILE_BYTES = 128 << 20

@@ -43,7 +43,7 @@ from storage_node.protocol.values import BatchReadResponse, ResponseV2
 
 if TYPE_CHECKING:
     from simulation.cluster import Node, World
-    from storage_node.bookie.storage import Storage
+    from storage_node.bookie.store.storage import Storage
 
 MISSING = frozenset({Status.ENOENTRY, Status.ENOLEDGER})
 FENCING_READ_BYTES = (40, 120)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from storage_node.bookie import checkpoint
-from storage_node.bookie.entry_logs import log_name
-from storage_node.bookie.journal_format import BatchHeader, parse_batch_header
-from storage_node.bookie.records import ENTRY, LEDGER, Record, parse_ledger_body, scan
+from storage_node.bookie.disk.records import ENTRY, LEDGER, Record, parse_ledger_body, scan
+from storage_node.bookie.journal.format import BatchHeader, parse_batch_header
+from storage_node.bookie.store import checkpoint
+from storage_node.bookie.store.entry_logs import log_name
 from storage_node.protocol.digests import ENTRY_HEADER
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from typing import TypeVar
 from dlspark import sandbox
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import DistributedLogError
-from storage_node.bookie.disk import SystemDisk
+from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.edge import Buffer, DiskFile, FrameHandler, Link
 from storage_node.settings.bookie import BookieSettings
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 T = TypeVar("T")
 Route = tuple[str, int, str, int]

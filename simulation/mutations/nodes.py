@@ -8,15 +8,19 @@ from functools import wraps
 
 from metadata.bookies import BookieRegistry, Cookie
 from simulation.mutations.mutation import Method, Mutation, edited
-from storage_node.bookie import bookie, cookies, gc, journal, reads
-from storage_node.bookie import storage as storage_module
-from storage_node.bookie.checkpointing import Checkpointer
-from storage_node.bookie.connections import Connection
-from storage_node.bookie.entry_logs import LogFile
-from storage_node.bookie.journal import Batch, Journal
-from storage_node.bookie.journal_files import JournalFile, JournalFiles
-from storage_node.bookie.replay import JournalReader, Mark
-from storage_node.bookie.storage import Storage
+from storage_node.bookie.disk import cookies
+from storage_node.bookie.journal import writer
+from storage_node.bookie.journal.files import JournalFile, JournalFiles
+from storage_node.bookie.journal.replay import JournalReader, Mark
+from storage_node.bookie.journal.writer import Batch, Journal
+from storage_node.bookie.node import bookie
+from storage_node.bookie.requests import reads
+from storage_node.bookie.requests.connections import Connection
+from storage_node.bookie.store import collection
+from storage_node.bookie.store import storage as storage_module
+from storage_node.bookie.store.checkpointing import Checkpointer
+from storage_node.bookie.store.entry_logs import LogFile
+from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Disk
 from storage_node.protocol.messages import ReadRequest
 
@@ -75,7 +79,7 @@ def _sync_one_directory(sync: Method) -> Method:
 
 
 def _list_before_the_snapshot(_collect: Method) -> Method:
-    async def mutated(self: gc.GarbageCollector) -> int:
+    async def mutated(self: collection.GarbageCollector) -> int:
         listed = [ledger_id async for ledger_id in self._ledgers.ids()]
         gone = sorted(set(self._contents.ledgers).difference(listed))
         for ledger_id in gone:
@@ -108,8 +112,8 @@ def _forget_what_is_lost(index: Method) -> Method:
 
 
 JOURNAL = {
-    "journal-first": Mutation("journal before ack", journal, "_write_batch", _do_not_sync),
-    "sync-retry": Mutation("a failed sync is final", journal, "_write_batch", _sync_again_after_a_failure),
+    "journal-first": Mutation("journal before ack", writer, "_write_batch", _do_not_sync),
+    "sync-retry": Mutation("a failed sync is final", writer, "_write_batch", _sync_again_after_a_failure),
     "batch-order": Mutation(
         "a batch counts once all before it are durable",
         Journal,
@@ -192,7 +196,7 @@ NODES = {
     ),
     "fenced-adds": Mutation("a fenced ledger takes no adds (I5)", Storage, "add", _take_adds_after_a_fence),
     "gc-snapshot": Mutation(
-        "snapshot before listing (I13)", gc.GarbageCollector, "_collect", _list_before_the_snapshot
+        "snapshot before listing (I13)", collection.GarbageCollector, "_collect", _list_before_the_snapshot
     ),
     "cookies": Mutation("cookie check (I11)", bookie, "check_cookies", _admit_anybody),
     "lossy": Mutation("what is lost is unknown (I11)", storage_module, "index_logs", _forget_what_is_lost),

@@ -5,7 +5,7 @@ BookieSettings               its configuration
 python -m storage_node.bookie --conf FILE
 """
 
-from storage_node.bookie.bookie import Bookie
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.settings.bookie import BookieSettings
 
 __all__ = ["Bookie", "BookieSettings"]

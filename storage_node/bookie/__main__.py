@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.bookie import Bookie
-from storage_node.bookie.descriptors import raise_limit
-from storage_node.bookie.endpoints import shown
+from storage_node.bookie.disk.descriptors import raise_limit
+from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.node.endpoints import shown
 from storage_node.edge import Disk, Network
 from storage_node.settings.bookie import BookieSettings, read_properties
 from storage_node.settings.other_keys import OTHER_KEYS

@@ -29,7 +29,7 @@ from storage_node.errors import LedgerClosedError, NotEnoughBookiesError, Unauth
 from storage_node.protocol.striping import validate_quorums
 from storage_node.protocol.writing import WriterMachine
 from storage_node.settings.client import ClientSettings
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 MAX_ID_ATTEMPTS = 20
 """How often a new id may turn out to be taken."""

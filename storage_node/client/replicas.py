@@ -15,7 +15,7 @@ from storage_node.client.reading import EntryFetcher
 from storage_node.edge import Network
 from storage_node.protocol.digests import Entry
 from storage_node.settings.client import ClientSettings
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 
 @dataclass(frozen=True, slots=True)

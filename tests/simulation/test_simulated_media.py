@@ -11,11 +11,11 @@ import pytest
 from simulation.disk import SimulatedDisk
 from simulation.loop import SimulatedLoop
 from simulation.media import Media
-from storage_node.bookie import checkpoint
-from storage_node.bookie.journal_format import BATCH_HEADER_BYTES, BatchHeader
-from storage_node.bookie.records import ENTRY, LEDGER, header, ledger_body
-from storage_node.bookie.replay import Mark
-from storage_node.bookie.slabs import BLOCK
+from storage_node.bookie.disk.records import ENTRY, LEDGER, header, ledger_body
+from storage_node.bookie.disk.slabs import BLOCK
+from storage_node.bookie.journal.format import BATCH_HEADER_BYTES, BatchHeader
+from storage_node.bookie.journal.replay import Mark
+from storage_node.bookie.store import checkpoint
 from storage_node.protocol.digests import ENTRY_HEADER, crc32
 
 JOURNAL = "/journal1/current/journal-0000000000000001.log"

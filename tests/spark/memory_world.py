@@ -21,7 +21,7 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
 from metadata.segments import TruncationStatus
-from storage_node.bookie.bookie import Bookie
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.settings.bookie import MIB, BookieSettings
 from storage_node.settings.client import ClientSettings
 

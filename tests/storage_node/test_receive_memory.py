@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_node import receive_memory
 from storage_node.edge import Link
-from storage_node.receive_memory import ALWAYS_READ, PROGRESS_BYTES, ReceiveMemory
-from storage_node.transport import TcpNetwork
-from storage_node.turns import TURN_S
+from storage_node.transport import receive_memory
+from storage_node.transport.receive_memory import ALWAYS_READ, PROGRESS_BYTES, ReceiveMemory
+from storage_node.transport.tcp import TcpNetwork
+from storage_node.transport.turns import TURN_S
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from storage_node.edge import Link
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
 from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
-from storage_node.transport import LOW_WATER_BYTES, TcpNetwork
+from storage_node.transport.tcp import LOW_WATER_BYTES, TcpNetwork
 
 
 def framed(body: bytes) -> bytes:

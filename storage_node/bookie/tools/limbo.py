@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
-from storage_node.bookie import checkpoint as checkpoints
-from storage_node.bookie.disk import SystemDisk
+from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.store import checkpoint as checkpoints
 from storage_node.bookie.tools.cluster import Cluster
 from storage_node.bookie.tools.offline import Offline, Snapshot
 from storage_node.protocol.striping import in_write_set

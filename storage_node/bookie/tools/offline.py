@@ -13,14 +13,23 @@ from types import TracebackType
 
 from metadata.bookies import Cookie
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie.checkpoint import Checkpoint
-from storage_node.bookie.cookies import FILE_NAME as COOKIE_NAME
-from storage_node.bookie.disk import SystemDisk
-from storage_node.bookie.journal_format import node_tag
-from storage_node.bookie.journals import check_marks, open_readers
-from storage_node.bookie.ledgers import Ledger
-from storage_node.bookie.opening import OpenedLogs, index_logs, read_checkpoint
-from storage_node.bookie.records import ALIGN, ENTRY, HEADER_BYTES, LAC, LEDGER, Record, parse_ledger_body, read_record
+from storage_node.bookie.disk.cookies import FILE_NAME as COOKIE_NAME
+from storage_node.bookie.disk.records import (
+    ALIGN,
+    ENTRY,
+    HEADER_BYTES,
+    LAC,
+    LEDGER,
+    Record,
+    parse_ledger_body,
+    read_record,
+)
+from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.journal.format import node_tag
+from storage_node.bookie.journal.journals import check_marks, open_readers
+from storage_node.bookie.store.checkpoint import Checkpoint
+from storage_node.bookie.store.ledgers import Ledger
+from storage_node.bookie.store.opening import OpenedLogs, index_logs, read_checkpoint
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import BookieConfigurationError, NoSuchEntryError, NoSuchLedgerError
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie.cookies import FILE_NAME as COOKIE_NAME
-from storage_node.bookie.disk import SystemDisk
-from storage_node.bookie.entry_logs import log_name, sidecar_name
-from storage_node.bookie.index import parse_sidecar
-from storage_node.bookie.opening import read_checkpoint, scan_log
+from storage_node.bookie.disk.cookies import FILE_NAME as COOKIE_NAME
+from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.store.entry_logs import log_name, sidecar_name
+from storage_node.bookie.store.index import parse_sidecar
+from storage_node.bookie.store.opening import read_checkpoint, scan_log
 from storage_node.bookie.tools.offline import Offline
 from storage_node.settings.bookie import BookieSettings
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from metadata.bookies import Cookie
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie.cookies import FILE_NAME as COOKIE_NAME
-from storage_node.bookie.disk import SystemDisk
-from storage_node.bookie.entry_logs import parse_log_name
-from storage_node.bookie.journal_files import SPARE_PREFIX
-from storage_node.bookie.journal_format import parse_file_name
-from storage_node.bookie.opening import read_checkpoint
-from storage_node.bookie.status import was_read_only
+from storage_node.bookie.disk.cookies import FILE_NAME as COOKIE_NAME
+from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.journal.files import SPARE_PREFIX
+from storage_node.bookie.journal.format import parse_file_name
+from storage_node.bookie.node.status import was_read_only
+from storage_node.bookie.store.entry_logs import parse_log_name
+from storage_node.bookie.store.opening import read_checkpoint
 from storage_node.bookie.tools.offline import LOCK_NAME
 from storage_node.settings.bookie import BookieSettings
 

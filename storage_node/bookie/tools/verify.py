@@ -11,12 +11,8 @@ from dataclasses import dataclass, field
 
 from metadata.bookies import Cookie
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie import checkpoint as checkpoints
-from storage_node.bookie.cookies import FILE_NAME as COOKIE_NAME
-from storage_node.bookie.entry_logs import log_name, sidecar_name
-from storage_node.bookie.index import parse_sidecar
-from storage_node.bookie.opening import MAX_RECORD_BYTES
-from storage_node.bookie.records import (
+from storage_node.bookie.disk.cookies import FILE_NAME as COOKIE_NAME
+from storage_node.bookie.disk.records import (
     ALIGN,
     ENTRY,
     HEADER_BYTES,
@@ -24,6 +20,10 @@ from storage_node.bookie.records import (
     aligned,
     parse_header,
 )
+from storage_node.bookie.store import checkpoint as checkpoints
+from storage_node.bookie.store.entry_logs import log_name, sidecar_name
+from storage_node.bookie.store.index import parse_sidecar
+from storage_node.bookie.store.opening import MAX_RECORD_BYTES
 from storage_node.bookie.tools.offline import IN_JOURNAL, Offline, Snapshot
 from storage_node.edge import DiskFile
 from storage_node.errors import JournalCorruptError

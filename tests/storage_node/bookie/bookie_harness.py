@@ -9,13 +9,14 @@ from pathlib import Path
 
 from metadata.ledger_metadata import DigestType
 from metadata.memory import MemoryStore, MemoryTree
-from storage_node.bookie import Bookie, BookieSettings, listing
-from storage_node.bookie.disk import SystemDisk
+from storage_node.bookie import Bookie, BookieSettings
+from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.store import listing
 from storage_node.edge import Link
 from storage_node.protocol import messages as m
 from storage_node.protocol.digests import EntryDigest, master_key
 from storage_node.protocol.messages import Status
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 MIB = 1024 * 1024
 KEY = master_key(b"pw")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from storage_node.bookie.disk import SystemDisk
+from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.edge import Buffer, DiskFile
 
 

@@ -15,12 +15,12 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.store import MetadataStore
 from storage_node.bookie import Bookie, BookieSettings
-from storage_node.bookie.disk import SystemDisk
-from storage_node.bookie.journal import Answers
-from storage_node.bookie.records import HEADER_BYTES
+from storage_node.bookie.disk.records import HEADER_BYTES
+from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.journal.writer import Answers
 from storage_node.edge import Buffer, DiskFile
 from storage_node.protocol.messages import Status
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 LOG_BYTES = 256 * 1024
 NAME = "a"

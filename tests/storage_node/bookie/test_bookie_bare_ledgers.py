@@ -10,8 +10,9 @@ from wire_harness import HeldDisk
 
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore
-from storage_node.bookie import Bookie, contents, gc
-from storage_node.bookie.storage import MAX_LAC_BYTES
+from storage_node.bookie import Bookie
+from storage_node.bookie.store import collection, contents
+from storage_node.bookie.store.storage import MAX_LAC_BYTES
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
 
@@ -39,7 +40,7 @@ async def test_an_explicit_lac_is_no_larger_than_any_client_sends(cluster: Clust
 async def test_an_explicit_lac_may_come_before_the_first_entry_and_only_for_so_many_ledgers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_node.bookie.storage.MAX_BARE_BY_LAC", BARE)
+    monkeypatch.setattr("storage_node.bookie.store.storage.MAX_BARE_BY_LAC", BARE)
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     assert await client.add(entry(5, 0)) is Status.EOK
@@ -59,7 +60,7 @@ async def test_an_explicit_lac_may_come_before_the_first_entry_and_only_for_so_m
 async def test_fences_of_ledgers_that_are_not_here_are_bounded_and_those_of_others_are_not(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_node.bookie.storage.MAX_BARE_BY_FENCE", 20)
+    monkeypatch.setattr("storage_node.bookie.store.storage.MAX_BARE_BY_FENCE", 20)
     bookie = await cluster.start()
     client = await cluster.connect(bookie)
     await client.add(entry(5, 0))
@@ -72,7 +73,7 @@ async def test_fences_of_ledgers_that_are_not_here_are_bounded_and_those_of_othe
 
 
 async def test_explicit_lacs_wait_for_memory_as_adds_do(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_node.bookie.connections.ROOM_WAIT_S", 0.3)
+    monkeypatch.setattr("storage_node.bookie.requests.connections.ROOM_WAIT_S", 0.3)
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk, skip_list_size_limit=32 * MIB)
     client, other = await cluster.connect(bookie), await cluster.connect(bookie)
@@ -97,7 +98,7 @@ async def test_many_new_ledgers_bring_the_next_round_of_garbage_collection_forwa
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(contents, "CROWD", 50)
-    monkeypatch.setattr(gc, "CROWDED_WAIT_S", 0.01)
+    monkeypatch.setattr(collection, "CROWDED_WAIT_S", 0.01)
     store = MemoryStore(cluster.tree)
     await LedgerStore(store).format()
     bookie = await cluster.start(

@@ -13,7 +13,7 @@ from bookie_harness import DIGEST, KEY, MIB
 from gc_harness import LOG_BYTES, Node, body_of
 
 from metadata.memory import MemoryTree
-from storage_node.bookie.compaction import Pace
+from storage_node.bookie.store.compaction import Pace
 from storage_node.protocol.messages import Status
 
 

@@ -11,8 +11,8 @@ from bookie_harness import Cluster, entry
 
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.memory import MemoryStore
-from storage_node.bookie.cookies import FILE_NAME
-from storage_node.bookie.naming import name_bookie
+from storage_node.bookie.disk.cookies import FILE_NAME
+from storage_node.bookie.node.naming import name_bookie
 from storage_node.errors import BookieConfigurationError, CookieMismatchError
 from storage_node.protocol.messages import Status
 

@@ -19,7 +19,7 @@ from metadata.foundation.errors import CorruptDataError
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.bookie import Bookie, BookieSettings
-from storage_node.bookie.journal import Answers
+from storage_node.bookie.journal.writer import Answers
 from storage_node.edge import FrameHandler, Link, Listener
 from storage_node.errors import CookieMismatchError
 from storage_node.protocol.messages import Status

@@ -16,7 +16,7 @@ from gc_harness import Node, body_of
 
 from metadata.memory import MemoryTree
 from storage_node.protocol.messages import Status
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 FACTOR = 1.35
 """What the disk may hold for a byte of live entries: 1 / 0.8 by the threshold of the major compaction, the rest for

@@ -13,10 +13,11 @@ import pytest
 from bookie_harness import MIB, Cluster, WireClient, entry
 from faulty_disk import FaultyDisk
 
-from storage_node.bookie import Bookie, BookieSettings, descriptors
-from storage_node.bookie.admission import IDLE_S, Admission
-from storage_node.bookie.descriptors import SpareDescriptors, connection_limit, raise_limit
-from storage_node.bookie.disk import SystemDisk
+from storage_node.bookie import Bookie, BookieSettings
+from storage_node.bookie.disk import descriptors
+from storage_node.bookie.disk.descriptors import SpareDescriptors, connection_limit, raise_limit
+from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.requests.admission import IDLE_S, Admission
 from storage_node.errors import BookieConfigurationError, NoSpaceToStartError
 from storage_node.protocol.messages import Status
 
@@ -306,7 +307,7 @@ async def test_a_node_that_lacks_descriptors_for_long_says_that_it_is_read_only_
 
 
 async def test_reads_wait_for_a_descriptor(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_node.bookie.entry_logs.DESCRIPTOR_PAUSES_S", (0.001, 0.001))
+    monkeypatch.setattr("storage_node.bookie.store.entry_logs.DESCRIPTOR_PAUSES_S", (0.001, 0.001))
     name, bookie, disk = await _node_with_entries_on_disk(cluster)
     client = await cluster.connect(bookie)
     disk.misses = 2

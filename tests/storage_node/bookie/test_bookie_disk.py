@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.bookie.disk import SystemDisk
-from storage_node.bookie.slabs import aligned_memory
+from storage_node.bookie.disk.slabs import aligned_memory
+from storage_node.bookie.disk.system_disk import SystemDisk
 
 
 def test_a_file_system_that_refuses_a_direct_write_is_written_through_the_page_cache(tmp_path: Path) -> None:

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from reference_vectors import vectors
 
 from metadata.foundation.errors import InvariantViolation
-from storage_node.bookie import checkpoint as checkpoints
-from storage_node.bookie import records as r
-from storage_node.bookie.checkpoint import Checkpoint
-from storage_node.bookie.index import LedgerIndex, NewPlaces, parse_sidecar
-from storage_node.bookie.journal import Batch
-from storage_node.bookie.journal_format import (
+from storage_node.bookie.disk import records as r
+from storage_node.bookie.disk.slabs import BLOCK, Slab, SlabPool, aligned_memory
+from storage_node.bookie.journal.format import (
     BatchHeader,
     JournalOwner,
     file_header,
@@ -26,9 +23,12 @@ from storage_node.bookie.journal_format import (
     parse_file_header,
     parse_file_name,
 )
-from storage_node.bookie.ledgers import Ledger
-from storage_node.bookie.replay import Mark
-from storage_node.bookie.slabs import BLOCK, Slab, SlabPool, aligned_memory
+from storage_node.bookie.journal.replay import Mark
+from storage_node.bookie.journal.writer import Batch
+from storage_node.bookie.store import checkpoint as checkpoints
+from storage_node.bookie.store.checkpoint import Checkpoint
+from storage_node.bookie.store.index import LedgerIndex, NewPlaces, parse_sidecar
+from storage_node.bookie.store.ledgers import Ledger
 from storage_node.protocol.digests import crc32
 
 ids = st.integers(0, 2**63 - 1)

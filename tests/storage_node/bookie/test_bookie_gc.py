@@ -18,11 +18,11 @@ from metadata.memory import MemoryStore, MemoryTree
 from metadata.replication import ReplicationStore
 from metadata.store import Stat, Watcher
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.bookie.gc import FENCE_MEMORY_MS
+from storage_node.bookie.store.collection import FENCE_MEMORY_MS
 from storage_node.errors import BookieFailedError, CookieMismatchError
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.bookie import Bookie, BookieSettings
-from storage_node.bookie.journal import Answers
+from storage_node.bookie.journal.writer import Answers
 from storage_node.protocol.messages import Status
 
 SIZE = 6000

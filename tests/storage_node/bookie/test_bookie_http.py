@@ -11,11 +11,12 @@ from bookie_harness import Cluster, entry
 from prometheus_client.parser import text_string_to_metric_families
 
 from metadata.memory import MemoryStore
-from storage_node.bookie import Bookie, BookieSettings, http_server
-from storage_node.bookie.endpoints import shown
+from storage_node.bookie import Bookie, BookieSettings
+from storage_node.bookie.node import http_server
+from storage_node.bookie.node.endpoints import shown
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.messages import Status
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 
 async def _raw(port: int, request: bytes) -> bytes:

@@ -18,7 +18,7 @@ from test_bookie_process import first_line, initialise, spawn
 from metadata.embedded import EmbeddedZooKeeper
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 pytestmark = pytest.mark.processes
 MIB = 1 << 20

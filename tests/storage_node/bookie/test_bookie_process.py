@@ -20,7 +20,7 @@ from metadata.embedded import EmbeddedZooKeeper
 from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.protocol.messages import Status
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,8 @@ from storage_node.protocol.messages import Status
 async def test_large_adds_beyond_what_may_wait_for_memory_are_refused_at_once_and_small_ones_wait(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_node.bookie.connections.ROOM_WAIT_S", 3600.0)  # none is refused for waiting too long
+    # None is refused for waiting too long.
+    monkeypatch.setattr("storage_node.bookie.requests.connections.ROOM_WAIT_S", 3600.0)
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk, request_memory_limit=8 * MIB)
     first = await cluster.connect(bookie)

@@ -11,10 +11,10 @@ import pytest
 from bookie_harness import Cluster, entry
 from wire_harness import HeldDisk, PacketClient
 
-from storage_node.bookie import index as indexes
-from storage_node.bookie.flow import TASK_BYTES
-from storage_node.bookie.index import LedgerIndex
-from storage_node.bookie.reads import MAX_BATCH_ENTRIES
+from storage_node.bookie.requests.flow import TASK_BYTES
+from storage_node.bookie.requests.reads import MAX_BATCH_ENTRIES
+from storage_node.bookie.store import index as indexes
+from storage_node.bookie.store.index import LedgerIndex
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
 

@@ -10,7 +10,7 @@ from bookie_harness import KEY, Cluster, WireClient, entry
 from wire_harness import HeldDisk
 
 from storage_node.bookie import Bookie
-from storage_node.bookie.limits import Budget, Gate, Turnstile
+from storage_node.bookie.requests.limits import Budget, Gate, Turnstile
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
 
@@ -162,7 +162,7 @@ async def restarted(cluster: Cluster, disk: HeldDisk, entries: int, **settings: 
 @pytest.fixture
 def no_quick_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every read of a file takes a thread."""
-    monkeypatch.setattr("storage_node.bookie.disk.READ_NOW", 0)
+    monkeypatch.setattr("storage_node.bookie.disk.system_disk.READ_NOW", 0)
 
 
 @pytest.mark.usefixtures("no_quick_reads")
@@ -229,7 +229,7 @@ async def test_recovery_adds_overtake_adds_that_wait_for_memory(cluster: Cluster
 async def test_adds_that_find_no_memory_in_time_are_refused_one_by_one(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_node.bookie.connections.ROOM_WAIT_S", 0.2)
+    monkeypatch.setattr("storage_node.bookie.requests.connections.ROOM_WAIT_S", 0.2)
     disk = HeldDisk()
     bookie = await cluster.start(disk=disk)
     client = await cluster.connect(bookie)

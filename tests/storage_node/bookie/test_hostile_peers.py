@@ -25,7 +25,7 @@ from test_bookie_process import ROOT, first_line, free_port, initialise
 
 from metadata.embedded import EmbeddedZooKeeper
 from storage_node.protocol.messages import Status
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 pytestmark = pytest.mark.processes
 

@@ -17,12 +17,9 @@ from reference_vectors import vectors
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.memory import MemoryStore
 from storage_node.bookie import Bookie
-from storage_node.bookie import checkpoint as checkpoints
-from storage_node.bookie import records as r
-from storage_node.bookie.checkpoint import Checkpoint
-from storage_node.bookie.entry_logs import log_name, sidecar_name
-from storage_node.bookie.index import NewPlaces, parse_sidecar
-from storage_node.bookie.journal_format import (
+from storage_node.bookie.disk import records as r
+from storage_node.bookie.disk.slabs import BLOCK
+from storage_node.bookie.journal.format import (
     BatchHeader,
     JournalOwner,
     file_header,
@@ -31,12 +28,15 @@ from storage_node.bookie.journal_format import (
     parse_batch_header,
     parse_file_header,
 )
-from storage_node.bookie.ledgers import Ledger
-from storage_node.bookie.replay import Mark
-from storage_node.bookie.slabs import BLOCK
+from storage_node.bookie.journal.replay import Mark
+from storage_node.bookie.store import checkpoint as checkpoints
+from storage_node.bookie.store.checkpoint import Checkpoint
+from storage_node.bookie.store.entry_logs import log_name, sidecar_name
+from storage_node.bookie.store.index import NewPlaces, parse_sidecar
+from storage_node.bookie.store.ledgers import Ledger
 from storage_node.edge import SystemClock
 from storage_node.protocol.messages import Status
-from storage_node.transport import TcpNetwork
+from storage_node.transport.tcp import TcpNetwork
 
 PAGE = "node-files.md"
 VECTORS = vectors(PAGE)

@@ -14,7 +14,7 @@ from metadata.bookies import BookieRegistry
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
-from storage_node.bookie.bookie import Bookie
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.client import ClientSettings, LedgerClient, LedgerWriter, ReplicaReader
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
 from storage_node.settings.bookie import MIB, BookieSettings

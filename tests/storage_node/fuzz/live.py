@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from storage_node.bookie import Bookie
-from storage_node.bookie.connections import Connection
+from storage_node.bookie.requests.connections import Connection
 from storage_node.edge import Buffer
 from storage_node.errors import ProtocolError
 from storage_node.protocol import messages as m

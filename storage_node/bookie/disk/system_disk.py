@@ -1,0 +1,260 @@
+"""`SystemDisk`: a bookie's files on a real Linux file system, and the few threads that long calls run on.
+
+Fault model: any call may raise OSError. A write or sync that failed is never repeated here, with one exception: a file
+system that refuses O_DIRECT (EINVAL before anything was written) is used through the page cache instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from metadata.foundation.private_files import DIRECTORY_MODE, FILE_MODE, close_to_others
+from storage_node.bookie.disk.descriptors import SpareDescriptors
+from storage_node.edge import Buffer, DiskFile
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+THREADS = {"journal": 2, "entries": 1, "reads": 4, "files": 1}
+"""Threads a pool (`journal-1` has as many as `journal`). Only long single calls go there: many short ones would fight
+the loop for the interpreter."""
+
+READ_NOW = getattr(os, "RWF_NOWAIT", 0)
+
+
+class SystemFile:
+    """An open file descriptor."""
+
+    def __init__(self, path: str, descriptor: int, direct: bool) -> None:
+        self.path = path
+        self.direct = direct
+        self._descriptor = descriptor
+
+    def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        pieces = [memoryview(buffer).cast("B") for buffer in buffers]
+        while pieces:
+            try:
+                written = os.pwritev(self._descriptor, pieces, offset)
+            except OSError as error:
+                if not (self.direct and error.errno == errno.EINVAL):
+                    raise
+                self._give_up_direct()
+                continue
+            if written <= 0:
+                raise OSError(errno.EIO, "the file system wrote nothing", self.path)
+            offset += written
+            while pieces and written >= len(pieces[0]):
+                written -= len(pieces.pop(0))
+            if written:
+                pieces[0] = pieces[0][written:]
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._descriptor, length, offset)
+        while 0 < len(data) < length:
+            more = os.pread(self._descriptor, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def read_now(self, offset: int, length: int) -> bytearray | None:
+        if not READ_NOW:
+            return None
+        data = bytearray(length)
+        try:
+            got = os.preadv(self._descriptor, [data], offset, READ_NOW)
+        except OSError:  # not in memory, or not supported here: the caller reads on a thread and sees real errors
+            return None
+        return data if got == length else None
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def sync_data(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _give_up_direct(self) -> None:
+        logger.warning("%s: the file system refuses direct writes, going through the page cache", self.path)
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        self.direct = False
+
+
+class _Pool:
+    """Threads that take calls from one queue and hand results back to the caller's loop."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"bookie-{name}-{index}", daemon=True) for index in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._calls.put(partial(self._perform, loop, future, call))
+        return future
+
+    def close(self) -> None:
+        """Let the threads end after what is queued, and wait for them."""
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            work = self._calls.get()
+            if work is None:
+                return
+            work()
+            del work
+
+    @staticmethod
+    def _perform(loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], call: Callable[[], T]) -> None:
+        try:
+            result = call()
+        except BaseException as error:  # carried over to the loop, whatever it is
+            _hand_back(loop, partial(_fail, future, error))
+        else:
+            _hand_back(loop, partial(_succeed, future, result))
+
+
+def _hand_back(loop: asyncio.AbstractEventLoop, deliver: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(deliver)
+    except RuntimeError:  # the loop is closed: nobody is left to be told
+        logger.debug("a disk call ended after its loop was closed")
+
+
+def _succeed(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[T], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+class SystemDisk:
+    """The real disk. Threads start with the first call that needs them and end with `close`."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _Pool] = {}
+        self._spare = SpareDescriptors()
+
+    def make_directory(self, path: str) -> None:
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(os.path.abspath(path))
+        self.make_directory(parent)
+        try:
+            os.mkdir(path, DIRECTORY_MODE)
+        except FileExistsError:
+            return
+        self.sync_directory(parent)
+
+    def close_to_others(self, path: str) -> None:
+        close_to_others(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        try:
+            return sorted(self._spare.have(partial(os.listdir, path)))
+        except FileNotFoundError:
+            return []
+
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> DiskFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        if direct:
+            try:
+                return SystemFile(path, self._open(path, flags | os.O_DIRECT), True)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                logger.warning("%s: the file system refuses direct writes, going through the page cache", path)
+        return SystemFile(path, self._open(path, flags), False)
+
+    def read_file(self, path: str) -> bytes | None:
+        try:
+            with open(path, "rb", opener=self._open) as stream:
+                return stream.read()
+        except FileNotFoundError:
+            return None
+
+    def write_file(self, path: str, data: bytes) -> None:
+        temporary = f"{path}.new"
+        descriptor = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+        self.sync_directory(os.path.dirname(path))
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> DiskFile:
+        descriptor = self._open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return SystemFile(path, descriptor, False)
+
+    def _open(self, path: str, flags: int) -> int:
+        """A descriptor, which may be a spare one's place."""
+        return self._spare.have(partial(os.open, path, flags, FILE_MODE))
+
+    def usage(self, path: str) -> tuple[int, int, int]:
+        stats = os.statvfs(path)
+        return os.stat(path).st_dev, stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
+
+    def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
+        if pool not in self._pools:
+            self._spare.hold()
+            self._pools[pool] = _Pool(pool, THREADS[pool.partition("-")[0]])
+        return self._pools[pool].submit(call)
+
+    def close(self) -> None:
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.close()
+        self._spare.let_go()

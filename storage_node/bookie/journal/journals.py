@@ -1,0 +1,189 @@
+"""All journals of a node as one: a ledger's records go to the journal with the number `ledger id % journals`.
+
+Each has its own directory, files, batches, syncs and mark. What a ledger's records promise each other (its key before
+its entries, a fence behind the adds that came before it) needs one journal only, and a ledger never changes its
+journal: the number of journals is fixed by the node's cookie, by every journal file's header and by the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from metadata.foundation.errors import CorruptDataError
+from storage_node.bookie.disk.slabs import Slab
+from storage_node.bookie.disk.space import NoSpaceError, lacks_descriptors
+from storage_node.bookie.journal.files import JournalFile, JournalFiles
+from storage_node.bookie.journal.format import JournalOwner
+from storage_node.bookie.journal.replay import JournalReader, Mark
+from storage_node.bookie.journal.writer import Acknowledge, Journal
+from storage_node.edge import Disk
+from storage_node.settings.bookie import MIB, BookieSettings
+
+
+def owners(tag: bytes, count: int) -> list[JournalOwner]:
+    """Who a node's journals are, in order."""
+    return [JournalOwner(tag, number, count) for number in range(count)]
+
+
+def open_readers(disk: Disk, directories: Sequence[str], tag: bytes) -> list[JournalReader]:
+    """A reader for each journal. Raises JournalCorruptError where a file is another's."""
+    readers = [
+        JournalReader(disk, directory, owner)
+        for directory, owner in zip(directories, owners(tag, len(directories)), strict=True)
+    ]
+    for reader in readers:
+        reader.check_owner()
+    return readers
+
+
+def check_marks(marks: Sequence[Mark], directories: Sequence[str]) -> None:
+    """Raise CorruptDataError unless the checkpoint speaks of as many journals as there are."""
+    if len(marks) != len(directories):
+        raise CorruptDataError(
+            f"the checkpoint knows {len(marks)} journals, journalDirectories names {len(directories)}",
+            advice="The number of journals cannot change while a node holds data; nothing was changed",
+            path=", ".join(directories),
+        )
+
+
+def _first_file(files: JournalFiles, reader: JournalReader, mark: Mark) -> JournalFile:
+    """A file behind all that exist; without space, one of them that holds nothing, used again. Raises OSError."""
+    file_id = max([0, *reader.file_ids, mark.file_id]) + 1
+    try:
+        return files.open_next(file_id)
+    except NoSpaceError:
+        unused = reader.unused(mark)
+        if not unused:
+            raise
+        files.spare(unused[0])
+        reader.file_ids.remove(unused[0])
+        return files.open_next(file_id)
+
+
+class Journals:
+    """The writers. Calls concern all journals, unless `of` names one."""
+
+    def __init__(self, journals: Sequence[Journal]) -> None:
+        self.journals = tuple(journals)
+        self._count = len(self.journals)
+
+    @classmethod
+    async def begin(
+        cls,
+        disk: Disk,
+        settings: BookieSettings,
+        tag: bytes,
+        readers: Sequence[JournalReader],
+        marks: Sequence[Mark],
+        *,
+        directories: Sequence[str],
+        align: Callable[[Slab], None],
+        rolled: Callable[[], None],
+        settled: Callable[[], None],
+        failed: Callable[[BaseException], None],
+        no_space: Callable[[], None],
+    ) -> Journals:
+        """Begin a new file in each directory, behind all that exist. A new node has no `marks`. Raises OSError."""
+        begun: list[Journal] = []
+        try:
+            for reader, owner in zip(readers, owners(tag, len(directories)), strict=True):
+                mark = marks[owner.number] if marks else Mark(0, 0, 0)
+                files = JournalFiles(
+                    disk,
+                    directories[owner.number],
+                    owner,
+                    step_bytes=settings.journal_pre_alloc_size_mb * MIB,
+                    max_bytes=settings.journal_max_size_mb * MIB,
+                    spares=settings.journal_max_backups,
+                )
+                journal = Journal(
+                    disk,
+                    files,
+                    await disk.submit("files", partial(_first_file, files, reader, mark)),
+                    last_sequence=max(reader.last_sequence, mark.sequence),
+                    align=align,
+                    rolled=rolled,
+                    settled=settled,
+                    failed=failed,
+                    no_space=no_space,
+                    pool="journal" if owner.number == 0 else f"journal-{owner.number}",
+                    gathers=owner.count > 1,
+                )
+                begun.append(journal)
+        except BaseException:
+            for journal in begun:
+                await journal.close(abandon=True)
+            raise
+        return cls(begun)
+
+    def of(self, ledger_id: int) -> Journal:
+        """The journal of a ledger."""
+        return self.journals[ledger_id % self._count]
+
+    def barrier(self, acknowledge: Acknowledge) -> None:
+        """Call `acknowledge` once everything appended so far is durable in every journal."""
+        left = self._count
+
+        def reached() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                acknowledge()
+
+        for journal in self.journals:
+            journal.barrier(reached)
+
+    def mark(self) -> tuple[Mark, ...]:
+        """End every journal's batch here: what was appended so far is up to the marks, what follows is behind them."""
+        return tuple(journal.mark() for journal in self.journals)
+
+    async def durable(self) -> None:
+        """Wait until everything appended so far is durable. Raises what stopped a journal."""
+        for journal in self.journals:
+            await journal.durable()
+
+    async def landed(self) -> None:
+        """Wait until everything sent off so far is durable. Raises what stopped a journal."""
+        for journal in self.journals:
+            await journal.landed()
+
+    async def retire(self, marks: Sequence[Mark]) -> None:
+        """A checkpoint with these marks is in every ledger directory: older files may go (D7). Raises OSError."""
+        for journal, mark in zip(self.journals, marks, strict=True):
+            await journal.retire(mark)
+
+    async def try_again(self) -> None:
+        """Look for space where there was none."""
+        for journal in self.journals:
+            await journal.try_again()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What stopped a journal, and with it the node."""
+        return next((journal.error for journal in self.journals if journal.error is not None), None)
+
+    @property
+    def full(self) -> bool:
+        """A journal has no space to go on in: the node must take no more entries."""
+        return any(journal.full for journal in self.journals)
+
+    @property
+    def wants_descriptors(self) -> bool:
+        """It is file descriptors that a journal waits for."""
+        return any(journal.full and lacks_descriptors(journal.wanting) for journal in self.journals)
+
+    @property
+    def stalled(self) -> bool:
+        """Records wait for space, and who sent them for an answer."""
+        return any(journal.stalled for journal in self.journals)
+
+    @property
+    def commits(self) -> int:
+        """Batches made durable since the start."""
+        return sum(journal.commits for journal in self.journals)
+
+    async def close(self, *, abandon: bool = False) -> None:
+        """Wait for what is under way, and close the files; see `Journal.close`."""
+        await asyncio.gather(*(journal.close(abandon=abandon) for journal in self.journals))

@@ -1,0 +1,518 @@
+"""The journal's writer: group commit without a timer.
+
+Records are already in a slab when the journal hears of them (`extend`); the caller's acknowledgements wait here until
+the batch that holds them is on disk. Whatever has gathered when a slot is free becomes a batch; at most two are in
+flight; acknowledgements are given in the order of the batches, after fdatasync, never before (I1).
+
+Small batches are copied behind their header into one block-aligned buffer; large ones are written from the slab where
+they lie, behind a header block of their own.
+
+Adds whose client asked for a deferred sync are answered earlier: once their batch, and every batch before it, is
+written, so that they outlive the process though perhaps not the machine. Only a batch that holds such adds takes two
+steps (write, then sync) for it; it is synced all the same, without delay, and whatever else waits for the batch waits
+for that.
+
+Where a node has several journals, each takes the records of its own ledgers, which lie between those of others in the
+slab: a batch then gathers pieces, up to GATHER_BYTES.
+
+No space left is no failure while it is met ahead of the journal, in a file that is being prepared: nothing was half
+written, and what is prepared already still takes records. `full` says so, `no_space` is called, `try_again` goes on.
+Elsewhere a write or sync that fails is final: nothing further is written or acknowledged, `failed` is called once, and
+the node stops. The sync must not be repeated, since the kernel may have dropped the pages and would then report
+success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from metadata.foundation.errors import check
+from storage_node.bookie.disk.records import HEADER_BYTES
+from storage_node.bookie.disk.slabs import BLOCK, Slab, aligned_memory, down, up
+from storage_node.bookie.disk.space import NoSpaceError
+from storage_node.bookie.journal.files import JournalFile, JournalFiles
+from storage_node.bookie.journal.format import BATCH_HEADER_BYTES, BatchHeader
+from storage_node.bookie.journal.replay import FIRST_BATCH_AT, Mark
+from storage_node.edge import Disk
+from storage_node.errors import BookieFailedError
+from storage_node.protocol.digests import crc32, crc32_combine
+
+logger = logging.getLogger(__name__)
+
+SLOTS = 2
+COPY_BYTES = 64 * 1024
+"""Batches up to this size are copied; larger ones are written in place."""
+COMBINE_BYTES = 32 * 1024
+"""Bodies of this size are not summed again for the batch."""
+GATHER_BYTES = 1024 * 1024
+"""A batch in several pieces is copied, and holds no more than this."""
+BATCH_BYTES = 4 * 1024 * 1024
+"""A batch is closed once it has reached this size."""
+
+Acknowledge = Callable[[], None]
+
+
+class AnswerSink(Protocol):
+    """Who sends the answers to adds: a connection."""
+
+    def durable(self, answers: Answers) -> None:
+        """The records of these answers are on disk (or written, where the client asked for no more)."""
+        ...
+
+
+class Answers:
+    """One sink's answers that wait for the same batch, so that they leave together."""
+
+    __slots__ = ("bytes_stored", "frames", "sink")
+
+    def __init__(self, sink: AnswerSink) -> None:
+        self.sink = sink
+        self.frames: list[bytes] = []
+        self.bytes_stored = 0
+
+
+class Batch:
+    """A range of a slab on its way to the disk, and who waits for it."""
+
+    __slots__ = (
+        "acknowledgements",
+        "answers",
+        "durable_through",
+        "earlier",
+        "early",
+        "end",
+        "kept",
+        "offset",
+        "sequence",
+        "slab",
+        "start",
+        "summed",
+        "synced",
+        "total_sum",
+        "written",
+    )
+
+    def __init__(self, slab: Slab, start: int) -> None:
+        self.slab = slab
+        self.start = start
+        """Where its last piece begins."""
+        self.end = start
+        self.earlier: list[tuple[int, int]] = []
+        """The pieces before, where there are several."""
+        self.kept = 0
+        """Bytes in those."""
+        self.summed = start
+        """Up to here `total_sum` covers the records."""
+        self.total_sum = 0
+        self.acknowledgements: list[Acknowledge] = []
+        self.answers: dict[AnswerSink, Answers] = {}
+        self.early: dict[AnswerSink, Answers] = {}
+        """Answers that do not wait for the sync."""
+        self.sequence = 0
+        self.durable_through = 0
+        self.offset = 0
+        self.written = False
+        self.synced = False
+
+    def cover(self, at: int, body_sum: int, body_length: int) -> None:
+        """A large body lies at `at`: its sum, known already, saves going through it once more."""
+        if crc32_combine is not None:
+            before = crc32(self.slab.view[self.summed : at], self.total_sum)
+            self.total_sum = crc32_combine(before, body_sum, body_length)
+            self.summed = at + body_length
+
+    def gather(self, start: int, end: int) -> bool:
+        """Let the batch go on at `start`, behind others' records; False where it must not hold more."""
+        if self.length + end - start > GATHER_BYTES:
+            return False
+        if start != self.end:
+            self.total_sum = crc32(self.slab.view[self.summed : self.end], self.total_sum)
+            self.earlier.append((self.start, self.end))
+            self.kept += self.end - self.start
+            self.start = self.end = self.summed = start
+        return True
+
+    def copy_to(self, target: memoryview) -> None:
+        """Copy the records there, without what lies between."""
+        at = 0
+        for start, end in (*self.earlier, (self.start, self.end)):
+            target[at : at + end - start] = self.slab.view[start:end]
+            at += end - start
+
+    def records_sum(self) -> int:
+        """CRC-32 of all records, once there will be no more."""
+        return crc32(self.slab.view[self.summed : self.end], self.total_sum)
+
+    @property
+    def length(self) -> int:
+        return self.kept + self.end - self.start
+
+    @property
+    def copied(self) -> bool:
+        return bool(self.earlier) or self.length <= COPY_BYTES
+
+    @property
+    def total(self) -> int:
+        """Bytes in the file."""
+        if self.copied:
+            return up(BATCH_HEADER_BYTES + self.length)
+        return BLOCK + up(self.end) - down(self.start)
+
+
+class Journal:
+    """Appends to one journal directory. `align` makes the next record of a slab begin on a block; `pool` names threads;
+    with `gathers` there are other journals beside it."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        files: JournalFiles,
+        file: JournalFile,
+        *,
+        last_sequence: int,
+        align: Callable[[Slab], None],
+        rolled: Callable[[], None],
+        settled: Callable[[], None],
+        failed: Callable[[BaseException], None],
+        no_space: Callable[[], None],
+        pool: str = "journal",
+        gathers: bool = False,
+    ) -> None:
+        self._disk = disk
+        self._files = files
+        self._file = file
+        self._next_file: JournalFile | None = None
+        self._offset = FIRST_BATCH_AT
+        self._last_sequence = last_sequence
+        self._durable = last_sequence
+        self._align = align
+        self._rolled = rolled
+        self._settled = settled
+        self._failed = failed
+        self._no_space = no_space
+        self._pool = pool
+        self._gathers = gathers
+        self.full = False
+        """There is no space to go on in, beyond what was prepared."""
+        self.wanting: NoSpaceError | None = None
+        """What `full` was set for, at last."""
+        self._open: Batch | None = None
+        self._waiting: deque[Batch] = deque()
+        self._flying: deque[Batch] = deque()
+        self._slots = [
+            memoryview(aligned_memory(BLOCK + (GATHER_BYTES if gathers else COPY_BYTES))) for _ in range(SLOTS)
+        ]
+        self._kick_scheduled = False
+        self._preparing: asyncio.Future[None] | None = None
+        self._opening: asyncio.Future[JournalFile] | None = None
+        self._idle: list[asyncio.Future[None]] = []
+        self._calls: set[asyncio.Future[None]] = set()
+        self._retired: list[JournalFile] = []
+        self.error: BaseException | None = None
+        self.commits = 0
+        """Batches made durable since the start."""
+
+    # ------------------------------------------------------------------------------------ appending
+
+    def extend(self, slab: Slab, start: int, end: int, body_sum: int, body_length: int) -> Batch:
+        """A record lies at [start, end) of the slab, right behind the previous one.
+
+        The caller adds to the batch returned, in the same turn of the loop, whom to tell when they are durable.
+        """
+        batch = self._open
+        if batch is None or batch.slab is not slab or batch.end != start or batch.earlier:
+            batch = self._batch_for(slab, start, end)
+        batch.end = end
+        if body_length >= COMBINE_BYTES:
+            batch.cover(start + HEADER_BYTES, body_sum, body_length)
+        if batch.length >= BATCH_BYTES:
+            self._close_batch()
+        if not self._kick_scheduled:
+            self._kick_scheduled = True
+            asyncio.get_running_loop().call_soon(self._kick)
+        return batch
+
+    def _batch_for(self, slab: Slab, start: int, end: int) -> Batch:
+        """The open batch if it can go on at `start`, else a new one."""
+        batch = self._open
+        if batch is not None:
+            if self._gathers and batch.slab is slab and batch.gather(start, end):
+                return batch
+            self._close_batch()
+        batch = self._open = Batch(slab, start)
+        slab.flying += 1
+        return batch
+
+    def barrier(self, acknowledge: Acknowledge) -> None:
+        """Call `acknowledge` once everything appended so far is durable (at once if it is)."""
+        for batch in (self._open, self._waiting[-1] if self._waiting else None):
+            if batch is not None:
+                batch.acknowledgements.append(acknowledge)
+                return
+        if self._flying:
+            self._flying[-1].acknowledgements.append(acknowledge)
+        elif self.error is None:
+            acknowledge()
+
+    def mark(self) -> Mark:
+        """End the current batch here: what was appended so far is up to the mark, what follows is behind it."""
+        if self._open is not None:
+            self._close_batch()
+        sequence = self._last_sequence + len(self._waiting)
+        return Mark(self._file.file_id, self._offset, sequence)
+
+    async def durable(self) -> None:
+        """Wait until everything appended so far is durable. Raises the error that stopped the journal."""
+        await self._reached(self.barrier)
+
+    async def landed(self) -> None:
+        """Wait until everything sent off so far is durable: no file but the current one is written to then. Unlike
+        `durable` it does not wait for space. Raises the error that stopped the journal."""
+        await self._reached(self._behind_flying)
+
+    def _behind_flying(self, acknowledge: Acknowledge) -> None:
+        if self._flying:
+            self._flying[-1].acknowledgements.append(acknowledge)
+        else:
+            acknowledge()
+
+    async def _reached(self, begin: Callable[[Acknowledge], None]) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.error is None:
+            self._idle.append(done)
+            begin(partial(_resolve, done))
+        else:
+            done.set_exception(self.error)
+        try:
+            await done
+        finally:
+            if done in self._idle:
+                self._idle.remove(done)
+
+    # ------------------------------------------------------------------------------------ committing
+
+    def _close_batch(self) -> None:
+        """The open batch takes no more records."""
+        batch = self._open
+        if batch is None:
+            return
+        self._open = None
+        self._waiting.append(batch)
+        if not batch.copied and not batch.slab.sealed:
+            self._align(batch.slab)
+
+    def _kick(self) -> None:
+        """Send off as many batches as there are free slots."""
+        self._kick_scheduled = False
+        while len(self._flying) < SLOTS and self.error is None:
+            if not self._waiting:
+                if self._open is None:
+                    return
+                self._close_batch()
+            if not self._make_room(self._waiting[0].total):
+                return
+            self._launch(self._waiting.popleft())
+
+    def _launch(self, batch: Batch) -> None:
+        self._last_sequence += 1
+        batch.sequence = self._last_sequence
+        batch.durable_through = self._durable
+        batch.offset = self._offset
+        self._offset += batch.total
+        self._flying.append(batch)
+        file = self._file
+        slot = self._slots.pop()
+        future = self._disk.submit(self._pool, partial(_write_batch, file, batch, slot, not batch.early))
+        self._calls.add(future)
+        landed = partial(self._wrote, file) if batch.early else self._landed
+        future.add_done_callback(partial(landed, batch, slot))
+
+    def _wrote(self, file: JournalFile, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
+        """A batch with early answers is written: give them, and sync it."""
+        if future.exception() is not None or self.error is not None:
+            self._landed(batch, slot, future)
+            return
+        self._calls.discard(future)
+        sync = self._disk.submit(self._pool, file.file.sync_data)
+        self._calls.add(sync)
+        sync.add_done_callback(partial(self._landed, batch, slot))
+        batch.written = True
+        self._answer_early()
+
+    def _answer_early(self) -> None:
+        """Give the early answers of every batch that is written together with all before it."""
+        for batch in self._flying:
+            if not batch.written:
+                return
+            early, batch.early = batch.early, {}
+            for answers in early.values():
+                answers.sink.durable(answers)
+
+    def _landed(self, batch: Batch, slot: memoryview, future: asyncio.Future[None]) -> None:
+        """A batch is synced: acknowledge it and its followers, if all before it are durable too."""
+        self._calls.discard(future)
+        self._slots.append(slot)
+        error = future.exception()
+        if error is not None:
+            self._fail(error)
+            return
+        batch.written = batch.synced = True
+        if self.error is not None:
+            return
+        self._answer_early()
+        while self._flying and self._flying[0].synced:
+            done = self._flying.popleft()
+            self._durable = done.sequence
+            self.commits += 1
+            done.slab.flying -= 1
+            if done.slab.settled:
+                self._settled()
+            for answers in done.answers.values():
+                answers.sink.durable(answers)
+            for acknowledge in done.acknowledgements:
+                acknowledge()
+        self._kick()
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        logger.critical("the journal failed, nothing further is acknowledged: %s", error)
+        for waiter in self._idle:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._failed(error)
+
+    # ------------------------------------------------------------------------------------ files
+
+    def _make_room(self, size: int) -> bool:
+        """True if a batch of `size` may be written now; otherwise what is missing is under way."""
+        file, files = self._file, self._files
+        if self._offset + size > files.max_bytes:
+            if self._next_file is None:
+                self._open_next()
+                return False
+            self._retired.append(file)
+            self._file, self._next_file = self._next_file, None
+            self._offset = FIRST_BATCH_AT
+            self._rolled()
+            return self._make_room(size)
+        end = self._offset + size
+        if end + files.max_bytes // 4 > files.max_bytes and self._next_file is None:
+            self._open_next()
+        if file.prepared < files.max_bytes and end + (file.prepared - FIRST_BATCH_AT) // 8 > file.prepared - BLOCK:
+            self._prepare()
+        return end <= file.prepared
+
+    def _prepare(self) -> None:
+        """Write the next step of the current file ahead of the journal."""
+        if self._preparing is None and not self.full:
+            self._preparing = self._disk.submit("files", partial(self._files.prepare, self._file))
+            self._preparing.add_done_callback(self._prepared)
+
+    def _prepared(self, future: asyncio.Future[None]) -> None:
+        self._preparing = None
+        error = future.exception()
+        if error is None:
+            self._kick()
+        else:
+            self._cannot_go_on(error)
+
+    def _cannot_go_on(self, error: BaseException) -> None:
+        """Nothing could be prepared: without space that is no failure, since nothing was written where it counts."""
+        if not isinstance(error, NoSpaceError):
+            self._fail(error)
+        elif not self.full:
+            self.full, self.wanting = True, error
+            logger.error("no space to go on in for the journal, beyond what is prepared: %s", error)
+            self._no_space()
+
+    async def try_again(self) -> None:
+        """Look whether there is space now."""
+        if not self.full or self.error is not None:
+            return
+        self.full = False
+        self._make_room(0)
+        under_way = [future for future in (self._preparing, self._opening) if future is not None]
+        if under_way:
+            await asyncio.wait(under_way)
+        if not self.full:
+            self._kick()
+
+    @property
+    def stalled(self) -> bool:
+        """Records wait for space."""
+        return self.full and bool(self._waiting or self._open)
+
+    def _open_next(self) -> None:
+        if self._opening is None and not self.full:
+            file_id = self._file.file_id + 1
+            self._opening = self._disk.submit("files", partial(self._files.open_next, file_id))
+            self._opening.add_done_callback(self._opened)
+
+    def _opened(self, future: asyncio.Future[JournalFile]) -> None:
+        self._opening = None
+        error = future.exception()
+        if error is not None:
+            self._cannot_go_on(error)
+            return
+        self._next_file = future.result()
+        self._kick()
+
+    async def retire(self, mark: Mark) -> None:
+        """A checkpoint with this mark is durable: older files may go. Raises OSError."""
+        if self._preparing is not None:
+            await asyncio.wait([self._preparing])
+        for file in [file for file in self._retired if file.file_id < mark.file_id]:
+            self._retired.remove(file)
+            file.file.close()
+        await self._disk.submit("files", partial(self._files.retire, mark.file_id))
+
+    async def close(self, *, abandon: bool = False) -> None:
+        """Wait for what is under way, and close the files. `abandon`: what was not sent off yet is not written."""
+        idle = self._open is None and not self._waiting
+        check(abandon or idle or self.error is not None, "the journal was closed with records waiting")
+        self.error = self.error or BookieFailedError("the journal is closed")
+        for waiter in self._idle:
+            if not waiter.done():
+                waiter.set_exception(self.error)
+        under_way = [future for future in (self._preparing, self._opening, *self._calls) if future is not None]
+        if under_way:
+            await asyncio.wait(under_way)
+        for file in (*self._retired, self._file, self._next_file):
+            if file is not None:
+                file.file.close()
+
+
+def _write_batch(file: JournalFile, batch: Batch, slot: memoryview, sync: bool) -> None:
+    """On a journal thread: one write, one sync."""
+    slab = batch.slab.view
+    copied = batch.copied
+    header = BatchHeader(
+        batch.offset,
+        file.file_id,
+        batch.sequence,
+        batch.durable_through,
+        batch.total,
+        BATCH_HEADER_BYTES if copied else BLOCK + batch.start - down(batch.start),
+        batch.length,
+        batch.records_sum(),
+    ).encode()
+    slot[: len(header)] = header
+    if copied:
+        batch.copy_to(slot[BATCH_HEADER_BYTES:])
+        file.file.write_at(batch.offset, [slot[: batch.total]])
+    else:
+        file.file.write_at(batch.offset, [slot[:BLOCK], slab[down(batch.start) : up(batch.end)]])
+    if sync:
+        file.file.sync_data()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

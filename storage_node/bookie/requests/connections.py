@@ -1,0 +1,369 @@
+"""One connection's requests: decoded, decided, answered (docs/reference/wire.md#bookie-promises).
+
+    connections   frames in; adds; who has to wait, and in which order (here)
+    dialects      the two protocol versions
+    flow, limits  how much may be under way, on one connection and on the node
+    reads, polls, others   the requests by what they want
+
+Answers may come in any order. What cannot be begun now waits in line and stops the socket from being read; requests of
+high priority (recovery's) have a line of their own, and are begun first (docs/reference/wire.md#priorities).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Protocol, TypeAlias
+
+from storage_node.bookie.journal.writer import Answers
+from storage_node.bookie.requests import others, reads
+from storage_node.bookie.requests.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned, dialect_of
+from storage_node.bookie.requests.flow import ALLOWANCE_BYTES, IN_FLIGHT_BYTES, REQUEST_BYTES, TASK_BYTES, Flow
+from storage_node.bookie.requests.limits import Limits
+from storage_node.bookie.store.storage import Storage
+from storage_node.bookie.store.waiters import MAX_CONNECTION_POLLS, PollLine
+from storage_node.edge import Clock, Link
+from storage_node.errors import ProtocolError, TooManyFieldsError
+from storage_node.protocol import messages as m
+from storage_node.protocol.messages import Status
+from storage_node.protocol.values import BatchReadRequest
+
+ROOM_WAIT_S = 10.0
+"""How long adds wait for memory before they are refused with ETOOMANYREQUESTS."""
+ROOM_RETRY_S = 0.05
+
+Wait: TypeAlias = Callable[[Callable[[], None]], None]
+"""Calls back once, when it is worth another try."""
+
+
+class Node(Protocol):
+    """What connections need of their bookie."""
+
+    @property
+    def storage(self) -> Storage: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def max_batch_read_bytes(self) -> int: ...
+
+    @property
+    def max_list_bytes(self) -> int:
+        """Of the list of a ledger's entries."""
+        ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def read_only(self) -> bool: ...
+
+    @property
+    def takes_high_priority(self) -> bool:
+        """While read-only: recovery's adds are still taken."""
+        ...
+
+    def disk_space(self) -> tuple[int, int]:
+        """(total, free) bytes of the ledger disks."""
+        ...
+
+    def heard(self, connection: Connection) -> None:
+        """Something came from this connection."""
+        ...
+
+    def closed(self, connection: Connection) -> None: ...
+
+
+class Connection:
+    """Handles the frames of one link."""
+
+    def __init__(self, node: Node, link: Link) -> None:
+        self.node = node
+        self.storage = node.storage
+        self.link = link
+        self.dialect = VERSION_THREE
+        self.flow = Flow(link, node.limits.answers, self._go_on)
+        self.polls = PollLine(MAX_CONNECTION_POLLS)
+        self.listing = asyncio.Lock()
+        """Held by the one that makes the list of a ledger's entries, for this connection."""
+        self._quick_add = VERSION_THREE.quick_add
+        self._add_gate = node.limits.adds if node.limits.adds.limit else None
+        self._reads = node.limits.reads
+        self.traffic = node.limits.traffic
+        self._urgent: deque[bytes] = deque()
+        self._line: deque[bytes] = deque()
+        self._held = 0
+        """Bytes in both."""
+        self._blocked = False
+        self._blocked_until: float | None = None
+        self._room_timer: asyncio.TimerHandle | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def peer(self) -> str:
+        return self.link.peer
+
+    def close(self) -> None:
+        self.link.close()
+
+    # ------------------------------------------------------------------------------------ frames in
+
+    def frame_received(self, frame: memoryview) -> None:
+        flow = self.flow
+        if flow.stopped:
+            self._wait_in_line(bytes(frame))  # a copy: the chunk that the frame lies in is not to wait with it
+            return
+        # The hot path: an ordinary add that is stored. Everything else, refusals too, is for `_begin`.
+        add = self._quick_add(frame)
+        if add is not None and not self.node.read_only and (self._add_gate is None or not self._add_gate.closed):
+            answer, key, body = add
+            if self.storage.add(body, key, False, self, answer) is Status.EOK:
+                if self._add_gate is not None:
+                    self._add_gate.take()
+                flow.in_flight += len(body) + REQUEST_BYTES
+                if flow.in_flight > IN_FLIGHT_BYTES:
+                    flow.stop()
+                return
+        self._begin(frame)
+        flow.check()
+
+    def batch_done(self) -> None:
+        """Answers leave by themselves; what the socket does not take of them counts."""
+        self.node.heard(self)
+        if self.link.queued_bytes > ALLOWANCE_BYTES:
+            asyncio.get_running_loop().call_soon(self.flow.check)
+
+    def link_closed(self, error: Exception | None) -> None:
+        self.flow.close()
+        self._hold(-self._held)
+        self._urgent.clear()
+        self._line.clear()
+        if self._room_timer is not None:
+            self._room_timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        self.node.limits.turns.leave(self._go_on)
+        for poll in self.polls.take_all():
+            self.node.limits.polls.discard(poll)
+            poll.cancel()
+        self.node.closed(self)
+
+    def _decode(self, frame: memoryview) -> Heard:
+        """What is asked. What version 3 cannot read turns the connection to version 2, for good."""
+        try:
+            return self.dialect.decode(frame)
+        except TooManyFieldsError:
+            raise  # a message of version 3 in any case: no packet of version 2 begins like one
+        except ProtocolError:
+            if self.dialect is VERSION_TWO:
+                raise
+        request = VERSION_TWO.decode(frame)
+        self.dialect = VERSION_TWO
+        self._quick_add = VERSION_TWO.quick_add
+        return request
+
+    # ------------------------------------------------------------------------------------ who has to wait
+
+    def _begin(self, frame: memoryview) -> None:
+        """Handle a request, or let it and what follows it on this connection wait."""
+        request = self._decode(frame)
+        wait = self._handle(request)
+        if wait is None:
+            return
+        if isinstance(request, (m.AddRequest, m.WriteLacRequest)) and wait == self.storage.when_room:
+            waiting = self.node.limits.waiting
+            if waiting.used + len(frame) > waiting.limit:
+                self.link.send(_too_late(request))  # thousands of large ones would wait in memory for memory
+                return
+        self._hold(len(frame))
+        (self._urgent if _is_urgent(request) else self._line).appendleft(bytes(frame))
+        self._block(wait)
+        self.flow.stop()
+
+    def _wait_in_line(self, frame: bytes) -> None:
+        """Something waits already. What is urgent does not wait for that."""
+        request = self._decode(memoryview(frame))
+        if not _is_urgent(request):
+            self._line.append(frame)
+        elif self._urgent or self.flow.overfull or self._handle(request) is not None:
+            self._urgent.append(frame)
+        else:
+            return
+        self._hold(len(frame))
+
+    def _hold(self, size: int) -> None:
+        """So many bytes more (or less) of frames wait in line."""
+        self._held += size
+        self.node.limits.waiting.change(size)
+
+    def _block(self, wait: Wait) -> None:
+        self._blocked = True
+        if wait == self.storage.when_room:
+            loop = asyncio.get_running_loop()
+            if self._blocked_until is None:
+                self._blocked_until = loop.time() + ROOM_WAIT_S
+            self._room_timer = loop.call_later(ROOM_RETRY_S, self._unblock)
+        wait(self._unblock)
+
+    def _unblock(self) -> None:
+        if not self._blocked or self.flow.closed:
+            return
+        self._blocked = False
+        if self._room_timer is not None:
+            self._room_timer.cancel()
+            self._room_timer = None
+        self._go_on(retry=True)
+
+    def _go_on(self, *, retry: bool = False) -> None:
+        """Handle what waits, as far as the bounds allow; then read on. A `retry` was within them when it was begun."""
+        flow = self.flow
+        if not flow.stopped or self._blocked or flow.closed or not (retry or flow.may_go_on()):
+            return
+        flow.stopped = False
+        turns = self.node.limits.turns
+        deadline = turns.now() + turns.share_s
+        while (self._urgent or self._line) and not flow.stopped and not flow.closed:
+            if turns.now() > deadline:
+                flow.stopped = True  # tens of thousands may wait: the rest is for the next turns
+                turns.join(self._go_on)
+                return
+            line = self._urgent or self._line
+            wait = self._handle_late(memoryview(line[0]))
+            if wait is not None:
+                self._block(wait)
+                flow.stopped = True
+                return
+            self._hold(-len(line.popleft()))
+            flow.check()
+        if not flow.stopped and not flow.closed:
+            self._blocked_until = None
+            flow.resume()
+
+    def _handle_late(self, frame: memoryview) -> Wait | None:
+        """Handle a frame outside of the link's own delivery: an error must close the link here too."""
+        try:
+            request = self._decode(frame)
+            wait = self._handle(request)
+        except Exception as error:  # the boundary: one peer's request must not stop the loop
+            self._fail(error)
+            return None
+        if wait is None:
+            self._blocked_until = None
+        elif self._is_late(wait) and isinstance(request, (m.AddRequest, m.WriteLacRequest)):
+            self.link.send(_too_late(request))
+            return None  # what waited behind it is late too, if it finds no memory either
+        return wait
+
+    def _is_late(self, wait: Wait) -> bool:
+        """What this connection stores has waited long enough for memory."""
+        if wait != self.storage.when_room or self._blocked_until is None:
+            return False
+        return asyncio.get_running_loop().time() >= self._blocked_until
+
+    def _handle(self, request: Heard) -> Wait | None:
+        """Begin a request. None, or what to wait for before trying again."""
+        if isinstance(request, m.AddRequest):
+            return self._add(request)
+        if self._reads.closed and isinstance(request, (m.ReadRequest, BatchReadRequest)) and not _is_urgent(request):
+            return self._reads.wait
+        if isinstance(request, m.WriteLacRequest):
+            return others.write_lac(self, request)
+        HANDLERS[type(request)](self, request)
+        return None
+
+    # ------------------------------------------------------------------------------------ adds
+
+    def _add(self, request: m.AddRequest) -> Wait | None:
+        """Store or refuse an add; else what it has to wait for."""
+        node, urgent = self.node, request.priority > 0
+        if node.read_only and not (urgent and node.takes_high_priority):
+            self.link.send(dialect_of(request).added(request, Status.EREADONLY))
+            return None
+        gate = self._add_gate
+        if gate is not None and gate.closed and not urgent:
+            return gate.wait
+        answer = dialect_of(request).added(request, Status.EOK)
+        deferred = request.deferred_sync and not request.recovery
+        status = self.storage.add(request.body, request.master_key, request.recovery, self, answer, deferred)
+        if status is None:
+            return self.storage.when_room
+        if status is Status.EOK:
+            if gate is not None:
+                gate.take()
+            self.flow.in_flight += len(request.body) + REQUEST_BYTES
+        else:
+            self.link.send(dialect_of(request).added(request, status))
+        return None
+
+    def durable(self, answers: Answers) -> None:
+        """The records of these adds are durable: their answers leave as one piece."""
+        frames = answers.frames
+        self.link.send(b"".join(frames))
+        self.traffic.adds += len(frames)
+        self.traffic.add_bytes += answers.bytes_stored
+        if self._add_gate is not None:
+            self._add_gate.give(len(frames))
+        self.flow.done(answers.bytes_stored + REQUEST_BYTES * len(frames))
+
+    # ------------------------------------------------------------------------------------ for the handlers
+
+    def acknowledge(self, answer: bytes) -> None:
+        """The record, for which `in_flight` counts REQUEST_BYTES, is durable."""
+        self.link.send(answer)
+        self.flow.done(REQUEST_BYTES)
+
+    def spawn(self, work: Coroutine[object, object, None], cost: int) -> None:
+        """Run what has to wait as a task of this connection; its answer takes about `cost` bytes."""
+        cost += TASK_BYTES
+        task = asyncio.get_running_loop().create_task(work)
+        self._reads.take()
+        self._tasks[task] = None
+        task.add_done_callback(partial(self._finished, cost))
+        self.flow.owe(cost)
+
+    def _finished(self, cost: int, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        self._reads.give()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+        self.flow.paid(cost)
+
+    def _fail(self, error: BaseException) -> None:
+        """Close the connection, and log why; with a traceback where that is not the peer's fault."""
+        lines, known = self.node.limits.lines, isinstance(error, ProtocolError)
+        level = logging.WARNING if known else logging.ERROR
+        lines.log(level, "closing the connection to %s: %s", self.link.peer, error, error=None if known else error)
+        self.link.close()
+
+
+def _too_late(request: m.AddRequest | m.WriteLacRequest) -> bytes:
+    """The answer to what has waited in vain for memory."""
+    if isinstance(request, m.AddRequest):
+        return dialect_of(request).added(request, Status.ETOOMANYREQUESTS)
+    return m.encode_write_lac_response(request.txn_id, Status.ETOOMANYREQUESTS, request.ledger_id)
+
+
+def _is_urgent(request: Heard) -> bool:
+    """Recovery's reads and adds carry a priority; fences are asked by nobody else."""
+    if isinstance(request, (m.AddRequest, m.ReadRequest, BatchReadRequest)):
+        return request.priority > 0 or (not isinstance(request, m.AddRequest) and request.fence)
+    return False
+
+
+HANDLERS: Mapping[type, Callable[..., None]] = {
+    m.ReadRequest: reads.read,
+    BatchReadRequest: reads.batch_read,
+    m.ReadLacRequest: others.read_lac,
+    m.ForceLedgerRequest: others.force,
+    m.BookieInfoRequest: others.info,
+    m.ListEntriesRequest: others.list_entries,
+    m.AuthRequest: others.auth,
+    m.StartTlsRequest: others.start_tls,
+    m.UnsupportedRequest: others.unsupported,
+    Misversioned: others.misversioned,
+}
+"""What is done for each kind of request but those that store something, which may have to wait for memory."""

@@ -1,0 +1,450 @@
+"""The entry logs: append-only files, `<id in 16 hex digits>.log`, that interleave all ledgers' records
+(docs/reference/node-files.md#entry-logs).
+
+The end of the current log is in memory, in slabs (`bookie.slabs`), before it is in the file: records are appended to
+the slab, and a writer follows behind in pieces of 256 KB, one at a time, straight from that memory. A read finds its
+record in a slab if the region is still there, else in the file.
+
+Fault model: a write or sync that fails ends the writing for good (`error`); nothing is lost by it, since what is not
+in the file is in the journal, and stays in memory, readable. The node above becomes read-only. So it does where a write
+finds no space, but that passes: what was not written whole is written again (`full`). A read that fails, or
+gives bytes that fail their checksum, concerns that entry only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection
+from functools import partial
+
+from storage_node.bookie.disk.descriptors import READ_FILES
+from storage_node.bookie.disk.records import ALIGN, HEADER_BYTES, LOG, SUM, SUMMED, aligned, pad_header
+from storage_node.bookie.disk.slabs import Slab, SlabPool, down, up
+from storage_node.bookie.disk.space import NoSpaceError, lacks_descriptors, needing_space
+from storage_node.edge import Disk, DiskFile
+from storage_node.errors import BookieFailedError
+from storage_node.protocol.digests import crc32
+from storage_node.protocol.frames import Buffer
+
+logger = logging.getLogger(__name__)
+
+PIECE_BYTES = 256 * 1024
+DESCRIPTOR_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
+"""How long a read waits for a file descriptor, again and again, before it is refused."""
+LOG_FORMAT = b"dlspark entry log 1"
+
+
+def log_name(log_id: int) -> str:
+    return f"{log_id:016x}.log"
+
+
+def sidecar_name(log_id: int) -> str:
+    return f"{log_id:016x}.idx"
+
+
+def parse_log_name(name: str, suffix: str = ".log") -> int | None:
+    """The id in a log's (or sidecar's) name, None for other files."""
+    if len(name) != 20 or not name.endswith(suffix):
+        return None
+    try:
+        return int(name[:16], 16)
+    except ValueError:
+        return None
+
+
+class LogFile:
+    """A log that is being written."""
+
+    __slots__ = ("directory", "file", "length", "log_id", "path", "sidecar_bytes", "synced")
+
+    def __init__(self, log_id: int, directory: str) -> None:
+        self.log_id = log_id
+        self.directory = directory
+        self.path = f"{directory}/{log_name(log_id)}"
+        self.file: DiskFile | None = None
+        self.length = 0
+        """Bytes appended, in memory or in the file."""
+        self.synced = 0
+        """Bytes that the last checkpoint covered."""
+        self.sidecar_bytes = 0
+
+
+class EntryLogs:
+    """All logs of a node; appends to one of them at a time."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        slab_bytes: int,
+        memory_bytes: int,
+        log_bytes: int,
+        choose_directory: Callable[[], str],
+        room_made: Callable[[], None],
+        failed: Callable[[BaseException], None],
+        no_space: Callable[[NoSpaceError], None],
+        open_files: int = READ_FILES,
+    ) -> None:
+        self._disk = disk
+        self._open_files = open_files
+        self._log_bytes = log_bytes
+        self.next_log_id = 1
+        self._choose_directory = choose_directory
+        self._room_made = room_made
+        self._failed = failed
+        self._no_space = no_space
+        self.patient = False
+        """Whether a disk without space is waited for; if not, it is a failure like any other."""
+        self.full = False
+        """There is no space to write what is in memory: it waits for `try_again`."""
+        self.wanting: NoSpaceError | None = None
+        """What `full` was set for, at last."""
+        self._space_waiters: list[asyncio.Future[None]] = []
+        self._slab_limit = memory_bytes // slab_bytes
+        self._pool = SlabPool(slab_bytes, self._slab_limit, self._evicted)
+        self._slabs: dict[tuple[int, int], Slab] = {}
+        self._log: LogFile | None = None
+        self._leaving = False
+        self._slab: Slab | None = None
+        self._unwritten: deque[tuple[LogFile, Slab]] = deque()
+        self._writing = False
+        self._flushes: list[tuple[Slab, int, asyncio.Future[None]]] = []
+        self.writing: dict[int, LogFile] = {}
+        """Logs with something that no checkpoint covers, or that is still appended to."""
+        self.paths: dict[int, str] = {}
+        self._open: OrderedDict[int, _Reader] = OrderedDict()
+        self.error: BaseException | None = None
+
+    # ------------------------------------------------------------------------------------ appending
+
+    def append(
+        self, kind: int, ledger_id: int, entry_id: int, body: Buffer, beyond_limit: bool = False
+    ) -> tuple[Slab, int, int, int] | None:
+        """Copy a record into memory: (slab, start, end, CRC-32 of the body).
+
+        None while there is no room: `room_made` will be called.
+        """
+        length = len(body)
+        slab = self._slab
+        size = (length + HEADER_BYTES + ALIGN - 1) & -ALIGN
+        if slab is None or slab.end + size > slab.size:
+            slab = self._next_slab(beyond_limit)
+            if slab is None:
+                return None
+        start = slab.end
+        end = start + size
+        at = start + HEADER_BYTES
+        body_sum = crc32(body, 0)
+        head = SUMMED.pack(kind, length, ledger_id, entry_id, body_sum)
+        view = slab.view
+        view[start:at] = head + SUM.pack(crc32(head, 0))
+        view[at : at + length] = body
+        slab.end = end
+        if end - slab.written >= PIECE_BYTES and not self._writing:
+            self._write_on()
+        return slab, start, end, body_sum
+
+    def has_room(self, length: int) -> bool:
+        """True if a record with a body of `length` can be appended now."""
+        slab = self._slab
+        if slab is None or slab.end + aligned(HEADER_BYTES + length) > slab.size:
+            slab = self._next_slab(False)
+        return slab is not None
+
+    @property
+    def beyond_limit(self) -> bool:
+        """More memory is in use than there should be."""
+        return self._pool.beyond_limit
+
+    @property
+    def lagging(self) -> bool:
+        """True while a good part of the memory waits to be written: what is not urgent should wait too."""
+        return len(self._unwritten) > max(2, self._slab_limit // 4)
+
+    def position(self) -> tuple[int, int]:
+        """(log id, offset / 32) at or behind which the next record will lie."""
+        slab = self._slab
+        return (self.next_log_id, 0) if slab is None else (slab.log_id, (slab.base + slab.end) // ALIGN)
+
+    @property
+    def current(self) -> LogFile | None:
+        """The log that is appended to."""
+        return self._log
+
+    def roll(self) -> None:
+        """Go on in a new log with the next record, whatever room this one has."""
+        log, slab = self._log, self._slab
+        if log is not None and slab is not None:
+            self._seal()
+            log.length = slab.base + slab.end
+            self._log = self._slab = None
+            self._write_on()
+
+    def align(self, slab: Slab) -> None:
+        """Let the slab's next record begin on a block."""
+        gap = up(slab.end) - slab.end
+        if gap:
+            slab.view[slab.end : slab.end + HEADER_BYTES] = pad_header(gap)
+            slab.end += gap
+
+    def leave(self, directories: Collection[str]) -> None:
+        """Append to no log in these directories any longer than the slab in use lasts, if others are chosen then."""
+        self._leaving = self._log is not None and self._log.directory in directories
+
+    def _next_slab(self, beyond_limit: bool) -> Slab | None:
+        """Go on in a new slab, in the same log or in a new one."""
+        log, old = self._log, self._slab
+        base = 0 if old is None else old.base + old.size
+        if log is None or self._leaving or base + self._pool.slab_bytes > self._log_bytes:
+            slab = self._pool.take(self.next_log_id, 0, beyond_limit=beyond_limit)
+            if slab is None:
+                return None
+            self._seal()
+            if log is not None and old is not None:
+                log.length = old.base + old.end
+            self._log = log = LogFile(self.next_log_id, self._choose_directory())
+            self._leaving = False
+            self.next_log_id += 1
+            self.writing[log.log_id] = log
+            self.paths[log.log_id] = log.path
+            self._write_log_record(slab, log)
+        else:
+            slab = self._pool.take(log.log_id, base, beyond_limit=beyond_limit)
+            if slab is None:
+                return None
+            self._seal()
+        self._slab = slab
+        self._slabs[(slab.log_id, slab.base)] = slab
+        self._unwritten.append((log, slab))
+        self._write_on()
+        return slab
+
+    @staticmethod
+    def _write_log_record(slab: Slab, log: LogFile) -> None:
+        head = SUMMED.pack(LOG, len(LOG_FORMAT), log.log_id, 0, crc32(LOG_FORMAT, 0))
+        head += SUM.pack(crc32(head, 0))
+        slab.view[: len(head) + len(LOG_FORMAT)] = head + LOG_FORMAT
+        slab.end = aligned(len(head) + len(LOG_FORMAT))
+
+    def _seal(self) -> None:
+        """The current slab takes no more; one PAD covers the rest of its region."""
+        slab = self._slab
+        if slab is None:
+            return
+        rest = slab.size - slab.end
+        if rest:
+            slab.view[slab.end : slab.end + HEADER_BYTES] = pad_header(rest)
+            slab.end = up(slab.end + HEADER_BYTES)
+        slab.sealed = True
+
+    def _evicted(self, slab: Slab) -> None:
+        del self._slabs[(slab.log_id, slab.base)]
+
+    # ------------------------------------------------------------------------------------ writing
+
+    def _write_on(self) -> None:
+        """Send the next piece to the file, unless one is on its way."""
+        while self._unwritten and not self._writing and not self.full and self.error is None:
+            log, slab = self._unwritten[0]
+            ready = slab.end if slab.sealed or self._flushes else down(slab.end)
+            size = min(ready - slab.written, PIECE_BYTES)
+            if size <= 0 or (size < PIECE_BYTES and not (slab.sealed or self._flushes)):
+                if slab.sealed and slab.written >= slab.end:
+                    self._unwritten.popleft()
+                    continue
+                return
+            size = down(size)
+            if not size:
+                return
+            self._writing = True
+            piece = slab.view[slab.written : slab.written + size]
+            future = self._disk.submit("entries", partial(self._write, log, slab.base + slab.written, piece))
+            future.add_done_callback(partial(self._wrote, slab, size))
+
+    def _write(self, log: LogFile, offset: int, piece: memoryview) -> None:
+        """On the entry-log thread."""
+        with needing_space(log.path, len(piece)):
+            if log.file is None:
+                log.file = self._disk.open(log.path, create=True, direct=True)
+            log.file.write_at(offset, [piece])
+        piece.release()
+
+    def _wrote(self, slab: Slab, size: int, future: asyncio.Future[None]) -> None:
+        self._writing = False
+        error = future.exception()
+        if error is not None:
+            if not self.wait_for_space(error):
+                self._fail(error)
+            return
+        slab.written += size
+        for flush in [f for f in self._flushes if f[0] is slab and slab.written >= f[1]]:
+            self._flushes.remove(flush)
+            if not flush[2].done():
+                flush[2].set_result(None)
+        if slab.settled:
+            self._room_made()
+        self._write_on()
+
+    def wait_for_space(self, error: BaseException) -> bool:
+        """True if `error` says no more than that the disk is full, and that is waited for: nothing is lost meanwhile,
+        and what was not written whole is written again."""
+        if not self.patient or not isinstance(error, NoSpaceError):
+            return False
+        if not self.full:
+            self.full, self.wanting = True, error
+            logger.error("no space for the entry logs, what is in memory waits: %s", error)
+            self._no_space(error)
+        return True
+
+    def try_again(self) -> None:
+        """Look whether there is space now."""
+        self.full = False
+        waiters, self._space_waiters = self._space_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._write_on()
+
+    def space(self) -> asyncio.Future[None]:
+        """Done when it is worth trying again."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._space_waiters.append(future)
+        return future
+
+    def _fail(self, error: BaseException) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        logger.error("writing the entry logs failed, the node takes no more entries: %s", error)
+        flushes, self._flushes = self._flushes, []
+        for _, _, future in flushes:
+            if not future.done():
+                future.set_exception(error)
+        self._failed(error)
+
+    # ------------------------------------------------------------------------------------ checkpoints
+
+    def flush_target(self) -> asyncio.Future[None]:
+        """Done when everything appended so far is written (not yet synced)."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        slab = self._slab
+        if slab is None and self._unwritten:
+            slab = self._unwritten[-1][1]  # the log was rolled
+        if self.error is not None:
+            future.set_exception(self.error)
+        elif slab is None:
+            future.set_result(None)
+        else:
+            self.align(slab)
+            if slab.written >= slab.end:
+                future.set_result(None)
+            else:
+                self._flushes.append((slab, slab.end, future))
+                self._write_on()
+        return future
+
+    def lengths(self) -> dict[int, int]:
+        """The logical length of each log being written, as of now."""
+        if self._log is not None and self._slab is not None:
+            self._log.length = self._slab.base + self._slab.end
+        return {log_id: log.length for log_id, log in self.writing.items()}
+
+    def finished(self, log: LogFile) -> bool:
+        """True if nothing will be appended to it any more."""
+        return log is not self._log
+
+    def forget(self, log_id: int) -> None:
+        """A finished log is covered by a checkpoint: nothing is written to it any more."""
+        log = self.writing.pop(log_id)
+        if log.file is not None:
+            log.file.close()
+
+    def give_up(self, error: BaseException) -> None:
+        """Stop writing: a checkpoint could not be made durable, and trying again would prove nothing."""
+        self._fail(error)
+
+    # ------------------------------------------------------------------------------------ reading
+
+    def in_memory(self, log_id: int, offset: int, size: int) -> memoryview | None:
+        """The record's bytes, if its region is still in a slab."""
+        slab_bytes = self._pool.slab_bytes
+        base = offset - offset % slab_bytes
+        slab = self._slabs.get((log_id, base))
+        return None if slab is None else slab.view[offset - base : offset - base + size]
+
+    async def read(self, log_id: int, offset: int, size: int) -> memoryview:
+        """The record's bytes from the file, unchecked. Raises OSError."""
+        reader = self._open.get(log_id) or await self._reader(log_id)
+        self._open.move_to_end(log_id)
+        now = reader.file.read_now(offset, size)
+        if now is not None:
+            return memoryview(now)
+        reader.users += 1
+        try:
+            return memoryview(await self._disk.submit("reads", partial(reader.file.read_at, offset, size)))
+        finally:
+            reader.users -= 1
+            if reader.users == 0 and self._open.get(log_id) is not reader:
+                reader.file.close()
+
+    async def _reader(self, log_id: int) -> _Reader:
+        """Open a log. It waits for a file descriptor, if there is none, before that is an error. Raises OSError."""
+        path = self.paths[log_id]
+        for pause_s in (*DESCRIPTOR_PAUSES_S, None):
+            try:
+                reader = _Reader(self._disk.open(path))
+                break
+            except OSError as error:
+                if pause_s is None or not lacks_descriptors(error):
+                    raise
+            self._close_some(len(self._open) // 2)
+            await asyncio.sleep(pause_s)
+            if log_id in self._open:
+                return self._open[log_id]
+        if log_id in self.paths:
+            self._open[log_id] = reader
+            self._close_some(self._open_files)
+        return reader
+
+    def _close_some(self, kept: int) -> None:
+        """Close what was not read for longest, so that no more than `kept` are open."""
+        while len(self._open) > kept:
+            _, reader = self._open.popitem(last=False)
+            if reader.users == 0:
+                reader.file.close()
+
+    def drop(self, log_id: int) -> list[str]:
+        """Nobody will ask for this log's records any more; reads under way come to their end. Its files' paths."""
+        reader = self._open.pop(log_id, None)
+        if reader is not None and reader.users == 0:
+            reader.file.close()
+        path = self.paths.pop(log_id)
+        return [path, f"{path.removesuffix('.log')}.idx"]
+
+    def halt(self) -> None:
+        """Send no more pieces to the files, and tell nobody."""
+        self.error = self.error or BookieFailedError("the entry logs are closed")
+        flushes, self._flushes = self._flushes, []
+        for future in (*(flush[2] for flush in flushes), *self._space_waiters):
+            future.cancel()
+
+    def close(self) -> None:
+        """Close all files. No call may be under way."""
+        for log in self.writing.values():
+            if log.file is not None:
+                log.file.close()
+        for reader in self._open.values():
+            reader.file.close()
+        self._open.clear()
+
+
+class _Reader:
+    """A log opened for reading, through the page cache."""
+
+    __slots__ = ("file", "users")
+
+    def __init__(self, file: DiskFile) -> None:
+        self.file = file
+        self.users = 0
