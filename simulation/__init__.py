@@ -1,32 +1,17 @@
 """Deterministic simulation of whole clusters: the real code on a simulated clock, network, disk and metadata store.
 
-One seed is one run, in one thread; the same seed is the same run. docs/simulation.md tells how it works.
+One seed is one run, in one thread; the same seed is the same run. docs/simulation.md says how it works.
 
-run_seed(17)                          a run drawn from a seed: cluster, workload, faults, healing, proof
-run_many(range(300))                  many of them, and what they reached
-World, Nemesis, Workload              to build scenarios of one's own
-python -m simulation  the same from the command line
+    python -m simulation                    from the command line (`simulation.__main__`)
+    runs.seeds.run_seed(17)                 a run drawn from a seed: cluster, workload, faults, healing, proof
+
+The rooms, from the lowest to the highest; each imports only what stands above it in this list:
+
+    environment    what the real code runs on: event loop, network, disk, metadata store
+    checkers       what must hold, and the history and trace of a run
+    cluster        the hosts of storage nodes and clients, put together as one `World`
+    faults         `Nemesis`, which breaks things; the coverage points that a suite of runs must have reached
+    workloads      what clients do: chains of ledgers, logs, their whole lives, names that move
+    runs           a run and many of them by seed; failovers of a log's writer
+    mutations      the product with one of its safety rules taken out, to check the checkers
 """
-
-from simulation.checkers import ViolationError
-from simulation.cluster import Client, Node, World
-from simulation.faults import Nemesis
-from simulation.points import FAULT_POINTS
-from simulation.runner import Summary, run_many
-from simulation.scenarios import Report, run_seed
-from simulation.workload import Chain, Workload
-
-__all__ = [
-    "FAULT_POINTS",
-    "Chain",
-    "Client",
-    "Nemesis",
-    "Node",
-    "Report",
-    "Summary",
-    "ViolationError",
-    "Workload",
-    "World",
-    "run_many",
-    "run_seed",
-]

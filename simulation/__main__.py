@@ -18,10 +18,9 @@ from contextlib import nullcontext
 from functools import partial
 
 from simulation import mutations
-from simulation.failover import run_failovers, table
-from simulation.points import FAULT_POINTS
-from simulation.runner import print_failure, print_progress, print_summary, run_many
-from simulation.scenarios import run_seed
+from simulation.faults.coverage import COVERAGE_POINTS
+from simulation.runs.failover import run_failovers, table
+from simulation.runs.seeds import print_failure, print_progress, print_summary, run_many, run_seed
 
 ENOUGH_FOR_ALL_POINTS = 300
 CHAINS_ALONE = ("ledger.", "reader.", "recovery.closed", "recovery.of-doubtful", "writer.")
@@ -81,7 +80,7 @@ def _many(seeds: range, processes: int, logs: bool, names: bool) -> int:
     print_summary(summary, began=began, verbose=True)
     if summary.failures:
         return 1
-    points = [] if names else [point for point in FAULT_POINTS if not logs or not point.startswith(CHAINS_ALONE)]
+    points = [] if names else [point for point in COVERAGE_POINTS if not logs or not point.startswith(CHAINS_ALONE)]
     missing = summary.missing(points) if len(seeds) >= ENOUGH_FOR_ALL_POINTS else []
     if missing:
         print(f"never reached: {', '.join(missing)}")

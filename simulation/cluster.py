@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -23,14 +22,14 @@ from metadata.foundation.errors import CallerError, CorruptDataError, Distribute
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryTree, _Session
 from metadata.store import Op, OpResult
-from simulation.checkers import Checkers
-from simulation.disk import SimulatedDisk
-from simulation.history import History
-from simulation.log_checkers import LogCheckers
-from simulation.loop import Process, SimulatedLoop
-from simulation.media import JOURNAL_DIRECTORIES
-from simulation.metadata import MetadataService, SimulatedStore
-from simulation.network import Fabric, SimulatedNetwork
+from simulation.checkers.durability import JOURNAL_DIRECTORIES
+from simulation.checkers.history import History, Trace
+from simulation.checkers.ledgers import LedgerCheckers
+from simulation.checkers.logs import LogCheckers
+from simulation.environment.disk import SimulatedDisk
+from simulation.environment.loop import Process, SimulatedLoop
+from simulation.environment.metadata import MetadataService, SimulatedStore
+from simulation.environment.network import Fabric, SimulatedNetwork
 from storage_node.bookie import Bookie, BookieSettings
 from storage_node.client import ClientSettings, LedgerClient
 
@@ -60,21 +59,6 @@ class SmallSettings(BookieSettings):
     @property
     def slab_bytes(self) -> int:
         return 128 * KIB
-
-
-class Trace:
-    """A sum over everything that happened, in order; with `lines` also the text of it."""
-
-    def __init__(self, loop: SimulatedLoop, *, keep: bool) -> None:
-        self._loop = loop
-        self.sum = 0
-        self.lines: list[str] | None = [] if keep else None
-
-    def note(self, what: str) -> None:
-        line = f"{self._loop.time():.6f} {what}"
-        self.sum = zlib.crc32(line.encode(), self.sum)
-        if self.lines is not None:
-            self.lines.append(line)
 
 
 class WatchedTree(MemoryTree):
@@ -166,14 +150,14 @@ class Machine:
             self.world.loop.resume(self.process)
 
 
-class Node(Machine):
+class NodeMachine(Machine):
     """A host that runs a storage node on its disk."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.disk = SimulatedDisk(world.loop, name, world.rng(f"disk/{name}"))
         self.disk.reached = world.reached
-        self.disk.synced = lambda path, written: world.checkers.media.synced(self, path, written)
+        self.disk.synced = lambda path, written: world.ledger_checkers.durability.synced(self, path, written)
         self.bookie: Bookie | None = None
         self.serving = False
         self.damaged = False
@@ -221,7 +205,7 @@ class Node(Machine):
             return
         process, store = self.begin()
         world = self.world
-        world.checkers.media.node_starts(self.name)
+        world.ledger_checkers.durability.node_starts(self.name)
         world.trace.note(f"start {process.name}")
         bookie = self.bookie = Bookie(
             self.settings(), store, network=SimulatedNetwork(world.fabric), disk=self.disk, clock=self.clock
@@ -237,9 +221,9 @@ class Node(Machine):
             self.world.loop.call_soon(self._exit, self.process, error, context=self.world.context)
             return
         except Exception as error:
-            self.world.checkers.fail(f"the start of {self.name} ended with {error!r}")
+            self.world.ledger_checkers.fail(f"the start of {self.name} ended with {error!r}")
         self.serving = True
-        self.world.loop.call_soon(self.world.checkers.node_started, self, context=self.world.context)
+        self.world.loop.call_soon(self.world.ledger_checkers.node_started, self, context=self.world.context)
         await bookie.failed.wait()
         self.last_error = bookie.failure
         self.world.loop.call_soon(self._exit, self.process, bookie.failure, context=self.world.context)
@@ -252,7 +236,7 @@ class Node(Machine):
         if isinstance(error, CallerError | CorruptDataError):
             self.world.reached("node.refused-to-start")
             if not self.damaged:
-                self.world.checkers.fail(f"{process.name} refuses to start on an undamaged disk: {error}")
+                self.world.ledger_checkers.fail(f"{process.name} refuses to start on an undamaged disk: {error}")
             self.refused = error
         else:
             self.world.reached("node.stopped-itself")
@@ -265,7 +249,7 @@ class Node(Machine):
             self.disk.cut(power=power)
 
 
-class Client(Machine):
+class ClientMachine(Machine):
     """A host that runs a program with a ledger client. Each `start` is a fresh process."""
 
     def __init__(self, world: World, name: str, settings: ClientSettings) -> None:
@@ -311,13 +295,13 @@ class World:
         self.points: Counter[str] = Counter()
         """Named fault points that were reached."""
         self.history = History(self.loop)
-        self.nodes: list[Node] = []
-        self.clients: dict[str, Client] = {}
-        self.checkers = Checkers(self)
-        self.logs = LogCheckers(self)
+        self.nodes: list[NodeMachine] = []
+        self.clients: dict[str, ClientMachine] = {}
+        self.ledger_checkers = LedgerCheckers(self)
+        self.log_checkers = LogCheckers(self, self.ledger_checkers)
         self.fabric = Fabric(self.loop, self.rng("network"))
         self.fabric.reached = self.reached
-        self.fabric.on_frame = self.checkers.frame_sent
+        self.fabric.on_frame = self.ledger_checkers.frame_sent
         self.tree = WatchedTree(lambda: EPOCH_MS + int(self.loop.time() * 1000), self._applied)
         self.service = MetadataService(self.loop, self.rng("metadata"), self.tree)
         self.service.reached = self.reached
@@ -336,19 +320,19 @@ class World:
 
     def _applied(self, ops: Sequence[Op]) -> None:
         self.trace.note(f"metadata {[(type(op).__name__, op.path) for op in ops]}")
-        self.checkers.metadata_applied(ops)
-        self.logs.metadata_applied(ops)
+        self.ledger_checkers.metadata_applied(ops)
+        self.log_checkers.metadata_applied(ops)
 
-    def add_node(self) -> Node:
-        node = Node(self, f"b{len(self.nodes)}")
+    def add_node(self) -> NodeMachine:
+        node = NodeMachine(self, f"b{len(self.nodes)}")
         self.nodes.append(node)
         return node
 
-    def add_client(self, name: str, settings: ClientSettings = CLIENT_SETTINGS) -> Client:
-        client = self.clients[name] = Client(self, name, settings)
+    def add_client(self, name: str, settings: ClientSettings = CLIENT_SETTINGS) -> ClientMachine:
+        client = self.clients[name] = ClientMachine(self, name, settings)
         return client
 
-    def node_of(self, bookie_id: str) -> Node:
+    def node_of(self, bookie_id: str) -> NodeMachine:
         return self.nodes[int(bookie_id.partition(":")[0][1:])]
 
     async def format(self) -> None:
@@ -367,8 +351,8 @@ class World:
         try:
             return self.loop.run_until_complete(self._bounded(main, limit_s))
         except Exception as error:
-            if self.checkers.violation is not None and error is not self.checkers.violation:
-                raise self.checkers.violation from error
+            if self.ledger_checkers.violation is not None and error is not self.ledger_checkers.violation:
+                raise self.ledger_checkers.violation from error
             raise
         finally:
             self.loop.finish()

@@ -12,7 +12,7 @@ from unittest import mock
 
 from simulation.mutations import ledgers, logs, nodes
 from simulation.mutations.mutation import Mutation
-from simulation.scenarios import Report, run_seed
+from simulation.runs.seeds import RunReport, run_seed
 
 __all__ = ["MUTATIONS", "Mutation", "applied", "run_mutated", "seeds_needed"]
 
@@ -43,7 +43,7 @@ def applied(name: str) -> Iterator[None]:
         yield
 
 
-def run_mutated(name: str, seed: int, *, logs: bool = False) -> Report:
+def run_mutated(name: str, seed: int, *, logs: bool = False) -> RunReport:
     """One run without the rule."""
     with applied(name):
         return run_seed(seed, logs=logs)

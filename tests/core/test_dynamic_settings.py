@@ -17,7 +17,7 @@ from dlspark.core.settings import Settings, describe_settings
 from dlspark.core.settings.registry import dynamic_values
 from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
 from metadata.allocators import AllocatorStore
-from simulation.loop import SimulatedLoop
+from simulation.environment.loop import SimulatedLoop
 
 CONF = Path(__file__).parents[2] / "conf"
 

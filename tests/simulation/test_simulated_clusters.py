@@ -12,9 +12,8 @@ import sys
 import pytest
 
 from simulation import mutations
-from simulation.points import FAULT_POINTS
-from simulation.runner import replay_command, run_many
-from simulation.scenarios import run_seed
+from simulation.faults.coverage import COVERAGE_POINTS
+from simulation.runs.seeds import replay_command, run_many, run_seed
 
 SEEDS = 300
 MORE_SEEDS = 1500
@@ -52,7 +51,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_the_same_seed_gives_the_same_run_whatever_the_hashes_of_strings_are() -> None:
     """Sets and dictionaries of strings have another order in each interpreter: it must not leak into a run."""
     seeds = "(0, 1, 4, 5)"  # chains of ledgers and logs
-    program = f"from simulation.scenarios import run_seed\nprint([run_seed(s).trace_sum for s in {seeds}])"
+    program = f"from simulation.runs.seeds import run_seed\nprint([run_seed(s).trace_sum for s in {seeds}])"
     sums = set()
     for hashes in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes}
@@ -68,7 +67,7 @@ def test_no_seed_breaks_an_invariant_and_every_fault_point_is_reached(seed: int 
     failures = [f"seed {r.seed}: {r.failure}\n    {replay_command(r.seed)}" for r in summary.failures]
     assert not failures, "\n".join(failures)
     if len(seeds) >= SEEDS:
-        assert still_missing(summary.missing(FAULT_POINTS), after=seeds[-1]) == []
+        assert still_missing(summary.missing(COVERAGE_POINTS), after=seeds[-1]) == []
 
 
 def still_missing(points: list[str], after: int) -> list[str]:

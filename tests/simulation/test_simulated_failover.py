@@ -13,7 +13,7 @@ import pytest
 
 from dlspark.core.writing.late_answers import LateAnswers
 from simulation import mutations
-from simulation.failover import SESSION_TIMEOUTS_S, run_failover, run_failovers, table
+from simulation.runs.failover import SESSION_TIMEOUTS_S, run_failover, run_failovers, table
 
 ROUNDS = 100
 

@@ -1,4 +1,4 @@
-"""`Media`: what is on the nodes' disks for certain, told by what was synced."""
+"""`Durability`: what is on the nodes' disks for certain, told by what was synced."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from simulation.disk import SimulatedDisk
-from simulation.loop import SimulatedLoop
-from simulation.media import Media
+from simulation.checkers.durability import Durability
+from simulation.environment.disk import SimulatedDisk
+from simulation.environment.loop import SimulatedLoop
 from storage_node.bookie.disk.records import ENTRY, LEDGER, header, ledger_body
 from storage_node.bookie.disk.slabs import BLOCK
 from storage_node.bookie.journal.format import BATCH_HEADER_BYTES, BatchHeader
@@ -31,8 +31,8 @@ def fail(message: str) -> None:
     raise Broken(message)
 
 
-def media_of(carried: list[tuple[int, ...]] | None = None) -> Media:
-    return Media(fail, lambda *told: None if carried is None else carried.append(told))
+def media_of(carried: list[tuple[int, ...]] | None = None) -> Durability:
+    return Durability(fail, lambda *told: None if carried is None else carried.append(told))
 
 
 def node_of(loop: SimulatedLoop, *, damaged: bool = False) -> Any:

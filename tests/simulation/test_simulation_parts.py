@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from simulation.disk import BLOCK, REMOVAL, SimulatedDisk
-from simulation.loop import SimulatedLoop, SimulationStuckError
-from simulation.network import Fabric, SimulatedNetwork
+from simulation.environment.disk import BLOCK, REMOVAL, SimulatedDisk
+from simulation.environment.loop import SimulatedLoop, SimulationStuckError
+from simulation.environment.network import Fabric, SimulatedNetwork
 from storage_node.edge import Link
 from storage_node.errors import BookieUnreachableError
 

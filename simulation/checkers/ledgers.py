@@ -1,4 +1,4 @@
-"""`Checkers`: the invariants of docs/reference/invariants.md, held against everything that happens.
+"""`LedgerCheckers`: the invariants of docs/reference/invariants.md, held against everything that happens.
 
 They see three things that no product code can hide: every frame a node sends, every byte that becomes durable, every
 transaction of the metadata. From these they know which entries lie where for certain, what nodes have promised, and
@@ -16,7 +16,7 @@ how each ledger's metadata developed; workloads tell them what clients pushed, w
                                 nor passes what an ack quorum holds (I6)
     at every sync of a node     entries carry no LAC beyond what an ack quorum of the ensembles in the metadata has
                                 (I6, I18); batches claim no more to be durable than is; a checkpoint names what is on
-                                the medium (`media`: D7, D8)
+                                the medium (`durability`: D7, D8)
     at every start of a node    everything it promised is still there, fences included; what it has replayed is what was
                                 pushed (I12)
     at the end                  `final_state`: see there
@@ -27,23 +27,21 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.store import Create, Delete, Op, SetData
-from simulation.history import Outcome, outcome_of
-from simulation.media import Media
-from simulation.network import SimulatedLink
+from simulation.checkers.durability import Durability
+from simulation.checkers.history import OperationOutcome, outcome_of
+from simulation.checkers.watched import WatchedNode, WatchedWorld
+from simulation.environment.network import SimulatedLink
+from storage_node.bookie.store.storage import Storage
 from storage_node.protocol import messages as m
 from storage_node.protocol import v2
 from storage_node.protocol.digests import DIGEST_BYTES, ENTRY_HEADER, ENTRY_HEADER_BYTES
 from storage_node.protocol.messages import Status
 from storage_node.protocol.striping import write_set
 from storage_node.protocol.values import BatchReadResponse, ResponseV2
-
-if TYPE_CHECKING:
-    from simulation.cluster import Node, World
-    from storage_node.bookie.store.storage import Storage
 
 MISSING = frozenset({Status.ENOENTRY, Status.ENOLEDGER})
 FENCING_READ_BYTES = (40, 120)
@@ -86,14 +84,14 @@ class LedgerTruth:
         return is_open and max(self.pushed, default=-1) > self.acknowledged
 
 
-class Checkers:
+class LedgerCheckers:
     """One for each world. Methods raise `ViolationError` into `World.run`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WatchedWorld) -> None:
         self._world = world
         self.ledgers: dict[int, LedgerTruth] = {}
-        self.media = Media(self.fail, self._lac_carried)
-        self.nodes = self.media.nodes
+        self.durability = Durability(self.fail, self._lac_carried)
+        self.nodes = self.durability.nodes
         self._fence_reads: dict[tuple[SimulatedLink, int], tuple[int, float]] = {}
         self.violation: ViolationError | None = None
         self.on_first_fence: Callable[[SimulatedLink], None] = lambda link: None
@@ -193,7 +191,7 @@ class Checkers:
 
     # ------------------------------------------------------------------------------------ nodes
 
-    def node_started(self, node: Node) -> None:
+    def node_started(self, node: WatchedNode) -> None:
         """A node serves again: what it promised must be there."""
         if node.bookie is None:
             return
@@ -213,7 +211,7 @@ class Checkers:
         if node.runs > 1:
             self._world.reached("node.restarted")
 
-    def _check_promises(self, node: Node, what: str) -> None:
+    def _check_promises(self, node: WatchedNode, what: str) -> None:
         if node.bookie is None:
             return
         storage = node.bookie.storage
@@ -382,7 +380,7 @@ class Checkers:
     def refused(self, ledger_id: int, entry_id: int, error: BaseException) -> None:
         """A writer was told that an entry was not acknowledged; some errors say that it is not in the ledger."""
         truth = self.truth(ledger_id)
-        if truth.deleted or outcome_of(error) is not Outcome.FAILED:
+        if truth.deleted or outcome_of(error) is not OperationOutcome.FAILED:
             return
         metadata = truth.metadata
         if metadata is None or not metadata.is_closed or metadata.last_entry >= entry_id:
@@ -396,7 +394,7 @@ class Checkers:
         if truth.deleted or truth.metadata is None or truth.foreign:
             return
         quorum = truth.metadata.ack_quorum
-        while self.media.holders.get((ledger_id, truth.committed + 1), 0) >= quorum:
+        while self.durability.holders.get((ledger_id, truth.committed + 1), 0) >= quorum:
             truth.committed += 1
         if lac > truth.committed:
             self.fail(

@@ -31,13 +31,13 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.sent_entries import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
 from metadata.foundation.errors import DistributedLogError
-from simulation.cluster import Client, World
-from simulation.history import Outcome
-from simulation.log_checkers import Session, Written
-from simulation.log_workload import LogWorkload, SimulatedLog
-from simulation.loop import unheard
-from simulation.roles import HEALTHY_S
-from simulation.scenarios import all_serve, undisturbed
+from simulation.checkers.history import OperationOutcome
+from simulation.checkers.logs import WriterSession, WrittenRecord
+from simulation.cluster import ClientMachine, World
+from simulation.environment.loop import unheard
+from simulation.runs.seeds import all_serve, undisturbed
+from simulation.workloads.logs import LogWorkload, SimulatedLog
+from simulation.workloads.programs import HEALTHY_S
 
 Answer: TypeAlias = "asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]"
 SESSION_TIMEOUTS_S = (1, 2, 4)
@@ -89,9 +89,9 @@ class FailoverWorkload(LogWorkload):
         self.outcome = outcome
         self._rng = rng
         self._stopped_at = -1.0
-        self._first_sessions: list[Session] = []
+        self._first_sessions: list[WriterSession] = []
         self._tick_of_second = 0
-        self._answers: list[tuple[Sequence[Written], Answer]] = []
+        self._answers: list[tuple[Sequence[WrittenRecord], Answer]] = []
         self._told: set[int] = set()
         """Records, by identity, whose outcome the first writer had told when it was stopped."""
         self._second_acknowledged = asyncio.Event()
@@ -101,11 +101,11 @@ class FailoverWorkload(LogWorkload):
         await super().prepare()
         self.world.service.session_timeout_s = self.outcome.session_timeout_s = self._session_timeout_s
 
-    def _follow(self, record: Written, future: asyncio.Future[DLSN]) -> None:
+    def _follow(self, record: WrittenRecord, future: asyncio.Future[DLSN]) -> None:
         self._answers.append(([record], future))
         super()._follow(record, future)
 
-    def _follow_batch(self, records: Sequence[Written], batch: asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+    def _follow_batch(self, records: Sequence[WrittenRecord], batch: asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
         self._answers.append((records, batch))
         super()._follow_batch(records, batch)
 
@@ -127,7 +127,7 @@ class FailoverWorkload(LogWorkload):
         first.resume()
         await asyncio.wait_for(asyncio.gather(one, two), 2 * HEALTHY_S)
 
-    def _stop(self, first: Client, stopped: asyncio.Event) -> None:
+    def _stop(self, first: ClientMachine, stopped: asyncio.Event) -> None:
         self._stopped_at = self.world.loop.time()
         self._told = {id(record) for records, future in self._answers if future.done() for record in records}
         self.outcome.acknowledged_before = sum(self._acknowledged(one) for one in self._first_sessions)
@@ -135,8 +135,8 @@ class FailoverWorkload(LogWorkload):
         stopped.set()
 
     @staticmethod
-    def _acknowledged(session: Session) -> int:
-        return sum(record.outcome is Outcome.OK for record in session.records)
+    def _acknowledged(session: WriterSession) -> int:
+        return sum(record.outcome is OperationOutcome.OK for record in session.records)
 
     async def _time_to_go_on(self) -> None:
         """After the session's end: on the second writer's way, or once it has an acknowledgement."""
@@ -149,7 +149,7 @@ class FailoverWorkload(LogWorkload):
 
     # ------------------------------------------------------------------------------------ the two writers
 
-    async def _first(self, log: SimulatedLog, client: Client) -> None:
+    async def _first(self, log: SimulatedLog, client: ClientMachine) -> None:
         """Write until the handle fails; then, when the second writer has left, open the log again and write."""
         while not self._second_acknowledged.is_set():
             # The log may come back, where the second one was not waiting for the lock yet.
@@ -164,7 +164,7 @@ class FailoverWorkload(LogWorkload):
         await asyncio.wait_for(self._second_left.wait(), HEALTHY_S)
         await self.patiently("opening the log again", partial(self._write_session, log, client, self._a_few))
 
-    async def _until_it_fails(self, writer: AsyncLogWriter, session: Session) -> None:
+    async def _until_it_fails(self, writer: AsyncLogWriter, session: WriterSession) -> None:
         if self._second_acknowledged.is_set():
             return  # It was not opened yet when it was stopped.
         self._first_sessions.append(session)
@@ -176,13 +176,13 @@ class FailoverWorkload(LogWorkload):
             if self._second_acknowledged.is_set():
                 deadline = deadline or self.world.loop.time() + HEALTHY_S
                 if self.world.loop.time() > deadline:
-                    self.world.checkers.fail("the first writer goes on, and is told of nothing")
+                    self.world.ledger_checkers.fail("the first writer goes on, and is told of nothing")
                 if rng.random() < 0.2:
                     await writer.flush()
         await writer.flush()  # It says what the handle ended with.
-        self.world.checkers.fail("records were refused, and the writer's handle does not tell of it")
+        self.world.ledger_checkers.fail("records were refused, and the writer's handle does not tell of it")
 
-    async def _second(self, log: SimulatedLog, client: Client) -> None:
+    async def _second(self, log: SimulatedLog, client: ClientMachine) -> None:
         """Take over, write for a while beside the first one, leave."""
 
         async def attempt() -> None:
@@ -196,23 +196,23 @@ class FailoverWorkload(LogWorkload):
         self.outcome.begun_again += namespace.counters["recovery-begun-again"]
         await super().close_namespace(namespace)
 
-    async def _take_over(self, writer: AsyncLogWriter, session: Session) -> None:
+    async def _take_over(self, writer: AsyncLogWriter, session: WriterSession) -> None:
         self._write_few(writer, session)
         await writer.flush()
         if self.outcome.taken_over_s < 0:
             self.outcome.taken_over_s = self.world.loop.time() - self._stopped_at
-            self._tick_of_second = self.world.logs.events
+            self._tick_of_second = self.world.log_checkers.events
         self._second_acknowledged.set()
         for _ in range(self._rng.randint(3, 20)):
             self._write_few(writer, session)
             await asyncio.sleep(self._rng.uniform(0, 0.1))
         await writer.close()
 
-    async def _a_few(self, writer: AsyncLogWriter, session: Session) -> None:
+    async def _a_few(self, writer: AsyncLogWriter, session: WriterSession) -> None:
         self._write_few(writer, session)
         await writer.close()
 
-    def _write_few(self, writer: AsyncLogWriter, session: Session) -> None:
+    def _write_few(self, writer: AsyncLogWriter, session: WriterSession) -> None:
         self._burst(writer, session, self._rng)
 
     # ------------------------------------------------------------------------------------ what the first is told
@@ -223,10 +223,10 @@ class FailoverWorkload(LogWorkload):
             for record in session.records:
                 if record.ended <= self._tick_of_second:
                     continue
-                if record.outcome is not Outcome.OK:
+                if record.outcome is not OperationOutcome.OK:
                     self.outcome.refused_after += 1
                 elif id(record) not in self._told:
-                    self.world.checkers.fail(
+                    self.world.ledger_checkers.fail(
                         f"{record.dlsn} was acknowledged after the second writer's first acknowledgement (I5)"
                     )
 
@@ -239,7 +239,7 @@ def run_failover(seed: int) -> Failover:
         try:
             world.run(_round(world, outcome))
         except Exception as error:
-            outcome.failure = str(world.checkers.violation or f"{type(error).__name__}: {error}")
+            outcome.failure = str(world.ledger_checkers.violation or f"{type(error).__name__}: {error}")
         if outcome.failure is None and world.loop.unhandled:
             outcome.failure = f"unhandled: {world.loop.unhandled[0]}"
         outcome.points = world.points
@@ -262,7 +262,7 @@ async def _round(world: World, outcome: Failover) -> None:
     client = world.add_client("verifier")
     client.start()
     await asyncio.wait_for(client.spawn(workload.verify(client)), 3 * HEALTHY_S)
-    world.checkers.final_state()
+    world.ledger_checkers.final_state()
 
 
 def run_failovers(seeds: Iterable[int]) -> list[Failover]:

@@ -11,7 +11,7 @@ opened writer; a reader's *span* is what one opened reader delivered, from its s
                                 the session's that is in the list (I7), not beyond the end of a completed one (I5)
     at every record read        written, and not called "not written"; at the position that was acknowledged, the same
                                 for all (I3); readers go forward only (I4); transaction ids and numbers as written;
-                                readers that are opened again go on where they were (`delivery`)
+                                readers that are opened again go on where they were (`Deliveries`)
     at the end                  `final`: the log read as a whole has every acknowledged record and every record that any
                                 reader saw (I1, I6), in an order that time allows, ids not decreasing, no number missing
                                 (I4); every span is a piece of it without a gap; completed segments say what they hold
@@ -23,25 +23,23 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from dlspark.core.codec.dlsn import DLSN
 from metadata.logs import DEFAULT_PARTITION, SegmentMetadata
 from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData
-from simulation.delivery import Deliveries
-from simulation.history import Outcome, outcome_of
-
-if TYPE_CHECKING:
-    from simulation.cluster import Client, World
-    from simulation.loop import Process
+from simulation.checkers.history import OperationOutcome, outcome_of
+from simulation.checkers.ledgers import LedgerCheckers
+from simulation.checkers.watched import WatchedClient, WatchedWorld
+from simulation.environment.loop import Process
 
 NAMESPACE_PATH = "/dlspark"
 _DEPTH = 6
-"""Parts of a segment's path: "", namespace, log, partition, "ledgers", segment."""
+"""Parts of a segment's path, and of a subscriber's: "", namespace, log, partition, "ledgers" or "subscribers", name."""
+SUBSCRIBERS = "subscribers"
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class WriterSession:
     """One opened writer, with the process that it is in."""
 
     log: str
@@ -50,7 +48,7 @@ class Session:
     number: int
     txid: int = 0
     """The highest transaction id given out."""
-    records: list[Written] = field(default_factory=list)
+    records: list[WrittenRecord] = field(default_factory=list)
     last_acknowledged: DLSN = DLSN.NON_INCLUSIVE_LOWER_BOUND
     failed: bool = False
     overtaken: bool = False
@@ -58,23 +56,23 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
-class Written:
+class WrittenRecord:
     """A record that was given to a writer."""
 
-    session: Session
+    session: WriterSession
     txid: int
     payload: bytes
     began: int
     """When, counted in acknowledgements and writes."""
     ended: int = -1
-    outcome: Outcome = Outcome.OPEN
+    outcome: OperationOutcome = OperationOutcome.OPEN
     dlsn: DLSN | None = None
     """Where it was acknowledged or first read."""
     read: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRecord:
     """A record as a reader delivered it."""
 
     dlsn: DLSN
@@ -84,16 +82,16 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Span:
+class ReadSpan:
     """What one reader delivered, from `start` on; `txid` is what it was asked to start at, if that is how it was."""
 
     name: str
     log: str
     start: DLSN
     txid: int | None = None
-    before: Span | None = None
+    before: ReadSpan | None = None
     """What the same reader delivered before it was opened again."""
-    read: list[Seen] = field(default_factory=list)
+    read: list[SeenRecord] = field(default_factory=list)
     due: DLSN = field(init=False)
     """The first place that the reader was not given yet."""
     hidden: DLSN = DLSN.NON_INCLUSIVE_LOWER_BOUND
@@ -115,9 +113,9 @@ class LogTruth:
     name: str
     segments: dict[str, SegmentMetadata] = field(default_factory=dict)
     """By znode name, as in the metadata now."""
-    records: dict[bytes, Written] = field(default_factory=dict)
-    at: dict[DLSN, Written] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
+    records: dict[bytes, WrittenRecord] = field(default_factory=dict)
+    at: dict[DLSN, WrittenRecord] = field(default_factory=dict)
+    spans: list[ReadSpan] = field(default_factory=list)
 
     def ordered(self) -> list[SegmentMetadata]:
         return sorted(self.segments.values(), key=lambda segment: (segment.lssn, segment.in_progress))
@@ -127,13 +125,14 @@ class LogTruth:
 
 
 class LogCheckers:
-    """One for each world. Violations go to the world's `Checkers.fail`."""
+    """One for each world. Violations go to `LedgerCheckers.fail`."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: WatchedWorld, ledgers: LedgerCheckers) -> None:
         self._world = world
+        self._ledgers = ledgers
         self.logs: dict[str, LogTruth] = {}
         self.deliveries = Deliveries(self._fail, world.reached)
-        self._owners: dict[int, Session] = {}
+        self._owners: dict[int, WriterSession] = {}
         """Who created which ledger."""
         self.on_rolled: Callable[[str], None] = lambda client: None
         """Told of the client whose writer has just started a segment beside one in progress."""
@@ -146,16 +145,16 @@ class LogCheckers:
             truth = self.logs[log] = LogTruth(log)
         return truth
 
-    def truth_of(self, session: Session) -> LogTruth:
+    def truth_of(self, session: WriterSession) -> LogTruth:
         """Of the log that the session writes."""
         return self.truth(session.log)
 
     def _fail(self, log: str, message: str) -> None:
-        self._world.checkers.fail(f"log {log}: {message}")
+        self._ledgers.fail(f"log {log}: {message}")
 
     @property
     def events(self) -> int:
-        """The present moment, as `Written` counts it."""
+        """The present moment, as `WrittenRecord` counts it."""
         return self._events
 
     def _tick(self) -> int:
@@ -164,31 +163,31 @@ class LogCheckers:
 
     # ------------------------------------------------------------------------------------ writers
 
-    def session(self, log: str, client: Client) -> Session:
+    def session(self, log: str, client: WatchedClient) -> WriterSession:
         """A writer is about to be opened."""
         if client.process is None:
             raise RuntimeError("the client was not started")
         self._sessions[log] += 1
-        return Session(log, client.name, client.process, self._sessions[log])
+        return WriterSession(log, client.name, client.process, self._sessions[log])
 
-    def ledger_created(self, session: Session, ledger_id: int) -> None:
+    def ledger_created(self, session: WriterSession, ledger_id: int) -> None:
         self._owners[ledger_id] = session
 
-    def written(self, session: Session, txid: int, payload: bytes) -> Written:
+    def written(self, session: WriterSession, txid: int, payload: bytes) -> WrittenRecord:
         """A record is given to the session's writer."""
-        record = Written(session, txid, payload, self._tick())
+        record = WrittenRecord(session, txid, payload, self._tick())
         self.truth_of(session).records[payload] = record
         session.records.append(record)
         return record
 
-    def acknowledged(self, record: Written, dlsn: DLSN) -> None:
+    def acknowledged(self, record: WrittenRecord, dlsn: DLSN) -> None:
         """A writer was told where its record is."""
         session, truth = record.session, self.truth_of(record.session)
         self._world.trace.note(f"log-ack {session.log} {dlsn} {session.client}/{session.number}")
         if dlsn <= session.last_acknowledged:
             self._fail(session.log, f"{dlsn} was acknowledged after {session.last_acknowledged} (I4)")
         session.last_acknowledged = dlsn
-        record.outcome, record.ended = Outcome.OK, self._tick()
+        record.outcome, record.ended = OperationOutcome.OK, self._tick()
         self._place(truth, record, dlsn)
         segment = self.segment_of(truth, dlsn.lssn)
         if segment is None:
@@ -206,22 +205,22 @@ class LogCheckers:
         """The segment in which a record may be acknowledged now."""
         return truth.segment(lssn)
 
-    def refused(self, record: Written, error: BaseException) -> None:
+    def refused(self, record: WrittenRecord, error: BaseException) -> None:
         """A writer was told that its record failed, or may have."""
         session = record.session
         self.session_failed(session)
         record.outcome, record.ended = outcome_of(error), self._tick()
         self._world.reached(f"log.{type(error).__name__}")
-        if record.read and record.outcome is Outcome.FAILED:
+        if record.read and record.outcome is OperationOutcome.FAILED:
             self._fail(session.log, f"{record.dlsn} was read before, and was then called not written: {error!r}")
 
-    def session_failed(self, session: Session) -> None:
+    def session_failed(self, session: WriterSession) -> None:
         """A writer has failed; perhaps it was somebody else's turn while its process stood still."""
         if session.overtaken and not session.failed:
             self._world.reached("log.deposed-while-paused")
         session.failed = True
 
-    def _place(self, truth: LogTruth, record: Written, dlsn: DLSN) -> None:
+    def _place(self, truth: LogTruth, record: WrittenRecord, dlsn: DLSN) -> None:
         if record.dlsn is not None and record.dlsn != dlsn:
             self._fail(truth.name, f"one record is at {record.dlsn} and at {dlsn} (I4)")
         if truth.at.setdefault(dlsn, record) is not record:
@@ -230,13 +229,15 @@ class LogCheckers:
 
     # ------------------------------------------------------------------------------------ readers
 
-    def span(self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: Span | None = None) -> Span:
+    def span(
+        self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
+    ) -> ReadSpan:
         """A reader was opened; `before` is what it had delivered until it was closed."""
-        span = Span(name, log, start, txid, before)
+        span = ReadSpan(name, log, start, txid, before)
         self.truth(log).spans.append(span)
         return span
 
-    def read(self, span: Span, seen: Seen) -> None:
+    def read(self, span: ReadSpan, seen: SeenRecord) -> None:
         """A reader delivered a record."""
         log, dlsn = span.log, seen.dlsn
         self._world.trace.note(f"log-read {log} {span.name} {dlsn}")
@@ -245,7 +246,7 @@ class LogCheckers:
         if record is None:
             self._fail(log, f"{span.name} read at {dlsn} what nobody wrote: {seen.payload[:40]!r} (I3)")
             return
-        if record.outcome is Outcome.FAILED:
+        if record.outcome is OperationOutcome.FAILED:
             self._fail(log, f"{span.name} read at {dlsn} a record that was called not written")
         if record.txid != seen.txid:
             self._fail(log, f"{span.name} read transaction id {seen.txid} at {dlsn}, written was {record.txid}")
@@ -253,7 +254,7 @@ class LogCheckers:
             self._fail(log, f"{span.name} went back to {dlsn} (I4)")
         if span.read and dlsn.lssn != span.read[-1].dlsn.lssn:
             self._world.reached("log.reader-crossed")
-        if record.outcome is Outcome.UNKNOWN and not record.read:
+        if record.outcome is OperationOutcome.UNKNOWN and not record.read:
             self._world.reached("log.unknown-kept")
         self._place(truth, record, dlsn)
         record.read = True
@@ -281,7 +282,7 @@ class LogCheckers:
         self.deliveries.metadata_applied(ops)
 
     def _check_conditions(self, truth: LogTruth, op: Op, partition: str, ops: Sequence[Op]) -> None:
-        """Whoever changes a list depends on the version of it that he has read, and on his lock (I7)."""
+        """Whoever changes a list depends on the version that was read, and on a lock (I7)."""
         read = f"{partition}/ledgers"
         if not any(one.path == read and one.version != ANY_VERSION for one in ops if isinstance(one, Check | SetData)):
             self._fail(truth.name, f"{op.path} was changed in a transaction that depends on no version of {read} (I7)")
@@ -315,7 +316,7 @@ class LogCheckers:
             self._fail(truth.name, f"segment {segment.lssn} was removed, with records up to {max(kept)} (I7)")
 
     def _started(self, truth: LogTruth, segment: SegmentMetadata) -> None:
-        ledger = self._world.checkers.truth(segment.ledger_id)
+        ledger = self._ledgers.truth(segment.ledger_id)
         if ledger.metadata is None or ledger.deleted:
             self._fail(truth.name, f"segment {segment.lssn} was started without ledger {segment.ledger_id} (I7)")
         if any(other.ledger_id == segment.ledger_id for other in truth.segments.values() if other is not segment):
@@ -337,7 +338,7 @@ class LogCheckers:
 
     def _completed(self, truth: LogTruth, segment: SegmentMetadata) -> None:
         name = f"segment {segment.lssn}"
-        ledger = self._world.checkers.truth(segment.ledger_id).metadata
+        ledger = self._ledgers.truth(segment.ledger_id).metadata
         if ledger is None or not ledger.is_closed or ledger.last_entry < segment.last_entry:
             self._fail(truth.name, f"{name} was completed at entry {segment.last_entry}, its ledger is {ledger} (I2)")
         before = [other for other in truth.segments.values() if other.in_progress and other.lssn == segment.lssn]
@@ -366,13 +367,13 @@ class LogCheckers:
         if any(in_progress[:-2]) or in_progress[-2:] == [True, False]:
             self._fail(truth.name, f"segments {numbers} are in progress as {in_progress} tells (I7)")
         for segment in segments:
-            deleted = self._world.checkers.truth(segment.ledger_id).deleted
+            deleted = self._ledgers.truth(segment.ledger_id).deleted
             if deleted and not segment.in_progress:
                 self._fail(truth.name, f"the ledger of the completed segment {segment.lssn} was deleted (I7)")
 
     # ------------------------------------------------------------------------------------ the end
 
-    def final(self, log: str, seen: Sequence[Seen]) -> None:
+    def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
         """The whole log, as a reader with all nodes healthy delivered it, after its last writer has closed."""
         truth = self.truth(log)
         self._check_list(truth)
@@ -385,7 +386,7 @@ class LogCheckers:
             if dlsn >= begin and there.get(dlsn) is not record:
                 self._fail(log, f"the record at {dlsn} was {record.outcome.value} or read, and is not there (I1, I6)")
         for record in truth.records.values():
-            if record.dlsn is None and record.outcome in (Outcome.UNKNOWN, Outcome.OPEN):
+            if record.dlsn is None and record.outcome in (OperationOutcome.UNKNOWN, OperationOutcome.OPEN):
                 self._world.reached("log.unknown-dropped")
         self._check_order(log, seen, list(there.values()))
         for span in truth.spans:
@@ -399,17 +400,17 @@ class LogCheckers:
         """What is below may be gone."""
         return DLSN(0, 0, 0)
 
-    def first_sequence_id(self, seen: Sequence[Seen]) -> int:
+    def first_sequence_id(self, seen: Sequence[SeenRecord]) -> int:
         """The sequence id with which a log begins that holds what was `seen`."""
         return 0
 
-    def _check_order(self, log: str, seen: Sequence[Seen], records: list[Written]) -> None:
+    def _check_order(self, log: str, seen: Sequence[SeenRecord], records: list[WrittenRecord]) -> None:
         """In an order that time allows: nothing stands before what had been acknowledged when it was written."""
         earliest_end, first = self._events + 1, self.first_sequence_id(seen)
         for one, record in zip(reversed(seen), reversed(records), strict=True):
             if earliest_end < record.began:
                 self._fail(log, f"{one.dlsn} was written after a record behind it had been acknowledged (I4)")
-            if record.outcome is Outcome.OK:
+            if record.outcome is OperationOutcome.OK:
                 earliest_end = min(earliest_end, record.ended)
         for index, one in enumerate(seen):
             if index and one.txid < seen[index - 1].txid:
@@ -420,7 +421,7 @@ class LogCheckers:
                     log, f"the record at {one.dlsn} has sequence id {one.sequence_id}, it is number {number} (I4)"
                 )
 
-    def _check_span(self, span: Span, seen: Sequence[Seen], places: list[DLSN]) -> None:
+    def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
         first = bisect_left(places, span.start)
         if span.txid is not None and first and seen[first - 1].txid >= span.txid:
             self._fail(span.log, f"{span.name} was put at {span.start} for {span.txid}, which is before it")
@@ -430,8 +431,116 @@ class LogCheckers:
             wrong = next(pair for pair in zip(delivered, [*expected, None], strict=False) if pair[0] != pair[1])
             self._fail(span.log, f"{span.name}, from {span.start}, read {wrong[0]} in place of {wrong[1]} (I4, I6)")
 
-    def _check_segment(self, truth: LogTruth, segment: SegmentMetadata, seen: Sequence[Seen]) -> None:
+    def _check_segment(self, truth: LogTruth, segment: SegmentMetadata, seen: Sequence[SeenRecord]) -> None:
         held = [one for one in seen if one.dlsn.lssn == segment.lssn]
         said = (segment.record_count, segment.last_txid if held else -1)
         if said != (len(held), held[-1].txid if held else -1):
             self._fail(truth.name, f"segment {segment.lssn} says {said} of its count and last id; it has {len(held)}")
+
+
+@dataclass(slots=True)
+class Subscriber:
+    """A named subscriber of a log. `stored` is its position in the metadata now."""
+
+    stored: DLSN = DLSN.INITIAL
+    spans: list[ReadSpan] = field(default_factory=list)
+
+
+class Deliveries:
+    """Each reader has each record exactly once, from its start on, however often it is opened again.
+
+    A reader is a sequence of spans: where one ends, the next one begins. `due` is the first place that the reader has
+    not been given yet, judged by what it was given, not by where the product says that it goes on.
+
+        a span begins     nothing is given again, and nothing between what is due and what is given first is left out,
+                          but what was hidden by then (the documented skip); numbers go on where nothing was hidden
+        a subscriber      a span begins where the last commit is; a position is stored by the holder of the reader's
+                          lock, never moves back, and is what that reader was given
+
+    One for all logs of a world. `fail` is called with the log and with what is wrong with it.
+    """
+
+    def __init__(self, fail: Callable[[str, str], None], reached: Callable[[str], None]) -> None:
+        self._fail = fail
+        self._reached = reached
+        self.subscribers: dict[tuple[str, str], Subscriber] = {}
+
+    def forget(self, log: str) -> None:
+        """The log was deleted, and its subscribers with it."""
+        for key in [key for key in self.subscribers if key[0] == log]:
+            del self.subscribers[key]
+
+    # ------------------------------------------------------------------------------------ spans
+
+    def begins(self, span: ReadSpan, seen: SeenRecord, hidden: DLSN) -> None:
+        """The span's first record; what is below `hidden` need not be given any more."""
+        span.hidden = hidden
+        if seen.dlsn < span.due:
+            self._fail(span.log, f"{span.name} was given {seen.dlsn} again, due was {span.due} (exactly once)")
+        before = span.before
+        if before is not None and before.read and hidden <= span.due:
+            last = before.read[-1]
+            if seen.sequence_id != last.sequence_id + 1:
+                self._fail(span.log, f"{span.name} went on with {seen} after {last} (exactly once)")
+
+    def check_starts(self, truth: LogTruth) -> None:
+        """At the end: nothing was left out before the first record of any span."""
+        places = sorted(truth.at)
+        for span in truth.spans:
+            first = span.next if not span.read else span.read[0].dlsn
+            missed = [one for one in places if max(span.due, span.hidden) <= one < first]
+            if missed:
+                self._fail(
+                    truth.name,
+                    f"{span.name}, due at {span.due}, began at {first} without {missed[0]} (exactly once)",
+                )
+
+    # ------------------------------------------------------------------------------------ subscribers
+
+    def subscriber(self, log: str, name: str) -> Subscriber:
+        return self.subscribers.setdefault((log, name), Subscriber())
+
+    def subscribed(self, span: ReadSpan, subscriber: str, stored_before: DLSN) -> None:
+        """A reader was opened for a subscriber without a start; `stored_before` was its position before that."""
+        one = self.subscriber(span.log, subscriber)
+        if not stored_before <= max(span.start, DLSN.INITIAL) <= one.stored:
+            self._fail(
+                span.log,
+                f"{span.name} began at {span.start} for {subscriber}, stored were {stored_before} to {one.stored}",
+            )
+        self._went_on(one, span)
+
+    def started_over(self, span: ReadSpan, subscriber: str) -> None:
+        """A reader was opened for a subscriber at the log's beginning, because what was stored had been truncated."""
+        self._went_on(self.subscriber(span.log, subscriber), span)
+
+    def _went_on(self, one: Subscriber, span: ReadSpan) -> None:
+        if one.spans and one.spans[-1].name != span.name:
+            self._reached("log.subscriber-taken-over")
+        one.spans.append(span)
+
+    def committed(self, span: ReadSpan, subscriber: str, told: DLSN) -> None:
+        """A reader's commit was answered: what is stored is what it was given, or what its successor was."""
+        given = span.next
+        others = [one.next for one in self.subscriber(span.log, subscriber).spans if one is not span]
+        if told != given and not given < told <= max(others, default=given):
+            self._fail(span.log, f"{span.name} committed {told}, and was given what is below {given} (exactly once)")
+        self._reached("log.subscriber-committed")
+
+    def metadata_applied(self, ops: Sequence[Op]) -> None:
+        """A transaction: positions are stored by lock holders, and go forwards."""
+        for op in ops:
+            parts = op.path.split("/")
+            if not isinstance(op, Create | SetData) or len(parts) != _DEPTH or parts[4] != SUBSCRIBERS or not op.data:
+                continue
+            one, position = self.subscriber(parts[2], parts[5]), DLSN.from_base64(op.data.decode("ascii"))
+            if position < one.stored:
+                self._fail(parts[2], f"the position of {parts[5]} went back from {one.stored} to {position}")
+            if not any(isinstance(other, Check) and other.path.startswith(f"{op.path}/") for other in ops):
+                self._fail(parts[2], f"the position of {parts[5]} was stored by one whose lock was not checked")
+            given = max((span.next for span in one.spans), default=DLSN.INITIAL)
+            if position > given:
+                self._fail(
+                    parts[2], f"the position of {parts[5]} is {position}; its readers were given what is below {given}"
+                )
+            one.stored = position

@@ -1,4 +1,4 @@
-"""`LifeWorkload`: logs that are truncated, purged, sealed and deleted while everything else goes on.
+"""`WholeLifeWorkload`: logs that are truncated, purged, sealed and deleted while everything else goes on.
 
 Writers truncate between two bursts; keepers do it without a writer, under the log's lock, and purge by transaction id;
 hours pass on single clocks, so that segments expire. Readers meet what is hidden or gone under them. At the end each
@@ -19,21 +19,24 @@ from dlspark.core.log import EARLIEST, AsyncLog
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, LogNotFoundError
-from simulation.cluster import Client, World
-from simulation.life_checkers import LifeCheckers
-from simulation.log_checkers import Session, Span
-from simulation.log_workload import NEVER, Act, LogWorkload, SimulatedLog
-from simulation.rivals import Rivals
-from simulation.roles import HEALTHY_S
+from simulation.checkers.logs import ReadSpan, WriterSession
+from simulation.checkers.whole_lives import WholeLifeCheckers
+from simulation.cluster import ClientMachine, World
+from simulation.workloads.logs import NEVER, Act, LogWorkload, SimulatedLog
+from simulation.workloads.programs import HEALTHY_S, Deposer
 
 HOUR_MS = 3_600_000
 RIVALS_SHARE = 0.4
 """Runs in which rivals truncate the logs, and writers leave them soon."""
 KILL_WITHIN = 600
 """Callbacks of a deleter's process within which it is killed."""
+DEPOSED_SHARE = 0.4
+"""Of the truncations: their owner loses its session."""
+AHEAD = 8
+"""Records behind the log's begin, within which a rival truncates."""
 
 
-class LifeWorkload(LogWorkload):
+class WholeLifeWorkload(LogWorkload):
     """Logs with all of their lives."""
 
     never = tuple(error for error in NEVER if error is not AlreadyTruncatedError)
@@ -45,25 +48,27 @@ class LifeWorkload(LogWorkload):
         self._contended = draw.random() < RIVALS_SHARE
         if self._contended:
             self.most_bursts = 6
-        self.life_checkers = LifeCheckers(world, {log.name: log.settings for log in self.logs})
-        world.logs = self.life_checkers
+        self.life_checkers = WholeLifeCheckers(
+            world, world.ledger_checkers, {log.name: log.settings for log in self.logs}
+        )
+        world.log_checkers = self.life_checkers
 
     def start_programs(self, rng: Random) -> None:
         super().start_programs(rng)
         for log in self.logs:
-            self.add_role(f"keeper-{log.name}", partial(self.keep, log))
+            self.add_program(f"keeper-{log.name}", partial(self.keep, log))
             if self._contended:
-                Rivals(self, log).start_programs()
+                RivalTruncators(self, log).start_programs()
 
     # ------------------------------------------------------------------------------------ truncating, purging
 
-    def _acts(self, writer: AsyncLogWriter, session: Session, rng: Random) -> tuple[Act, ...]:
+    def _acts(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> tuple[Act, ...]:
         return (
             *super()._acts(writer, session, rng),
             *3 * (partial(self._truncate, writer.truncate, session.log, rng),),
         )
 
-    async def keep(self, log: SimulatedLog, client: Client) -> None:
+    async def keep(self, log: SimulatedLog, client: ClientMachine) -> None:
         """Truncate and purge the log from outside; let time pass."""
         while not self.over:
             rng = self.world.rng(f"keep/{client.name}/{client.runs}/{self.opened}")
@@ -119,7 +124,7 @@ class LifeWorkload(LogWorkload):
 
     # ------------------------------------------------------------------------------------ reading
 
-    async def tail(self, reader: AsyncLogReader, span: Span, rng: Random, count: int) -> None:
+    async def tail(self, reader: AsyncLogReader, span: ReadSpan, rng: Random, count: int) -> None:
         try:
             await super().tail(reader, span, rng, count)
         except AlreadyTruncatedError:
@@ -128,7 +133,7 @@ class LifeWorkload(LogWorkload):
 
     # ------------------------------------------------------------------------------------ the end
 
-    async def verify(self, client: Client) -> None:
+    async def verify(self, client: ClientMachine) -> None:
         await super().verify(client)
         rng = self.world.rng("life/end")
         for log in self.logs:
@@ -137,7 +142,7 @@ class LifeWorkload(LogWorkload):
                 await self.patiently(f"reading sealed {log.name}", partial(self._read_sealed, log, client))
             await self._delete(log, client, rng)
 
-    async def _seal(self, log: SimulatedLog, client: Client) -> None:
+    async def _seal(self, log: SimulatedLog, client: ClientMachine) -> None:
         namespace = await self.open_namespace(log, client, self.life_checkers.session(log.name, client))
         try:
             handle = await namespace.open_log(log.name)
@@ -147,7 +152,7 @@ class LifeWorkload(LogWorkload):
         finally:
             await self.close_namespace(namespace)
 
-    async def _read_sealed(self, log: SimulatedLog, client: Client) -> None:
+    async def _read_sealed(self, log: SimulatedLog, client: ClientMachine) -> None:
         """Readers come to the end of the stream, and nobody writes behind it."""
         namespace = await self.open_namespace(log, client, self.life_checkers.session(log.name, client))
         try:
@@ -162,18 +167,18 @@ class LifeWorkload(LogWorkload):
             refused = writer.write(writer.last_txid, b"late")
             await asyncio.wait([refused], timeout=HEALTHY_S)
             if not refused.done() or not isinstance(refused.exception(), EndOfStreamError):
-                self.world.checkers.fail(f"{log.name} is sealed, and a write to it ended as {refused}")
+                self.world.ledger_checkers.fail(f"{log.name} is sealed, and a write to it ended as {refused}")
         finally:
             await self.close_namespace(namespace)
 
-    async def _tail_to_the_end(self, reader: AsyncLogReader, span: Span) -> None:
+    async def _tail_to_the_end(self, reader: AsyncLogReader, span: ReadSpan) -> None:
         deadline = self.world.loop.time() + HEALTHY_S
         while self.world.loop.time() < deadline:
             await super().tail(reader, span, self.world.rng(f"end/{span.name}/{span.log}"), len(span.read) + 1)
             await asyncio.wait_for(reader.read_next(), HEALTHY_S)
-        self.world.checkers.fail(f"{span.log} is sealed, and its reader does not come to the end")
+        self.world.ledger_checkers.fail(f"{span.log} is sealed, and its reader does not come to the end")
 
-    async def _delete(self, log: SimulatedLog, client: Client, rng: Random) -> None:
+    async def _delete(self, log: SimulatedLog, client: ClientMachine, rng: Random) -> None:
         """By a client that is killed on the way, unless it is quick; then by this one."""
         self.life_checkers.deleting(log.name)
         first = self.world.add_client(f"deleter-{log.name}")
@@ -190,7 +195,7 @@ class LifeWorkload(LogWorkload):
         await self.patiently(f"deleting {log.name}", partial(self._delete_once, log, client))
         self.life_checkers.all_deleted(log.name)
 
-    async def _delete_once(self, log: SimulatedLog, client: Client) -> None:
+    async def _delete_once(self, log: SimulatedLog, client: ClientMachine) -> None:
         namespace = await self.open_namespace(log, client)
         try:
             await delete_log(namespace.services, log.name, log.settings, client.name)
@@ -209,3 +214,45 @@ def _with_a_life(log: SimulatedLog, rng: Random) -> SimulatedLog:
         fail_on_truncated=rng.random() < 0.7,
     )
     return SimulatedLog(log.name, settings)
+
+
+class RivalTruncators:
+    """Two keepers of one log that truncate it little by little, and lose its lock in the middle of that.
+
+    What the lock's check in a transaction is for takes a coincidence: an owner has lost its session, and with it the
+    lock; on a new session it reads the list once more, as after any lost answer, and its change takes long to arrive.
+    By then another client has truncated the same segment further. So rivals lose their sessions on the way, and are far
+    from the metadata store, or stand still, for a while from then on.
+    """
+
+    def __init__(self, workload: WholeLifeWorkload, log: SimulatedLog) -> None:
+        self._workload = workload
+        self._log = log
+        self._deposer = Deposer(workload, "life.rival")
+
+    def start_programs(self) -> None:
+        for index in range(2):
+            self._workload.add_program(f"rival{index}-{self._log.name}", self._truncate)
+
+    async def _truncate(self, client: ClientMachine) -> None:
+        workload = self._workload
+        rng = workload.world.rng(f"rival/{client.name}/{client.runs}/{workload.opened}")
+        namespace = await workload.open_namespace(self._log, client)
+        try:
+            handle = await namespace.open_log(self._log.name)
+            while not workload.over:
+                await asyncio.sleep(rng.uniform(0, 0.05))
+                if rng.random() < DEPOSED_SHARE:
+                    self._deposer.soon(client, rng)
+                await workload.truncate_at(
+                    partial(handle.truncate, client_id=client.name), handle.name, self._ahead(rng)
+                )
+        finally:
+            await workload.close_namespace(namespace)
+
+    def _ahead(self, rng: Random) -> DLSN:
+        """A record that is not hidden yet, near to the begin: most of its segment stays."""
+        checkers = self._workload.life_checkers
+        point = checkers.begin_of(checkers.truth(self._log.name))
+        left = sorted(dlsn for dlsn in checkers.truth(self._log.name).at if dlsn >= point)
+        return rng.choice(left[:AHEAD]) if left else DLSN.INITIAL

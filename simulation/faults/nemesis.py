@@ -13,10 +13,10 @@ from collections.abc import Callable
 from random import Random
 
 from metadata.ledger_metadata import LedgerMetadata
-from simulation.checkers import bodies_in, decode_answer
-from simulation.cluster import Machine, Node, World
-from simulation.disk import REMOVAL
-from simulation.network import SimulatedLink
+from simulation.checkers.ledgers import bodies_in, decode_answer
+from simulation.cluster import Machine, NodeMachine, World
+from simulation.environment.disk import REMOVAL
+from simulation.environment.network import SimulatedLink
 from storage_node.protocol.frames import LENGTH, LENGTH_BYTES
 
 MAX_STEP = 400
@@ -55,9 +55,9 @@ class Nemesis:
         self.mean_pause_s = rng.choice((0.05, 0.15, 0.4))
         self._victim = rng.choice(world.nodes)
         self._remote: set[str] = set()
-        self._leaving: Node | None = None
+        self._leaving: NodeMachine | None = None
         """Whose answers come late."""
-        world.checkers.on_replaced = self._replaced
+        world.ledger_checkers.on_replaced = self._replaced
         self._stopped = False
 
     def contest(self) -> None:
@@ -73,7 +73,7 @@ class Nemesis:
         if self.rng.random() < DOUBT_SHARE:
             self.kinds += 2 * [self.doubt_changes]
         self.mean_pause_s = 0.06
-        self.world.checkers.on_first_fence = self._disturb
+        self.world.ledger_checkers.on_first_fence = self._disturb
         self._keep_distances()
 
     def replace_nodes(self) -> None:
@@ -137,7 +137,7 @@ class Nemesis:
         self._stopped = True
         world.fabric.heal()
         self._spare_recoveries()
-        world.checkers.on_replaced = lambda old, new: None
+        world.ledger_checkers.on_replaced = lambda old, new: None
         self._steady_metadata()
         world.service.unreachable.clear()
         world.service.slow.clear()
@@ -152,7 +152,7 @@ class Nemesis:
         world = self.world
         world.loop.call_later(self.rng.uniform(low_s, high_s), action, *args, context=world.context)
 
-    def _node(self) -> Node:
+    def _node(self) -> NodeMachine:
         return self.rng.choice(self.world.nodes)
 
     def _machine(self) -> Machine:
@@ -200,7 +200,7 @@ class Nemesis:
 
         So it goes on with a node that was never fenced, and hears what that one lacks before it hears what others have.
         """
-        self.world.checkers.on_first_fence = self._disturb
+        self.world.ledger_checkers.on_first_fence = self._disturb
         self._later(0.1, 1.5, self._spare_recoveries)
 
     def _disturb(self, link: SimulatedLink) -> None:
@@ -228,7 +228,7 @@ class Nemesis:
                     self.world.fabric.slow[(client, node)] = self._distance()
 
     def _spare_recoveries(self) -> None:
-        self.world.checkers.on_first_fence = lambda link: None
+        self.world.ledger_checkers.on_first_fence = lambda link: None
 
     def slow_link(self) -> None:
         one, other = self._machine().name, self._node().name
@@ -246,7 +246,7 @@ class Nemesis:
 
         What its replacement has to say is held back for longer, so that entries must go on waiting for that.
         """
-        under_way = [truth.metadata for truth in self.world.checkers.ledgers.values() if truth.under_way]
+        under_way = [truth.metadata for truth in self.world.ledger_checkers.ledgers.values() if truth.under_way]
         metadata = self.rng.choice(under_way) if under_way else None
         if self._leaving is not None or metadata is None:
             return
@@ -264,7 +264,7 @@ class Nemesis:
                 self.world.fabric.block(joined, client)
                 self._later(*HELD_BACK_S, self.world.fabric.unblock, joined, client)
 
-    def _stay(self, node: Node) -> None:
+    def _stay(self, node: NodeMachine) -> None:
         self._leaving = None
         self._mend_disk(node)
 
@@ -302,7 +302,7 @@ class Nemesis:
         node, moment = self._node(), self.rng.choice(MOMENTS)
         node.disk.at_moment(moment, lambda: self._later(0.0, CUT_WITHIN_S, self._cut_at, node, moment))
 
-    def _cut_at(self, node: Node, moment: str) -> None:
+    def _cut_at(self, node: NodeMachine, moment: str) -> None:
         if not self._stopped and node.running:
             self.world.reached(f"process.power-at-{moment}")
             node.disk.tears = moment == "journal" and self.rng.random() < TEARING_SHARE
@@ -316,13 +316,13 @@ class Nemesis:
         for node in self.world.nodes:
             self._end(node, power=True)
 
-    def _end(self, node: Node, *, power: bool) -> None:
+    def _end(self, node: NodeMachine, *, power: bool) -> None:
         if node.running:
             self.world.reached("process.power-loss" if power else "process.kill")
             node.kill(power=power)
         self._later(0.02, 1.0, self._start, node)
 
-    def _start(self, node: Node) -> None:
+    def _start(self, node: NodeMachine) -> None:
         """Start a node, and see that it goes on to run."""
         if self._stopped:
             return  # the end of the run starts what does not run
@@ -341,7 +341,7 @@ class Nemesis:
         if self._stopped:
             return
         self.world.reached("process.kill-at-step")
-        if isinstance(machine, Node):
+        if isinstance(machine, NodeMachine):
             self._end(machine, power=power)
         else:
             machine.kill()
@@ -354,10 +354,10 @@ class Nemesis:
 
     def kill_rolling(self) -> None:
         """Only by `disturb_owners`: the next writer that rolls is killed with two segments in progress."""
-        self.world.logs.on_rolled = self._kill_rolling
+        self.world.log_checkers.on_rolled = self._kill_rolling
 
     def _kill_rolling(self, name: str) -> None:
-        self.world.logs.on_rolled = lambda client: None
+        self.world.log_checkers.on_rolled = lambda client: None
         self._later(0.0, 4 * self.world.service.latency_s, self._kill_client, self.world.clients[name])
 
     def _kill_client(self, client: Machine) -> None:
@@ -412,7 +412,7 @@ class Nemesis:
         self._later(0.1, 1.5, self._mend_disk, node)
 
     @staticmethod
-    def _mend_disk(node: Node) -> None:
+    def _mend_disk(node: NodeMachine) -> None:
         faults = node.disk.faults
         faults.slow, faults.full = 1.0, False
         faults.eio_read = faults.eio_write = faults.eio_sync = 0.0

@@ -1,4 +1,4 @@
-"""`Media`: what lies on the nodes' disks for certain, told by the bytes that became durable and by nothing else.
+"""`Durability`: what lies on the nodes' disks for certain, from the bytes that became durable and nothing else.
 
 a journal batch     counts once it is synced and every batch before it: replay goes no further than the first one
                     that is missing. It must not claim more to be durable than is (a tail could not be told from
@@ -14,16 +14,14 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from simulation.checkers.watched import WatchedNode
 from storage_node.bookie.disk.records import ENTRY, LEDGER, Record, parse_ledger_body, scan
 from storage_node.bookie.journal.format import BatchHeader, parse_batch_header
 from storage_node.bookie.store import checkpoint
 from storage_node.bookie.store.entry_logs import log_name
 from storage_node.protocol.digests import ENTRY_HEADER
-
-if TYPE_CHECKING:
-    from simulation.cluster import Node
 
 CHECKPOINT_AS_WRITTEN: Final = f"/{checkpoint.FILE_NAME}.new"
 JOURNAL_DIRECTORIES: Final = ("/journal1", "/journal2")
@@ -55,8 +53,8 @@ class NodeTruth:
     """By directory."""
 
 
-class Media:
-    """The disks of all nodes. `fail` is told of what must not be, `carried` of each entry's ledger, id and LAC."""
+class Durability:
+    """The disks of all nodes. `fail` is called with each violation, `carried` with each entry's ledger, id and LAC."""
 
     def __init__(self, fail: Callable[[str], None], carried: Callable[[int, int, int], None]) -> None:
         self._fail = fail
@@ -69,7 +67,7 @@ class Media:
         """The numbers of a journal's batches go on wherever replay finds its end."""
         self.nodes[host].journals.clear()
 
-    def synced(self, node: Node, path: str, written: Sequence[tuple[int, bytes]]) -> None:
+    def synced(self, node: WatchedNode, path: str, written: Sequence[tuple[int, bytes]]) -> None:
         """Bytes of a file became durable."""
         if path.endswith(CHECKPOINT_AS_WRITTEN):
             self._checkpoint(node, b"".join(data for _, data in sorted(written)))
@@ -112,7 +110,7 @@ class Media:
         elif record.kind == LEDGER and parse_ledger_body(record.body)[1]:
             truth.fenced.add(record.ledger_id)
 
-    def _checkpoint(self, node: Node, data: bytes) -> None:
+    def _checkpoint(self, node: WatchedNode, data: bytes) -> None:
         found = checkpoint.decode(data)
         if found is None:
             return

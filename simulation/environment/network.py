@@ -19,7 +19,7 @@ from contextvars import Context, copy_context
 from random import Random
 
 from metadata.foundation.errors import DistributedLogError
-from simulation.loop import PROCESS, Process, SimulatedLoop
+from simulation.environment.loop import PROCESS, Process, SimulatedLoop
 from storage_node.edge import Buffer, FrameHandler, Link, Listener, Network
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
 from storage_node.protocol.frames import LENGTH, LENGTH_BYTES

@@ -1,4 +1,4 @@
-"""`NameCheckers`: what `LogCheckers` holds logs to, where names move: logs are renamed, deleted and made again.
+"""`MovingNamesCheckers`: what `LogCheckers` holds logs to, where names move: logs are renamed, deleted and made again.
 
 An *incarnation* is one log from its creation to its deletion, whatever it is called. All that `LogCheckers` knows is
 kept by incarnation: paths are translated on their way to it.
@@ -17,16 +17,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from dlspark.core.codec.dlsn import DLSN
 from metadata.logs import DEFAULT_PARTITION, SegmentMetadata
 from metadata.segment_changes import NOTES
 from metadata.store import Create, Delete, Op, SetData
-from simulation.log_checkers import NAMESPACE_PATH, LogCheckers, LogTruth, Seen, Session, Span
-
-if TYPE_CHECKING:
-    from simulation.cluster import Client, World
+from simulation.checkers.ledgers import LedgerCheckers
+from simulation.checkers.logs import NAMESPACE_PATH, LogCheckers, LogTruth, ReadSpan, SeenRecord, WriterSession
+from simulation.checkers.watched import WatchedClient, WatchedWorld
 
 BEGIN = DLSN(0, 0, 0)
 
@@ -44,17 +42,17 @@ class _Called:
 class _Opened:
     """A reader's opening, from one moment to another."""
 
-    span: Span
+    span: ReadSpan
     name: str
     since: int
     until: int
 
 
-class NameCheckers(LogCheckers):
+class MovingNamesCheckers(LogCheckers):
     """Takes the place of the world's `logs`. Sessions and spans are asked for by name."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
+    def __init__(self, world: WatchedWorld, ledgers: LedgerCheckers) -> None:
+        super().__init__(world, ledgers)
         self.present: dict[str, str] = {}
         """The incarnation that each name leads to."""
         self._called: dict[str, list[_Called]] = {}
@@ -65,7 +63,7 @@ class NameCheckers(LogCheckers):
         self._begins: dict[str, DLSN] = {}
         """Of incarnations whose segments went and that live on: what is below was taken off the list."""
         self._gone: dict[tuple[str, int], SegmentMetadata] = {}
-        self._homes: dict[Session, LogTruth] = {}
+        self._homes: dict[WriterSession, LogTruth] = {}
         """The incarnation that a session writes, or what was written in it as long as it has no segment."""
         self._opened: dict[int, _Opened] = {}
         """By the identity of each span."""
@@ -131,7 +129,7 @@ class NameCheckers(LogCheckers):
         self._called[incarnation][-1].until = self._moment
         self._world.reached("names.deleted")
         truth = self.truth(incarnation)
-        left = [one for one in sorted(self._ever_listed[incarnation]) if not self._world.checkers.truth(one).deleted]
+        left = [one for one in sorted(self._ever_listed[incarnation]) if not self._ledgers.truth(one).deleted]
         if truth.segments or left:
             self._fail(incarnation, f"it was deleted with segments {sorted(truth.segments)} and ledgers {left} left")
 
@@ -193,12 +191,12 @@ class NameCheckers(LogCheckers):
 
     # ------------------------------------------------------------------------------------ writers
 
-    def session(self, log: str, client: Client) -> Session:
+    def session(self, log: str, client: WatchedClient) -> WriterSession:
         session = super().session(log, client)
         self._homes[session] = LogTruth(log)
         return session
 
-    def truth_of(self, session: Session) -> LogTruth:
+    def truth_of(self, session: WriterSession) -> LogTruth:
         return self._homes[session]
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
@@ -207,23 +205,25 @@ class NameCheckers(LogCheckers):
 
     # ------------------------------------------------------------------------------------ readers
 
-    def span(self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: Span | None = None) -> Span:
+    def span(
+        self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
+    ) -> ReadSpan:
         """Which incarnation it reads shows with the first record."""
-        span = Span(name, log, start, txid, before)
+        span = ReadSpan(name, log, start, txid, before)
         self._opened[id(span)] = _Opened(span, log, self._opening.get(name, self._moment), self._moment)
         return span
 
-    def read(self, span: Span, seen: Seen) -> None:
+    def read(self, span: ReadSpan, seen: SeenRecord) -> None:
         if not span.read:
             self._bind(span, seen)
         elif seen.payload not in self.truth(span.log).records and self._home_of(seen) is not None:
             self._fail(span.log, f"{span.name} read {seen.dlsn} of {self._home_of(seen)}, another log")
         super().read(span, seen)
 
-    def _home_of(self, seen: Seen) -> str | None:
+    def _home_of(self, seen: SeenRecord) -> str | None:
         return next((name for name, truth in self.logs.items() if seen.payload in truth.records), None)
 
-    def _bind(self, span: Span, seen: Seen) -> None:
+    def _bind(self, span: ReadSpan, seen: SeenRecord) -> None:
         opened = self._opened[id(span)]
         name = opened.name
         incarnation = self._home_of(seen)
@@ -245,16 +245,16 @@ class NameCheckers(LogCheckers):
 
     # ------------------------------------------------------------------------------------ the end
 
-    def final(self, log: str, seen: Sequence[Seen]) -> None:
+    def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
         super().final(self.present[log], seen)
 
     def begin_of(self, truth: LogTruth) -> DLSN:
         return self._begins.get(truth.name, BEGIN)
 
-    def first_sequence_id(self, seen: Sequence[Seen]) -> int:
+    def first_sequence_id(self, seen: Sequence[SeenRecord]) -> int:
         return seen[0].sequence_id if seen else 0
 
-    def _check_span(self, span: Span, seen: Sequence[Seen], places: list[DLSN]) -> None:
+    def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
         """What of it is still there is a piece of the log; what is gone was numbered without a gap."""
         begin = self.begin_of(self.truth(span.log))
         there = [one for one in span.read if one.dlsn >= begin]

@@ -1,4 +1,4 @@
-"""`NameWorkload`: logs that are renamed, deleted and made again under their writers and readers.
+"""`MovingNamesWorkload`: logs that are renamed, deleted and made again under their writers and readers.
 
 A few names, and fewer logs. Whoever writes to a name without a log makes one; renamers move logs between names,
 deleters delete them. Readers keep their handles and open one reader after the other. Writers lose their sessions in the
@@ -18,11 +18,11 @@ from dlspark.core.lifecycle.deletion import delete_log
 from dlspark.core.log import AsyncLog
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, LogNotFoundError
-from simulation.cluster import Client, World
-from simulation.deposing import Deposing
-from simulation.log_checkers import Session, Span
-from simulation.log_workload import NEVER, LogWorkload, SimulatedLog, draw_log
-from simulation.name_checkers import NameCheckers
+from simulation.checkers.logs import ReadSpan, WriterSession
+from simulation.checkers.moving_names import MovingNamesCheckers
+from simulation.cluster import ClientMachine, World
+from simulation.workloads.logs import NEVER, LogWorkload, SimulatedLog, draw_log
+from simulation.workloads.programs import Deposer
 
 DEPOSED_SHARE = 0.15
 """Of the writers: one loses its session soon."""
@@ -30,7 +30,7 @@ LAST_NAME = "last"
 """A name that logs have at the end only."""
 
 
-class NameWorkload(LogWorkload):
+class MovingNamesWorkload(LogWorkload):
     """Logs whose names move."""
 
     never = tuple(error for error in NEVER if error is not AlreadyTruncatedError)
@@ -40,31 +40,31 @@ class NameWorkload(LogWorkload):
         super().__init__(world, rng)
         draw = world.rng("names")
         self.logs = [_untimed(draw_log(name, draw)) for name in ("log0", "log1", "log2")[: draw.choice((2, 3))]]
-        self.names = NameCheckers(world)
-        self._deposing = Deposing(self, "names.writer")
-        world.logs = self.names
+        self.names = MovingNamesCheckers(world, world.ledger_checkers)
+        self._deposer = Deposer(self, "names.writer")
+        world.log_checkers = self.names
 
     def start_programs(self, rng: Random) -> None:
         for index, log in enumerate(self.logs):
             for number in range(rng.choice((1, 2)) if index == 0 else rng.choice((0, 1))):
-                self.add_role(f"w{number}-{log.name}", partial(self.write, log))
+                self.add_program(f"w{number}-{log.name}", partial(self.write, log))
             for number in range(rng.choice((1, 2))):
-                self.add_role(f"r{number}-{log.name}", partial(self.read, log))
+                self.add_program(f"r{number}-{log.name}", partial(self.read, log))
         for number in range(rng.choice((1, 2))):
-            self.add_role(f"renamer{number}", self.rename)
+            self.add_program(f"renamer{number}", self.rename)
         for number in range(rng.choice((1, 1, 2))):
-            self.add_role(f"deleter{number}", self.delete)
+            self.add_program(f"deleter{number}", self.delete)
 
     # ------------------------------------------------------------------------------------ writing
 
-    async def _push(self, rng: Random, writer: AsyncLogWriter, session: Session) -> None:
+    async def _push(self, rng: Random, writer: AsyncLogWriter, session: WriterSession) -> None:
         if rng.random() < DEPOSED_SHARE:
-            self._deposing.soon(self.world.clients[session.client], rng)
+            self._deposer.soon(self.world.clients[session.client], rng)
         await super()._push(rng, writer, session)
 
     # ------------------------------------------------------------------------------------ renaming, deleting
 
-    async def rename(self, client: Client) -> None:
+    async def rename(self, client: ClientMachine) -> None:
         """Give logs names that are free."""
         while not self.over:
             rng = self.world.rng(f"rename/{client.name}/{client.runs}/{self.opened}")
@@ -84,7 +84,7 @@ class NameWorkload(LogWorkload):
             finally:
                 await self.close_namespace(namespace)
 
-    async def delete(self, client: Client) -> None:
+    async def delete(self, client: ClientMachine) -> None:
         """Delete logs, which somebody makes again."""
         while not self.over:
             rng = self.world.rng(f"delete/{client.name}/{client.runs}/{self.opened}")
@@ -101,7 +101,7 @@ class NameWorkload(LogWorkload):
 
     # ------------------------------------------------------------------------------------ reading
 
-    async def read(self, log: SimulatedLog, client: Client) -> None:
+    async def read(self, log: SimulatedLog, client: ClientMachine) -> None:
         """Follow what the name leads to, with one handle for several readers."""
         while not self.over:
             rng = self.world.rng(f"read/{client.name}/{client.runs}/{self.opened}")
@@ -109,13 +109,13 @@ class NameWorkload(LogWorkload):
             try:
                 await self._read_on(log, await namespace.open_log(log.name), client, rng)
             except self.never as error:
-                self.world.checkers.fail(f"{client.name}: {error!r}")
+                self.world.ledger_checkers.fail(f"{client.name}: {error!r}")
             finally:
                 await self.close_namespace(namespace)
             await asyncio.sleep(rng.uniform(0, 0.1))
 
-    async def _read_on(self, log: SimulatedLog, handle: AsyncLog, client: Client, rng: Random) -> None:
-        span: Span | None = None
+    async def _read_on(self, log: SimulatedLog, handle: AsyncLog, client: ClientMachine, rng: Random) -> None:
+        span: ReadSpan | None = None
         position = DLSN.INITIAL
         for _ in range(rng.randint(1, 8)):
             if self.over:
@@ -144,7 +144,7 @@ class NameWorkload(LogWorkload):
 
     # ------------------------------------------------------------------------------------ the end
 
-    async def verify(self, client: Client) -> None:
+    async def verify(self, client: ClientMachine) -> None:
         await super().verify(client)
         for log in self.logs:
             renamed = SimulatedLog(f"{LAST_NAME}-{log.name}", log.settings)
@@ -155,12 +155,12 @@ class NameWorkload(LogWorkload):
             await self.patiently(f"deleting {renamed.name}", partial(self._delete_last, renamed, client))
             await self._read_and_write(renamed, client)
 
-    async def _read_and_write(self, log: SimulatedLog, client: Client) -> None:
+    async def _read_and_write(self, log: SimulatedLog, client: ClientMachine) -> None:
         written: list[DLSN] = []
         await self.patiently(f"writing {log.name}", partial(self._write_last, log, client, written))
         await self.patiently(f"reading {log.name}", partial(self._read_whole, log, client, written))
 
-    async def _rename_last(self, log: SimulatedLog, renamed: SimulatedLog, client: Client) -> None:
+    async def _rename_last(self, log: SimulatedLog, renamed: SimulatedLog, client: ClientMachine) -> None:
         namespace = await self.open_namespace(log, client)
         try:
             if renamed.name not in self.names.present:
@@ -168,7 +168,7 @@ class NameWorkload(LogWorkload):
         finally:
             await self.close_namespace(namespace)
 
-    async def _delete_last(self, log: SimulatedLog, client: Client) -> None:
+    async def _delete_last(self, log: SimulatedLog, client: ClientMachine) -> None:
         namespace = await self.open_namespace(log, client)
         try:
             await delete_log(namespace.services, log.name, log.settings, client.name)

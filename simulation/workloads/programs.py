@@ -1,28 +1,35 @@
-"""`Roles`: programs on clients of their own that are killed, paused and started again; what all workloads share.
+"""What all workloads share: programs on clients of their own that are killed, paused and started again.
 
 A program meets errors of the product and tries again; a broken invariant ends the run. `over` tells all programs to
-come to their end, and `finished` waits until they have.
+come to their end, and `finished` waits until they have. A `Deposer` takes the session, and with it the lock, from a
+log's owner in the middle of something.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
-from simulation.cluster import PORT, Client, World
-from simulation.network import SimulatedNetwork
+from simulation.cluster import PORT, ClientMachine, World
+from simulation.environment.network import SimulatedNetwork
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.settings.autorecovery import AutoRecoverySettings
 
 HEALTHY_S = 60.0
 """Virtual time in which a healthy cluster must have done what was asked of it."""
+WITHIN_STEPS = 70
+"""Callbacks within which an owner is deposed, and within which it then stands still."""
+STANDS_STILL_S = (0.02, 0.35)
+FAR_SHARE = 0.7
+"""Of the deposed ones, which are far away; the others stand still."""
 
-Program = Callable[[Client], Awaitable[None]]
+Program = Callable[[ClientMachine], Awaitable[None]]
 
 
-class Roles:
+class Workload:
     """The programs of one run. A workload derives from it and says what they do, and what must hold at the end."""
 
     def __init__(self, world: World) -> None:
@@ -33,7 +40,7 @@ class Roles:
         """Everybody disturbs everybody, all the time."""
         self.replacing = False
         """Nodes are replaced all the time, and nothing else is wrong."""
-        self._roles: list[asyncio.Task[None]] = []
+        self._programs: list[asyncio.Task[None]] = []
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
@@ -48,21 +55,21 @@ class Roles:
         """Make what the programs expect to find, before any fault."""
 
     def start_programs(self, rng: Random) -> None:
-        """Start all roles."""
+        """Start all programs."""
         raise NotImplementedError
 
-    async def verify(self, client: Client) -> None:
+    async def verify(self, client: ClientMachine) -> None:
         """In `client`'s process, with everything healthy: what was written is there, and writing goes on."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------------------------------ roles
+    # ------------------------------------------------------------------------------------ programs
 
-    def add_role(self, name: str, program: Program) -> None:
+    def add_program(self, name: str, program: Program) -> None:
         """Run a program on a client of its own; when its process is killed, again."""
         client = self.world.add_client(name)
-        self._roles.append(self.world.start(self._play(client, program)))
+        self._programs.append(self.world.start(self._play(client, program)))
 
-    async def _play(self, client: Client, program: Program) -> None:
+    async def _play(self, client: ClientMachine, program: Program) -> None:
         rng = self.world.rng(f"role/{client.name}")
         while not self.over:
             ledgers = client.start()
@@ -77,12 +84,12 @@ class Roles:
             self.world.reached("client.killed")
             await asyncio.sleep(rng.uniform(0.05, 0.6))
 
-    async def _leave(self, client: Client, closing: Awaitable[None]) -> None:
+    async def _leave(self, client: ClientMachine, closing: Awaitable[None]) -> None:
         await closing
         if client.store is not None:
             await client.store.close()
 
-    async def _guarded(self, client: Client, program: Program) -> None:
+    async def _guarded(self, client: ClientMachine, program: Program) -> None:
         """A program that meets an error of the product tries again; a broken invariant ends the run."""
         rng = self.world.rng(f"program/{client.name}/{client.runs}")
         while not self.over:
@@ -90,19 +97,19 @@ class Roles:
                 await program(client)
                 return
             except InvariantViolation as error:
-                self.world.checkers.fail(f"{client.name}: {error!r}")
+                self.world.ledger_checkers.fail(f"{client.name}: {error!r}")
             except DistributedLogError:
                 await asyncio.sleep(rng.uniform(0.02, 0.3))
 
     async def finished(self, limit_s: float) -> None:
         """Wait for all programs."""
-        _, left = await asyncio.wait(self._roles, timeout=limit_s)
+        _, left = await asyncio.wait(self._programs, timeout=limit_s)
         if left:
-            self.world.checkers.fail(
+            self.world.ledger_checkers.fail(
                 f"{len(left)} programs did not come to their end within {limit_s} s of a healthy cluster"
             )
-        for role in self._roles:
-            role.result()
+        for program in self._programs:
+            program.result()
 
     async def patiently(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
         """Progress must follow: repeat for HEALTHY_S at most."""
@@ -113,15 +120,15 @@ class Roles:
                 await attempt()
                 return
             except InvariantViolation as error:
-                world.checkers.fail(f"{what}: {error!r}")
+                world.ledger_checkers.fail(f"{what}: {error!r}")
             except DistributedLogError as error:
                 if world.loop.time() > deadline:
-                    world.checkers.fail(f"no progress: {what} fails {HEALTHY_S} s after healing: {error!r}")
+                    world.ledger_checkers.fail(f"no progress: {what} fails {HEALTHY_S} s after healing: {error!r}")
             await asyncio.sleep(0.3)
 
     # ------------------------------------------------------------------------------------ auto-recovery
 
-    async def replicate(self, client: Client) -> None:
+    async def replicate(self, client: ClientMachine) -> None:
         """Run auto-recovery: an auditor candidate and a worker."""
         daemon = AutoRecovery(
             AutoRecoverySettings(
@@ -140,5 +147,46 @@ class Roles:
         while not self.over and not daemon.failed.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         if daemon.failed.is_set():
-            self.world.checkers.fail(f"auto-recovery gave up: {daemon.failure!r}")
+            self.world.ledger_checkers.fail(f"auto-recovery gave up: {daemon.failure!r}")
         await daemon.stop()
+
+
+class Deposer:
+    """Takes an owner's session away, and with it its lock, in the middle of something, and makes it late from then on.
+
+    What protects a log from a deposed owner matters where its last change arrives after others have been at the log. So
+    it is far from the metadata store, or stands still, for a while from the moment in which its session ended. The
+    coverage points that say so begin with `point`.
+    """
+
+    def __init__(self, workload: Workload, point: str) -> None:
+        self._workload = workload
+        self._point = point
+
+    def soon(self, client: ClientMachine, rng: Random) -> None:
+        """Depose the client at one of its next callbacks."""
+        self._trap(client, rng, partial(self._depose, client, rng))
+
+    def _trap(self, client: ClientMachine, rng: Random, trap: partial[None]) -> None:
+        if client.process is not None:
+            client.process.at_step(rng.randint(1, WITHIN_STEPS), trap)
+
+    def _depose(self, client: ClientMachine, rng: Random) -> None:
+        """Its session ends, with nothing wrong otherwise; from then on it is late."""
+        world = self._workload.world
+        service = world.service
+        if client.store is None or self._workload.over:
+            return
+        service.expire(client.store)
+        if rng.random() < FAR_SHARE:
+            world.reached(f"{self._point}-far")
+            service.far(client.name)
+        else:
+            self._trap(client, rng, partial(self._stand_still, client, rng))
+
+    def _stand_still(self, client: ClientMachine, rng: Random) -> None:
+        if client.running and not self._workload.over:
+            world = self._workload.world
+            world.reached(f"{self._point}-stopped")
+            client.pause()
+            world.loop.call_later(rng.uniform(*STANDS_STILL_S), client.resume, context=world.context)

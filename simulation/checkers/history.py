@@ -1,7 +1,9 @@
-"""`History`: what clients asked for and what came of it: ok, failed, or unknown."""
+"""What is written down of a run: `History`, what clients asked for and what came of it (ok, failed, or unknown), and
+`Trace`, everything that happened."""
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from metadata.foundation.errors import CallerError, DistributedLogError, NotAppliedError
-from simulation.loop import SimulatedLoop
+from simulation.environment.loop import SimulatedLoop
 
 
-class Outcome(Enum):
+class OperationOutcome(Enum):
     OPEN = "open"
     OK = "ok"
     FAILED = "failed"
@@ -22,7 +24,7 @@ class Outcome(Enum):
 
 
 @dataclass(slots=True)
-class Operation:
+class RecordedOperation:
     """One request of a client; times are virtual seconds."""
 
     client: str
@@ -30,35 +32,35 @@ class Operation:
     subject: str
     began: float
     ended: float = -1.0
-    outcome: Outcome = Outcome.OPEN
+    outcome: OperationOutcome = OperationOutcome.OPEN
     error: str = ""
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def outcome_of(error: BaseException) -> OperationOutcome:
     """What an error says of the request that it ended."""
-    return Outcome.FAILED if isinstance(error, NotAppliedError | CallerError) else Outcome.UNKNOWN
+    return OperationOutcome.FAILED if isinstance(error, NotAppliedError | CallerError) else OperationOutcome.UNKNOWN
 
 
 class History:
     """All operations of a run, in the order in which they began."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
-        self.operations: list[Operation] = []
+        self.operations: list[RecordedOperation] = []
         self._loop = loop
 
-    def begin(self, client: str, kind: str, subject: str) -> Operation:
-        operation = Operation(client, kind, subject, self._loop.time())
+    def begin(self, client: str, kind: str, subject: str) -> RecordedOperation:
+        operation = RecordedOperation(client, kind, subject, self._loop.time())
         self.operations.append(operation)
         return operation
 
-    def end(self, operation: Operation, error: BaseException | None = None) -> None:
+    def end(self, operation: RecordedOperation, error: BaseException | None = None) -> None:
         operation.ended = self._loop.time()
-        operation.outcome = Outcome.OK if error is None else outcome_of(error)
+        operation.outcome = OperationOutcome.OK if error is None else outcome_of(error)
         if error is not None:
             operation.error = repr(error)
 
     @contextmanager
-    def operation(self, client: str, kind: str, subject: str) -> Iterator[Operation]:
+    def operation(self, client: str, kind: str, subject: str) -> Iterator[RecordedOperation]:
         """An operation as long as the block runs; errors of the product are noted and raised on."""
         operation = self.begin(client, kind, subject)
         try:
@@ -71,3 +73,18 @@ class History:
 
     def counts(self) -> Counter[str]:
         return Counter(f"{o.kind}.{o.outcome.value}" for o in self.operations)
+
+
+class Trace:
+    """A sum over everything that happened, in order; with `lines` also the text of it."""
+
+    def __init__(self, loop: SimulatedLoop, *, keep: bool) -> None:
+        self._loop = loop
+        self.sum = 0
+        self.lines: list[str] | None = [] if keep else None
+
+    def note(self, what: str) -> None:
+        line = f"{self._loop.time():.6f} {what}"
+        self.sum = zlib.crc32(line.encode(), self.sum)
+        if self.lines is not None:
+            self.lines.append(line)

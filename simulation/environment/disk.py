@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Generic, TypeVar
 
-from simulation.loop import PROCESS, Process, SimulatedLoop
+from simulation.environment.loop import PROCESS, Process, SimulatedLoop
 from storage_node.edge import Buffer, DiskFile
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class _Directory:
 
 
 @dataclass(slots=True, eq=False)
-class _Call(Generic[T]):
+class _PoolCall(Generic[T]):
     """A blocking call on its way through a pool."""
 
     work: Callable[[], T]
@@ -183,8 +183,8 @@ class SimulatedDisk:
         self._directories: dict[str, _Directory] = {}
         self._locks: dict[str, SimulatedFile] = {}
         self._budget: int | None = None
-        self._active: dict[str, list[_Call[object]]] = {}
-        self._queued: dict[str, deque[_Call[object]]] = {}
+        self._active: dict[str, list[_PoolCall[object]]] = {}
+        self._queued: dict[str, deque[_PoolCall[object]]] = {}
 
     # ------------------------------------------------------------------------------------ primitive operations
 
@@ -350,7 +350,7 @@ class SimulatedDisk:
         process = PROCESS.get()
         if process is None:
             raise RuntimeError("a disk is used by processes only")
-        entry = _Call(call, self._loop.create_future(), process)
+        entry = _PoolCall(call, self._loop.create_future(), process)
         self._active.setdefault(pool, [])
         self._queued.setdefault(pool, deque()).append(entry)
         self._start_calls(pool)
@@ -368,7 +368,7 @@ class SimulatedDisk:
             self._loop.call_later(seconds, self._complete, pool, call, context=call.process.context)
             self._moment(kind)
 
-    def _complete(self, pool: str, call: _Call[object]) -> None:
+    def _complete(self, pool: str, call: _PoolCall[object]) -> None:
         if call.ended:
             return
         call.ended = True

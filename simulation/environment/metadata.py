@@ -30,7 +30,7 @@ from metadata.foundation.errors import (
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.memory import _Session as Session
 from metadata.store import SessionState
-from simulation.loop import Process, SimulatedLoop
+from simulation.environment.loop import Process, SimulatedLoop
 
 T = TypeVar("T")
 P = ParamSpec("P")

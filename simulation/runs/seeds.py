@@ -1,28 +1,34 @@
 """A run: cluster, workload and faults drawn from a seed, then healing, then the proof that everything goes on.
 
 `run_seed` is what everything else is made of: the test command, `make sim`, the mutation check and
-`python -m simulation --seed N`.
+`python -m simulation --seed N`. `run_many` runs many seeds, on several processors, and counts what they reached: each
+is a run of its own, so nothing is shared but the count.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
+import multiprocessing
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from simulation.cluster import World
-from simulation.faults import Nemesis
-from simulation.life_workload import LifeWorkload
-from simulation.log_workload import LogWorkload
-from simulation.name_workload import NameWorkload
-from simulation.roles import HEALTHY_S, Roles
-from simulation.workload import Workload, draw_chains
+from simulation.environment.loop import unheard
+from simulation.faults.nemesis import Nemesis
+from simulation.workloads.ledgers import LedgerWorkload, draw_chains
+from simulation.workloads.logs import LogWorkload
+from simulation.workloads.moving_names import MovingNamesWorkload
+from simulation.workloads.programs import HEALTHY_S, Workload
+from simulation.workloads.whole_lives import WholeLifeWorkload
 
 CONTESTED_SHARE = 0.25
 REPLACING_SHARE = 0.15
@@ -33,10 +39,16 @@ LIFE_SHARE = 0.4
 """Runs, of those with logs, whose logs are truncated, purged, sealed and deleted."""
 NAME_SHARE = 0.25
 """Runs, of the other ones with logs, whose logs are renamed, deleted and made again."""
+PROGRESS_EVERY = 250
+"""Runs between two lines that say how far it has come."""
+_RUNS = itertools.count(1)
+"""Counts the runs of this process."""
+COLLECT_EVERY = 25
+"""Runs between two garbage collections, which are off within a run."""
 
 
 @dataclass(slots=True)
-class Report:
+class RunReport:
     """What one run came to."""
 
     seed: int
@@ -64,17 +76,17 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def run_seed(seed: int, *, trace: bool = False, logs: bool = False, names: bool = False) -> Report:
+def run_seed(seed: int, *, trace: bool = False, logs: bool = False, names: bool = False) -> RunReport:
     """One run, to its end or to its first violation. With `logs` its workload is logs, whatever the seed says, and with
     `names` logs whose names move."""
-    report = Report(seed)
+    report = RunReport(seed)
     began = time.perf_counter()
     with undisturbed():
         world = World(seed, trace=trace)
         try:
             world.run(_scenario(world, LOG_SHARE if not logs else 1.0, names=names))
         except Exception as error:
-            report.failure = _trouble(world) if world.checkers.violation is None else str(error)
+            report.failure = _trouble(world) if world.ledger_checkers.violation is None else str(error)
             report.failure = report.failure or f"{type(error).__name__}: {error}"
         report.trace_sum = world.trace.sum
         report.trace = world.trace.lines
@@ -88,25 +100,25 @@ def run_seed(seed: int, *, trace: bool = False, logs: bool = False, names: bool 
 
 
 def _trouble(world: World) -> str | None:
-    """What went wrong without anybody having been told."""
+    """What went wrong in the background, where no caller was waiting."""
     notes = [*world.fabric.failures, *world.loop.unhandled]
     return f"unhandled: {notes[0]}" if notes else None
 
 
-def draw_workload(world: World, rng: Random, log_share: float, *, names: bool = False) -> Roles:
+def draw_workload(world: World, rng: Random, log_share: float, *, names: bool = False) -> Workload:
     """Chains of ledgers, or logs, some of them with the whole of their lives or names that move; contested or not."""
     contested = rng.random() < CONTESTED_SHARE
     replacing = not contested and world.rng("replacing").random() < REPLACING_SHARE
-    workload: Roles
+    workload: Workload
     if names:
-        workload = NameWorkload(world, rng)
+        workload = MovingNamesWorkload(world, rng)
     elif world.rng("workload").random() >= log_share:
-        workload = Workload(world, draw_chains(rng, contested=contested, replacing=replacing))
+        workload = LedgerWorkload(world, draw_chains(rng, contested=contested, replacing=replacing))
         workload.replacing = replacing
     elif world.rng("whole-life").random() < LIFE_SHARE:
-        workload = LifeWorkload(world, rng)
+        workload = WholeLifeWorkload(world, rng)
     elif world.rng("moving-names").random() < NAME_SHARE:
-        workload = NameWorkload(world, rng)
+        workload = MovingNamesWorkload(world, rng)
     else:
         workload = LogWorkload(world, rng)
     workload.contested = contested
@@ -143,7 +155,7 @@ async def _scenario(world: World, log_share: float, *, names: bool) -> None:
     workload.over = True
     await workload.finished(HEALTHY_S)
     await _verify(world, workload, rng)
-    world.checkers.final_state()
+    world.ledger_checkers.final_state()
 
 
 async def all_serve(world: World, when: str) -> None:
@@ -152,7 +164,7 @@ async def all_serve(world: World, when: str) -> None:
     while not all(node.healthy or node.refused is not None for node in world.nodes):
         if world.loop.time() > deadline:
             idle = [(n.name, n.last_error) for n in world.nodes if not n.healthy and n.refused is None]
-            world.checkers.fail(f"{when}, these nodes do not come up: {idle}")
+            world.ledger_checkers.fail(f"{when}, these nodes do not come up: {idle}")
         for node in world.nodes:
             if not node.running:
                 node.start()
@@ -168,7 +180,7 @@ async def _heal(world: World, nemesis: Nemesis) -> None:
     await all_serve(world, "after healing")
 
 
-async def _verify(world: World, workload: Roles, rng: Random) -> None:
+async def _verify(world: World, workload: Workload, rng: Random) -> None:
     """With everything healthy, but perhaps an ack quorum less one of the nodes: what was written is whole, and writing
     goes on."""
     damaged = any(node.damaged or node.refused is not None for node in world.nodes)
@@ -181,3 +193,110 @@ async def _verify(world: World, workload: Roles, rng: Random) -> None:
     client.start()
     task = client.spawn(workload.verify(client))
     await asyncio.wait_for(task, 3 * HEALTHY_S)
+
+
+@dataclass(slots=True)
+class RunsSummary:
+    """What many runs came to."""
+
+    runs: int = 0
+    points: Counter[str] = field(default_factory=Counter)
+    operations: Counter[str] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+    real_s: float = 0.0
+    failures: list[RunReport] = field(default_factory=list)
+
+    def add(self, report: RunReport) -> None:
+        self.runs += 1
+        self.points += report.points
+        self.operations += report.operations
+        self.virtual_s += report.virtual_s
+        self.real_s += report.real_s
+        if report.failure is not None:
+            self.failures.append(report)
+
+    def missing(self, points: Iterable[str]) -> list[str]:
+        """Those of the named points that no run has reached."""
+        return [point for point in points if not self.points[point]]
+
+
+def replay_command(seed: int, *, logs: bool = False, names: bool = False) -> str:
+    """How to see one run again."""
+    kind = "--names " if names else "--logs " if logs else ""
+    return f"python -m simulation {kind}--seed {seed} --trace"
+
+
+def reports(
+    seeds: Iterable[int], processes: int = 1, *, logs: bool = False, names: bool = False
+) -> Iterator[RunReport]:
+    """One report a seed, in no particular order where there are several processes."""
+    run = partial(_run_and_collect, logs=logs, names=names)
+    if processes <= 1:
+        yield from map(run, seeds)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, maxtasksperchild=500) as pool:
+        yield from pool.imap_unordered(run, seeds, chunksize=10)
+
+
+def _run_and_collect(seed: int, *, logs: bool, names: bool) -> RunReport:
+    """One run; what it and those before it left behind goes after every `COLLECT_EVERY` of them."""
+    report = run_seed(seed, logs=logs, names=names)
+    if next(_RUNS) % COLLECT_EVERY == 0:
+        with unheard():
+            gc.collect()
+    return report
+
+
+def run_many(
+    seeds: Iterable[int],
+    *,
+    processes: int = 1,
+    logs: bool = False,
+    names: bool = False,
+    failed: Callable[[RunReport], None] | None = None,
+    progress: Callable[[RunsSummary], None] | None = None,
+    stop_at: int = 10,
+) -> RunsSummary:
+    """Run them all, or until `stop_at` of them have failed. With `logs` every workload is logs, with `names`
+    logs whose names move."""
+    summary = RunsSummary()
+    for report in reports(seeds, processes, logs=logs, names=names):
+        summary.add(report)
+        if report.failure is not None:
+            if failed is not None:
+                failed(report)
+            if len(summary.failures) >= stop_at:
+                break
+        if progress is not None and summary.runs % PROGRESS_EVERY == 0:
+            progress(summary)
+    with unheard():
+        gc.collect()  # what the runs left behind goes now, not in the middle of something else
+    return summary
+
+
+def print_failure(report: RunReport, *, logs: bool = False, names: bool = False) -> None:
+    """A failing seed, and how to see it again."""
+    print(
+        f"seed {report.seed}: {report.failure}\n    {replay_command(report.seed, logs=logs, names=names)}", flush=True
+    )
+
+
+def print_progress(summary: RunsSummary) -> None:
+    """How far it has come."""
+    print(f"{summary.runs} runs so far, {len(summary.failures)} failed", flush=True)
+
+
+def print_summary(summary: RunsSummary, *, began: float, verbose: bool) -> None:
+    """Counts, times and the points that were reached."""
+    wall_s = time.monotonic() - began
+    print(
+        f"{summary.runs} runs, {len(summary.failures)} failed; {summary.virtual_s / 3600:.1f} hours of virtual time, "
+        f"{summary.real_s:.0f} s of processors, {wall_s:.0f} s on the clock"
+    )
+    if verbose:
+        for name, counter in (("points", summary.points), ("operations", summary.operations)):
+            print(f"{name}:")
+            for key in sorted(counter):
+                print(f"    {key:34}{counter[key]:>10}")
+    sys.stdout.flush()

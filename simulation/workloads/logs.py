@@ -3,7 +3,7 @@
 Writers take a log over from each other: by its lock, by recovery of what is in progress, by segments of their own that
 are small and roll soon. Readers follow from the beginning, a position or a transaction id, one record or many or whole
 batches at a time, and start again elsewhere. Everybody is killed, paused and started again. What they are told goes to
-`log_checkers`; the entries of the segments go to `checkers` as well.
+`checkers.logs`; the entries of the segments go to `checkers.ledgers` as well.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.log import EARLIEST, AsyncLog
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.settings import Settings
 from dlspark.core.writing.sent_entries import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import AlreadyTruncatedError, PositionGapError, SegmentStateError
+from dlspark.errors import AlreadyTruncatedError, LockingError, PositionGapError, SegmentStateError
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.logs import SegmentListError
 from metadata.namespaces import Binding, NamespaceStore
-from simulation.cluster import Client, World
-from simulation.history import Operation
-from simulation.log_checkers import NAMESPACE_PATH, Seen, Session, Span, Written
-from simulation.network import SimulatedNetwork
-from simulation.roles import HEALTHY_S, Roles
-from simulation.subscribers import SubscribedReaders
-from simulation.workload import PAYLOADS, SIZES
+from simulation.checkers.history import RecordedOperation
+from simulation.checkers.logs import NAMESPACE_PATH, ReadSpan, SeenRecord, WriterSession, WrittenRecord
+from simulation.cluster import ClientMachine, World
+from simulation.environment.network import SimulatedNetwork
+from simulation.workloads.ledgers import PAYLOADS, SIZES
+from simulation.workloads.programs import HEALTHY_S, Workload
 from storage_node.client import LedgerWriter
 from storage_node.protocol.frames import Buffer
 
@@ -51,6 +51,8 @@ TIMED_SHARE = 0.04
 MINUTE_S = 61.0
 LOCKLESS_SHARE = 0.25
 """Logs whose owners have nothing to keep them apart but the versions that they have read."""
+SUBSCRIBED_SHARE = 0.4
+"""Logs with subscribers."""
 SESSION_TIMEOUTS_S = (0.4, 1.0, 4.0)
 NEVER = (AlreadyTruncatedError, PositionGapError, SegmentListError, SegmentStateError, InvariantViolation)
 """Errors that say that a log is not what it must be, where nobody truncates it."""
@@ -104,7 +106,7 @@ def draw_log(name: str, rng: Random) -> SimulatedLog:
     return SimulatedLog(name, settings)
 
 
-class LogWorkload(Roles):
+class LogWorkload(Workload):
     """One or two logs, their writers and their readers."""
 
     never: tuple[type[BaseException], ...] = NEVER
@@ -139,14 +141,16 @@ class LogWorkload(Roles):
     def start_programs(self, rng: Random) -> None:
         for log in self.logs:
             for index in range(3 if self.contested else rng.choice((1, 2, 3))):
-                self.add_role(f"w{index}-{log.name}", partial(self.write, log))
+                self.add_program(f"w{index}-{log.name}", partial(self.write, log))
             for index in range(rng.choice((1, 1, 2))):
-                self.add_role(f"r{index}-{log.name}", partial(self.read, log))
+                self.add_program(f"r{index}-{log.name}", partial(self.read, log))
             SubscribedReaders(self, log, self.world.rng(f"subscribers/{log.name}")).start_programs()
         for index in range(rng.choice((0, 0, 0, 2))):
-            self.add_role(f"auto{index}", self.replicate)
+            self.add_program(f"auto{index}", self.replicate)
 
-    async def open_namespace(self, log: SimulatedLog, client: Client, session: Session | None = None) -> AsyncNamespace:
+    async def open_namespace(
+        self, log: SimulatedLog, client: ClientMachine, session: WriterSession | None = None
+    ) -> AsyncNamespace:
         """A namespace on the client's metadata session; the segments of `session` are watched."""
         self.opened += 1
         namespace = await AsyncNamespace.over(
@@ -172,14 +176,14 @@ class LogWorkload(Roles):
 
     # ------------------------------------------------------------------------------------ what goes into ledgers
 
-    def _ledger_created(self, session: Session, writer: LedgerWriter) -> None:
-        self.world.logs.ledger_created(session, writer.ledger_id)
+    def _ledger_created(self, session: WriterSession, writer: LedgerWriter) -> None:
+        self.world.log_checkers.ledger_created(session, writer.ledger_id)
         add = writer.add
 
         def watched_add(*payload: Buffer) -> asyncio.Future[int]:
             added = add(*payload)
             entry_id = writer.last_add_pushed
-            self.world.checkers.pushed(writer.ledger_id, entry_id, b"".join(bytes(part) for part in payload))
+            self.world.ledger_checkers.pushed(writer.ledger_id, entry_id, b"".join(bytes(part) for part in payload))
             added.add_done_callback(partial(self._entry_answered, writer.ledger_id, entry_id))
             return added
 
@@ -190,13 +194,13 @@ class LogWorkload(Roles):
             return
         error = added.exception()
         if error is None:
-            self.world.checkers.acknowledged(ledger_id, entry_id)
+            self.world.ledger_checkers.acknowledged(ledger_id, entry_id)
         else:
-            self.world.checkers.refused(ledger_id, entry_id, error)
+            self.world.ledger_checkers.refused(ledger_id, entry_id, error)
 
     # ------------------------------------------------------------------------------------ writing
 
-    async def write(self, log: SimulatedLog, client: Client) -> None:
+    async def write(self, log: SimulatedLog, client: ClientMachine) -> None:
         """Take the log over, write for a while, again and again."""
         while not self.over and self.records_left > 0:
             rng = self.world.rng(f"write/{client.name}/{client.runs}/{self.opened}")
@@ -204,10 +208,10 @@ class LogWorkload(Roles):
             await self._write_session(log, client, partial(self._push, rng))
 
     async def _write_session(
-        self, log: SimulatedLog, client: Client, work: Callable[[AsyncLogWriter, Session], Awaitable[None]]
+        self, log: SimulatedLog, client: ClientMachine, work: Callable[[AsyncLogWriter, WriterSession], Awaitable[None]]
     ) -> None:
         """Open a writer, do something with it; whatever happens, every record has an outcome afterwards."""
-        session = self.world.logs.session(log.name, client)
+        session = self.world.log_checkers.session(log.name, client)
         namespace = await self.open_namespace(log, client, session)
         try:
             handle = await namespace.open_log(log.name)
@@ -216,9 +220,9 @@ class LogWorkload(Roles):
             session.txid = max(writer.last_txid, 0)
             await work(writer, session)
         except self.never as error:
-            self.world.checkers.fail(f"{client.name}: {error!r}")
+            self.world.ledger_checkers.fail(f"{client.name}: {error!r}")
         except DistributedLogError:
-            self.world.logs.session_failed(session)
+            self.world.log_checkers.session_failed(session)
             raise
         finally:
             try:
@@ -227,14 +231,14 @@ class LogWorkload(Roles):
                 await asyncio.sleep(0)  # callbacks of what was just decided
                 self._all_decided(session)
 
-    def _all_decided(self, session: Session) -> None:
+    def _all_decided(self, session: WriterSession) -> None:
         left = [record for record in session.records if record.ended < 0]
         if left:
-            self.world.checkers.fail(
+            self.world.ledger_checkers.fail(
                 f"{session.client} has closed its writer of {session.log}, and {len(left)} records have no outcome"
             )
 
-    async def _push(self, rng: Random, writer: AsyncLogWriter, session: Session) -> None:
+    async def _push(self, rng: Random, writer: AsyncLogWriter, session: WriterSession) -> None:
         """Small bursts of records, one after the other, and an end of one kind or another."""
         pace = rng.choice((0.005, 0.02, 0.06))
         for _ in range(rng.randint(1, self.most_bursts)):
@@ -252,11 +256,11 @@ class LogWorkload(Roles):
         elif end < 0.7:
             await writer.abort()
 
-    def _acts(self, writer: AsyncLogWriter, session: Session, rng: Random) -> tuple[Act, ...]:
+    def _acts(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> tuple[Act, ...]:
         """What a writer does now and then between two bursts."""
         return (writer.flush, writer.commit, writer.wait_for_room)
 
-    def _burst(self, writer: AsyncLogWriter, session: Session, rng: Random) -> None:
+    def _burst(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> None:
         count = rng.choice((1, 1, 1, 2, 6))
         self.records_left -= count
         records = [self._record(session, rng) for _ in range(count)]
@@ -273,32 +277,35 @@ class LogWorkload(Roles):
             payloads = pa.array([record.payload for record in records], pa.binary())
             self._follow_batch(records, writer.write_batch(txids, payloads))
 
-    def _record(self, session: Session, rng: Random) -> Written:
+    def _record(self, session: WriterSession, rng: Random) -> WrittenRecord:
         session.txid += rng.choice((0, 1, 1, 7))
         name = b"%s:%d:%d:" % (session.log.encode(), session.number, len(session.records))
         payload = name + rng.randbytes(rng.choice(PAYLOADS))
-        return self.world.logs.written(session, session.txid, payload)
+        return self.world.log_checkers.written(session, session.txid, payload)
 
-    def _begin(self, session: Session, kind: str) -> Operation:
+    def _begin(self, session: WriterSession, kind: str) -> RecordedOperation:
         return self.world.history.begin(session.client, kind, session.log)
 
-    def _follow(self, record: Written, future: asyncio.Future[DLSN]) -> None:
+    def _follow(self, record: WrittenRecord, future: asyncio.Future[DLSN]) -> None:
         future.add_done_callback(partial(self._answered, record, self._begin(record.session, "record")))
 
-    def _follow_batch(self, records: Sequence[Written], batch: asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+    def _follow_batch(self, records: Sequence[WrittenRecord], batch: asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
         operation = self._begin(records[0].session, "batch")
         batch.add_done_callback(partial(self._batch_answered, records, operation))
 
-    def _answered(self, record: Written, operation: Operation, future: asyncio.Future[DLSN]) -> None:
+    def _answered(self, record: WrittenRecord, operation: RecordedOperation, future: asyncio.Future[DLSN]) -> None:
         error = future.exception()
         self.world.history.end(operation, error)
         if error is None:
-            self.world.logs.acknowledged(record, future.result())
+            self.world.log_checkers.acknowledged(record, future.result())
         else:
             self._refused(record, error)
 
     def _batch_answered(
-        self, records: Sequence[Written], operation: Operation, future: asyncio.Future[tuple[WrittenEntry, ...]]
+        self,
+        records: Sequence[WrittenRecord],
+        operation: RecordedOperation,
+        future: asyncio.Future[tuple[WrittenEntry, ...]],
     ) -> None:
         error = future.exception()
         self.world.history.end(operation, error)
@@ -312,18 +319,18 @@ class LogWorkload(Roles):
             for slot in range(entry.record_count)
         ]
         for record, dlsn in zip(records, places, strict=True):
-            self.world.logs.acknowledged(record, dlsn)
+            self.world.log_checkers.acknowledged(record, dlsn)
 
-    def _refused(self, record: Written, error: BaseException) -> None:
+    def _refused(self, record: WrittenRecord, error: BaseException) -> None:
         if isinstance(error, self.never):
-            self.world.checkers.fail(f"{record.session.client}: {error!r}")
-        self.world.logs.refused(record, error)
+            self.world.ledger_checkers.fail(f"{record.session.client}: {error!r}")
+        self.world.log_checkers.refused(record, error)
 
     # ------------------------------------------------------------------------------------ reading
 
-    async def read(self, log: SimulatedLog, client: Client) -> None:
+    async def read(self, log: SimulatedLog, client: ClientMachine) -> None:
         """Follow the log, and start again: where the last reader stopped, or anywhere before."""
-        span: Span | None = None
+        span: ReadSpan | None = None
         position = DLSN.INITIAL
         while not self.over:
             rng = self.world.rng(f"read/{client.name}/{client.runs}/{self.opened}")
@@ -335,31 +342,31 @@ class LogWorkload(Roles):
                 else:
                     self.world.reached("log.reader-resumed")
                     reader = await handle.open_reader(position)
-                    span = self.world.logs.span(client.name, log.name, position, before=span)
+                    span = self.world.log_checkers.span(client.name, log.name, position, before=span)
                 await self.tail(reader, span, rng, rng.choice((3, 20, 1_000)))
                 position = reader.position
             except self.never as error:
-                self.world.checkers.fail(f"{client.name}: {error!r}")
+                self.world.ledger_checkers.fail(f"{client.name}: {error!r}")
             finally:
                 await self.close_namespace(namespace)
             await asyncio.sleep(rng.uniform(0, 0.1))
 
     async def _anywhere(
-        self, log: SimulatedLog, handle: AsyncLog, client: Client, rng: Random
-    ) -> tuple[AsyncLogReader, Span]:
+        self, log: SimulatedLog, handle: AsyncLog, client: ClientMachine, rng: Random
+    ) -> tuple[AsyncLogReader, ReadSpan]:
         """A reader from the beginning, from a record that is known, or from a transaction id."""
-        known = list(self.world.logs.truth(log.name).at.items())
+        known = list(self.world.log_checkers.truth(log.name).at.items())
         kind = rng.random() if known else 0.0
         if kind < 0.4:
-            return await handle.open_reader(EARLIEST), self.world.logs.span(client.name, log.name, DLSN.INITIAL)
+            return await handle.open_reader(EARLIEST), self.world.log_checkers.span(client.name, log.name, DLSN.INITIAL)
         dlsn, record = rng.choice(known)
         if kind < 0.7:
-            return await handle.open_reader(dlsn), self.world.logs.span(client.name, log.name, dlsn)
+            return await handle.open_reader(dlsn), self.world.log_checkers.span(client.name, log.name, dlsn)
         reader = await handle.open_reader(record.txid)
         self.world.reached("log.txid-found")
-        return reader, self.world.logs.span(client.name, log.name, reader.position, txid=record.txid)
+        return reader, self.world.log_checkers.span(client.name, log.name, reader.position, txid=record.txid)
 
-    async def tail(self, reader: AsyncLogReader, span: Span, rng: Random, count: int) -> None:
+    async def tail(self, reader: AsyncLogReader, span: ReadSpan, rng: Random, count: int) -> None:
         """Read about so many records, or until the programs end; waiting is cut off now and then, and loses nothing."""
         ways = (
             partial(_one, reader),
@@ -374,22 +381,22 @@ class LogWorkload(Roles):
             except asyncio.TimeoutError:
                 continue
             for seen in delivered:
-                self.world.logs.read(span, seen)
+                self.world.log_checkers.read(span, seen)
 
     # ------------------------------------------------------------------------------------ the end
 
-    async def verify(self, client: Client) -> None:
+    async def verify(self, client: ClientMachine) -> None:
         for log in self.logs:
             written: list[DLSN] = []
             await self.patiently(f"writing {log.name}", partial(self._write_last, log, client, written))
             await self.patiently(f"reading {log.name}", partial(self._read_whole, log, client, written))
 
-    async def _write_last(self, log: SimulatedLog, client: Client, written: list[DLSN]) -> None:
+    async def _write_last(self, log: SimulatedLog, client: ClientMachine, written: list[DLSN]) -> None:
         rng = self.world.rng(f"verify/{log.name}/{self.opened}")
         await self._write_session(log, client, partial(self._write_some, log, rng, written))
 
     async def _write_some(
-        self, log: SimulatedLog, rng: Random, written: list[DLSN], writer: AsyncLogWriter, session: Session
+        self, log: SimulatedLog, rng: Random, written: list[DLSN], writer: AsyncLogWriter, session: WriterSession
     ) -> None:
         for _ in range(2):
             records = [self._record(session, rng) for _ in range(3)]
@@ -403,23 +410,25 @@ class LogWorkload(Roles):
                 self.world.reached("log.timed")
         await writer.close()
 
-    async def _read_whole(self, log: SimulatedLog, client: Client, written: list[DLSN]) -> None:
+    async def _read_whole(self, log: SimulatedLog, client: ClientMachine, written: list[DLSN]) -> None:
         namespace = await self.open_namespace(log, client)
         try:
             handle = await namespace.open_log(log.name)
             reader = await handle.open_reader(EARLIEST)
-            span = self.world.logs.span(client.name, log.name, DLSN.INITIAL)
+            span = self.world.log_checkers.span(client.name, log.name, DLSN.INITIAL)
             deadline = self.world.loop.time() + HEALTHY_S
             while not span.read or span.read[-1].dlsn < written[-1]:
                 if self.world.loop.time() > deadline:
-                    self.world.checkers.fail(f"{log.name} ends at {written[-1]}, but the reader is at {span.read[-1:]}")
+                    self.world.ledger_checkers.fail(
+                        f"{log.name} ends at {written[-1]}, but the reader is at {span.read[-1:]}"
+                    )
                 for seen in _seen(await reader.read_available(100, wait=True)):
-                    self.world.logs.read(span, seen)
+                    self.world.log_checkers.read(span, seen)
         except self.never as error:
-            self.world.checkers.fail(f"{client.name}: {error!r}")
+            self.world.ledger_checkers.fail(f"{client.name}: {error!r}")
         finally:
             await self.close_namespace(namespace)
-        self.world.logs.final(log.name, span.read)
+        self.world.log_checkers.final(log.name, span.read)
 
 
 def _without_lock(log: SimulatedLog) -> SimulatedLog:
@@ -443,17 +452,85 @@ async def _one(reader: AsyncLogReader) -> list[LogRecord]:
     return [await reader.read_next()]
 
 
-async def _records(way: Callable[[], Awaitable[list[LogRecord]]]) -> list[Seen]:
+async def _records(way: Callable[[], Awaitable[list[LogRecord]]]) -> list[SeenRecord]:
     return _seen(await way())
 
 
-def _seen(records: Sequence[LogRecord]) -> list[Seen]:
-    return [Seen(record.dlsn, record.txid, bytes(record.payload), record.sequence_id) for record in records]
+def _seen(records: Sequence[LogRecord]) -> list[SeenRecord]:
+    return [SeenRecord(record.dlsn, record.txid, bytes(record.payload), record.sequence_id) for record in records]
 
 
-async def _columns(reader: AsyncLogReader) -> list[Seen]:
+async def _columns(reader: AsyncLogReader) -> list[SeenRecord]:
     batch = await reader.next_batch(2_000)
     return [
-        Seen(DLSN(row["segment"], row["entry"], row["slot"]), row["transaction_id"], row["value"], row["sequence_id"])
+        SeenRecord(
+            DLSN(row["segment"], row["entry"], row["slot"]), row["transaction_id"], row["value"], row["sequence_id"]
+        )
         for row in batch.to_pylist()
     ]
+
+
+class SubscribedReaders:
+    """Readers of one log that share a subscriber's name and go on after each other.
+
+    One reads at a time, under the subscriber's lock, and commits what it was given now and then. When it is killed, or
+    its session ends while it stands still, another one goes on at the last commit.
+    """
+
+    def __init__(self, workload: LogWorkload, log: SimulatedLog, rng: Random) -> None:
+        self._workload = workload
+        self._log = log
+        self._clients: dict[str, int] = {}
+        if rng.random() < SUBSCRIBED_SHARE:
+            for index in range(rng.choice((1, 1, 2))):
+                self._clients[f"sub{index}"] = rng.choice((1, 2))
+
+    def start_programs(self) -> None:
+        for subscriber, count in self._clients.items():
+            for index in range(count):
+                self._workload.add_program(f"{subscriber}.{index}-{self._log.name}", partial(self._read, subscriber))
+
+    async def _read(self, subscriber: str, client: ClientMachine) -> None:
+        """Read for the subscriber for a while, again and again."""
+        workload, world = self._workload, self._workload.world
+        over_again = False
+        while not workload.over:
+            rng = world.rng(f"subscriber/{client.name}/{client.runs}/{workload.opened}")
+            namespace = await workload.open_namespace(self._log, client)
+            try:
+                handle = await namespace.open_log(self._log.name)
+                reader, span = await self._open(handle, subscriber, client, over_again)
+                over_again = False
+                await self._read_on(reader, span, subscriber, rng)
+            except workload.never as error:
+                world.ledger_checkers.fail(f"{client.name}: {error!r}")
+            except AlreadyTruncatedError:
+                over_again = True
+            except LockingError:
+                world.reached("log.read-lock-lost")
+                raise
+            finally:
+                await workload.close_namespace(namespace)
+            await asyncio.sleep(rng.uniform(0, 0.1))
+
+    async def _open(
+        self, handle: AsyncLog, subscriber: str, client: ClientMachine, over_again: bool
+    ) -> tuple[AsyncLockedReader, ReadSpan]:
+        logs = self._workload.world.log_checkers
+        stored = logs.deliveries.subscriber(self._log.name, subscriber).stored
+        start = EARLIEST if over_again else None
+        reader = await handle.open_reader(start, subscriber=subscriber, client_id=client.name)
+        span = logs.span(client.name, self._log.name, reader.position)
+        if over_again:
+            logs.deliveries.started_over(span, subscriber)
+        else:
+            logs.deliveries.subscribed(span, subscriber, stored)
+        return reader, span
+
+    async def _read_on(self, reader: AsyncLockedReader, span: ReadSpan, subscriber: str, rng: Random) -> None:
+        """Read, and commit now and then; the end comes with or without a last commit."""
+        for _ in range(rng.randint(1, 6)):
+            await self._workload.tail(reader, span, rng, len(span.read) + rng.choice((1, 5, 30)))
+            if span.read and rng.random() < 0.7:
+                told = await reader.commit_position()
+                self._workload.world.log_checkers.deliveries.committed(span, subscriber, told)

@@ -14,10 +14,10 @@ from random import Random
 
 from metadata.foundation.errors import InvariantViolation, NoNodeError
 from metadata.ledger_metadata import DigestType
-from simulation.checkers import LedgerTruth, ledger_of
-from simulation.cluster import Client, World
-from simulation.history import Operation
-from simulation.roles import Roles
+from simulation.checkers.history import RecordedOperation
+from simulation.checkers.ledgers import LedgerTruth, ledger_of
+from simulation.cluster import ClientMachine, World
+from simulation.workloads.programs import Workload
 from storage_node.client import LedgerReader, LedgerWriter
 
 PASSWORD = b"secret"
@@ -33,8 +33,8 @@ DOUBT_POLL_S = 0.004
 
 
 @dataclass(slots=True)
-class Chain:
-    """One log's ledgers, in order."""
+class LedgerChain:
+    """Ledgers that follow each other, as a log's segments do."""
 
     name: str
     sizes: tuple[int, int, int]
@@ -42,20 +42,22 @@ class Chain:
     ledgers: list[int] = field(default_factory=list)
 
 
-def draw_chains(rng: Random, *, contested: bool = False, replacing: bool = False) -> list[Chain]:
+def draw_chains(rng: Random, *, contested: bool = False, replacing: bool = False) -> list[LedgerChain]:
     digests = (DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC)
     sizes = TIGHT_SIZES if replacing or (contested and rng.random() < 0.5) else SIZES
-    return [Chain(f"chain{index}", rng.choice(sizes), rng.choice(digests)) for index in range(rng.choice((1, 1, 2)))]
+    return [
+        LedgerChain(f"chain{index}", rng.choice(sizes), rng.choice(digests)) for index in range(rng.choice((1, 1, 2)))
+    ]
 
 
 def _closed(truth: LedgerTruth) -> bool:
     return truth.metadata is not None and truth.metadata.is_closed
 
 
-class Workload(Roles):
+class LedgerWorkload(Workload):
     """The programs of one run and what they share."""
 
-    def __init__(self, world: World, chains: list[Chain]) -> None:
+    def __init__(self, world: World, chains: list[LedgerChain]) -> None:
         super().__init__(world)
         self.chains = chains
         self.entries_left = 0
@@ -75,21 +77,21 @@ class Workload(Roles):
     def start_programs(self, rng: Random) -> None:
         for chain in self.chains:
             for index in range(rng.choice((1, 2, 2))):
-                self.add_role(f"w{index}-{chain.name}", partial(self.write, chain))
+                self.add_program(f"w{index}-{chain.name}", partial(self.write, chain))
             for index in range(rng.choice((0, 1, 1))):
-                self.add_role(f"r{index}-{chain.name}", partial(self.tail, chain))
+                self.add_program(f"r{index}-{chain.name}", partial(self.tail, chain))
         for index in range(2 if self.contested else rng.choice((0, 0, 1, 2))):
-            self.add_role(f"recoverer{index}", self.recover_some)
+            self.add_program(f"recoverer{index}", self.recover_some)
         if self.contested:
-            self.add_role("rival", self.recover_doubtful)
+            self.add_program("rival", self.recover_doubtful)
         for index in range(rng.choice((0, 0, 0, 2))):
-            self.add_role(f"auto{index}", self.replicate)
+            self.add_program(f"auto{index}", self.replicate)
         if rng.random() < 0.3:
-            self.add_role("deleter", self.delete_some)
+            self.add_program("deleter", self.delete_some)
 
     # ------------------------------------------------------------------------------------ writing
 
-    async def write(self, chain: Chain, client: Client) -> None:
+    async def write(self, chain: LedgerChain, client: ClientMachine) -> None:
         """Take the chain over, write for a while, again and again."""
         rng = self.world.rng(f"write/{client.name}/{client.runs}")
         await asyncio.sleep(rng.uniform(0, 0.3))
@@ -102,7 +104,7 @@ class Workload(Roles):
                 await writer.abandon()
             await asyncio.sleep(rng.uniform(0, 0.5))
 
-    async def _take_over(self, chain: Chain, client: Client) -> LedgerWriter:
+    async def _take_over(self, chain: LedgerChain, client: ClientMachine) -> LedgerWriter:
         if chain.ledgers:
             await self.recover(chain.ledgers[-1], client)
         size, write_quorum, ack_quorum = chain.sizes
@@ -122,7 +124,7 @@ class Workload(Roles):
         """Of one writer: at least and at most."""
         return (40, 80) if self.replacing else (1, 8 if self.contested else 50)
 
-    async def _push(self, writer: LedgerWriter, client: Client, rng: Random) -> None:
+    async def _push(self, writer: LedgerWriter, client: ClientMachine, rng: Random) -> None:
         """Small bursts, one after the other, so that adds are under way most of the time."""
         pace = rng.choice((0.002, 0.01, 0.03)) if not self.replacing else 0.02
         futures = []
@@ -138,45 +140,45 @@ class Workload(Roles):
         if futures:
             await asyncio.wait(futures)
 
-    def _add(self, writer: LedgerWriter, client: Client, rng: Random) -> asyncio.Future[int]:
+    def _add(self, writer: LedgerWriter, client: ClientMachine, rng: Random) -> asyncio.Future[int]:
         ledger_id, entry_id = writer.ledger_id, writer.last_add_pushed + 1
         size = LARGE_PAYLOAD if rng.random() < 0.005 else rng.choice(PAYLOADS)
         payload = b"%d:%d:" % (ledger_id, entry_id) + rng.randbytes(size)
         operation = self.world.history.begin(client.name, "add", f"{ledger_id}/{entry_id}")
-        self.world.checkers.pushed(ledger_id, entry_id, payload)
+        self.world.ledger_checkers.pushed(ledger_id, entry_id, payload)
         future = writer.add(payload)
         future.add_done_callback(partial(self._added, ledger_id, entry_id, operation))
         return future
 
-    def _added(self, ledger_id: int, entry_id: int, operation: Operation, future: asyncio.Future[int]) -> None:
+    def _added(self, ledger_id: int, entry_id: int, operation: RecordedOperation, future: asyncio.Future[int]) -> None:
         error = future.exception()
         self.world.history.end(operation, error)
         if error is None:
-            self.world.checkers.acknowledged(ledger_id, entry_id)
+            self.world.ledger_checkers.acknowledged(ledger_id, entry_id)
             return
         if isinstance(error, InvariantViolation):
-            self.world.checkers.fail(f"the writer of ledger {ledger_id} broke an invariant: {error!r}")
+            self.world.ledger_checkers.fail(f"the writer of ledger {ledger_id} broke an invariant: {error!r}")
         self.world.reached(f"writer.{type(error).__name__}")
-        self.world.checkers.refused(ledger_id, entry_id, error)
+        self.world.ledger_checkers.refused(ledger_id, entry_id, error)
 
-    async def _close(self, writer: LedgerWriter, client: Client) -> None:
+    async def _close(self, writer: LedgerWriter, client: ClientMachine) -> None:
         with self.world.history.operation(client.name, "close", str(writer.ledger_id)):
             metadata = await writer.close()
-        self.world.checkers.end_seen(client.name, writer.ledger_id, metadata.last_entry, metadata.length)
+        self.world.ledger_checkers.end_seen(client.name, writer.ledger_id, metadata.last_entry, metadata.length)
 
     # ------------------------------------------------------------------------------------ recovering and reading
 
-    async def recover(self, ledger_id: int, client: Client) -> None:
+    async def recover(self, ledger_id: int, client: ClientMachine) -> None:
         """Fence and close a ledger, if it still exists."""
         try:
             with self.world.history.operation(client.name, "recover", str(ledger_id)):
                 reader = await client.ledgers.open(ledger_id, password=PASSWORD, recover=True)
         except NoNodeError:
             return
-        self.world.checkers.end_seen(client.name, ledger_id, reader.last_add_confirmed, reader.length)
+        self.world.ledger_checkers.end_seen(client.name, ledger_id, reader.last_add_confirmed, reader.length)
         await reader.close()
 
-    async def recover_some(self, client: Client) -> None:
+    async def recover_some(self, client: ClientMachine) -> None:
         """Recover ledgers at random moments, beside everybody else."""
         rng = self.world.rng(f"recover/{client.name}/{client.runs}")
         for _ in range(12 if self.contested else rng.randint(1, 3)):
@@ -189,7 +191,7 @@ class Workload(Roles):
             elif chain.ledgers:
                 await self.recover(rng.choice(chain.ledgers[-2:]), client)
 
-    async def recover_doubtful(self, client: Client) -> None:
+    async def recover_doubtful(self, client: ClientMachine) -> None:
         """Recover each ledger as soon as a change of its metadata was lost: who asked for that is in doubt then."""
         rng = self.world.rng(f"doubts/{client.name}/{client.runs}")
         doubts: list[str] = []
@@ -202,17 +204,17 @@ class Workload(Roles):
                 await self.recover(ledger_id, client)
             await asyncio.sleep(rng.uniform(0, 2 * DOUBT_POLL_S))
 
-    async def _under_way(self, chain: Chain) -> bool:
+    async def _under_way(self, chain: LedgerChain) -> bool:
         """Wait for a bad moment: entries of the newest ledger are on their way. False if there was none for a while."""
         for _ in range(30):
             if chain.ledgers and not self.over:
-                truth = self.world.checkers.truth(chain.ledgers[-1])
+                truth = self.world.ledger_checkers.truth(chain.ledgers[-1])
                 if max(truth.pushed, default=-1) > truth.acknowledged and not _closed(truth):
                     return True
             await asyncio.sleep(0.005)
         return False
 
-    async def tail(self, chain: Chain, client: Client) -> None:
+    async def tail(self, chain: LedgerChain, client: ClientMachine) -> None:
         """Read the chain from its beginning, ledger by ledger, as it grows."""
         rng = self.world.rng(f"tail/{client.name}/{client.runs}")
         position = 0
@@ -223,11 +225,11 @@ class Workload(Roles):
             try:
                 await self._tail_ledger(chain.ledgers[position], client, rng)
             except NoNodeError:
-                if not self.world.checkers.truth(chain.ledgers[position]).deleted:
+                if not self.world.ledger_checkers.truth(chain.ledgers[position]).deleted:
                     raise
             position += 1
 
-    async def _tail_ledger(self, ledger_id: int, client: Client, rng: Random) -> None:
+    async def _tail_ledger(self, ledger_id: int, client: ClientMachine, rng: Random) -> None:
         reader = await client.ledgers.open(ledger_id, password=PASSWORD, recover=False)
         try:
             await self._follow(reader, client.name, rng)
@@ -235,7 +237,7 @@ class Workload(Roles):
             await reader.close()
 
     async def _follow(self, reader: LedgerReader, name: str, rng: Random) -> None:
-        checkers, ledger_id = self.world.checkers, reader.ledger_id
+        checkers, ledger_id = self.world.ledger_checkers, reader.ledger_id
         following, lac = 0, -1
         while not self.over:
             entry = await reader.poll(following, rng.choice((50, 400)))
@@ -257,7 +259,7 @@ class Workload(Roles):
 
     # ------------------------------------------------------------------------------------ deleting
 
-    async def delete_some(self, client: Client) -> None:
+    async def delete_some(self, client: ClientMachine) -> None:
         """Delete a ledger that its chain has left behind."""
         rng = self.world.rng(f"delete/{client.name}/{client.runs}")
         await asyncio.sleep(rng.uniform(0.5, 2.5))
@@ -269,15 +271,15 @@ class Workload(Roles):
 
     # ------------------------------------------------------------------------------------ the end
 
-    async def verify(self, client: Client) -> None:
+    async def verify(self, client: ClientMachine) -> None:
         for chain in self.chains:
             for ledger_id in chain.ledgers:
-                if not self.world.checkers.truth(ledger_id).deleted:
+                if not self.world.ledger_checkers.truth(ledger_id).deleted:
                     await self.patiently(f"reading ledger {ledger_id}", partial(self._read_all, client, ledger_id))
             await self.patiently("writing", partial(self._write_and_read, client, chain))
 
-    async def _read_all(self, client: Client, ledger_id: int) -> None:
-        checkers = self.world.checkers
+    async def _read_all(self, client: ClientMachine, ledger_id: int) -> None:
+        checkers = self.world.ledger_checkers
         reader = await client.ledgers.open(ledger_id, password=PASSWORD, recover=True)
         try:
             end = reader.last_add_confirmed
@@ -291,7 +293,7 @@ class Workload(Roles):
         finally:
             await reader.close()
 
-    async def _write_and_read(self, client: Client, chain: Chain) -> None:
+    async def _write_and_read(self, client: ClientMachine, chain: LedgerChain) -> None:
         writer = await self._take_over(chain, client)
         rng = self.world.rng(f"verify/{chain.name}")
         await asyncio.gather(*(self._add(writer, client, rng) for _ in range(3)))

@@ -1,10 +1,14 @@
-"""The named points that a suite of runs must have reached, or it has proven less than it says."""
+"""Coverage points: the kinds of faults and the rare turns of the protocol that a suite of runs must have reached.
+
+A suite that missed one has proven less than it says. (`metadata.foundation.fault_points` is something else: lines of
+the product at which tests stop a process.)
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-FAULT_POINTS: Final = (
+COVERAGE_POINTS: Final = (
     "client.killed",
     "clock.jump",
     "disk.bit-flip",
@@ -103,4 +107,4 @@ FAULT_POINTS: Final = (
     "writer.ensemble-change",
     "writer.fragment-replaced",
 )
-"""Every kind of fault, and the rare turns of the protocol that they are for."""
+"""In alphabetical order; docs/simulation.md says what they cover."""

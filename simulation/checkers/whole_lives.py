@@ -1,4 +1,4 @@
-"""`LifeCheckers`: what `LogCheckers` holds logs to, for logs that are truncated, purged and deleted (I8).
+"""`WholeLifeCheckers`: what `LogCheckers` holds logs to, for logs that are truncated, purged and deleted (I8).
 
 a segment is marked         it is completed and stays the same but for its truncation; hidden is only what somebody
                             asked for, and nothing that is in progress; the point below which all is hidden never
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.truncation import truncation_point
@@ -24,19 +23,18 @@ from dlspark.core.settings import Settings
 from metadata.logs import DEFAULT_PARTITION, SegmentMetadata, TruncationStatus
 from metadata.segment_changes import NOTES
 from metadata.store import Create, Delete, Op
-from simulation.log_checkers import LogCheckers, LogTruth, Seen, Span
-
-if TYPE_CHECKING:
-    from simulation.cluster import World
+from simulation.checkers.ledgers import LedgerCheckers
+from simulation.checkers.logs import LogCheckers, LogTruth, ReadSpan, SeenRecord
+from simulation.checkers.watched import WatchedWorld
 
 _DEPTH = 6
 
 
-class LifeCheckers(LogCheckers):
+class WholeLifeCheckers(LogCheckers):
     """Takes the place of the world's `logs`. `settings` are those of each log."""
 
-    def __init__(self, world: World, settings: dict[str, Settings]) -> None:
-        super().__init__(world)
+    def __init__(self, world: WatchedWorld, ledgers: LedgerCheckers, settings: dict[str, Settings]) -> None:
+        super().__init__(world, ledgers)
         self._settings = settings
         self.ever_listed: dict[str, set[int]] = {log: set() for log in settings}
         """Ledgers that were a segment's at some time."""
@@ -149,7 +147,7 @@ class LifeCheckers(LogCheckers):
     def _check_ledgers(self) -> None:
         for truth in self.logs.values():
             for segment in truth.segments.values():
-                if not segment.in_progress and self._world.checkers.truth(segment.ledger_id).deleted:
+                if not segment.in_progress and self._ledgers.truth(segment.ledger_id).deleted:
                     self._fail(truth.name, f"segment {segment.lssn} is listed, and its ledger was deleted (I7)")
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
@@ -158,12 +156,14 @@ class LifeCheckers(LogCheckers):
 
     # ------------------------------------------------------------------------------------ readers
 
-    def span(self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: Span | None = None) -> Span:
+    def span(
+        self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
+    ) -> ReadSpan:
         span = super().span(name, log, start, txid=txid, before=before)
         self._floors[id(span)] = self._points.get(log, DLSN(0, 0, 0))
         return span
 
-    def read(self, span: Span, seen: Seen) -> None:
+    def read(self, span: ReadSpan, seen: SeenRecord) -> None:
         if seen.dlsn < self._floors[id(span)] and not self._settings[span.log].ignore_truncation:
             self._fail(
                 span.log, f"{span.name} read {seen.dlsn}, hidden was what is below {self._floors[id(span)]} (I8)"
@@ -173,7 +173,7 @@ class LifeCheckers(LogCheckers):
     def hidden_below(self, truth: LogTruth) -> DLSN:
         return self.begin_of(truth)
 
-    def lost_position(self, span: Span, position: DLSN) -> None:
+    def lost_position(self, span: ReadSpan, position: DLSN) -> None:
         """A reader was told that the position where it was is truncated."""
         self._world.reached("life.reader-truncated")
         if position >= self._points[span.log]:
@@ -187,10 +187,10 @@ class LifeCheckers(LogCheckers):
             return DLSN(segments[0].lssn, 0, 0)
         return truncation_point(segments)
 
-    def first_sequence_id(self, seen: Sequence[Seen]) -> int:
+    def first_sequence_id(self, seen: Sequence[SeenRecord]) -> int:
         return seen[0].sequence_id if seen else 0
 
-    def _check_span(self, span: Span, seen: Sequence[Seen], places: list[DLSN]) -> None:
+    def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
         """No number is missing between two records; what is still there is as everybody sees it."""
         present = {one.dlsn: one for one in seen}
         for index, one in enumerate(span.read):
@@ -202,7 +202,7 @@ class LifeCheckers(LogCheckers):
     def all_deleted(self, log: str) -> None:
         """The log was deleted: nothing of it is left."""
         truth = self.truth(log)
-        left = [one for one in sorted(self.ever_listed[log]) if not self._world.checkers.truth(one).deleted]
+        left = [one for one in sorted(self.ever_listed[log]) if not self._ledgers.truth(one).deleted]
         if truth.segments or left:
             self._fail(
                 log, f"it was deleted; left are {sorted(truth.segments)}, and the ledgers {left} of its segments"

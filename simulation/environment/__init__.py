@@ -1,0 +1,1 @@
+"""What the real code runs on: event loop, network, disk and metadata store, all on virtual time."""

@@ -1,0 +1,1 @@
+"""Runs by seed, one or many, and rounds of failover."""

@@ -1,0 +1,1 @@
+"""What clients do in a run, each kind with what must hold at its end."""
