@@ -58,7 +58,7 @@ from storage_node.protocol.messages import (
     encode_read_request,
     encode_write_lac_request,
 )
-from storage_node.settings.bookie import BookieSettings
+from storage_node.settings.node_file import NodeFile
 
 pytestmark = pytest.mark.processes
 
@@ -405,7 +405,7 @@ def settings_of(text: str) -> Callable[[Rig], object]:
     def do(rig: Rig) -> object:
         path = rig.directory / "bad.conf"
         path.write_text(text)
-        return BookieSettings.from_properties(path)
+        return NodeFile.read(path).bookie()
 
     return do
 

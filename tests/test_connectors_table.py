@@ -10,7 +10,7 @@ import dlspark.spark
 from dlspark.core.settings.registry import describe_settings
 from dlspark.spark.options.foreign import ELSEWHERE
 from dlspark.spark.options.registry import OPTIONS
-from storage_node.settings.client import client_keys
+from storage_node.settings.client import REGISTRY as CLIENT_REGISTRY
 
 ROWS = list(pages.table_rows(pages.DOCS / "connectors.md"))
 KAFKA = """
@@ -48,7 +48,7 @@ def test_every_option_of_ours_is_compared() -> None:
 
 def test_every_option_setting_and_class_that_is_named_exists() -> None:
     known = {option.name for option in OPTIONS} | SPARKS | {"bkc.<key>", "distributedlog.<key>"}
-    known |= {f"bkc.{key}" for key in client_keys()} | {f"distributedlog.{info.key}" for info in describe_settings()}
+    known |= {f"bkc.{key}" for key in CLIENT_REGISTRY} | {f"distributedlog.{info.key}" for info in describe_settings()}
     known |= set(dlspark.spark.__all__)
     words = re.compile(r"[a-z]\w*|(?:bkc|distributedlog)\.\S+|[A-Z][a-z]\w*")
     named = {name for _, row in ROWS for name in _named(row[1]) if words.fullmatch(name)}

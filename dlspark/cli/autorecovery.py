@@ -78,10 +78,9 @@ def _switch(conf: Path, output: Output, *, on: bool) -> None:
 def _in_cluster(conf: Path, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
     import asyncio
 
-    from storage_node.settings.autorecovery import MetadataSettings
-    from storage_node.settings.bookie import read_properties
+    from storage_node.settings.node_file import NodeFile
 
-    where = MetadataSettings.from_mapping(read_properties(conf))
+    where = NodeFile.read(conf).metadata()
 
     async def run_it() -> T:
         from metadata.zookeeper import ZooKeeperStore

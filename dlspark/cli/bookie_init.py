@@ -21,7 +21,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a new node's configuration, every setting with its default and meaning; nothing is started."""
-    from storage_node.settings.node_file import write
+    from storage_node.settings.node_file import write_node_file
 
     values = dict(map(_setting, settings or ()))
     values |= {"journalDirectories": _directories(journal), "ledgerDirectories": _directories(ledgers)}
@@ -29,7 +29,7 @@ def init(
         values["zkServers"] = zookeeper
     if port is not None:
         values["bookiePort"] = str(port)
-    write(file, values)
+    write_node_file(file, values)
     typer.echo(f"written: {file}")
     typer.echo(f"Start the node with: dlspark bookie --conf {file}")
 

@@ -128,10 +128,9 @@ def _place(conf: Path | None, zookeeper: str | None, ledgers_path: str) -> Place
         )
     if zookeeper is not None:
         return zookeeper, ledgers_path
-    from storage_node.settings.autorecovery import MetadataSettings
-    from storage_node.settings.bookie import read_properties
+    from storage_node.settings.node_file import NodeFile
 
-    where = MetadataSettings.from_mapping(read_properties(str(conf)))
+    where = NodeFile.read(str(conf)).metadata()
     return where.zk_servers, where.zk_ledgers_root_path
 
 

@@ -32,7 +32,7 @@ from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import DistributedLogError
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.edge import Buffer, DiskFile, FrameHandler, Link
-from storage_node.settings.bookie import BookieSettings
+from storage_node.settings.node_file import NodeFile
 from storage_node.transport.tcp import TcpNetwork
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ def storage_node(name: str, settings: Mapping[str, str], routes: Sequence[Route]
 
     _take_commands(obey)
     try:
-        return run(BookieSettings.from_mapping(settings), network=RoutedNetwork(routes), disk=disk)
+        return run(NodeFile(settings).bookie(), network=RoutedNetwork(routes), disk=disk)
     except DistributedLogError as error:
         logging.critical("%s", error)
     except OSError as error:

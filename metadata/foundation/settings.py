@@ -13,7 +13,8 @@ over texts, which are read in one way whatever room they are for:
 | FLAG | `true`, `yes`, `on`, `1` or `false`, `no`, `off`, `0`, in any case |
 | WHOLE | decimal digits, perhaps with a sign |
 | REAL | a decimal number, perhaps with an exponent; neither `nan` nor `inf` |
-| TEXT | as it stands |
+| TEXT | without the spaces around it |
+| EXACT | as it stands: a password |
 | WORDS | words separated by commas, without the spaces around them |
 
 Pages for people (`properties_page`, `markdown_table`) are made from the same declarations.
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Final, Generic, TypeAlias, TypeVar, overload
 
-from metadata.foundation.errors import DistributedLogError
+from metadata.foundation.errors import DistributedLogError, check
 
 T = TypeVar("T")
 
@@ -115,7 +116,8 @@ def _take_words(value: object) -> tuple[str, ...]:
 FLAG: Final[Kind[bool]] = Kind("true or false", _read_flag, _take_flag)
 WHOLE: Final[Kind[int]] = Kind("a whole number", _read_whole, _take_whole)
 REAL: Final[Kind[float]] = Kind("a number", _read_real, _take_real)
-TEXT: Final[Kind[str]] = Kind("text", lambda text: text, _take_text)
+TEXT: Final[Kind[str]] = Kind("text", str.strip, _take_text)
+EXACT: Final[Kind[str]] = Kind("text", str, _take_text)
 WORDS: Final[Kind[tuple[str, ...]]] = Kind("words separated by commas", _read_words, _take_words)
 
 
@@ -141,6 +143,8 @@ class Setting:
     """Not one of upstream's keys."""
     secret: bool = False
     """Its value is shown nowhere: not by `repr`, and not in an error. This is the one place that says so."""
+    section: str = ""
+    """Title of the group of settings that begins with this one, on pages."""
 
 
 def declared(info: Setting, default: object) -> object:
@@ -166,6 +170,7 @@ def setting(
     other_keys: tuple[str, ...] = ...,
     own: bool = ...,
     secret: bool = ...,
+    section: str = ...,
 ) -> T: ...
 
 
@@ -194,15 +199,16 @@ def setting(
     other_keys: tuple[str, ...] = (),
     own: bool = False,
     secret: bool = False,
+    section: str = "",
 ) -> object:
     """A field with its setting. A default of None: not set, whatever follows from that."""
-    info = Setting(kind, key, meaning, minimum, maximum, scale, choices, other_keys, own, secret)  # type: ignore[arg-type]
+    info = Setting(kind, key, meaning, minimum, maximum, scale, choices, other_keys, own, secret, section)  # type: ignore[arg-type]
     return declared(info, default)
 
 
-def required(kind: Kind[T], key: str, meaning: str) -> T:
+def required(kind: Kind[T], key: str, meaning: str, *, other_keys: tuple[str, ...] = (), section: str = "") -> T:
     """A field without a default, with its setting."""
-    info = Setting(kind, key, meaning)  # type: ignore[arg-type]
+    info = Setting(kind, key, meaning, other_keys=other_keys, section=section)  # type: ignore[arg-type]
     return declared(info, MISSING)  # type: ignore[return-value]
 
 
@@ -228,6 +234,34 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text):,} characters)"
 
 
+def read_value(info: Setting, key: str, value: object, error: type[DistributedLogError]) -> object:
+    """A value, given under the name `key`, in the field's type and unit. Raises `error` for what is not one."""
+    try:
+        if isinstance(value, str):
+            converted = info.kind.read(value.strip().lower() if info.choices else value)
+        else:
+            converted = info.kind.take(value)
+    except ValueError:
+        said = f"the value of {key}" if info.secret else f"{key}={shown(value)}"
+        raise error(f"{said} is not {info.kind.words}", advice=f"{key}: {info.meaning}") from None
+    if isinstance(converted, int) and info.scale != 1:
+        converted *= info.scale
+    _check_value(info, converted, error)
+    return converted
+
+
+def _check_value(info: Setting, value: object, error: type[DistributedLogError]) -> None:
+    if info.choices and value not in info.choices:
+        raise error(f"{info.key}={shown(value)} is not one of {', '.join(info.choices)}", advice=info.meaning)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    low = -math.inf if info.minimum is None else info.minimum
+    high = math.inf if info.maximum is None else info.maximum
+    if not low <= value <= high:  # not by two comparisons: nan is out of bounds
+        said = f"{value / info.scale:g}" if info.scale != 1 or isinstance(value, float) else str(value)
+        raise error(f"{info.key}={said} is outside {_bound(low, info)}..{_bound(high, info)}", advice=info.meaning)
+
+
 class Registry:
     """The settings of some dataclasses, by key. Errors are of the type `error`, which takes a message and `advice`."""
 
@@ -247,14 +281,15 @@ class Registry:
         for owner in owners:
             for name, info in settings_of(owner).items():
                 for key in (info.key, *info.other_keys):
+                    check(key not in self._names, "two settings have one key")
                     self._names[key] = owner, name, info
 
     def __contains__(self, key: object) -> bool:
         return key in self._names
 
-    def keys(self) -> Iterable[str]:
+    def __iter__(self) -> Iterator[str]:
         """All keys that are understood, other names of one setting included."""
-        return self._names.keys()
+        return iter(self._names)
 
     def find(self, key: str) -> tuple[type, str, Setting]:
         """The dataclass, the name of the field and the setting of a key. Raises the registry's error, with the nearest
@@ -269,19 +304,7 @@ class Registry:
 
     def read(self, key: str, value: object) -> object:
         """A value in the field's type and unit. Raises the registry's error for what is not one, or out of bounds."""
-        info = self.find(key)[2]
-        try:
-            if isinstance(value, str):
-                converted = info.kind.read(value.strip().lower() if info.choices else value)
-            else:
-                converted = info.kind.take(value)
-        except ValueError:
-            said = f"the value of {key}" if info.secret else f"{key}={shown(value)}"
-            raise self._error(f"{said} is not {info.kind.words}", advice=f"{key}: {info.meaning}") from None
-        if isinstance(converted, int) and info.scale != 1:
-            converted *= info.scale
-        self._check(info, converted)
-        return converted
+        return read_value(self.find(key)[2], key, value, self._error)
 
     def read_all(self, values: Mapping[str, object]) -> dict[type, dict[str, object]]:
         """All values, by dataclass and name of the field: what to make the dataclasses with. Raises the registry's
@@ -299,23 +322,7 @@ class Registry:
         for name, info in settings_of(type(settings)).items():
             value = getattr(settings, name)
             if value is not None:
-                self._check(info, value)
-
-    def _check(self, info: Setting, value: object) -> None:
-        if info.choices and value not in info.choices:
-            raise self._error(f"{info.key}={shown(value)} is not one of {', '.join(info.choices)}", advice=info.meaning)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return
-        low = -math.inf if info.minimum is None else info.minimum
-        high = math.inf if info.maximum is None else info.maximum
-        if not low <= value <= high:  # not by two comparisons: nan is out of bounds
-            written = value / info.scale if info.scale != 1 else value
-            raise self._error(
-                f"{info.key}={written:g} is outside {_bound(low, info)}..{_bound(high, info)}"
-                if isinstance(written, float)
-                else f"{info.key}={written} is outside {_bound(low, info)}..{_bound(high, info)}",
-                advice=info.meaning,
-            )
+                _check_value(info, value, self._error)
 
 
 def _bound(limit: float, info: Setting) -> str:

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 from storage_node.autorecovery.daemon import AutoRecovery
-from storage_node.settings.autorecovery import AutoRecoverySettings, MetadataSettings
-from storage_node.settings.bookie import read_properties
+from storage_node.settings.autorecovery import AutoRecoverySettings
+from storage_node.settings.node_file import MetadataSettings, NodeFile
 
 logger = logging.getLogger("storage_node.autorecovery")
 
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        values = read_properties(options.conf)
-        return asyncio.run(_serve(AutoRecoverySettings.from_mapping(values), MetadataSettings.from_mapping(values)))
+        file = NodeFile.read(options.conf)
+        return asyncio.run(_serve(file.auto_recovery(), file.metadata()))
     except DistributedLogError as error:
         logger.critical("%s", error)
     return 1

@@ -22,8 +22,8 @@ from storage_node.bookie.disk.descriptors import raise_limit
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.endpoints import shown
 from storage_node.edge import Disk, Network
-from storage_node.settings.bookie import BookieSettings, read_properties
-from storage_node.settings.other_keys import OTHER_KEYS
+from storage_node.settings.bookie import BookieSettings
+from storage_node.settings.node_file import NodeFile
 
 if TYPE_CHECKING:
     from storage_node.settings.autorecovery import AutoRecoverySettings
@@ -49,24 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if now > before:
         logger.info("the limit of file descriptors was raised from %d to %d, which is the hard limit", before, now)
     try:
-        settings = BookieSettings.from_properties(options.conf)
-        return run(settings, recovery=_recovery_settings(options.conf))
+        file = NodeFile.read(options.conf)
+        recovery = file.auto_recovery()  # checked in any case
+        return run(file.bookie(), recovery=recovery if recovery.auto_recovery_daemon_enabled else None)
     except DistributedLogError as error:
         logger.critical("%s", error)
     except OSError as error:
         logger.critical("the node cannot go on: %s", error)
     return 1
-
-
-def _recovery_settings(conf: str) -> AutoRecoverySettings | None:
-    """Auto-recovery's settings where it is to run in this process; they are checked in any case."""
-    values = read_properties(conf)
-    if OTHER_KEYS.isdisjoint(values):
-        return None
-    from storage_node.settings.autorecovery import AutoRecoverySettings
-
-    recovery = AutoRecoverySettings.from_mapping(values)
-    return recovery if recovery.auto_recovery_daemon_enabled else None
 
 
 def run(

@@ -1,62 +1,125 @@
-"""A new node's configuration file: the shipped, commented one with this node's values in the places of the defaults.
+"""`NodeFile`: what a storage node's properties file holds, and for whom (conf/bookie.conf).
 
-The shipped file, `bookie.conf` beside this module, is the repository's conf/bookie.conf: a link there, a copy of it in
-what is installed.
+One file has the settings of a bookie, those of auto-recovery, which runs inside of the node's process or as a process
+of its own, and placement's, for the ledger client that auto-recovery works with. Each program takes what it needs; a
+key that is nobody's is an error for all of them.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
-from importlib import resources
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
+from metadata.foundation.errors import CallerError
+from metadata.foundation.properties import read_properties
+from metadata.foundation.settings import WORDS, Registry, settings_of
 from storage_node.errors import BookieConfigurationError
+from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
+from storage_node.settings.client import ClientSettings
+from storage_node.settings.pages import BOOKIE_CONF, bookie_conf
+from storage_node.settings.placement import PlacementSettings
 
-_PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+REGISTRY: Final = Registry(
+    [BookieSettings, AutoRecoverySettings, PlacementSettings], BookieConfigurationError, page=BOOKIE_CONF
+)
+_FRAME_BYTES: Final = "nettyMaxFrameSizeBytes"
+"""The bookie's key, which holds for the client as well."""
+_METADATA_KEYS: Final = ("zkServers", "zkLedgersRootPath", "zkTimeout", "bookieId")
+_PLAIN: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
-def shipped() -> str:
-    """The text of the shipped file: every key with its default, and what it means."""
-    return resources.files(__package__).joinpath("bookie.conf").read_text("utf-8")
+@dataclass(frozen=True, slots=True)
+class MetadataSettings:
+    """Where the metadata is: what a process needs of the bookie's keys that is auto-recovery alone."""
+
+    zk_servers: str = "127.0.0.1:2181"
+    zk_ledgers_root_path: str = "/ledgers"
+    zk_timeout_ms: int = 10_000
+    bookie_id: str = ""
+    """The name under which it stands for election and takes locks; empty: this host's."""
 
 
-def filled(values: Mapping[str, str]) -> str:
-    """The shipped file with `values` by key; a key that stands there as a comment is no comment then.
+class NodeFile:
+    """The keys and texts of one file. Values are read, and checked, for whom they are asked for."""
 
-    Raises BookieConfigurationError for a key that the file does not have, and for a value that no node would take.
+    def __init__(self, values: Mapping[str, str], path: str | None = None) -> None:
+        """Raises BookieConfigurationError for a key that is nobody's; `path` is the place that errors name."""
+        self._values = values
+        self._path = path
+        with self._errors():
+            self._owners = {key: REGISTRY.find(key)[0] for key in values}
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> NodeFile:
+        """Read a properties file. Raises BookieConfigurationError."""
+        return cls(read_properties(path, BookieConfigurationError, named_by="--conf"), os.fspath(path))
+
+    def bookie(self) -> BookieSettings:
+        """The storage node's own settings. Raises BookieConfigurationError."""
+        with self._errors():
+            given = self._given(BookieSettings)
+            for name, info in settings_of(BookieSettings).items():
+                if info.kind is WORDS and name not in given:
+                    raise BookieConfigurationError(f"{info.key} is not set", advice=f"{info.key}: {info.meaning}")
+            return BookieSettings(**given)  # type: ignore[arg-type]
+
+    def auto_recovery(self) -> AutoRecoverySettings:
+        """Auto-recovery's settings, with those of its ledger client. Raises BookieConfigurationError."""
+        with self._errors():
+            client = ClientSettings(placement=PlacementSettings(**self._given(PlacementSettings)))  # type: ignore[arg-type]
+            if _FRAME_BYTES in self._values:
+                client = ClientSettings.from_mapping({_FRAME_BYTES: self._values[_FRAME_BYTES]}, client)
+            return AutoRecoverySettings(**self._given(AutoRecoverySettings), client=client)  # type: ignore[arg-type]
+
+    def metadata(self) -> MetadataSettings:
+        """Where the metadata is. Raises BookieConfigurationError."""
+        with self._errors():
+            return MetadataSettings(**self._given(BookieSettings, _METADATA_KEYS))  # type: ignore[arg-type]
+
+    def _given(self, owner: type, keys: Collection[str] | None = None) -> dict[str, object]:
+        """The values for one of the classes, by the name of the field; of some `keys` only, if there are any."""
+        texts = {
+            key: text
+            for key, text in self._values.items()
+            if self._owners[key] is owner and (keys is None or key in keys)
+        }
+        return REGISTRY.read_all(texts).get(owner, {})
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Errors are BookieConfigurationErrors, which name the file."""
+        try:
+            yield
+        except CallerError as error:
+            raise BookieConfigurationError(error.message, advice=error.advice, path=self._path) from error
+
+
+def write_node_file(path: Path, values: Mapping[str, str]) -> None:
+    """Write a new node's file: conf/bookie.conf with `values` by key. Its directory is made if need be.
+
+    Raises BookieConfigurationError for a key that the file does not have and for what no node would start with; where
+    something is there already: it is not touched; and where the file cannot be written: none is left then.
     """
-    text = shipped()
     for key, value in values.items():
         if not _PLAIN.fullmatch(value):
             raise BookieConfigurationError(
                 f"{key}={value!r} cannot stand in a properties file as it is",
                 advice="Use printable ASCII without spaces at the ends",
             )
-        # Twice escaped: a backslash for the properties file's sake, and each of those for the replacement's.
-        line = f"{key}={value}".replace("\\", "\\" * 4)
-        text, found = re.subn(rf"^#?{re.escape(key)}=.*$", line, text, flags=re.MULTILINE)
-        if found != 1:
-            raise BookieConfigurationError(f"bookie.conf has no key {key}", advice="Name one of the keys that it has")
-    import javaproperties
-
-    BookieSettings.from_mapping(javaproperties.loads(text))
-    return text
-
-
-def write(path: Path, values: Mapping[str, str]) -> None:
-    """Write `filled(values)` to a new file, its directory made if need be.
-
-    Raises BookieConfigurationError where something is there already: it is not touched; and where the file cannot be
-    written: none is left then.
-    """
-    text = filled(values)
+    text = bookie_conf(values)
+    file = NodeFile(values)
+    file.bookie()
+    file.auto_recovery()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="ascii") as file:
-            _written(file, path, text)
+        with path.open("x", encoding="ascii") as new:
+            _write_whole(new, path, text)
     except FileExistsError as error:
         raise BookieConfigurationError(
             "there is a file already; it was not touched", path=str(path), advice="Name another place, or remove it"
@@ -69,7 +132,7 @@ def write(path: Path, values: Mapping[str, str]) -> None:
         ) from error
 
 
-def _written(file: TextIO, path: Path, text: str) -> None:
+def _write_whole(file: TextIO, path: Path, text: str) -> None:
     try:
         file.write(text)
         file.flush()

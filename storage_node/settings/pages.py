@@ -1,21 +1,43 @@
-"""docs/client-settings.md, from the registries of the ledger client's settings.
+"""The settings of the storage floor as files for people.
 
-python -m storage_node.settings.pages > docs/client-settings.md
+python -m storage_node.settings > conf/bookie.conf
+python -m storage_node.settings --table > docs/client-settings.md
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from typing import Final
 
-from storage_node.settings import placement as placement_settings
-from storage_node.settings.client import describe_client_settings
+from metadata.foundation.settings import (
+    Setting,
+    defaults_of,
+    markdown_table,
+    properties_entry,
+    settings_of,
+    written,
+)
+from storage_node.errors import BookieConfigurationError
+from storage_node.settings.autorecovery import AutoRecoverySettings
+from storage_node.settings.bookie import BookieSettings
+from storage_node.settings.client import WITHOUT_MEANING, ClientSettings
 from storage_node.settings.placement import PlacementSettings
-from storage_node.settings.refused_keys import WITHOUT_MEANING
 
-INTRODUCTION = """# Settings of the ledger client
+BOOKIE_CONF: Final = "conf/bookie.conf, which `dlspark bookie init` writes,"
+
+_HEAD: Final = """\
+# A storage node's configuration: every key that is honoured, with its default. Keys are Apache BookKeeper's where the
+# meaning is the same, unless marked (own); an unknown key is an error. Start the node with:
+# dlspark bookie --conf conf/bookie.conf
+"""
+_EXAMPLES: Final = {
+    "journalDirectories": "/var/lib/dlspark/journal",
+    "ledgerDirectories": "/var/lib/dlspark/ledgers",
+}
+"""What stands in conf/bookie.conf for what has no default."""
+
+_INTRODUCTION: Final = """\
+# Settings of the ledger client
 
 Keys are BookKeeper's where nothing else is said. In a namespace's settings (conf/distributedlog.conf, `DLSPARK_CONF`,
 or a mapping in code) they carry the prefix `bkc.`, e.g. `bkc.delayEnsembleChange=true`; as an environment variable
@@ -23,65 +45,54 @@ or a mapping in code) they carry the prefix `bkc.`, e.g. `bkc.delayEnsembleChang
 `bkcWriteTimeoutSeconds`, and hold for a whole namespace. A key that is not listed, or a value that cannot be read, is
 an error. In Python: `ClientSettings.from_mapping({"delayEnsembleChange": True})`.
 
-This page is generated from the registry: `python -m storage_node.settings.pages`."""
+This page is generated from the settings: `python -m storage_node.settings --table`.
+"""
+_AFTER_CLIENT: Final = """
+`readTimeout` sets `addEntryTimeoutSec` as well, where these are not given themselves.
+
+## Placement
+"""
+_BEFORE_REFUSED: Final = """
+## Keys without meaning here
+
+They are refused, so that nobody believes they did something.
+"""
 
 
-def settings_table() -> str:
-    """The whole page."""
-    return "\n".join([INTRODUCTION, "", *_client(), "", *_placement(), "", *_refused(), ""])
+def bookie_conf(values: Mapping[str, str] | None = None) -> str:
+    """The whole text of conf/bookie.conf, with `values` by key in the places of the defaults.
+
+    Raises BookieConfigurationError for a key that it does not have.
+    """
+    values = values or {}
+    infos = [*settings_of(BookieSettings).values(), *settings_of(AutoRecoverySettings).values()]
+    for key in values.keys() - {info.key for info in infos}:
+        raise BookieConfigurationError(f"bookie.conf has no key {key}", advice="Name one of the keys that it has")
+    defaults = defaults_of(BookieSettings) | defaults_of(AutoRecoverySettings) | _EXAMPLES
+    shown = defaults | {key: value.replace("\\", "\\\\") for key, value in values.items()}
+    return "".join((_HEAD, *(_entry(info, shown[info.key]) for info in infos)))
 
 
-def _client() -> Iterator[str]:
-    yield "| key | default | meaning |"
-    yield "|---|---|---|"
-    for info, default in describe_client_settings():
+def _entry(info: Setting, value: object) -> str:
+    title = f"\n# ---- {info.section} ----\n\n" if info.section else ""
+    return title + properties_entry(f"{info.meaning}.{' (own)' * info.own}", info.key, value)
+
+
+def client_page() -> str:
+    """The whole page docs/client-settings.md."""
+    head = ("key", "default", "meaning")
+    tables = (
+        markdown_table(head, _rows(ClientSettings)),
+        markdown_table(head, _rows(PlacementSettings)),
+        markdown_table(("key", "why"), ((f"`{key}`", why) for key, why in sorted(WITHOUT_MEANING.items()))),
+    )
+    parts = zip((_INTRODUCTION, _AFTER_CLIENT, _BEFORE_REFUSED), tables, strict=True)
+    return "".join(f"{text}\n" + "".join(f"{line}\n" for line in table) for text, table in parts)
+
+
+def _rows(owner: type) -> Iterator[tuple[str, str, str]]:
+    defaults = defaults_of(owner)
+    for info in settings_of(owner).values():
         own = " (not one of BookKeeper's keys)" if info.own else ""
-        also = f" Also `{'`, `'.join(info.aliases)}`." if info.aliases else ""
-        yield f"| `{info.key}` | `{_text(default)}` | {info.meaning}{own}.{also} |"
-    yield ""
-    yield "`readTimeout` sets `addEntryTimeoutSec` and `readEntryTimeoutSec` where these are not given, and"
-    yield "`speculativeReadTimeout` is an older name of `firstSpeculativeReadTimeout`."
-
-
-def _placement() -> Iterator[str]:
-    meanings = _documented_fields()
-    yield "## Placement"
-    yield ""
-    yield "| key | default | meaning |"
-    yield "|---|---|---|"
-    for item in fields(PlacementSettings):
-        default: object = item.default
-        key = item.metadata["key"]
-        yield f"| `{key}` | `{_text(default)}` | {meanings.get(item.name, 'What its name says.')} |"
-
-
-def _refused() -> Iterator[str]:
-    yield "## Keys without meaning here"
-    yield ""
-    yield "They are refused, so that nobody believes they did something."
-    yield ""
-    yield "| key | why |"
-    yield "|---|---|"
-    for key, why in sorted(WITHOUT_MEANING.items()):
-        yield f"| `{key}` | {why} |"
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value) or " "
-
-
-def _documented_fields() -> dict[str, str]:
-    """The docstrings beside the placement's fields."""
-    tree = ast.parse(inspect.getsource(placement_settings))
-    found: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and node.name == PlacementSettings.__name__:
-            for field, text in zip(node.body, node.body[1:], strict=False):
-                documented = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-                if documented and isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                    found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())  # type: ignore[attr-defined]
-    return found
-
-
-if __name__ == "__main__":
-    print(settings_table(), end="")
+        also = f" Also `{'`, `'.join(info.other_keys)}`." if info.other_keys else ""
+        yield f"`{info.key}`", f"`{written(defaults[info.key]) or ' '}`", f"{info.meaning}{own}.{also}"

@@ -1,12 +1,19 @@
-"""`PlacementSettings`: which bookies an ensemble is made of, by BookKeeper's keys, as far as they are honoured here."""
+"""`PlacementSettings`: which bookies an ensemble is made of, by BookKeeper's keys, as far as they are honoured here.
+
+They are a part of the ledger client's settings (`client`), and may stand in a storage node's file for auto-recovery's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from metadata.foundation.errors import CallerError
+from metadata.foundation.settings import FLAG, REAL, TEXT, WHOLE, Registry, setting
+
+PAGE: Final = "docs/client-settings.md"
+"""Where people find the settings of the ledger client, these among them."""
 
 Policy = Literal["rackaware", "uniform"]
 Resolver = Literal["script", "racks", "rows"]
@@ -36,72 +43,122 @@ RESOLVERS: Final[Mapping[str, Resolver]] = {
 """What `reppDnsResolverClass` may say."""
 
 
-def _key(name: str, *, minimum: float | None = None, maximum: float | None = None) -> dict[str, object]:
-    return {"key": name, "minimum": minimum, "maximum": maximum}
-
-
 @dataclass(frozen=True, slots=True)
 class PlacementSettings:
     """With the defaults every bookie is in one rack, so that ensembles are drawn at random."""
 
-    ensemble_placement_policy: str = field(default="rackaware", metadata=_key("ensemblePlacementPolicy"))
-    """`rackaware`, or `uniform` (also `default`); upstream's class names are understood."""
-    repp_dns_resolver_class: str = field(default="script", metadata=_key("reppDnsResolverClass"))
-    """Who tells a bookie's rack: `script`, `racks` or `rows` (from its host's name); upstream's class names too."""
-    network_topology_script_file_name: str = field(default="", metadata=_key("networkTopologyScriptFileName"))
-    """Program that is given addresses as arguments and prints one location for each. Empty: one rack for all."""
-    network_topology_script_number_args: int = field(
-        default=100, metadata=_key("networkTopologyScriptNumberArgs", minimum=1, maximum=10_000)
+    ensemble_placement_policy: str = setting(
+        TEXT,
+        "rackaware",
+        "ensemblePlacementPolicy",
+        "`rackaware`, or `uniform` (also `default`); upstream's class names are understood",
     )
-    """Addresses in one call of the script, at most."""
-    dns_resolver_overrides: str = field(default="", metadata=_key("dnsResolverOverrides"))
-    """`host:region;host:region`: regions that replace what `racks` and `rows` read from the hosts' names."""
-    min_num_racks_per_write_quorum: int = field(default=2, metadata=_key("minNumRacksPerWriteQuorum", minimum=1))
-    """Racks over which the copies of each entry are spread, where there are so many (at most the write quorum)."""
-    enforce_min_num_racks_per_write_quorum: bool = field(
-        default=False, metadata=_key("enforceMinNumRacksPerWriteQuorum")
+    repp_dns_resolver_class: str = setting(
+        TEXT,
+        "script",
+        "reppDnsResolverClass",
+        "Who tells a bookie's rack: `script`, `racks` or `rows` (from its host's name); upstream's class names too",
     )
-    """Fail rather than use fewer racks, or a bookie whose rack is not known."""
-    enforce_min_num_fault_domains_for_write: bool = field(
-        default=False, metadata=_key("enforceMinNumFaultDomainsForWrite")
+    network_topology_script_file_name: str = setting(
+        TEXT,
+        "",
+        "networkTopologyScriptFileName",
+        "Program that is given addresses as arguments and prints one location for each. Empty: one rack for all",
     )
-    """Acknowledge an entry only when the bookies that have it are in so many racks."""
-    disk_weight_based_placement_enabled: bool = field(default=False, metadata=_key("diskWeightBasedPlacementEnabled"))
-    """Draw bookies in proportion to their free disk space."""
-    bookie_max_multiple_for_weight_based_placement: int = field(
-        default=3, metadata=_key("bookieMaxMultipleForWeightBasedPlacement", minimum=0)
+    network_topology_script_number_args: int = setting(
+        WHOLE,
+        100,
+        "networkTopologyScriptNumberArgs",
+        "Addresses in one call of the script, at most",
+        minimum=1,
+        maximum=10000,
     )
-    """No bookie counts for more than so many times the median; 0: no limit."""
-    get_bookie_info_interval_s: int = field(default=86_400, metadata=_key("getBookieInfoIntervalSeconds", minimum=1))
-    """How old what is known of free space may become, in seconds."""
-    get_bookie_info_retry_interval_s: int = field(
-        default=60, metadata=_key("getBookieInfoRetryIntervalSeconds", minimum=1)
+    dns_resolver_overrides: str = setting(
+        TEXT,
+        "",
+        "dnsResolverOverrides",
+        "`host:region;host:region`: regions that replace what `racks` and `rows` read from the hosts' names",
     )
-    """When a bookie that did not tell its free space is asked again, in seconds."""
-    get_bookie_info_timeout_s: int = field(default=5, metadata=_key("getBookieInfoTimeoutSecs", minimum=1))
-    """How long a bookie may take to tell its free space, in seconds."""
-    bookie_health_check_enabled: bool = field(default=False, metadata=_key("bookieHealthCheckEnabled"))
-    """Avoid bookies that fail many requests for a while."""
-    bookie_health_check_interval_s: int = field(
-        default=60, metadata=_key("bookieHealthCheckIntervalSeconds", minimum=1)
+    min_num_racks_per_write_quorum: int = setting(
+        WHOLE,
+        2,
+        "minNumRacksPerWriteQuorum",
+        "Racks over which the copies of each entry are spread, where there are so many (at most the write quorum)",
+        minimum=1,
     )
-    """Length of the intervals in which failures are counted, in seconds."""
-    bookie_error_threshold_per_interval: int = field(
-        default=100, metadata=_key("bookieErrorThresholdPerInterval", minimum=1)
+    enforce_min_num_racks_per_write_quorum: bool = setting(
+        FLAG,
+        False,
+        "enforceMinNumRacksPerWriteQuorum",
+        "Fail rather than use fewer racks, or a bookie whose rack is not known",
     )
-    """Failed requests in one interval that make a bookie suspect."""
-    bookie_quarantine_time_s: int = field(default=1800, metadata=_key("bookieQuarantineTimeSeconds", minimum=1))
-    """For how long a bookie is avoided, in seconds."""
-    bookie_quarantine_ratio: float = field(
-        default=1.0, metadata=_key("bookieQuarantineRatio", minimum=0.0, maximum=1.0)
+    enforce_min_num_fault_domains_for_write: bool = setting(
+        FLAG,
+        False,
+        "enforceMinNumFaultDomainsForWrite",
+        "Acknowledge an entry only when the bookies that have it are in so many racks",
     )
-    """Probability that a suspect bookie is avoided, so that not every client avoids it at once."""
-    bookie_connection_error_quarantine_enabled: bool = field(
-        default=False, metadata=_key("bookieConnectionErrorQuarantineEnabled")
+    disk_weight_based_placement_enabled: bool = setting(
+        FLAG, False, "diskWeightBasedPlacementEnabled", "Draw bookies in proportion to their free disk space"
     )
-    """Count lost and refused connections as well."""
+    bookie_max_multiple_for_weight_based_placement: int = setting(
+        WHOLE,
+        3,
+        "bookieMaxMultipleForWeightBasedPlacement",
+        "No bookie counts for more than so many times the median; 0: no limit",
+        minimum=0,
+    )
+    get_bookie_info_interval_s: int = setting(
+        WHOLE,
+        86_400,
+        "getBookieInfoIntervalSeconds",
+        "How old what is known of free space may become, in seconds",
+        minimum=1,
+    )
+    get_bookie_info_retry_interval_s: int = setting(
+        WHOLE,
+        60,
+        "getBookieInfoRetryIntervalSeconds",
+        "When a bookie that did not tell its free space is asked again, in seconds",
+        minimum=1,
+    )
+    get_bookie_info_timeout_s: int = setting(
+        WHOLE, 5, "getBookieInfoTimeoutSecs", "How long a bookie may take to tell its free space, in seconds", minimum=1
+    )
+    bookie_health_check_enabled: bool = setting(
+        FLAG, False, "bookieHealthCheckEnabled", "Avoid bookies that fail many requests for a while"
+    )
+    bookie_health_check_interval_s: int = setting(
+        WHOLE,
+        60,
+        "bookieHealthCheckIntervalSeconds",
+        "Length of the intervals in which failures are counted, in seconds",
+        minimum=1,
+    )
+    bookie_error_threshold_per_interval: int = setting(
+        WHOLE,
+        100,
+        "bookieErrorThresholdPerInterval",
+        "Failed requests in one interval that make a bookie suspect",
+        minimum=1,
+    )
+    bookie_quarantine_time_s: int = setting(
+        WHOLE, 1800, "bookieQuarantineTimeSeconds", "For how long a bookie is avoided, in seconds", minimum=1
+    )
+    bookie_quarantine_ratio: float = setting(
+        REAL,
+        1.0,
+        "bookieQuarantineRatio",
+        "Probability that a suspect bookie is avoided, so that not every client avoids it at once",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    bookie_connection_error_quarantine_enabled: bool = setting(
+        FLAG, False, "bookieConnectionErrorQuarantineEnabled", "Count lost and refused connections as well"
+    )
 
     def __post_init__(self) -> None:
+        REGISTRY.check(self)
         _named("ensemblePlacementPolicy", self.ensemble_placement_policy, POLICIES)
         resolver = _named("reppDnsResolverClass", self.repp_dns_resolver_class, RESOLVERS)
         if self.network_topology_script_file_name and resolver != "script":
@@ -114,10 +171,6 @@ class PlacementSettings:
                 "dnsResolverOverrides changes regions read from host names, but racks are told by a script",
                 advice="Set reppDnsResolverClass to DNSResolverForRacks or DNSResolverForRows",
             )
-        for name, low, high in _BOUNDED:
-            value = getattr(self, name)
-            if value < low or (high is not None and value > high):
-                raise CallerError(f"{name} is {value}", advice=f"It must be between {low} and {high or 'any number'}")
         if self.enforce_min_num_fault_domains_for_write and not self.enforces_racks:
             raise CallerError(
                 "enforceMinNumFaultDomainsForWrite without enforceMinNumRacksPerWriteQuorum: an ensemble in too few "
@@ -148,18 +201,7 @@ class PlacementSettings:
         return min(write_quorum, self.min_num_racks_per_write_quorum)
 
 
-_BOUNDED: Final = (
-    ("network_topology_script_number_args", 1, 10_000),
-    ("min_num_racks_per_write_quorum", 1, None),
-    ("bookie_max_multiple_for_weight_based_placement", 0, None),
-    ("get_bookie_info_interval_s", 1, None),
-    ("get_bookie_info_retry_interval_s", 1, None),
-    ("get_bookie_info_timeout_s", 1, None),
-    ("bookie_health_check_interval_s", 1, None),
-    ("bookie_error_threshold_per_interval", 1, None),
-    ("bookie_quarantine_time_s", 1, None),
-    ("bookie_quarantine_ratio", 0.0, 1.0),
-)
+REGISTRY: Final = Registry([PlacementSettings], CallerError, page=PAGE)
 
 
 def _named(key: str, name: str, known: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ from dlspark.cli.main import app
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings import node_file
 from storage_node.settings.bookie import BookieSettings
+from storage_node.settings.pages import bookie_conf
 
 DIRECTORIES = {"journalDirectories": "/j", "ledgerDirectories": "/l"}
 
@@ -22,7 +23,7 @@ def init(*arguments: object) -> tuple[int, str]:
 
 
 def test_the_shipped_file_is_the_one_of_the_repository() -> None:
-    assert node_file.shipped() == (Path(__file__).parents[2] / "conf" / "bookie.conf").read_text()
+    assert bookie_conf() == (Path(__file__).parents[2] / "conf" / "bookie.conf").read_text()
 
 
 def test_a_file_is_written_with_the_nodes_own_places_and_every_other_default(tmp_path: Path) -> None:
@@ -30,14 +31,14 @@ def test_a_file_is_written_with_the_nodes_own_places_and_every_other_default(tmp
     places = ["--journal", tmp_path / "j", "--ledgers", tmp_path / "l1", "--ledgers", tmp_path / "l2"]
     status, said = init(path, *places, "--zookeeper", "zk1:2181,zk2:2181", "--port", 3182, "--set", "bookieId=node-1")
     assert (status, said.splitlines()[1]) == (0, f"Start the node with: dlspark bookie --conf {path}")
-    assert BookieSettings.from_properties(path) == BookieSettings(
+    assert node_file.NodeFile.read(path).bookie() == BookieSettings(
         (str(tmp_path / "j"),),
         (str(tmp_path / "l1"), str(tmp_path / "l2")),
         zk_servers="zk1:2181,zk2:2181",
         bookie_port=3182,
         bookie_id="node-1",
     )
-    comments = [line for line in node_file.shipped().splitlines() if line.startswith("# ")]
+    comments = [line for line in bookie_conf().splitlines() if line.startswith("# ")]
     assert [line for line in path.read_text().splitlines() if line.startswith("# ")] == comments
 
 
@@ -54,8 +55,8 @@ def test_a_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
     [
         (["--set", "bookiePrt=1"], "no key bookiePrt"),
         (["--set", "bookiePort"], "Give key=value"),
-        (["--set", "diskUsageThreshold=often"], "diskUsageThreshold=often"),
-        (["--port", "70000"], "bookiePort=70000 is out of bounds"),
+        (["--set", "diskUsageThreshold=often"], "diskUsageThreshold='often'"),
+        (["--port", "70000"], "bookiePort=70000 is outside"),
         (["--set", "bookieId=né"], "printable ASCII"),
         (["--journal", "a,b"], "has a comma"),
     ],
@@ -75,13 +76,13 @@ def test_a_file_that_could_not_be_written_whole_is_not_left(tmp_path: Path) -> N
     path = tmp_path / "bookie.conf"
     path.touch()
     with pytest.raises(OSError, match="No space"):
-        node_file._written(Full(), path, "text")  # type: ignore[arg-type]
+        node_file._write_whole(Full(), path, "text")  # type: ignore[arg-type]
     assert not path.exists()
     with pytest.raises(BookieConfigurationError, match="cannot be written"):
-        node_file.write(Path("/proc/nothing/bookie.conf"), DIRECTORIES)
+        node_file.write_node_file(Path("/proc/nothing/bookie.conf"), DIRECTORIES)
 
 
 def test_backslashes_of_a_value_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "bookie.conf"
-    node_file.write(path, DIRECTORIES | {"bookieId": r"a\b"})
-    assert BookieSettings.from_properties(path).bookie_id == r"a\b"
+    node_file.write_node_file(path, DIRECTORIES | {"bookieId": r"a\b"})
+    assert node_file.NodeFile.read(path).bookie().bookie_id == r"a\b"

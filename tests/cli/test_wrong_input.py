@@ -66,7 +66,10 @@ def test_a_log_that_exists_is_not_called_created(uri: str) -> None:
         (("log", "list", "--uri", ""), "an empty URI was given"),
         (("log", "list", "--conf", "/nowhere"), "Correct the path (--conf, or environment variable DLSPARK_CONF)"),
         (("demo", "--output", "/dev/null/plot"), "nothing can be written there: Not a directory"),
-        (("bookie", "status", "--conf", "/nowhere"), "cannot read the configuration: No such file or directory [path"),
+        (
+            ("bookie", "status", "--conf", "/nowhere"),
+            "the settings file /nowhere does not exist. Correct the path (--conf)",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_helps(uri: str, arguments: tuple[str, ...], said: str) -> None:

@@ -211,9 +211,9 @@ def test_the_environment_sets_keys_of_the_ledger_client_too():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("bkc.addEntryTimeoutSecs", 5, "The nearest is addEntryTimeoutSec"),
+        ("bkc.addEntryTimeoutSecs", 5, "Did you mean addEntryTimeoutSec"),
         ("bkc.throttle", 5, "has no effect here: bytes in flight"),
-        ("bkc.addEntryTimeoutSec", "soon", "not a number"),
+        ("bkc.addEntryTimeoutSec", "soon", "not a whole number"),
         ("bkc.readEntryTimeoutSec", 1, "long_poll_ms"),
         ("bkc.delayEnsembleChange", 1, "not true or false"),
         ("bkc.reppDnsResolverClass", "guess", "not known here"),

@@ -19,7 +19,7 @@ from dlspark.spark.options.registry import OPTIONS, Options, Scope, options_tabl
 from dlspark.spark.sink.session import settings_of
 from dlspark.spark.source.selection import SourceQuery
 from metadata.foundation.errors import CallerError
-from storage_node.settings.client import client_keys
+from storage_node.settings.client import REGISTRY as CLIENT_REGISTRY
 
 
 def source(**raw: str) -> Options:
@@ -194,7 +194,7 @@ def test_options_of_other_connectors_point_to_ours(name: str, instead: str) -> N
 def test_what_the_advice_for_other_connectors_names_exists() -> None:
     """A key or option that is renamed must not live on in an advice."""
     known = {option.name for option in OPTIONS}
-    clients = {f"bkc.{key}" for key in client_keys()} | {info.key for info in describe_settings()}
+    clients = {f"bkc.{key}" for key in CLIENT_REGISTRY} | {info.key for info in describe_settings()}
     named = set(re.findall(r"\b[a-z]+[A-Z][A-Za-z]+\b|\bbkc\.[a-z]\w+", " ".join(ELSEWHERE.values())))
     assert named
     assert named <= known | clients

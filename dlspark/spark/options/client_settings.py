@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from dlspark.core.settings import Value
 from dlspark.core.settings.registry import CLIENT_PREFIX, describe_settings
-from storage_node.settings.client import client_keys
+from storage_node.settings.client import REGISTRY as CLIENT_REGISTRY
 
 
 def namespace_settings(passed_on: Mapping[str, str]) -> dict[str, Value]:
@@ -26,5 +26,5 @@ def _keys() -> Iterator[str]:
         yield info.key
         if info.old_key:
             yield info.old_key
-    for key in client_keys():
+    for key in CLIENT_REGISTRY:
         yield CLIENT_PREFIX + key

@@ -24,6 +24,7 @@ from storage_node.bookie.tools.status import node_status
 from storage_node.bookie.tools.verify import verify as verify_node
 from storage_node.edge import SystemClock
 from storage_node.settings.bookie import BookieSettings
+from storage_node.settings.node_file import NodeFile
 
 T = TypeVar("T")
 FOUND = 3
@@ -43,7 +44,7 @@ class Report:
 
 
 def _settings(conf: Path) -> BookieSettings:
-    return BookieSettings.from_properties(conf)
+    return NodeFile.read(conf).bookie()
 
 
 def _in_cluster(settings: BookieSettings, work: Callable[[Cluster], Awaitable[T]]) -> T:

@@ -21,7 +21,7 @@ from storage_node.autorecovery.placement_check import PlacementCheck, PlacementR
 from storage_node.client import ClientSettings, LedgerClient
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.resolvers import StaticResolver
-from storage_node.settings.autorecovery import AutoRecoverySettings
+from storage_node.settings.node_file import NodeFile
 
 RACKS = {"a0": "/a", "a1": "/a", "a2": "/a", "b0": "/b"}
 
@@ -143,5 +143,5 @@ async def test_while_auto_recovery_is_off_nothing_is_checked() -> None:
 
 
 def test_the_interval_has_upstreams_key() -> None:
-    found = AutoRecoverySettings.from_mapping({"auditorPeriodicPlacementPolicyCheckInterval": "3600"})
+    found = NodeFile({"auditorPeriodicPlacementPolicyCheckInterval": "3600"}).auto_recovery()
     assert found.periodic_placement_check_interval_s == 3600

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from storage_node.autorecovery.__main__ import main
 from storage_node.errors import BookieConfigurationError
-from storage_node.settings.autorecovery import AutoRecoverySettings, MetadataSettings
-from storage_node.settings.bookie import read_properties
-from storage_node.settings.other_keys import AUTO_RECOVERY_KEYS, PLACEMENT_KEYS
-from storage_node.settings.placement import PlacementSettings
+from storage_node.settings.autorecovery import AutoRecoverySettings
+from storage_node.settings.node_file import MetadataSettings, NodeFile
 
 CONF = Path(__file__).parents[3] / "conf" / "bookie.conf"
 
 
-def test_a_node_knows_whose_keys_the_others_are() -> None:
-    own = {str(item.metadata["key"]) for item in fields(AutoRecoverySettings) if item.metadata}
-    assert own == AUTO_RECOVERY_KEYS
-    assert {str(item.metadata["key"]) for item in fields(PlacementSettings)} == PLACEMENT_KEYS
-
-
 def test_the_shipped_file_has_the_defaults() -> None:
-    values = read_properties(CONF)
-    assert AutoRecoverySettings.from_mapping(values) == AutoRecoverySettings()
-    assert MetadataSettings.from_mapping(values) == MetadataSettings()
+    file = NodeFile.read(CONF)
+    assert file.auto_recovery() == AutoRecoverySettings()
+    assert file.metadata() == MetadataSettings()
 
 
 def test_values_are_read_as_their_types_and_the_clients_are_handed_on() -> None:
-    settings = AutoRecoverySettings.from_mapping(
+    settings = NodeFile(
         {
             "autoRecoveryDaemonEnabled": "True",
             "lostBookieRecoveryDelay": "60",
@@ -39,7 +30,7 @@ def test_values_are_read_as_their_types_and_the_clients_are_handed_on() -> None:
             "nettyMaxFrameSizeBytes": "2000000",
             "journalDirectories": "/j",
         }
-    )
+    ).auto_recovery()
     assert settings.auto_recovery_daemon_enabled
     assert (settings.lost_bookie_recovery_delay_s, settings.rate_by_bytes) == (60, -1)
     assert settings.client.placement.resolver == "racks"
@@ -49,23 +40,23 @@ def test_values_are_read_as_their_types_and_the_clients_are_handed_on() -> None:
 @pytest.mark.parametrize(
     ("key", "text", "message"),
     [
-        ("lostBookieRecoveryDelay", "-1", "out of bounds"),
-        ("lostBookieRecoveryDelay", "soon", "is no int"),
-        ("autoRecoveryDaemonEnabled", "1", "is no bool"),
-        ("auditorLedgerVerificationPercentage", "101", "0 to 100"),
-        ("rereplicationEntryBatchSize", "0", "out of bounds"),
+        ("lostBookieRecoveryDelay", "-1", "outside 0.."),
+        ("lostBookieRecoveryDelay", "soon", "is not a whole number"),
+        ("autoRecoveryDaemonEnabled", "2", "is not true or false"),
+        ("auditorLedgerVerificationPercentage", "101", "outside 0..100"),
+        ("rereplicationEntryBatchSize", "0", "outside 1..1000"),
         ("reppDnsResolverClass", "guess", "guess"),
     ],
 )
 def test_bad_values_are_refused_by_name(key: str, text: str, message: str) -> None:
     with pytest.raises(BookieConfigurationError, match=message):
-        AutoRecoverySettings.from_mapping({key: text})
+        NodeFile({key: text}).auto_recovery()
 
 
 def test_a_process_of_its_own_refuses_unknown_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     conf = tmp_path / "bad.conf"
     conf.write_text("zkServers=127.0.0.1:1\nlostBookieRecoveryDelays=3\n")
     assert main(["--conf", str(conf)]) == 1
-    assert "nearest key is lostBookieRecoveryDelay;" in caplog.text
+    assert "Did you mean lostBookieRecoveryDelay?" in caplog.text
     assert main(["--conf", str(tmp_path / "nowhere.conf")]) == 1
     assert "nowhere.conf" in caplog.text

@@ -8,6 +8,7 @@ import pytest
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import (
+    EXACT,
     FLAG,
     REAL,
     TEXT,
@@ -34,7 +35,7 @@ class Oven:
     )
     power: float = setting(REAL, 0.5, "power", "Part of its power", minimum=0, maximum=1, other_keys=("strength",))
     mode: str = setting(TEXT, "air", "mode", "How", choices=("air", "grill"))
-    code: str = setting(TEXT, "", "code", "What unlocks it", secret=True)
+    code: str = setting(EXACT, "", "code", "What unlocks it", secret=True)
     limit: int | None = setting(WHOLE, None, "limit", "Loaves at once")
 
 
@@ -97,6 +98,11 @@ def test_a_key_in_seconds_makes_a_field_in_milliseconds_and_its_bounds_are_told_
 
 def test_words_are_trimmed_and_empty_ones_dropped() -> None:
     assert oven(trays=" a, ,b,").trays == ("a", "b")
+
+
+def test_a_text_is_taken_without_the_spaces_around_it_and_a_password_with_them() -> None:
+    assert oven(mode=" air ").mode == "air"
+    assert oven(code=" a b ").code == " a b "
 
 
 def test_choices_are_read_in_any_case() -> None:

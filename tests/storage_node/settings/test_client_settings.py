@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from metadata.foundation.errors import CallerError
-from storage_node.settings.client import ClientSettings, describe_client_settings
-from storage_node.settings.pages import settings_table
-from storage_node.settings.refused_keys import WITHOUT_MEANING
+from metadata.foundation.settings import defaults_of
+from storage_node.settings.client import WITHOUT_MEANING, ClientSettings
+from storage_node.settings.pages import client_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "client-settings.md"
 
 
 def test_the_page_of_the_settings_is_what_the_registry_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == settings_table(), (
-        "run: python -m storage_node.settings.pages > docs/client-settings.md"
+    assert PAGE.read_text(encoding="utf-8") == client_page(), (
+        "run: python -m storage_node.settings --table > docs/client-settings.md"
     )
 
 
 def test_every_key_with_its_default_gives_the_defaults() -> None:
-    defaults = {info.key: default for info, default in describe_client_settings()}
+    defaults = defaults_of(ClientSettings)
     assert ClientSettings.from_mapping(defaults) == ClientSettings()
     assert ClientSettings.from_mapping({key: str(value) for key, value in defaults.items()}) == ClientSettings()
     assert not defaults.keys() & WITHOUT_MEANING.keys()
@@ -55,14 +55,14 @@ def test_the_older_timeout_sets_what_the_newer_keys_do_not_whatever_the_order() 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"numChannelsPerBooky": 2}, "The nearest is numChannelsPerBookie"),
-        ({"NUMCHANNELSPERBOOKIE": 2}, "The nearest is numChannelsPerBookie"),
+        ({"numChannelsPerBooky": 2}, "Did you mean numChannelsPerBookie"),
+        ({"NUMCHANNELSPERBOOKIE": 2}, "Did you mean numChannelsPerBookie"),
         ({"useV2WireProtocol": True}, "has no effect here: version 3 is spoken"),
-        ({"numChannelsPerBookie": 0}, "1 or more"),
-        ({"numChannelsPerBookie": True}, "not a number"),
-        ({"numChannelsPerBookie": "2.5"}, "not a number"),
-        ({"speculativeReadTimeoutBackoffMultiplier": "nan"}, "1 or more"),
-        ({"speculativeReadTimeoutBackoffMultiplier": 0.5}, "1 or more"),
+        ({"numChannelsPerBookie": 0}, "outside 1.."),
+        ({"numChannelsPerBookie": True}, "not a whole number"),
+        ({"numChannelsPerBookie": "2.5"}, "not a whole number"),
+        ({"speculativeReadTimeoutBackoffMultiplier": "nan"}, "is not a number"),
+        ({"speculativeReadTimeoutBackoffMultiplier": 0.5}, "0.5 is outside 1.."),
         ({"delayEnsembleChange": "maybe"}, "not true or false"),
         ({"stickyReadSEnabled": True, "stickyReadsEnabled": True}, "given twice"),
         ({"longPollMillis": 5000}, "would end as a timeout"),
