@@ -21,7 +21,7 @@ from dlspark.spark.catalog import switch as catalog
 from dlspark.spark.connection import resolve_uri
 from dlspark.spark.metadata_tables.registry import requested
 from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.sink.routing import routing_of
+from dlspark.spark.sink.columns import routing_of
 from dlspark.spark.source.selection import SourceQuery
 
 PAGES = [pages.DOCS / f"{name}.md" for name in ("spark", "spark-options", "spark-metadata", "sql", "connectors")]

@@ -12,7 +12,7 @@ from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
-    from dlspark.spark.sink.survey import Survey
+    from dlspark.spark.sink.leftovers import SinkLeftovers
     from metadata.sinks import SinkStore
 
 _HOUR_MS = 3_600_000
@@ -40,17 +40,17 @@ async def list_sinks(
     sign of life for --min-age), `condemned` (being swept) or `live` (its query may still publish it).
     """
     async with at.open() as namespace:
-        _, found = await _survey(namespace, sinks, min_age)
+        _, found = await _found(namespace, sinks, min_age)
     rows: list[Json] = [_as_json(one, ledgers) for one in found]
     at.result({"sinks": rows}, table("sink", "kind", "batch", "when", "staged", rows=_cells(found, ledgers)))
 
 
-def _cells(found: list[Survey], ledgers: bool) -> Iterator[tuple[object, ...]]:
-    from dlspark.spark.sink.survey import Verdict
+def _cells(found: list[SinkLeftovers], ledgers: bool) -> Iterator[tuple[object, ...]]:
+    from dlspark.spark.sink.leftovers import LedgerVerdict
     from metadata.sink_marks import NO_BATCH
 
     for one in found:
-        counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in Verdict if one.of(verdict)]
+        counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in LedgerVerdict if one.of(verdict)]
         batch = None if one.state.batch == NO_BATCH else one.state.batch
         yield one.sink_id, one.kind, batch, when(one.moved_ms), ", ".join(counts) or "nothing"
         if ledgers:
@@ -74,27 +74,28 @@ async def sweep_sinks(
     those that will not commit again. Marks stay, so that a checkpoint's replay is still recognised. Says first what it
     would do, and asks.
     """
-    from dlspark.spark.sink.survey import Verdict, sweep
-    from dlspark.spark.sink.sweep import Sweeper
+    from dlspark.spark.sink.leftovers import LedgerSweeper, LedgerVerdict, sweep_leftovers
 
     async with at.open() as namespace:
-        store, found = await _survey(namespace, sinks, min_age)
+        store, found = await _found(namespace, sinks, min_age)
         doomed = [one for one in found if one.sweepable or one.removable]
         if not dry_run and doomed:
             if not at.as_json:
                 for line in map(_plan, doomed):
                     typer.echo(line)
             confirm(f"Delete {counted(sum(len(one.sweepable) for one in doomed), 'ledger')}?", yes=yes)
-        sweeper = Sweeper(store, namespace.services.ledgers.delete)
+        sweeper = LedgerSweeper(store, namespace.services.ledgers.delete)
         rows: list[Json] = []
         lines: list[str] = []
         for one in doomed:
-            swept, removed = (len(one.sweepable), one.removable) if dry_run else await sweep(sweeper, store, one)
+            swept, removed = (
+                (len(one.sweepable), one.removable) if dry_run else await sweep_leftovers(sweeper, store, one)
+            )
             rows.append({"sink": one.sink_id, "ledgers": swept, "removed": removed})
             lines.append(
                 _plan(one) if dry_run else f"{one.sink_id}: {counted(swept, 'ledger')} deleted{_gone(removed)}"
             )
-    live = sum(len(one.of(Verdict.LIVE)) for one in found)
+    live = sum(len(one.of(LedgerVerdict.LIVE)) for one in found)
     lines.append(
         f"{counted(live, 'ledger is', 'ledgers are')} left, which queries may still publish"
         if live
@@ -103,10 +104,12 @@ async def sweep_sinks(
     at.result({"sinks": rows, "live": live, "dry_run": dry_run}, lines)
 
 
-def _plan(one: Survey) -> str:
-    from dlspark.spark.sink.survey import Verdict
+def _plan(one: SinkLeftovers) -> str:
+    from dlspark.spark.sink.leftovers import LedgerVerdict
 
-    counts = [f"{len(one.of(verdict))} {verdict.value}" for verdict in Verdict if verdict is not Verdict.LIVE]
+    counts = [
+        f"{len(one.of(verdict))} {verdict.value}" for verdict in LedgerVerdict if verdict is not LedgerVerdict.LIVE
+    ]
     return f"{one.sink_id}: to delete: ledgers {', '.join(counts)}{_gone(one.removable)}"
 
 
@@ -114,21 +117,21 @@ def _gone(removed: bool) -> str:
     return ", and the sink itself" if removed else ""
 
 
-async def _survey(
+async def _found(
     namespace: AsyncNamespace, names: list[str] | None, min_age_hours: float
-) -> tuple[SinkStore, list[Survey]]:
-    from dlspark.spark.sink.survey import survey
+) -> tuple[SinkStore, list[SinkLeftovers]]:
+    from dlspark.spark.sink.leftovers import find_leftovers
     from metadata.sinks import SinkStore
 
     store = SinkStore(namespace.store, namespace.uri.path)
     now_ms = namespace.services.clock.now_ms()
     min_age_ms = int(min_age_hours * _HOUR_MS)
-    found = await survey(store, namespace.services.logs, now_ms, names=names or None, min_age_ms=min_age_ms)
+    found = await find_leftovers(store, namespace.services.logs, now_ms, names=names or None, min_age_ms=min_age_ms)
     return store, found
 
 
-def _as_json(one: Survey, ledgers: bool) -> dict[str, Json]:
-    from dlspark.spark.sink.survey import Verdict
+def _as_json(one: SinkLeftovers, ledgers: bool) -> dict[str, Json]:
+    from dlspark.spark.sink.leftovers import LedgerVerdict
     from metadata.sink_marks import NO_BATCH
 
     result: dict[str, Json] = {
@@ -138,7 +141,7 @@ def _as_json(one: Survey, ledgers: bool) -> dict[str, Json]:
         "attempt": one.state.attempt or None,
         "rows": one.state.rows,
         "moved": when(one.moved_ms),
-        "staged": {verdict.value: len(one.of(verdict)) for verdict in Verdict},
+        "staged": {verdict.value: len(one.of(verdict)) for verdict in LedgerVerdict},
     }
     if ledgers:
         result["ledgers"] = [

@@ -25,8 +25,8 @@ from sink_driver import Plan, read_values
 from dlspark.core.runtime import Runtime
 from dlspark.sandbox import Sandbox
 from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.leftovers import find_leftovers, sweep_leftovers
 from dlspark.spark.sink.session import open_session
-from dlspark.spark.sink.survey import survey, sweep
 from metadata.foundation import fault_points
 from metadata.sinks import application_sink, query_sink
 
@@ -247,8 +247,8 @@ class Stream:
         mark = await session.sinks.read(sink)
         assert mark is not None
         assert mark.value.batch == self.next - 1
-        (found,) = await survey(session.sinks, session.namespace.services.logs, 0, names=[sink])
-        await sweep(session.sweeper, session.sinks, found)
+        (found,) = await find_leftovers(session.sinks, session.namespace.services.logs, 0, names=[sink])
+        await sweep_leftovers(session.sweeper, session.sinks, found)
         assert await session.sinks.staged(sink) == []
 
 

@@ -19,9 +19,10 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.columns import columns_of
+from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.messages import JobId, SinkMessage
-from dlspark.spark.sink.run import commit_batch, run_task
-from dlspark.spark.sink.schema import columns_of
+from dlspark.spark.sink.staging import run_task
 from metadata.segments import TruncationStatus
 from storage_node.edge import SystemClock
 

@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.commit import Publisher
-from dlspark.spark.sink.logs import LogRules, NamespaceLogs
+from dlspark.spark.sink.leftovers import LedgerSweeper, find_leftovers, sweep_leftovers
+from dlspark.spark.sink.log_access import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
-from dlspark.spark.sink.standing import Outcome
-from dlspark.spark.sink.survey import survey, sweep
-from dlspark.spark.sink.sweep import Sweeper
 from metadata.logs import LogStore, SegmentMetadata
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.sink_marks import LogMark
@@ -63,7 +62,7 @@ class Process:
         self.logs = NamespaceLogs(self.store, self.log_store, rules, recover=self.recover, rewrite=self.rewrite)
         rng = random.Random(seed)
         self.publisher = Publisher(self.store, self.sinks, self.logs, rng=rng, deadline_s=deadline_s)
-        self.sweeper = Sweeper(self.sinks, self.delete_ledger)
+        self.sweeper = LedgerSweeper(self.sinks, self.delete_ledger)
         self.recovered: list[str] = []
 
     async def delete_ledger(self, ledger_id: int) -> None:
@@ -119,10 +118,10 @@ class Process:
             segments.append(staged_segment(log, ledger_id, partition, first, last, count=count, stamped=stamped))
         return Publication(job, tuple(segments))
 
-    async def publish(self, batch: Publication) -> Outcome:
+    async def publish(self, batch: Publication) -> CommitOutcome:
         return (await self.publisher.publish(batch)).outcome
 
-    async def commit(self, batch: Publication) -> Outcome:
+    async def commit(self, batch: Publication) -> CommitOutcome:
         """Publish, then sweep, as the driver does."""
         commit = await self.publisher.publish(batch)
         await self.sweeper.after_commit(batch.job, batch.logs, commit.left)
@@ -130,8 +129,8 @@ class Process:
 
     async def sweep(self, sink: str = SINK) -> int:
         """Sweep what the sink's marks have settled, as `dlspark sink sweep` does. Returns the ledgers deleted."""
-        (found,) = await survey(self.sinks, self.log_store, 0, names=[sink])
-        return (await sweep(self.sweeper, self.sinks, found))[0]
+        (found,) = await find_leftovers(self.sinks, self.log_store, 0, names=[sink])
+        return (await sweep_leftovers(self.sweeper, self.sinks, found))[0]
 
     async def mark(self, log: str, sink: str = SINK) -> LogMark | None:
         """The sink's mark in a log."""

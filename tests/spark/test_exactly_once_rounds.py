@@ -23,8 +23,8 @@ from sink_driver import Plan, read_values, run_driver
 from dlspark.core.runtime import Runtime
 from dlspark.sandbox import Sandbox
 from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.leftovers import find_leftovers, sweep_leftovers
 from dlspark.spark.sink.session import open_session
-from dlspark.spark.sink.survey import survey, sweep
 from metadata.foundation import fault_points
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
@@ -91,8 +91,8 @@ class Round:
         mark = await session.sinks.read(self.plan.query_id)
         assert mark is not None
         assert mark.value.batch == self.plan.batches - 1
-        (found,) = await survey(session.sinks, session.namespace.services.logs, 0, names=[self.plan.query_id])
-        await sweep(session.sweeper, session.sinks, found)
+        (found,) = await find_leftovers(session.sinks, session.namespace.services.logs, 0, names=[self.plan.query_id])
+        await sweep_leftovers(session.sweeper, session.sinks, found)
         assert await session.sinks.staged(self.plan.query_id) == []
 
 

@@ -19,9 +19,8 @@ from dlspark.sandbox import Sandbox
 from dlspark.spark.metadata_tables.reader import table_reader
 from dlspark.spark.metadata_tables.registry import table_named
 from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of, rows_by_log
 from dlspark.spark.sink.foreach import ForeachLogWriter
-from dlspark.spark.sink.routing import routing_of
-from dlspark.spark.sink.schema import SinkColumns, columns_of, rows_by_log
 from dlspark.spark.source.selection import SourceQuery
 from metadata.foundation.errors import CallerError
 from metadata.log_admin import LogAdmin

@@ -19,8 +19,8 @@ from pyspark.sql.types import (
 
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
 from dlspark.spark.errors import SchemaError
+from dlspark.spark.sink.columns import SinkColumns, check_order, columns_of, rows_by_log
 from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
-from dlspark.spark.sink.schema import SinkColumns, check_order, columns_of, rows_by_log
 from metadata.logs import InvalidLogNameError
 
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sink_world import NS, QUIET_TURNS, SINK, Process, World, job, round_trips
 
+from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import Publication
-from dlspark.spark.sink.standing import Outcome
 from metadata.locks import DistributedLock
 from metadata.logs import SegmentMetadata
 from metadata.memory import Fault
@@ -64,7 +64,7 @@ MARK = f"{NS}/flights/<default>/sink-{SINK}"
 async def ready(driver: Process, *logs: str) -> None:
     """The process has published into these logs before."""
     batch = await driver.stage(job(0, "first"), [(log, 0, 9) for log in logs])
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
 
 
 async def test_a_commit_asks_once_and_publishes(world: World, driver: Process) -> None:
@@ -75,13 +75,13 @@ async def test_a_commit_asks_once_and_publishes(world: World, driver: Process) -
     for number, logs in enumerate((["flights"], ["flights", "trains"], [], many), 1):
         batch = await driver.stage(job(number), [(log, 10 * number, 10 * number) for log in logs])
 
-        async def commit(batch: Publication = batch) -> Outcome:
+        async def commit(batch: Publication = batch) -> CommitOutcome:
             commit = await driver.publisher.publish(batch)
             await driver.sweeper.after_commit(batch.job, batch.logs, commit.left)
             return commit.outcome
 
         outcome, trips = await round_trips(world.tree, driver.store, commit())
-        assert outcome is Outcome.PUBLISHED
+        assert outcome is CommitOutcome.PUBLISHED
         costs[len(logs)] = (sum(map(len, trips)), len(trips))
         assert trips[-1] == [f"multi {STATE}"]
     # Sink, listings, multi; and of each log its mark, the lock's member, its queue, three values, its segments and the
@@ -94,7 +94,7 @@ async def test_a_replay_costs_little_and_waits_for_no_lock(world: World, driver:
     lock = DistributedLock(other.store, other.log_store.paths("flights").lock, "reporter-7")
     await lock.acquire(1000)
     replay = await driver.stage(job(0, "again"), [("flights", 0, 9)])
-    assert await asyncio.wait_for(driver.publish(replay), 5) is Outcome.COVERED
+    assert await asyncio.wait_for(driver.publish(replay), 5) is CommitOutcome.COVERED
     queue, _ = await other.store.children(other.log_store.paths("flights").lock)
     assert len(queue) == 1  # the commit's own place in it was given up
     await lock.release()
@@ -113,7 +113,7 @@ async def test_a_mark_that_moves_after_it_was_read_stops_the_publication(driver:
         await other.store.multi([other.sinks.mark_op(paths, SINK, found, moved)])
 
     happened = meanwhile(driver, "multi", STATE, publish)
-    assert await driver.publish(ours) is Outcome.COVERED
+    assert await driver.publish(ours) is CommitOutcome.COVERED
     assert happened()
     assert len(await driver.segments("flights")) == 1
     assert await driver.mark("flights") == LogMark(1, "theirs")
@@ -136,7 +136,7 @@ async def test_a_segment_begun_while_a_log_is_read_or_after_it_is_not_overlooked
     await ready(driver, "flights")
     batch = await driver.stage(job(1), [("flights", 50, 60)])
     happened = meanwhile(driver, request_kind, path, lambda: deposed_writer_begins(other, 2, 20))
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     assert happened()
     assert driver.recovered == ["flights"]
     assert [(s.lssn, s.first_txid) for s in await driver.segments("flights")] == [(1, 0), (2, 20), (3, 50)]
@@ -165,11 +165,11 @@ async def test_a_log_deleted_and_made_again_after_it_was_read_gets_nothing_at_th
     async def replace() -> None:
         await other.log_store.delete_tree("flights")
         fresh = await other.stage(job(0, "b", "sink-2"), [("flights", 70, 79)])
-        assert await other.publish(fresh) is Outcome.PUBLISHED
+        assert await other.publish(fresh) is CommitOutcome.PUBLISHED
 
     batch = await driver.stage(job(1), [("flights", 80, 89)])
     happened = meanwhile(driver, "multi", STATE, replace)
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     assert happened()
     assert [(s.lssn, s.first_txid) for s in await driver.segments("flights")] == [(1, 70), (2, 80)]
 
@@ -194,7 +194,7 @@ async def test_after_a_wait_for_the_lock_everything_is_read_again(
     assert len((await other.store.children(other.log_store.paths("flights").lock))[0]) == 2
     await deposed_writer_begins(other, 2, 20)  # here he is the owner
     await holding.release()
-    assert await publishing is Outcome.PUBLISHED
+    assert await publishing is CommitOutcome.PUBLISHED
     world.tree.inject = None
     assert multis == 2  # the open segment's completion and the publication: nothing was built on the first look
     assert [s.lssn for s in await driver.segments("flights")] == [1, 2, 3]
@@ -206,10 +206,10 @@ async def test_a_guess_at_the_newest_segment_that_is_wrong_is_not_used(
     await ready(driver, "flights")
     for number, rows in ((0, 3), (1, 5)):
         theirs = await other.stage(job(number, "t", "sink-2"), [("flights", 20, 20)], count=rows)
-        assert await other.publish(theirs) is Outcome.PUBLISHED
+        assert await other.publish(theirs) is CommitOutcome.PUBLISHED
     batch = await driver.stage(job(1), [("flights", 50, 60)])
     outcome, trips = await round_trips(world.tree, driver.store, driver.publish(batch))
-    assert outcome is Outcome.PUBLISHED
+    assert outcome is CommitOutcome.PUBLISHED
     assert len(trips) == 3  # the newest segment is asked for once its number is known
     assert [s.start_sequence_id for s in await driver.segments("flights")] == [0, 10, 13, 18]
 
@@ -273,7 +273,7 @@ async def test_a_publication_whose_answer_was_lost_says_that_nobody_looked_what_
     commit = await driver.publisher.publish(batch)
     world.tree.inject = None
     assert struck
-    assert (commit.outcome, commit.left) == (Outcome.PUBLISHED, None)
+    assert (commit.outcome, commit.left) == (CommitOutcome.PUBLISHED, None)
     assert await driver.sweeper.after_commit(job(1), ["flights"], commit.left) == 1
     assert await driver.sinks.staged(SINK) == []
 
@@ -296,7 +296,7 @@ async def test_a_lock_lost_and_won_again_before_the_multi_does_not_publish_on_th
 
     world.tree.inject = count
     happened = meanwhile(driver, "multi", STATE, expire)
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     world.tree.inject = None
     assert happened()
     assert len(multis) == 2
@@ -326,5 +326,5 @@ async def test_a_publication_that_is_cut_off_leaves_no_lock_and_no_task(world: W
         assert asyncio.all_tasks() == before
         for log in ("flights", "trains"):
             assert (await driver.store.children(driver.log_store.paths(log).lock))[0] == []
-        assert await driver.publish(batch) is Outcome.PUBLISHED
+        assert await driver.publish(batch) is CommitOutcome.PUBLISHED
         assert len(await driver.segments("flights")) == number + 1

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from sink_world import NS, SINK, job, staged_segment
 
-from dlspark.spark.sink.commit import MAX_MULTI_BYTES, Outcome, Publisher, check_size
+from dlspark.spark.sink.commit import MAX_MULTI_BYTES, CommitOutcome, Publisher, check_size
 from dlspark.spark.sink.errors import BatchRefusedError
-from dlspark.spark.sink.logs import LogRules, NamespaceLogs
+from dlspark.spark.sink.log_access import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import Publication, StagedSegment
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.ledgers import Versioned
@@ -101,7 +101,7 @@ async def test_zookeeper_takes_the_largest_batch_that_is_let_through(store: ZooK
     listings = [Create(op.path) for op in operations(sinks, logs, batch) if isinstance(op, Delete)]
     for first in range(0, len(listings), 500):
         await store.multi(listings[first : first + 500])
-    assert (await Publisher(store, sinks, access).publish(batch)).outcome is Outcome.PUBLISHED
+    assert (await Publisher(store, sinks, access).publish(batch)).outcome is CommitOutcome.PUBLISHED
     names, _ = await store.children(logs.paths(LONG_NAME).ledgers)
     assert len(names) == len(batch.segments)
     assert await sinks.staged(SINK) == []

@@ -12,9 +12,9 @@ import random
 import pytest
 from sink_world import SINK, Process, World, job
 
+from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.errors import BatchSweptError, PublishContendedError, ReplayDiffersError
 from dlspark.spark.sink.messages import Publication
-from dlspark.spark.sink.standing import Outcome
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.log_admin import LogAdmin
 from metadata.memory import Fault
@@ -53,27 +53,27 @@ async def test_one_number_written_to_two_logs_is_in_both(driver: Process) -> Non
     for number in range(3):
         for log in ("flights", "trains"):
             batch = await driver.stage(job(number, f"{log}{number}", "app-x"), [(log, number, number)])
-            assert await driver.commit(batch) is Outcome.PUBLISHED
+            assert await driver.commit(batch) is CommitOutcome.PUBLISHED
     for number in range(3):
         for log in ("flights", "trains"):
             replay = await driver.stage(job(number, "again", "app-x"), [(log, number, number)])
-            assert await driver.commit(replay) is Outcome.COVERED
+            assert await driver.commit(replay) is CommitOutcome.COVERED
     assert await counts(driver, "flights", "trains") == [3, 3]
 
 
 async def test_a_batch_that_some_of_its_logs_have_goes_into_the_others_in_one_step(driver: Process) -> None:
     await driver.commit(await driver.stage(job(4, "first"), [("flights", 0, 9)]))
     batch = await driver.stage(job(4, "more"), [("trains", 0, 9), ("flights", 0, 9), ("ships", 0, 9)])
-    assert await driver.commit(batch) is Outcome.PUBLISHED
+    assert await driver.commit(batch) is CommitOutcome.PUBLISHED
     assert await counts(driver, "flights", "ships", "trains") == [1, 1, 1]
     assert await driver.mark("flights") == LogMark(4, "first")
     ships = await driver.mark("ships")
     assert ships is not None
     assert (ships, ships.rows) == (LogMark(4, "more"), ((4, 10),))
     assert await driver.sinks.staged(SINK) == []  # what was staged for flights went with the commit
-    assert await driver.commit(await driver.stage(job(4, "none"), [])) is Outcome.COVERED
+    assert await driver.commit(await driver.stage(job(4, "none"), [])) is CommitOutcome.COVERED
     again = await driver.stage(job(4, "again"), [(log, 0, 9) for log in ("flights", "ships", "trains")])
-    assert await driver.commit(again) is Outcome.COVERED
+    assert await driver.commit(again) is CommitOutcome.COVERED
 
 
 async def test_a_partly_published_batch_is_right_under_every_single_fault_at_every_request() -> None:
@@ -95,7 +95,7 @@ async def test_a_partly_published_batch_is_right_under_every_single_fault_at_eve
                 return kind if requests == at + 1 else None
 
             world.tree.inject = inject
-            assert await driver.publish(batch) is Outcome.PUBLISHED
+            assert await driver.publish(batch) is CommitOutcome.PUBLISHED
             world.tree.inject = None
             struck = requests > strike_at
             reached += struck
@@ -123,7 +123,7 @@ async def test_forks_that_write_to_other_logs_under_one_id_do_not_hold_each_othe
         await driver.logs.prepare("flights")
         await other.logs.prepare("trains")
         world.tree.inject = count
-        assert await asyncio.gather(driver.publish(ours), other.publish(theirs)) == [Outcome.PUBLISHED] * 2
+        assert await asyncio.gather(driver.publish(ours), other.publish(theirs)) == [CommitOutcome.PUBLISHED] * 2
         world.tree.inject = None
         assert multis == 2  # neither had to try again
     assert await counts(driver, "flights", "trains") == [4, 4]
@@ -134,10 +134,10 @@ async def test_a_commit_does_not_sweep_what_a_fork_still_writes_for_another_log(
 ) -> None:
     theirs = await other.stage(job(0, "theirs"), [("trains", 0, 9)])
     dead = await other.stage(job(0, "dead"), [("flights", 0, 9)])
-    assert await driver.commit(await driver.stage(job(0, "ours"), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert await driver.commit(await driver.stage(job(0, "ours"), [("flights", 0, 9)])) is CommitOutcome.PUBLISHED
     assert dead.segments[0].ledger_id not in world.ledgers
     assert theirs.segments[0].ledger_id in world.ledgers
-    assert await other.commit(theirs) is Outcome.PUBLISHED
+    assert await other.commit(theirs) is CommitOutcome.PUBLISHED
     assert await driver.sinks.staged(SINK) == []
 
 
@@ -145,7 +145,7 @@ async def test_what_an_older_dlspark_listed_is_swept_once_it_cannot_be_published
     await driver.sinks.ensure(SINK)
     old = StagedLedger(0, "old", 77)
     await driver.sinks.list_ledger(SINK, old)
-    assert await driver.commit(await driver.stage(job(0, "ours"), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert await driver.commit(await driver.stage(job(0, "ours"), [("flights", 0, 9)])) is CommitOutcome.PUBLISHED
     assert await driver.sinks.staged(SINK) == []
 
 
@@ -162,12 +162,12 @@ async def test_a_number_that_a_log_passed_without_rows_is_refused_and_never_skip
     assert "failOnDataLoss" in str(caught.value)
     with caplog.at_level(logging.WARNING):
         commit = await driver.publisher.publish(batch, skip_differing=True)
-    assert commit.outcome is Outcome.COVERED
+    assert commit.outcome is CommitOutcome.COVERED
     assert "failOnDataLoss is false" in caplog.text
     assert "flights" in caplog.text
     # What differs is left out, and the others get their rows.
     more = await driver.stage(job(5, "e"), [("flights", 30, 39), ("ships", 10, 19)])
-    assert (await driver.publisher.publish(more, skip_differing=True)).outcome is Outcome.PUBLISHED
+    assert (await driver.publisher.publish(more, skip_differing=True)).outcome is CommitOutcome.PUBLISHED
     assert await counts(driver, "flights", "ships", "trains") == [2, 1, 3]
 
 
@@ -176,18 +176,18 @@ async def test_a_number_that_was_empty_and_is_cut_anew_with_rows_is_written_once
     await driver.commit(await driver.stage(job(3), [("flights", 0, 9)]))
     for empty in (4, 5):
         await driver.commit(await driver.stage(job(empty), []))
-    for attempt, outcome in (("a", Outcome.PUBLISHED), ("b", Outcome.COVERED)):
+    for attempt, outcome in (("a", CommitOutcome.PUBLISHED), ("b", CommitOutcome.COVERED)):
         assert await driver.commit(await driver.stage(job(4, attempt), [("flights", 10, 19)])) is outcome
     more = await driver.stage(job(4, "c"), [("flights", 10, 20)], count=11)
     with pytest.raises(ReplayDiffersError, match="with 10 rows into this log, and now has 11"):
         await driver.publish(more)
-    assert await driver.commit(await driver.stage(job(5, "d"), [("flights", 21, 29)])) is Outcome.PUBLISHED
+    assert await driver.commit(await driver.stage(job(5, "d"), [("flights", 21, 29)])) is CommitOutcome.PUBLISHED
     assert await counts(driver, "flights") == [3]
 
 
 async def test_a_fork_that_writes_to_some_of_the_logs_finds_its_batches_there(driver: Process) -> None:
     await driver.commit(await driver.stage(job(0), [("flights", 0, 9), ("trains", 0, 9)]))
-    assert await driver.commit(await driver.stage(job(0, "b"), [("flights", 0, 9)])) is Outcome.COVERED
+    assert await driver.commit(await driver.stage(job(0, "b"), [("flights", 0, 9)])) is CommitOutcome.COVERED
     fewer = await driver.stage(job(0, "c"), [("flights", 0, 9)], count=9)
     with pytest.raises(ReplayDiffersError, match="with 10 rows into this log, and now has 9"):
         await driver.publish(fewer)
@@ -195,13 +195,15 @@ async def test_a_fork_that_writes_to_some_of_the_logs_finds_its_batches_there(dr
 
 async def test_tasks_that_found_their_logs_published_are_held_against_the_marks(driver: Process) -> None:
     await driver.commit(await driver.stage(job(0), [("flights", 0, 9), ("trains", 0, 9)]))
-    assert await driver.publish(Publication(job(0, "b"), (), (("flights", 10), ("trains", 10)))) is Outcome.COVERED
+    assert (
+        await driver.publish(Publication(job(0, "b"), (), (("flights", 10), ("trains", 10)))) is CommitOutcome.COVERED
+    )
     with pytest.raises(ReplayDiffersError) as caught:
         await driver.publish(Publication(job(0, "b"), (), (("flights", 10), ("trains", 11))))
     assert caught.value.log == "trains"
     half = await driver.stage(job(0, "c"), [("ships", 0, 9)])
     half = Publication(half.job, half.segments, (("flights", 10), ("trains", 10)))
-    assert await driver.publish(half) is Outcome.PUBLISHED
+    assert await driver.publish(half) is CommitOutcome.PUBLISHED
     assert await counts(driver, "flights", "ships", "trains") == [1, 1, 1]
 
 
@@ -242,7 +244,7 @@ async def test_a_log_that_a_fork_has_taken_further_meanwhile_does_not_refuse_the
 
     for request in ("get", "multi", "children", "create"):
         strike(request)
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     await asyncio.gather(*forks)
     assert [one.first_txid for one in await driver.segments("flights")] == [0, 10]
     assert [one.first_txid for one in await driver.segments("trains")] == [0, 10, 20][: 3 if forks else 2]
@@ -255,7 +257,7 @@ async def test_a_log_that_was_deleted_and_made_again_gets_its_batch(driver: Proc
     await driver.commit(await driver.stage(job(0), [("flights", 0, 9), ("trains", 0, 9)]))
     await driver.log_store.delete_tree("flights")
     replay = await driver.stage(job(0, "b"), [("flights", 0, 9), ("trains", 0, 9)])
-    assert await driver.commit(replay) is Outcome.PUBLISHED
+    assert await driver.commit(replay) is CommitOutcome.PUBLISHED
     assert await counts(driver, "flights", "trains") == [1, 1]
 
 
@@ -285,7 +287,7 @@ async def test_a_log_that_is_replaced_while_its_batch_is_published_gets_it_once(
 
         for request in original:
             setattr(driver.store, request, wrap(request))
-        assert await driver.publish(batch) is Outcome.PUBLISHED
+        assert await driver.publish(batch) is CommitOutcome.PUBLISHED
         for request, method in original.items():
             setattr(driver.store, request, method)
         if requests <= strike_at:
@@ -309,10 +311,10 @@ async def test_a_log_that_is_replaced_after_its_tasks_found_it_published_is_an_e
 async def test_a_renamed_log_takes_its_marks_along_and_leaves_none(driver: Process) -> None:
     await driver.commit(await driver.stage(job(0), [("flights", 0, 9)]))
     await LogAdmin(driver.log_store).rename("flights", "old-flights")
-    assert await driver.commit(await driver.stage(job(0, "b"), [("old-flights", 0, 9)])) is Outcome.COVERED
-    assert await driver.commit(await driver.stage(job(0, "c"), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert await driver.commit(await driver.stage(job(0, "b"), [("old-flights", 0, 9)])) is CommitOutcome.COVERED
+    assert await driver.commit(await driver.stage(job(0, "c"), [("flights", 0, 9)])) is CommitOutcome.PUBLISHED
     assert await counts(driver, "flights", "old-flights") == [1, 1]
-    assert await driver.commit(await driver.stage(job(1), [("old-flights", 10, 19)])) is Outcome.PUBLISHED
+    assert await driver.commit(await driver.stage(job(1), [("old-flights", 10, 19)])) is CommitOutcome.PUBLISHED
 
 
 # ---- random forks --------------------------------------------------------------------------------------------------

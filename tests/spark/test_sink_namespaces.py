@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from sink_world import NS, SINK, job, staged_segment
 
-from dlspark.spark.sink.commit import Outcome, Publisher
-from dlspark.spark.sink.logs import LogRules, NamespaceLogs
+from dlspark.spark.sink.commit import CommitOutcome, Publisher
+from dlspark.spark.sink.log_access import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import Publication, StagedSegment
 from metadata.log_folders import FederatedFolders
 from metadata.logs import LogStore
@@ -55,19 +55,19 @@ async def test_a_log_that_may_not_be_written_gets_nothing_of_a_batch() -> None:
     assert not await logs.exists("denied")
     assert not await logs.exists("open") or await logs.segments("open") == []
     assert await permissions.delete("denied")
-    assert (await sink.publisher.publish(Publication(job(), segments))).outcome is Outcome.PUBLISHED
+    assert (await sink.publisher.publish(Publication(job(), segments))).outcome is CommitOutcome.PUBLISHED
     assert await ledgers(logs, "open", "denied") == [1, 2]
 
 
 async def test_a_batch_for_logs_of_several_sub_namespaces_is_published_whole() -> None:
     store = MemoryStore(MemoryTree())
     await NamespaceStore(store, NS).bind(replace(Binding.for_cluster("h:1"), federated=True))
-    logs = LogStore(store, NS, places=FederatedFolders(store, NS, max_logs=1))
+    logs = LogStore(store, NS, log_folders=FederatedFolders(store, NS, max_logs=1))
     sink = Sink(store, logs)
     segments = await staged(sink, "a", "b", "c")
-    assert (await sink.publisher.publish(Publication(job(), segments))).outcome is Outcome.PUBLISHED
+    assert (await sink.publisher.publish(Publication(job(), segments))).outcome is CommitOutcome.PUBLISHED
     assert await ledgers(logs, "a", "b", "c") == [1, 2, 3]
-    assert len(await logs.places.folders()) == 3
+    assert len(await logs.log_folders.folders()) == 3
 
 
 async def staged(sink: Sink, *names: str) -> tuple[StagedSegment, ...]:

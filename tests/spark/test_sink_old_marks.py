@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sink_world import NS, SINK, Process, World, job
 
+from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import Publication
-from dlspark.spark.sink.standing import Outcome
 from metadata.foundation.errors import BadVersionError, CorruptDataError
 from metadata.log_admin import LogAdmin
 from metadata.logs import SegmentMetadata
@@ -118,7 +118,7 @@ async def test_a_replay_over_the_upgrade_is_skipped(
         with pytest.raises(ReplayDiffersError, match="did not note into which logs"):
             await driver.publish(await stage(driver, batch, parts))
         await old.publish(3, {"flights": 1, "trains": 1})
-    assert await driver.publish(await stage(driver, batch, parts, "again")) is Outcome.COVERED
+    assert await driver.publish(await stage(driver, batch, parts, "again")) is CommitOutcome.COVERED
     for log in parts:
         assert await driver.mark(log) is None
         assert len(await driver.segments(log)) == {"flights": 3, "trains": 2}[log] + ("trains" in parts)
@@ -141,8 +141,8 @@ async def test_a_fork_into_a_log_that_never_had_anything_of_it_is_written(
 ) -> None:
     """A checkpoint that was copied before the upgrade, and whose fork writes elsewhere."""
     parts = {"made-now": 12, "prepared": 5}
-    assert await driver.publish(await stage(driver, batch, parts)) is Outcome.PUBLISHED
-    assert await driver.publish(await stage(driver, batch, parts, "again")) is Outcome.COVERED
+    assert await driver.publish(await stage(driver, batch, parts)) is CommitOutcome.PUBLISHED
+    assert await driver.publish(await stage(driver, batch, parts, "again")) is CommitOutcome.COVERED
     assert await driver.mark("made-now") == LogMark(batch, "new")
     assert await lssns(driver, "made-now") == await lssns(driver, "prepared") == [1]
 
@@ -152,13 +152,13 @@ async def test_a_fork_into_a_log_that_others_had_written_is_refused_by_name(driv
         with pytest.raises(ReplayDiffersError, match="nothing shows that the") as caught:
             await driver.publish(await stage(driver, batch, {"others": rows}))
         assert caught.value.log == "others"
-    assert await driver.publish(await stage(driver, 3, {"others": 10})) is Outcome.PUBLISHED
+    assert await driver.publish(await stage(driver, 3, {"others": 10})) is CommitOutcome.PUBLISHED
 
 
 async def test_a_log_made_again_since_gets_the_old_batch(driver: Process, old: OldDriver) -> None:
     await driver.log_store.delete_tree("flights")
     await driver.log_store.create("flights")
-    assert await driver.publish(await stage(driver, 2, {"flights": 12})) is Outcome.PUBLISHED
+    assert await driver.publish(await stage(driver, 2, {"flights": 12})) is CommitOutcome.PUBLISHED
     assert await lssns(driver, "flights") == [1]
 
 
@@ -184,11 +184,11 @@ async def test_where_transactions_do_not_tell_any_more_the_batch_is_refused(
     with pytest.raises(ReplayDiffersError, match="nothing shows that the 12 rows") as caught:
         await driver.publish(await stage(driver, 2, {"moved": 12}))
     assert caught.value.log == "moved"
-    assert await driver.publish(await stage(driver, 3, {"moved": 12})) is Outcome.PUBLISHED
+    assert await driver.publish(await stage(driver, 3, {"moved": 12})) is CommitOutcome.PUBLISHED
 
 
 async def test_an_old_sink_is_taken_over_and_an_older_dlspark_refuses_it_then(driver: Process, old: OldDriver) -> None:
-    assert await driver.commit(await stage(driver, 3, {"flights": 4, "trains": 1})) is Outcome.PUBLISHED
+    assert await driver.commit(await stage(driver, 3, {"flights": 4, "trains": 1})) is CommitOutcome.PUBLISHED
     data, _ = await driver.store.get(ROOT)
     with pytest.raises(CorruptDataError, match="no mark of version 1"):
         Mark.decode(data, ROOT)  # the first thing that a task and a commit of version 0.1.0 do
@@ -196,11 +196,11 @@ async def test_an_old_sink_is_taken_over_and_an_older_dlspark_refuses_it_then(dr
         await old.publish(3, {"flights": 4, "trains": 1})  # one that had read its mark before
     assert await lssns(driver, "flights") == [1, 2, 3, 4]
     # What the old mark says holds on.
-    assert await driver.commit(await stage(driver, 2, {"flights": 12}, "b")) is Outcome.COVERED
-    assert await driver.commit(await stage(driver, 3, {"flights": 4, "trains": 1}, "c")) is Outcome.COVERED
+    assert await driver.commit(await stage(driver, 2, {"flights": 12}, "b")) is CommitOutcome.COVERED
+    assert await driver.commit(await stage(driver, 3, {"flights": 4, "trains": 1}, "c")) is CommitOutcome.COVERED
     with pytest.raises(ReplayDiffersError):
         await driver.publish(await stage(driver, 2, {"flights": 11}, "d"))
-    assert await driver.commit(await stage(driver, 1, {"made-now": 14}, "e")) is Outcome.PUBLISHED
+    assert await driver.commit(await stage(driver, 1, {"made-now": 14}, "e")) is CommitOutcome.PUBLISHED
 
 
 async def test_what_an_older_dlspark_publishes_at_the_same_moment_is_seen(driver: Process, old: OldDriver) -> None:
@@ -217,6 +217,6 @@ async def test_what_an_older_dlspark_publishes_at_the_same_moment_is_seen(driver
         return await original(ops)
 
     driver.store.multi = multi  # type: ignore[method-assign]
-    assert await driver.publish(batch) is Outcome.COVERED
+    assert await driver.publish(batch) is CommitOutcome.COVERED
     assert await lssns(driver, "flights") == [1, 2, 3, 4]
     assert not pending

@@ -11,7 +11,7 @@ import pytest
 from sink_world import NS, SINK, Process, World, job, staged_segment
 
 from dlspark.spark.sink import commit as sink_commit
-from dlspark.spark.sink.checks import order_segments
+from dlspark.spark.sink.batch_rules import CommitOutcome, order_segments
 from dlspark.spark.sink.errors import (
     BatchRefusedError,
     BatchSweptError,
@@ -20,9 +20,8 @@ from dlspark.spark.sink.errors import (
     ReplayDiffersError,
     TransactionOrderError,
 )
-from dlspark.spark.sink.merge import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
-from dlspark.spark.sink.standing import Outcome
+from dlspark.spark.sink.segment_merging import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
 from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError
 from metadata.locks import DistributedLock
 from metadata.logs import SegmentMetadata
@@ -46,7 +45,7 @@ async def driver(world: World):
 
 async def test_a_batch_appears_in_all_its_logs_and_moves_the_mark(driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 10, 19), ("trains", 5, 9), ("flights", 0, 10)])
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     flights = await driver.segments("flights")
     assert [(s.lssn, s.first_txid, s.last_txid, s.start_sequence_id, s.record_count) for s in flights] == [
         (1, 0, 10, 0, 10),
@@ -70,20 +69,20 @@ async def test_a_batch_appears_in_all_its_logs_and_moves_the_mark(driver: Proces
 async def test_batches_continue_numbers_and_sequence_ids(driver: Process) -> None:
     for number in range(4):
         batch = await driver.stage(job(number), [("flights", number * 10, number * 10 + 10)], count=7)
-        assert await driver.publish(batch) is Outcome.PUBLISHED
+        assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     segments = await driver.segments("flights")
     assert [s.lssn for s in segments] == [1, 2, 3, 4]
     assert [s.start_sequence_id for s in segments] == [0, 7, 14, 21]
 
 
 async def test_an_empty_batch_is_noted_and_keeps_its_number_from_no_log(driver: Process) -> None:
-    assert await driver.publish(await driver.stage(job(3), [])) is Outcome.PUBLISHED
+    assert await driver.publish(await driver.stage(job(3), [])) is CommitOutcome.PUBLISHED
     state = await driver.sinks.read(SINK)
     assert state is not None
     assert state.value == SinkState(3, "a", 0)
-    assert await driver.publish(await driver.stage(job(3, "b"), [])) is Outcome.COVERED
+    assert await driver.publish(await driver.stage(job(3, "b"), [])) is CommitOutcome.COVERED
     # Whoever has rows of that number has them for a log that has nothing of it.
-    assert await driver.publish(await driver.stage(job(3, "c"), [("flights", 0, 1)])) is Outcome.PUBLISHED
+    assert await driver.publish(await driver.stage(job(3, "c"), [("flights", 0, 1)])) is CommitOutcome.PUBLISHED
 
 
 @pytest.mark.parametrize("number", [0, 3, 5])
@@ -91,14 +90,14 @@ async def test_a_batch_at_or_below_the_mark_is_skipped(driver: Process, number: 
     for published in (0, 3, 5):
         await driver.publish(await driver.stage(job(published), [("flights", 10 * published, 10 * published)]))
     replay = await driver.stage(job(number, "b"), [("flights", 10 * number, 10 * number)])
-    assert await driver.publish(replay) is Outcome.COVERED
+    assert await driver.publish(replay) is CommitOutcome.COVERED
     assert len(await driver.segments("flights")) == 3
 
 
 async def test_publishing_the_same_attempt_twice_leaves_one_copy(driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", 0, 9)])
-    assert await driver.publish(batch) is Outcome.PUBLISHED
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     assert len(await driver.segments("flights")) == 1
 
 
@@ -116,7 +115,7 @@ async def test_a_lost_answer_of_the_publishing_multi_leaves_one_copy(world: Worl
     await driver.logs.prepare("flights")
     await driver.logs.prepare("trains")
     world.tree.inject = inject
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     assert hits == 1
     assert len(await driver.segments("flights")) == len(await driver.segments("trains")) == 1
 
@@ -144,7 +143,7 @@ async def test_every_single_fault_at_every_request_leaves_exactly_one_copy() -> 
                 return kind if requests == at + 1 else None
 
             world.tree.inject = inject
-            assert await driver.publish(batch) is Outcome.PUBLISHED
+            assert await driver.publish(batch) is CommitOutcome.PUBLISHED
             world.tree.inject = None
             struck = requests > strike_at
             reached += struck
@@ -172,7 +171,7 @@ async def test_a_session_that_expires_in_the_middle_leaves_exactly_one_copy() ->
                 asyncio.get_running_loop().call_soon(world.tree.expire, session)
 
         world.tree.inject = inject
-        assert await driver.publish(batch) is Outcome.PUBLISHED
+        assert await driver.publish(batch) is CommitOutcome.PUBLISHED
         world.tree.inject = None
         assert len(await driver.segments("flights")) == len(await driver.segments("trains")) == 1
         await driver.store.close()
@@ -184,9 +183,9 @@ async def test_a_session_that_expires_in_the_middle_leaves_exactly_one_copy() ->
 
 async def test_a_log_deleted_between_two_batches_is_created_again(world: World) -> None:
     driver = Process(world)
-    assert await driver.publish(await driver.stage(job(0), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert await driver.publish(await driver.stage(job(0), [("flights", 0, 9)])) is CommitOutcome.PUBLISHED
     await driver.log_store.delete_tree("flights")
-    assert await driver.publish(await driver.stage(job(1), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert await driver.publish(await driver.stage(job(1), [("flights", 0, 9)])) is CommitOutcome.PUBLISHED
     assert [s.lssn for s in await driver.segments("flights")] == [1]
 
 
@@ -217,7 +216,7 @@ async def test_two_sinks_into_the_same_logs_both_get_in_whatever_their_order(wor
         for at, driver in enumerate(drivers)
     ]
     outcomes = await asyncio.gather(*(driver.publish(batch) for driver, batch in zip(drivers, batches, strict=True)))
-    assert set(outcomes) == {Outcome.PUBLISHED}
+    assert set(outcomes) == {CommitOutcome.PUBLISHED}
     assert [s.lssn for s in await drivers[0].segments("flights")] == [1, 2, 3]
     assert [s.start_sequence_id for s in await drivers[0].segments("trains")] == [0, 10, 20]
     for driver in drivers:
@@ -247,7 +246,7 @@ async def test_ids_below_the_highest_of_one_log_fail_the_batch_whole(driver: Pro
     assert await driver.segments("trains") == []
     assert len(await driver.segments("flights")) == 1
     again = await driver.stage(job(1, "b"), [("flights", 20, 30)])
-    assert await driver.publish(again) is Outcome.PUBLISHED
+    assert await driver.publish(again) is CommitOutcome.PUBLISHED
 
 
 def test_equal_ids_keep_the_order_of_tasks_and_touching_ranges_are_fine() -> None:
@@ -262,7 +261,7 @@ async def test_a_batch_with_its_own_timestamp_is_never_below_the_logs_highest(wo
     batch = await driver.stage(
         job(1), [("flights", 400, 400), ("flights", 450, 450), ("trains", 400, 400)], stamped=True
     )
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     segments = await driver.segments("flights")
     assert [(s.first_txid, s.last_txid) for s in segments[1:]] == [(500, 500), (500, 500)]
     assert [world.ledgers[s.ledger_id][1] for s in segments[1:]] == [0, 1]
@@ -316,7 +315,7 @@ async def test_a_live_writer_is_named_and_nothing_is_published(world: World, dri
     assert caught.value.log == "flights"
     assert await driver.segments("flights") == []
     await lock.release()
-    assert await impatient.publish(batch) is Outcome.PUBLISHED
+    assert await impatient.publish(batch) is CommitOutcome.PUBLISHED
     for process in (other, impatient):
         await process.store.close()
 
@@ -331,7 +330,7 @@ async def test_what_a_dead_writer_left_in_progress_is_completed_first(driver: Pr
         await driver.publish(below)
     assert driver.recovered == ["flights"]
     batch = await driver.stage(job(0, "c"), [("flights", 50, 60)])
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     segments = await driver.segments("flights")
     assert [(s.lssn, s.ledger_id, s.start_sequence_id) for s in segments] == [
         (1, 77, 0),
@@ -344,7 +343,7 @@ async def test_more_segments_than_one_step_holds_are_merged_as_far_as_is_needed(
 ) -> None:
     monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 30_000)
     parts = [("flights", n, n + 1) for n in range(150)] + [("trains", 5, 5), ("trains", 7, 7)]
-    assert await driver.publish(await driver.stage(job(), parts)) is Outcome.PUBLISHED
+    assert await driver.publish(await driver.stage(job(), parts)) is CommitOutcome.PUBLISHED
     flights = await driver.segments("flights")
     assert 20 < len(flights) < 150
     assert sum(s.record_count for s in flights) == 1500
@@ -362,7 +361,7 @@ async def test_a_commit_sweeps_all_that_merging_has_left(
 ) -> None:
     monkeypatch.setattr(sink_commit, "MAX_MULTI_BYTES", 30_000)
     batch = await driver.stage(job(), [("flights", n, n) for n in range(1200)])
-    assert await driver.commit(batch) is Outcome.PUBLISHED
+    assert await driver.commit(batch) is CommitOutcome.PUBLISHED
     assert await driver.sinks.staged(SINK) == []
     assert set(world.ledgers) == {s.ledger_id for s in await driver.segments("flights")}
 
@@ -381,7 +380,7 @@ async def test_what_was_merged_for_one_try_is_not_merged_again_for_the_next(
         return None
 
     world.tree.inject = inject
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     assert len(written) == 3
     assert written[0] == world.rewritten
 
@@ -407,7 +406,7 @@ async def test_segments_too_many_to_be_merged_are_refused_before_anything_is_sen
 
 async def test_eighteen_hundred_segments_fit_into_one_step_as_they_are(world: World, driver: Process) -> None:
     batch = await driver.stage(job(), [("flights", n, n) for n in range(1800)])
-    assert await driver.publish(batch) is Outcome.PUBLISHED
+    assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     assert len(await driver.segments("flights")) == 1800
     assert world.rewritten == 0
 
@@ -485,7 +484,7 @@ async def test_an_abort_leaves_other_attempts_alone(world: World, driver: Proces
     mine = await driver.stage(job(0, "mine"), [("flights", 0, 9)])
     await driver.write(mine.job, "flights", 1, 10)  # by a task that told nobody
     assert await driver.sweeper.own(mine.job) == 2
-    assert await driver.publish(other) is Outcome.PUBLISHED
+    assert await driver.publish(other) is CommitOutcome.PUBLISHED
     assert set(world.ledgers) == {other.segments[0].ledger_id}
 
 
@@ -550,7 +549,9 @@ async def test_jobs_abandoned_for_a_day_are_swept_and_their_zombies_refused(worl
     assert await driver.sinks.sinks() == ["job-later", "job-mine", "job-young"]
     with pytest.raises(BatchSweptError):
         await driver.publish(old)
-    assert await driver.publish(Publication(young.job, ())) is Outcome.PUBLISHED  # still alive: its own commit decides
+    assert (
+        await driver.publish(Publication(young.job, ())) is CommitOutcome.PUBLISHED
+    )  # still alive: its own commit decides
     await driver.store.close()
 
 
@@ -569,9 +570,9 @@ async def test_a_replay_with_the_rows_it_had_is_skipped_and_another_batch_of_its
         return await driver.stage(job(number, attempt), [("flights", number, number)], count=rows)
 
     for number in range(4):
-        assert await driver.publish(await counted(number, 10 + number, "a")) is Outcome.PUBLISHED
+        assert await driver.publish(await counted(number, 10 + number, "a")) is CommitOutcome.PUBLISHED
     for number in range(4):
-        assert await driver.publish(await counted(number, 10 + number, "b")) is Outcome.COVERED
+        assert await driver.publish(await counted(number, 10 + number, "b")) is CommitOutcome.COVERED
         with pytest.raises(
             ReplayDiffersError, match=f"with {10 + number} rows into this log, and now has 25"
         ) as caught:
@@ -581,7 +582,7 @@ async def test_a_replay_with_the_rows_it_had_is_skipped_and_another_batch_of_its
         none = Publication(job(number, "d"), (), known=("flights",))
         with pytest.raises(ReplayDiffersError, match="and now has none"):
             await driver.publish(none)
-        assert await driver.publish(replace(none, known=("trains",))) is Outcome.COVERED
+        assert await driver.publish(replace(none, known=("trains",))) is CommitOutcome.COVERED
     assert len(await driver.segments("flights")) == 4
     await driver.sweep()
     assert len(world.ledgers) == 4
@@ -591,11 +592,11 @@ async def test_a_replay_with_the_rows_it_had_is_skipped_and_another_batch_of_its
 async def test_a_batch_older_than_the_counts_that_are_kept_is_refused(driver: Process, sink: str) -> None:
     for number in range(MAX_HISTORY + 2):
         batch = await driver.stage(job(number, "a", sink), [("flights", number, number)])
-        assert await driver.publish(batch) is Outcome.PUBLISHED
+        assert await driver.publish(batch) is CommitOutcome.PUBLISHED
     mark = await driver.mark("flights", sink)
     assert mark is not None
     assert (len(mark.rows), mark.since) == (MAX_HISTORY, 2)
-    for number, outcome in ((2, Outcome.COVERED), (1, None)):
+    for number, outcome in ((2, CommitOutcome.COVERED), (1, None)):
         again = await driver.stage(job(number, "b", sink), [("flights", number, number)])
         if outcome is not None:
             assert await driver.publish(again) is outcome
@@ -665,7 +666,7 @@ async def drive(world: World, plan: list[list[str]], rng: random.Random, name: s
             number += 1
 
 
-async def settled(run: asyncio.Future[Outcome]) -> bool:
+async def settled(run: asyncio.Future[CommitOutcome]) -> bool:
     try:
         await run
     except asyncio.CancelledError:
@@ -675,7 +676,7 @@ async def settled(run: asyncio.Future[Outcome]) -> bool:
     return True
 
 
-async def one_batch(process: Process, logs: list[str], this: JobId, rng: random.Random) -> Outcome:
+async def one_batch(process: Process, logs: list[str], this: JobId, rng: random.Random) -> CommitOutcome:
     first = this.batch * 10
     parts = [(log, first + 5 * half, first + 5 * half + 5) for log in logs for half in range(2)]
     batch = await process.stage(this, parts)

@@ -20,8 +20,7 @@ from pyspark.sql.types import (
 
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.sink.routing import HashRoute, Routing, crc32s, routing_of
-from dlspark.spark.sink.schema import columns_of, rows_by_log
+from dlspark.spark.sink.columns import HashRoute, Routing, columns_of, crc32s, routing_of, rows_by_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,10 +10,10 @@ import pytest
 
 from dlspark.core.codec.entries import Compression, decode_entries
 from dlspark.spark.sink import task as sink_task
+from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
 from dlspark.spark.sink.messages import StagedSegment
-from dlspark.spark.sink.schema import SinkColumns
-from dlspark.spark.sink.task import StageSettings, TaskWriter, Window
+from dlspark.spark.sink.task import StageSettings, TaskWriter, WriteWindow
 from metadata.foundation.errors import InvariantViolation
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from storage_node.errors import QuorumWriteError
@@ -203,7 +203,7 @@ async def test_too_many_logs_in_one_task_are_refused(monkeypatch: pytest.MonkeyP
 
 
 async def test_bytes_in_flight_are_bounded_over_all_ledgers() -> None:
-    window = Window(max_bytes=100)
+    window = WriteWindow(max_bytes=100)
     adds = [asyncio.get_running_loop().create_future() for _ in range(3)]
     for add in adds:
         await window.room()

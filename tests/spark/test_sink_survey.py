@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from sink_world import SINK, Process, World, job
 
+from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.errors import BatchSweptError
-from dlspark.spark.sink.standing import Outcome
-from dlspark.spark.sink.survey import MIN_AGE_MS, Survey, Verdict, survey, sweep
+from dlspark.spark.sink.leftovers import MIN_AGE_MS, LedgerVerdict, SinkLeftovers, find_leftovers, sweep_leftovers
 from metadata.foundation.errors import CallerError
 
 HOUR_MS = 3_600_000
@@ -23,11 +23,11 @@ class Clocked:
         self.world = world
         self.driver = Process(world)
 
-    async def look(self, *names: str) -> list[Survey]:
-        return await survey(self.driver.sinks, self.driver.log_store, self.now_ms, names=names or None)
+    async def look(self, *names: str) -> list[SinkLeftovers]:
+        return await find_leftovers(self.driver.sinks, self.driver.log_store, self.now_ms, names=names or None)
 
     async def sweep(self, *names: str) -> list[tuple[int, bool]]:
-        return [await sweep(self.driver.sweeper, self.driver.sinks, one) for one in await self.look(*names)]
+        return [await sweep_leftovers(self.driver.sweeper, self.driver.sinks, one) for one in await self.look(*names)]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def clocked():
     await clocked.driver.store.close()
 
 
-def verdicts(found: Survey) -> list[tuple[int, str, str]]:
+def verdicts(found: SinkLeftovers) -> list[tuple[int, str, str]]:
     return [(one.ledger.batch, one.ledger.attempt, one.verdict.value) for one in found.ledgers]
 
 
@@ -71,7 +71,7 @@ async def test_a_sweep_leaves_what_a_query_may_still_publish_and_the_mark(clocke
     await driver.write(slow.job, "flights", 1, 20)
     clocked.now_ms += MIN_AGE_MS - 1
     assert await clocked.sweep() == [(0, False)]
-    assert await driver.publish(slow) is Outcome.PUBLISHED
+    assert await driver.publish(slow) is CommitOutcome.PUBLISHED
     assert await clocked.sweep() == [(1, False)]
     assert await clocked.sweep() == [(0, False)]
     assert len(await driver.segments("flights")) == len(clocked.world.ledgers) == 2
@@ -85,7 +85,7 @@ async def test_an_attempt_that_lives_after_all_fails_cleanly_and_its_batch_is_wr
     assert clocked.world.ledgers == {}
     with pytest.raises(BatchSweptError):
         await driver.publish(thought_dead)
-    assert await driver.publish(await driver.stage(job(0, "b"), [("flights", 0, 9)])) is Outcome.PUBLISHED
+    assert await driver.publish(await driver.stage(job(0, "b"), [("flights", 0, 9)])) is CommitOutcome.PUBLISHED
 
 
 async def test_sinks_of_batch_writes_go_with_their_last_ledger_and_those_of_others_stay(clocked: Clocked) -> None:
@@ -104,7 +104,7 @@ async def test_sinks_of_batch_writes_go_with_their_last_ledger_and_those_of_othe
         "job-died-at-work": ("job", True),
         "job-young": ("job", False),
     }
-    assert found["job-alive"].of(Verdict.LIVE)
+    assert found["job-alive"].of(LedgerVerdict.LIVE)
     await clocked.sweep("job-died-at-work", "job-died-at-its-start", "app-nightly")
     assert await driver.sinks.sinks() == ["app-nightly", "job-alive", "job-young"]
 
@@ -116,7 +116,7 @@ async def test_what_is_published_between_the_look_and_the_sweep_is_left_alone(cl
     (found,) = await clocked.look()
     assert len(found.sweepable) == 1
     await driver.publish(batch)
-    assert await sweep(driver.sweeper, driver.sinks, found) == (0, False)
+    assert await sweep_leftovers(driver.sweeper, driver.sinks, found) == (0, False)
     assert len(clocked.world.ledgers) == 1
 
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from sink_world import round_trips
 
+from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.messages import JobId, SinkMessage, gather
-from dlspark.spark.sink.schema import SinkColumns
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.staging import Staging
-from dlspark.spark.sink.standing import Outcome
 from dlspark.testing.strangers import write_as_stranger
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Worker:
             await staging.task.send(cut)
         return SinkMessage(job, await staging.finish(), staging.task.covered)
 
-    async def commit(self, message: SinkMessage) -> Outcome:
+    async def commit(self, message: SinkMessage) -> CommitOutcome:
         (publication,) = gather([message])
         commit = await self.session.publisher.publish(publication)
         await self.session.sweeper.after_commit(message.job, publication.logs, commit.left)
@@ -79,7 +79,7 @@ def kinds(trip: list[str]) -> list[str]:
 
 async def test_a_task_takes_two_round_trips_and_readies_the_next_one(world: World, worker: Worker) -> None:
     store = world.namespace.store
-    assert await worker.commit(await worker.run(worker.job(0), "flights")) is Outcome.PUBLISHED
+    assert await worker.commit(await worker.run(worker.job(0), "flights")) is CommitOutcome.PUBLISHED
     await worker.session._ahead  # type: ignore[misc]
     message, trips = await round_trips(world.tree, store, worker.run(worker.job(1), "flights"))
     assert message.segments
@@ -90,7 +90,7 @@ async def test_a_task_takes_two_round_trips_and_readies_the_next_one(world: Worl
     assert sum(map(len, asked)) == 4
     await worker.session._ahead  # type: ignore[misc]
     outcome, trips = await round_trips(world.tree, store, worker.commit(message))
-    assert (outcome, sum(map(len, trips)), len(trips)) == (Outcome.PUBLISHED, 11, 2)
+    assert (outcome, sum(map(len, trips)), len(trips)) == (CommitOutcome.PUBLISHED, 11, 2)
 
 
 async def test_a_task_for_many_logs_makes_and_closes_their_ledgers_together(world: World, worker: Worker) -> None:
@@ -102,7 +102,7 @@ async def test_a_task_for_many_logs_makes_and_closes_their_ledgers_together(worl
     assert len(message.segments) == 16
     closing = [trip for trip in trips if any(request.startswith("put") for request in trip)]
     assert len(closing) <= 3  # their adds are acknowledged at different moments
-    assert await worker.commit(message) is Outcome.PUBLISHED
+    assert await worker.commit(message) is CommitOutcome.PUBLISHED
     assert await worker.ledgers() == await worker.published(*logs)
 
 
@@ -117,12 +117,12 @@ async def test_a_task_for_more_logs_than_are_made_at_once_does_not_make_the_rest
     assert len(message.segments) == 96
     making = [trip for trip in trips if any(request.startswith("multi") for request in trip)]
     assert len(making) <= 24, len(making)
-    assert await worker.commit(message) is Outcome.PUBLISHED
+    assert await worker.commit(message) is CommitOutcome.PUBLISHED
     assert await worker.ledgers() == await worker.published(*logs)
 
 
 async def test_a_task_without_rows_makes_no_ledger_and_leaves_the_sink_for_the_commit(worker: Worker) -> None:
-    assert await worker.commit(await worker.run(worker.job(0))) is Outcome.PUBLISHED
+    assert await worker.commit(await worker.run(worker.job(0))) is CommitOutcome.PUBLISHED
     assert await worker.ledgers() == set()
 
 
@@ -131,7 +131,7 @@ async def test_what_a_replay_made_before_it_knew_goes_with_its_commit(worker: Wo
         await worker.commit(await worker.run(worker.job(batch), "flights"))
     replay = await worker.run(worker.job(1), "flights")
     assert (replay.covered, replay.segments) == ((("flights", 1),), ())
-    assert await worker.commit(replay) is Outcome.COVERED
+    assert await worker.commit(replay) is CommitOutcome.COVERED
     assert await worker.session.sinks.staged(QUERY) == []
     assert await worker.ledgers() == await worker.published("flights")
 
@@ -149,7 +149,7 @@ async def test_a_fresh_worker_asks_for_the_mark_before_it_makes_anything(world: 
 async def test_a_sink_that_was_removed_since_the_last_task_is_made_again(worker: Worker) -> None:
     await worker.commit(await worker.run(worker.job(0), "flights"))
     assert await worker.session.sinks.remove(QUERY)
-    assert await worker.commit(await worker.run(worker.job(1), "flights")) is Outcome.PUBLISHED
+    assert await worker.commit(await worker.run(worker.job(1), "flights")) is CommitOutcome.PUBLISHED
     assert len(await worker.published("flights")) == 2
 
 
@@ -195,16 +195,16 @@ async def test_a_task_that_gives_up_leaves_nothing_that_its_driver_does_not_swee
     assert await worker.session.sinks.staged(QUERY) == []
     assert await worker.ledgers() == await worker.published("flights")
     again = await worker.run(worker.job(1), "flights")
-    assert await worker.commit(again) is Outcome.PUBLISHED
+    assert await worker.commit(again) is CommitOutcome.PUBLISHED
 
 
 async def test_tasks_go_on_where_strangers_wrote_under_the_next_ledger_ids(world: World, worker: Worker) -> None:
-    assert await worker.commit(await worker.run(worker.job(0), "flights")) is Outcome.PUBLISHED
+    assert await worker.commit(await worker.run(worker.job(0), "flights")) is CommitOutcome.PUBLISHED
     newest = max(await worker.ledgers())
     await write_as_stranger(world.nodes, range(newest + 1, newest + 101))
     for batch in range(1, 4):
         message = await worker.run(worker.job(batch), "flights", "trains", columns=BY_COLUMN)
-        assert await worker.commit(message) is Outcome.PUBLISHED
+        assert await worker.commit(message) is CommitOutcome.PUBLISHED
     published = await worker.published("flights", "trains")
     assert len(published) == 7
     assert world.namespace.counters["ledger-taken"]

@@ -10,7 +10,7 @@ from dlspark.core.administration.ledger_entries import FoundLedger, ledgers_name
 from dlspark.core.administration.nodes import NodeStatus, node_statuses
 from dlspark.core.administration.references import Use
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.spark.metadata_tables.logs import LogRows, Row, distinct_nodes, micros
+from dlspark.spark.metadata_tables.logs import LogTables, Row, distinct_nodes, micros
 from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import LedgerMetadata
@@ -55,7 +55,7 @@ def _bookie_row(node: NodeStatus) -> Row:
 class LedgerRows:
     """Makes the rows of one query."""
 
-    def __init__(self, namespace: AsyncNamespace, logs: LogRows) -> None:
+    def __init__(self, namespace: AsyncNamespace, logs: LogTables) -> None:
         self._services = namespace.services
         self._logs = logs
         ledgers = self._services.ledger_store

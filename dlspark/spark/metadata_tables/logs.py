@@ -54,7 +54,7 @@ def distinct_nodes(ledger: LedgerMetadata) -> list[str]:
     return list(dict.fromkeys(node for ensemble in ledger.ensembles for node in ensemble.bookies))
 
 
-class LogRows:
+class LogTables:
     """Makes the rows of one query, log by log."""
 
     def __init__(self, namespace: AsyncNamespace) -> None:
@@ -132,7 +132,7 @@ class LogRows:
         except NoNodeError:
             return None
 
-    async def _tail_of(self, name: str, segment: SegmentMetadata) -> Tail:
+    async def _tail_of(self, name: str, segment: SegmentMetadata) -> OpenSegment:
         async with await self._namespace.open_log(name) as log:
             reader = await log.open_segment(segment)
             try:
@@ -140,8 +140,8 @@ class LogRows:
                 last = await reader.last_user_record()
                 stored = await reader.stored_bytes(last_entry) if last_entry >= 0 else 0
                 if last is None:
-                    return Tail(None, None, 0, last_entry + 1, stored)
-                return Tail(last.dlsn, last.txid, last.last_position, last_entry + 1, stored)
+                    return OpenSegment(None, None, 0, last_entry + 1, stored)
+                return OpenSegment(last.dlsn, last.txid, last.last_position, last_entry + 1, stored)
             finally:
                 await reader.close()
 
@@ -221,7 +221,7 @@ class LogRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class OpenSegment:
     """A segment in progress as storage nodes tell it: its last record, and what its ledger has up to its LAC."""
 
     dlsn: DLSN | None
@@ -282,7 +282,7 @@ def _ended(segment: SegmentMetadata, ledger: LedgerMetadata | None) -> Row:
     }
 
 
-def _grown(tail: Tail) -> Row:
+def _grown(tail: OpenSegment) -> Row:
     return {
         "last_dlsn": None if tail.dlsn is None else str(tail.dlsn),
         "last_transaction_id": tail.txid,

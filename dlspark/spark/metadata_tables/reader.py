@@ -18,7 +18,7 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.spark.errors import OptionError
 from dlspark.spark.metadata_tables.cluster import LedgerRows, bookie_rows, sink_rows
-from dlspark.spark.metadata_tables.logs import LogRows, Row
+from dlspark.spark.metadata_tables.logs import LogTables, Row
 from dlspark.spark.metadata_tables.registry import BOOKIES, CURSORS, LEDGERS, LOGS, SINKS, MetadataTable
 from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.options.client_settings import namespace_settings
@@ -152,7 +152,7 @@ async def rows_of(
             return await bookie_rows(namespace)
         if table is SINKS:
             return await sink_rows(namespace)
-        logs = LogRows(namespace)
+        logs = LogTables(namespace)
         if table is LEDGERS and selection is None:
             return await LedgerRows(namespace, logs).all()
         names = [name for name in await _names(namespace, selection) if bounds is None or bounds.admits(name)]

@@ -1,1 +1,17 @@
-"""Writing with Spark, exactly once: staging in tasks, publishing on the driver, sweeping what failed."""
+"""Writing with Spark, exactly once.
+
+The way of a batch, file by file:
+
+1. `writer` has the classes that Spark calls; `foreach` does the same for `foreach(ForeachLogWriter(...))`. `columns`
+   checks the data frame's columns, cuts Arrow batches by log and routes rows by hash.
+2. In each task `staging` runs a `task.TaskWriter`: rows become entries of ledgers that no log refers to, and that are
+   listed under the sink. What it has staged travels to the driver as one of the `messages`.
+3. On the driver `driver` checks on the planner whether the batch could be written, and commits or aborts at the end.
+   `session` is the open namespace of this process, which tasks use as well.
+4. `commit` publishes: one conditional multi makes every segment of the batch visible, or none. `batch_rules` decides
+   from marks whether, and into which logs (I9); `log_access` locks, completes and reads the logs; `segment_merging`
+   makes fewer segments of many, so that the multi fits.
+5. `leftovers` sweeps the ledgers of failed attempts, after a commit or for `dlspark sink sweep`.
+
+`errors` has what only the sink raises.
+"""

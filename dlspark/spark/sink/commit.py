@@ -22,7 +22,7 @@ That is no weaker than one after the other: what is built on is conditional in t
 segments are known to belong to its versions (`NamespaceLogs`), and the lock's own member tells a log from one that was
 made in its place since.
 
-A batch is published log by log, as far as its logs do not have it yet (`standing`): all of these in one multi. Only a
+A batch is published log by log, as far as its logs do not have it yet (`progress`): all of these in one multi. Only a
 log's mark is asked whether it has the batch; segments are never compared (D14, D16).
 """
 
@@ -36,7 +36,20 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from dlspark.spark.sink.checks import check_above, order_segments, sealed, swept
+from dlspark.spark.sink.batch_rules import (
+    BatchProgress,
+    CommitOutcome,
+    LogHistory,
+    check_above,
+    judge,
+    judge_job,
+    old_logs,
+    order_segments,
+    refusal,
+    sealed,
+    swept,
+)
+from dlspark.spark.sink.columns import MAX_TXID
 from dlspark.spark.sink.errors import (
     BatchRefusedError,
     LogBusyError,
@@ -44,11 +57,9 @@ from dlspark.spark.sink.errors import (
     PublishUnknownError,
     ReplayDiffersError,
 )
-from dlspark.spark.sink.merge import plan_merges
+from dlspark.spark.sink.leftovers import settled_by
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
-from dlspark.spark.sink.schema import MAX_TXID
-from dlspark.spark.sink.standing import LogHistory, Outcome, Standing, judge, judge_job, old_logs, refusal
-from dlspark.spark.sink.sweep import settled_by
+from dlspark.spark.sink.segment_merging import plan_merges
 from metadata.foundation import fault_points
 from metadata.foundation.errors import (
     BadVersionError,
@@ -105,7 +116,7 @@ _LONGEST = LogTail(LogEnd(Versioned(0, 0), Versioned(0, 0)), 2**31, 2**53)
 
 
 @dataclass(slots=True)
-class _Batch:
+class _Publishing:
     """A batch over the tries to publish it: what was merged for one try is not merged again for the next."""
 
     given: Publication
@@ -145,7 +156,7 @@ class Commit:
     and of its own. None: nobody has looked.
     """
 
-    outcome: Outcome
+    outcome: CommitOutcome
     left: tuple[StagedLedger, ...] | None = None
 
 
@@ -217,7 +228,7 @@ class Publisher:
         reached the number, and nothing shows that the log has these rows. With `skip_differing` such logs are left out
         with a warning, and the others get the batch.
         """
-        batch = _Batch(publication, skip_differing)
+        batch = _Publishing(publication, skip_differing)
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._deadline_s
         conflicts = 0
@@ -233,10 +244,10 @@ class Publisher:
                     # What refuses the batch may be the batch itself, published by another driver while we looked: into
                     # all of its logs, or into some, whose ids are above the batch's now.
                     before = batch.open
-                    standing = await self._stands(batch)
-                    if standing.outcome is not None:
-                        return Commit(standing.outcome)
-                    if standing.open == before:
+                    progress = await self._progress(batch)
+                    if progress.outcome is not None:
+                        return Commit(progress.outcome)
+                    if progress.open == before:
                         raise
                 conflicts += 1
                 if conflicts > MAX_CONFLICTS:
@@ -262,13 +273,13 @@ class Publisher:
             )
         return MetadataUnavailableError(f"{told}: nothing is visible ({error})", advice="Run it again")
 
-    async def _stands(self, batch: _Batch) -> Standing:
+    async def _progress(self, batch: _Publishing) -> BatchProgress:
         """How far the batch is published by now. Raises ReplayDiffersError, PublishContendedError, BatchSweptError."""
-        standing = await self._look(batch)
-        batch.open = standing.open
-        return standing
+        progress = await self._look(batch)
+        batch.open = progress.open
+        return progress
 
-    async def _look(self, batch: _Batch) -> Standing:
+    async def _look(self, batch: _Publishing) -> BatchProgress:
         publication = batch.given
         job = publication.job
         if job.sink_id.startswith(JOB_PREFIX):
@@ -277,13 +288,13 @@ class Publisher:
         state, marks = await asyncio.gather(self._read_state(job), self._read_marks(job, logs))
         asked = old_logs(publication, state.value, marks)
         histories = dict(zip(asked, await asyncio.gather(*map(self._logs.history, asked)), strict=True))
-        standing = judge(publication, state, marks, histories)
-        if standing.differing and not batch.skip_differing:
-            raise refusal(publication, standing)
-        if standing.differing and standing.differing != batch.warned:
-            batch.warned = dict(standing.differing)
-            _log.warning("skipped, because failOnDataLoss is false: %s", refusal(publication, standing))
-        gone = {log for log, _ in publication.covered} & set(standing.open)
+        progress = judge(publication, state, marks, histories)
+        if progress.differing and not batch.skip_differing:
+            raise refusal(publication, progress)
+        if progress.differing and progress.differing != batch.warned:
+            batch.warned = dict(progress.differing)
+            _log.warning("skipped, because failOnDataLoss is false: %s", refusal(publication, progress))
+        gone = {log for log, _ in publication.covered} & set(progress.open)
         if gone:
             raise PublishContendedError(
                 f"The log had {job} when its tasks looked, and has not now: it was deleted, or another one has its "
@@ -291,7 +302,7 @@ class Publisher:
                 log=min(gone),
                 advice="Run the batch again: it is written into the log that is there",
             )
-        return standing
+        return progress
 
     async def _read_state(self, job: JobId) -> Versioned[SinkState]:
         state = await self._sinks.read(job.sink_id)
@@ -311,7 +322,7 @@ class Publisher:
         found = await asyncio.gather(*map(read, logs))
         return {log: mark for log, mark in zip(logs, found, strict=True) if mark is not None}
 
-    async def _try(self, batch: _Batch) -> Commit:
+    async def _try(self, batch: _Publishing) -> Commit:
         """One attempt at the multi; raises what it failed with."""
         settled = await self._prepared(batch)
         if settled is not None:
@@ -321,15 +332,15 @@ class Publisher:
         listing = asyncio.ensure_future(self._sinks.staged(job.sink_id))
         try:
             async with AsyncExitStack() as stack:
-                standing, held = await self._begin(batch, stack)
-                if standing.outcome is not None:
-                    return Commit(standing.outcome)
-                winners = await self._decide(batch, standing, held)
-            return Commit(Outcome.PUBLISHED, _left(job, logs, listing, winners))
+                progress, held = await self._begin(batch, stack)
+                if progress.outcome is not None:
+                    return Commit(progress.outcome)
+                winners = await self._decide(batch, progress, held)
+            return Commit(CommitOutcome.PUBLISHED, _left(job, logs, listing, winners))
         finally:
             await end_tasks([listing], drop_errors=True)
 
-    async def _prepared(self, batch: _Batch) -> Outcome | None:
+    async def _prepared(self, batch: _Publishing) -> CommitOutcome | None:
         """Check the batch, create missing logs, merge what is too much. The outcome if there is one already."""
         by_log = batch.publication.by_log()
         for log, segments in by_log.items():
@@ -338,13 +349,13 @@ class Publisher:
         if not unknown and len(batch.publication.segments) <= SURELY_FITS:
             return None
         # Nothing is created or written for what was published before.
-        standing = await self._stands(batch)
-        if standing.outcome is None:
-            await for_each([log for log in unknown if log in standing.open], TAILS_AT_ONCE, self._logs.prepare)
-            batch.publication = await self._merged(batch, standing)
-        return standing.outcome
+        progress = await self._progress(batch)
+        if progress.outcome is None:
+            await for_each([log for log in unknown if log in progress.open], TAILS_AT_ONCE, self._logs.prepare)
+            batch.publication = await self._merged(batch, progress)
+        return progress.outcome
 
-    async def _begin(self, batch: _Batch, stack: AsyncExitStack) -> tuple[Standing, list[HeldLog]]:
+    async def _begin(self, batch: _Publishing, stack: AsyncExitStack) -> tuple[BatchProgress, list[HeldLog]]:
         """Read the marks and lock the logs, all asked at once; no lock is waited for where the logs have the batch.
 
         The marks that the multi is conditional on need not be read under the locks: if one has moved by then, whoever
@@ -355,19 +366,19 @@ class Publisher:
         logs = tuple(batch.publication.by_log())
         locking = asyncio.ensure_future(self._lock(logs, stack))
         try:
-            standing = await self._stands(batch)
-            if standing.outcome is not None:
-                return standing, []
-            held = await locking if standing.open == logs else None
+            progress = await self._progress(batch)
+            if progress.outcome is not None:
+                return progress, []
+            held = await locking if progress.open == logs else None
         finally:
             await end_tasks([locking], drop_errors=True)
         if held is not None and all(one.at_once for one in held):
-            return standing, held
+            return progress, held
         if held is None:
             await stack.aclose()  # the locks of logs that have the batch are of no use
-            held = await self._lock(standing.open, stack)
-        again = await self._stands(batch)
-        if again.outcome is None and again.open != standing.open:
+            held = await self._lock(progress.open, stack)
+        again = await self._progress(batch)
+        if again.outcome is None and again.open != progress.open:
             raise BadVersionError("the batch was published into some of its logs meanwhile")
         return again, held
 
@@ -388,7 +399,7 @@ class Publisher:
                 await attempt.aclose()
         return [await stack.enter_async_context(self._logs.hold(log)) for log in logs]
 
-    async def _decide(self, batch: _Batch, standing: Standing, held: Sequence[HeldLog]) -> list[StagedLedger]:
+    async def _decide(self, batch: _Publishing, progress: BatchProgress, held: Sequence[HeldLog]) -> list[StagedLedger]:
         """Find the logs' ends and send the multi; what it has published."""
         reading = self._begin_tails(held)
         try:
@@ -396,34 +407,34 @@ class Publisher:
         finally:
             # None goes on without the locks: recovering a log writes to it.
             await end_tasks(reading, drop_errors=True)
-        publication = await self._restamp(batch.publication.only(standing.open), tails)
+        publication = await self._restamp(batch.publication.only(progress.open), tails)
         by_log = publication.by_log()
         winners = [publication.job.staged(one.ledger_id, one.log) for one in publication.segments]
-        ops = await self._sink_ops(batch.given, standing, tails, winners)
+        ops = await self._sink_ops(batch.given, progress, tails, winners)
         # Any version: the node's existence is the lock. Nothing is done under it after this.
         ops += [one.unlock for one in held]
         for log, tail in tails.items():
             ops += self._logs.publish_ops(log, tail, self._place(log, by_log[log], tail))
         check_size(publication, ops)
         fault_points.reach("sink.before-publish")
-        await self._multi(batch, standing, ops, winners)
+        await self._multi(batch, progress, ops, winners)
         for one in held:
             one.lock.deleted(one.unlock)
         fault_points.reach("sink.applied")
         return winners
 
     async def _sink_ops(
-        self, given: Publication, standing: Standing, logs: Iterable[str], winners: Iterable[StagedLedger]
+        self, given: Publication, progress: BatchProgress, logs: Iterable[str], winners: Iterable[StagedLedger]
     ) -> list[Op]:
         """Set the sink's state, take the winners' tokens, move the marks of these logs.
 
         A batch write's sink ends with its one publication, and leaves no marks.
         """
-        job, rows, keep = given.job, given.rows_by_log, history_kept(len(standing.open))
-        moved = standing.state.value.moved(job.batch, job.attempt, given.rows)
-        ops = self._sinks.publish_ops(job.sink_id, standing.state, moved, winners)
+        job, rows, keep = given.job, given.rows_by_log, history_kept(len(progress.open))
+        moved = progress.state.value.moved(job.batch, job.attempt, given.rows)
+        ops = self._sinks.publish_ops(job.sink_id, progress.state, moved, winners)
         for log in () if job.sink_id.startswith(JOB_PREFIX) else logs:
-            paths, found = await self._logs.paths(log), standing.marks.get(log)
+            paths, found = await self._logs.paths(log), progress.marks.get(log)
             if paths is None:
                 raise NoNodeError("the log was deleted meanwhile", log=log)
             mark = (LogMark() if found is None else found.value).moved(job.batch, job.attempt, rows[log], keep)
@@ -440,7 +451,7 @@ class Publisher:
         return [asyncio.ensure_future(tail(one)) for one in held]
 
     async def _multi(
-        self, batch: _Batch, standing: Standing, ops: Sequence[Op], winners: Sequence[StagedLedger]
+        self, batch: _Publishing, progress: BatchProgress, ops: Sequence[Op], winners: Sequence[StagedLedger]
     ) -> None:
         try:
             await self._store.multi(ops)
@@ -450,7 +461,7 @@ class Publisher:
                 raise
             # A token is gone. Either our own multi was applied after all, or another driver published this batch and
             # swept our ledgers, or an abandoned job was swept: the marks know.
-            if (await self._stands(batch)).open == standing.open:
+            if (await self._progress(batch)).open == progress.open:
                 raise swept(batch.given.job) from error
             raise
 
@@ -478,18 +489,18 @@ class Publisher:
         await for_each(late, REWRITES_AT_ONCE, restamp)
         return replace(publication, segments=tuple(segments))
 
-    async def _merged(self, batch: _Batch, standing: Standing) -> Publication:
+    async def _merged(self, batch: _Publishing, progress: BatchProgress) -> Publication:
         """The batch with neighbouring segments of open logs merged until they fit into one multi; mostly as it is.
 
         Raises BatchRefusedError, with nothing visible, if that would take too much.
         """
         publication = batch.publication
-        chosen = publication.only(standing.open)
+        chosen = publication.only(progress.open)
         if len(chosen.segments) <= SURELY_FITS:
             return publication
         by_log = {log: order_segments(log, segments) for log, segments in chosen.by_log().items()}
         sizes, rest = self._sizes(chosen, by_log)
-        rest += operations_size(await self._sink_ops(batch.given, standing, standing.open, []))
+        rest += operations_size(await self._sink_ops(batch.given, progress, progress.open, []))
         size = sum(sizes.values()) + rest
         if size <= MAX_MULTI_BYTES:
             return publication

@@ -28,9 +28,8 @@ from dlspark.spark.connection import defaults_among, resolve_uri, session_defaul
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.plain_errors import plainly_told
+from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId
-from dlspark.spark.sink.routing import routing_of
-from dlspark.spark.sink.schema import SinkColumns, columns_of
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.logs import LogStore
 from metadata.sinks import job_sink
@@ -178,7 +177,8 @@ class _Task:
         self._rows, self._size = [], 0
 
     def _publish(self) -> None:
-        from dlspark.spark.sink.run import abort_jobs, commit_batch, run_task
+        from dlspark.spark.sink.driver import abort_jobs, commit_batch
+        from dlspark.spark.sink.staging import run_task
 
         attempt = uuid.uuid4().hex
         job = JobId(job_sink(attempt), 0, attempt)

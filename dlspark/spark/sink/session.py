@@ -21,13 +21,13 @@ from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.options.client_settings import namespace_settings
 from dlspark.spark.options.registry import Options
-from dlspark.spark.sink.checks import sealed, swept
+from dlspark.spark.sink.batch_rules import sealed, swept
+from dlspark.spark.sink.columns import MAX_TXID
 from dlspark.spark.sink.commit import TAILS_AT_ONCE, Publisher
-from dlspark.spark.sink.logs import LogRules, NamespaceLogs, missing
+from dlspark.spark.sink.leftovers import LedgerSweeper
+from dlspark.spark.sink.log_access import LogRules, NamespaceLogs, missing
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
-from dlspark.spark.sink.rewrite import rewrite
-from dlspark.spark.sink.schema import MAX_TXID
-from dlspark.spark.sink.sweep import Sweeper
+from dlspark.spark.sink.segment_merging import rewrite
 from metadata.bookies import BookieAddress
 from metadata.foundation.errors import MetadataUnavailableError
 from metadata.foundation.pacing import for_each
@@ -83,7 +83,7 @@ class SinkSession:
             permit=None if services.permissions is None else self._permit,
         )
         self.publisher = Publisher(namespace.store, self.sinks, self.logs, clock=self._services.clock)
-        self.sweeper = Sweeper(self.sinks, self._services.ledgers.delete)
+        self.sweeper = LedgerSweeper(self.sinks, self._services.ledgers.delete)
         self._ahead: asyncio.Future[tuple[BaseException | None, list[BookieAddress] | BaseException]] | None = None
         self._newest_sink = ""
         self._abandoned_due_at = 0.0

@@ -1,4 +1,7 @@
-"""`Staging`: one task with what it asks of the metadata store, so that the answers come while Spark gets the rows.
+"""`run_task` stages the rows of one task, called in Spark's thread; `Staging` is the task on the event loop.
+
+What a task asks of the metadata store is asked before the rows are there, so that the answers come while Spark gets
+them:
 
 | asked for | why it may be asked before the rows are there |
 |---|---|
@@ -15,15 +18,26 @@ entry is sent before the marks were seen, and none before its ledger exists.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from itertools import chain, islice
+from typing import TYPE_CHECKING
 
-from dlspark.spark.sink.messages import JobId, StagedSegment
-from dlspark.spark.sink.schema import LogRows, SinkColumns
-from dlspark.spark.sink.session import SinkSession
-from dlspark.spark.sink.task import StageSettings, TaskWriter
-from metadata.foundation.errors import NoNodeError
+from dlspark.core.runtime import Runtime
+from dlspark.spark.options.registry import Options
+from dlspark.spark.sink.columns import LogRows, SinkColumns
+from dlspark.spark.sink.messages import JobId, SinkMessage, StagedSegment
+from dlspark.spark.sink.session import SinkSession, open_session
+from dlspark.spark.sink.task import EntriesToSend, StageSettings, TaskWriter
+from dlspark.spark.worker_memory import begin_use
+from metadata.foundation import fault_points
+from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
 from storage_node.client import LedgerWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STAMPS_AHEAD = 16
 """Logs whose highest ids are asked for before there are rows for them."""
@@ -89,3 +103,96 @@ class Staging:
 
     async def _end(self) -> None:
         await end_tasks([self._state, *self._stamps.values()], drop_errors=True)
+
+
+def run_task(
+    options: Options,
+    columns: SinkColumns,
+    job: JobId,
+    partition: int,
+    stamp_ms: int,
+    batches: Iterator[pa.RecordBatch],
+) -> SinkMessage:
+    """Stage a task's rows; called in Spark's thread.
+
+    Rows for logs that have the batch (a replay) are counted and not written. The same holds if that turns out only when
+    something goes wrong: another driver may have published the batch and swept what this task was writing.
+    """
+    begin_use()
+    runtime = Runtime.shared()
+    opening = runtime.submit(_begin(options, columns, job, partition, stamp_ms))
+    try:
+        first = list(islice(batches, 1))
+    except Exception:
+        runtime.run(opening.result().give_up())
+        raise
+    staging = opening.result()
+    seen: Counter[str] = Counter()
+    rest = chain(first, batches)
+    try:
+        message = _stage(runtime, staging, rest, seen)
+    except Exception as error:
+        runtime.run(staging.give_up())
+        if not isinstance(error, DistributedLogError) or isinstance(error, CallerError):
+            raise
+        message = _replayed(runtime, staging, rest, seen, error)
+    fault_points.reach("sink.staged")
+    return message
+
+
+async def _begin(options: Options, columns: SinkColumns, job: JobId, partition: int, stamp_ms: int) -> Staging:
+    return Staging(await open_session(options), job, columns, partition, stamp_ms)
+
+
+def _stage(runtime: Runtime, staging: Staging, batches: Iterator[pa.RecordBatch], seen: Counter[str]) -> SinkMessage:
+    """Stage all rows; `seen` counts those that were looked at, by log."""
+    task = staging.task
+    pipe = _Pipe(runtime, task)
+    for batch in batches:
+        rows = task.split(batch)
+        _count(rows, seen)
+        unmet = task.unmet(rows)
+        if unmet:
+            runtime.run(staging.meet(unmet))
+        for cut in task.take(rows):
+            pipe.push(cut)
+    for cut in task.rest():
+        pipe.push(cut)
+    pipe.drain()
+    fault_points.reach("sink.writing")
+    return SinkMessage(staging.job, runtime.run(staging.finish()), task.covered)
+
+
+def _replayed(
+    runtime: Runtime, staging: Staging, rest: Iterator[pa.RecordBatch], seen: Counter[str], error: DistributedLogError
+) -> SinkMessage:
+    """What a task that failed has to tell if all of its logs have the batch by now. Raises `error` if one has not."""
+    for batch in rest:
+        _count(staging.task.split(batch), seen)
+    if not seen or runtime.run(staging.session.covered(staging.job, list(seen))) != set(seen):
+        raise error
+    return SinkMessage(staging.job, covered=tuple(sorted(seen.items())))
+
+
+def _count(rows: Sequence[LogRows], seen: Counter[str]) -> None:
+    for part in rows:
+        seen[part.log] += len(part.values)
+
+
+class _Pipe:
+    """Sends cuts in order, one at a time on the event loop while the next one is being encoded."""
+
+    def __init__(self, runtime: Runtime, task: TaskWriter) -> None:
+        self._runtime = runtime
+        self._task = task
+        self._under_way: Future[None] | None = None
+
+    def push(self, cut: EntriesToSend) -> None:
+        self.drain()
+        self._under_way = self._runtime.submit(self._task.send(cut))
+
+    def drain(self) -> None:
+        """Wait for the cut under way. Raises what it failed with."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.result()

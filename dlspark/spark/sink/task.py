@@ -21,10 +21,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.entries import Compression, EncodedEntry, encode_entries
+from dlspark.spark.sink.columns import MAX_NUM_LOGS, LogRows, SinkColumns, check_order, rows_by_log
 from dlspark.spark.sink.errors import BatchRefusedError
 from dlspark.spark.sink.messages import StagedSegment
-from dlspark.spark.sink.routing import MAX_NUM_LOGS
-from dlspark.spark.sink.schema import LogRows, SinkColumns, check_order, rows_by_log
 from metadata.foundation.errors import check
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
@@ -62,7 +61,7 @@ class StageSettings:
         return f"task {self.partition}"
 
 
-class Window:
+class WriteWindow:
     """The adds of one task that wait for acknowledgement, bounded in bytes over all its ledgers."""
 
     def __init__(self, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
@@ -102,10 +101,10 @@ def _seen(add: asyncio.Future[int]) -> None:
         add.exception()
 
 
-class SegmentWriter:
+class StagedSegmentWriter:
     """Writes one ledger as a segment to be, keeping what its metadata will say."""
 
-    def __init__(self, ledger: LedgerWriter, window: Window) -> None:
+    def __init__(self, ledger: LedgerWriter, window: WriteWindow) -> None:
         self._ledger = ledger
         self._window = window
         self._count = 0
@@ -169,12 +168,12 @@ class _Gathered:
 class _Staged:
     """The open segment of one log and those closed before it (kept on the event loop)."""
 
-    segment: SegmentWriter | None = None
+    segment: StagedSegmentWriter | None = None
     closed: list[StagedSegment] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class EntriesToSend:
     """Entries of one log, encoded and to be sent; `last`: its segment has grown enough and ends with them."""
 
     log: str
@@ -197,7 +196,7 @@ class TaskWriter:
         self._settings = settings
         self._create = create
         self._stamp = stamp
-        self._window = Window()
+        self._window = WriteWindow()
         self._gathered: dict[str, _Gathered] = {}
         self._staged: dict[str, _Staged] = {}
         self._ahead: dict[str, asyncio.Task[LedgerWriter]] = {}
@@ -253,7 +252,7 @@ class TaskWriter:
             if ahead is not None:
                 await (await ahead).abandon()  # listed under a batch that the log has: its commit sweeps it
 
-    def take(self, rows: Sequence[LogRows]) -> Iterator[Cut]:
+    def take(self, rows: Sequence[LogRows]) -> Iterator[EntriesToSend]:
         """Gather rows of logs that were met; gives what is large enough to be sent."""
         for part in rows:
             if part.log in self._covered:
@@ -272,13 +271,13 @@ class TaskWriter:
         if self._pending_bytes > MAX_PENDING_BYTES:
             yield from self.rest()
 
-    def rest(self) -> Iterator[Cut]:
+    def rest(self) -> Iterator[EntriesToSend]:
         """Everything gathered and not yet given."""
         for log, gathered in self._gathered.items():
             if gathered.rows:
                 yield self._cut(log, gathered)
 
-    def _cut(self, log: str, gathered: _Gathered) -> Cut:
+    def _cut(self, log: str, gathered: _Gathered) -> EntriesToSend:
         values = _joined([part.values for part in gathered.rows])
         entries = cut_entries(
             self._txids(gathered, len(values)), values, gathered.next_position, self._settings.compression
@@ -290,14 +289,14 @@ class TaskWriter:
         last = gathered.stored_bytes >= self._settings.max_segment_bytes or gathered.next_position > ROLL_POSITION
         if last:
             gathered.next_position, gathered.stored_bytes = 1, 0
-        return Cut(log, entries, last)
+        return EntriesToSend(log, entries, last)
 
     def _txids(self, gathered: _Gathered, count: int) -> npt.NDArray[np.int64]:
         if gathered.stamp is not None:
             return np.full(count, gathered.stamp, dtype=np.int64)
         return np.concatenate([part.txids for part in gathered.rows if part.txids is not None])
 
-    async def send(self, cut: Cut) -> None:
+    async def send(self, cut: EntriesToSend) -> None:
         """Send entries to the log's segment, beginning one if none is open."""
         staged = self._staged[cut.log]
         if staged.segment is None:
@@ -306,7 +305,9 @@ class TaskWriter:
             self._make_some()
             # Entries wait for the ledger to exist: a storage node collects what belongs to no ledger, and until then
             # nobody knows that the id is ours.
-            staged.segment = SegmentWriter(await (self._create(cut.log) if ahead is None else ahead), self._window)
+            staged.segment = StagedSegmentWriter(
+                await (self._create(cut.log) if ahead is None else ahead), self._window
+            )
         for entry in cut.entries:
             await staged.segment.add(entry)
         if cut.last:

@@ -28,9 +28,8 @@ from pyspark.sql.datasource import (
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.registry import Options
 from dlspark.spark.plain_errors import plainly_told
+from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId, SinkMessage
-from dlspark.spark.sink.routing import routing_of
-from dlspark.spark.sink.schema import SinkColumns, columns_of
 from metadata.foundation.errors import InvariantViolation, check
 from metadata.sinks import application_sink, job_sink, query_sink
 from storage_node.edge import SystemClock
@@ -85,18 +84,18 @@ class BatchWriter(DataSourceArrowWriter):
         _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        from dlspark.spark.sink.run import run_task
+        from dlspark.spark.sink.staging import run_task
 
         partition = _task_context().partitionId()
         return run_task(self._options, self._columns, self._job, partition, self._stamp_ms, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        from dlspark.spark.sink.run import commit_batch
+        from dlspark.spark.sink.driver import commit_batch
 
         commit_batch(self._options, _sink_messages(messages), self._job.batch, self._columns.known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        from dlspark.spark.sink.run import abort_jobs
+        from dlspark.spark.sink.driver import abort_jobs
 
         abort_jobs(self._options, {self._job, *(message.job for message in _sink_messages(messages))})
 
@@ -113,7 +112,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        from dlspark.spark.sink.run import run_task
+        from dlspark.spark.sink.staging import run_task
 
         context = _task_context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
@@ -126,20 +125,20 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return run_task(self._options, self._columns, job, context.partitionId(), self._stamp_ms, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        from dlspark.spark.sink.run import commit_batch
+        from dlspark.spark.sink.driver import commit_batch
 
         commit_batch(self._options, _sink_messages(messages), batchId, self._columns.known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         # Without a message nobody knows the query here: its left-overs wait for the next commit.
-        from dlspark.spark.sink.run import abort_jobs
+        from dlspark.spark.sink.driver import abort_jobs
 
         abort_jobs(self._options, {message.job for message in _sink_messages(messages)})
 
 
 def _check_ready(options: Options, columns: SinkColumns) -> None:
     """On the planner: raise what would keep every task from writing. The commit has no use for it."""
-    from dlspark.spark.sink.run import check_ready, on_planner
+    from dlspark.spark.sink.driver import check_ready, on_planner
 
     if on_planner():
         check_ready(options, columns.known_logs)

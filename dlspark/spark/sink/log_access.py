@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from dlspark.spark.sink.batch_rules import LogHistory
 from dlspark.spark.sink.commit import HeldLog, LogTail
 from dlspark.spark.sink.errors import BatchRefusedError, LogBusyError
 from dlspark.spark.sink.messages import Publication, StagedSegment
-from dlspark.spark.sink.standing import LogHistory
 from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks

@@ -1,17 +1,29 @@
-"""Which segments of a batch are merged, so that the multi that publishes it fits into ZooKeeper.
+"""Merging segments of a batch, so that the multi that publishes it fits into ZooKeeper: which ones, and how.
 
 Each task makes one segment a log, so many tasks over many logs make more segments than one multi can publish. Then the
 driver writes neighbouring ones of a log again as one, the smallest first, until the multi fits. That costs the driver
 time, so it is bounded: a batch whose segments are too many and too large is refused with what to do.
+
+`rewrite` writes staged records again, into one new ledger: with another timestamp, or those of several segments as one.
+The driver does this between the tasks and the publication. The new ledger is listed like any other; the old ones stay
+as they are, listed, and go with the sweep after the commit.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
+import numpy as np
+
+from dlspark.core.codec.entries import Compression, DecodedBatch, decode_entries
 from dlspark.spark.sink.messages import StagedSegment
+from dlspark.spark.sink.task import StagedSegmentWriter, WriteWindow, cut_entries
+from metadata.foundation.errors import check
+from storage_node.client import LedgerWriter
+from storage_node.client.client import LedgerClient
 
 MAX_MERGED_BYTES = 256 * 1024 * 1024
 """Most bytes of records that the driver writes again for one batch."""
@@ -20,7 +32,7 @@ MAX_MERGED_RECORDS = 2**31 - 2**24
 
 
 @dataclass(slots=True)
-class _Node:
+class _Run:
     """Neighbouring segments of one log that become one; None: they belong to their neighbour on the left by now."""
 
     segments: list[StagedSegment] | None
@@ -38,13 +50,13 @@ def plan_merges(
     `by_log` has the segments of each log in their order; `cost` is what a segment takes in the multi. None: it cannot
     be done within the bounds.
     """
-    nodes: list[_Node] = []
+    nodes: list[_Run] = []
     pairs: list[tuple[int, int, int]] = []
     for segments in by_log:
         first = len(nodes)
         for number, segment in enumerate(segments, first):
             right = number + 1 if number + 1 < first + len(segments) else -1
-            nodes.append(_Node([segment], segment.user_bytes, segment.record_count, number - 1, right))
+            nodes.append(_Run([segment], segment.user_bytes, segment.record_count, number - 1, right))
             if right != -1:
                 pairs.append((segment.user_bytes + segments[number - first + 1].user_bytes, number, right))
         if first < len(nodes):
@@ -60,7 +72,7 @@ def plan_merges(
 
 
 def _join(
-    nodes: list[_Node],
+    nodes: list[_Run],
     pairs: list[tuple[int, int, int]],
     left: int,
     right: int,
@@ -83,3 +95,57 @@ def _join(
     if one.left != -1:
         heapq.heappush(pairs, (nodes[one.left].bytes + size, one.left, left))
     return saved
+
+
+WINDOW_ENTRIES = 32
+
+
+async def rewrite(
+    ledgers: LedgerClient,
+    writer: LedgerWriter,
+    segments: Sequence[StagedSegment],
+    txid: int | None,
+    *,
+    password: bytes,
+    compression: Compression,
+) -> StagedSegment:
+    """Write the records of `segments`, all of one log and in their order, to `writer`; with `txid` for their own ids.
+
+    Raises what reading or writing raised; the writer has been abandoned then, and its ledger is left to a sweep.
+    """
+    window = WriteWindow()
+    again = StagedSegmentWriter(writer, window)
+    position = 1
+    try:
+        for segment in segments:
+            async with aclosing(_read(ledgers, segment, password)) as batches:
+                async for rows in batches:
+                    txids = rows.txid if txid is None else np.full(len(rows), txid, dtype=np.int64)
+                    for entry in cut_entries(txids, rows.payload, position, compression):
+                        await again.add(entry)
+                    position += len(rows)
+        await window.drain()
+        first = segments[0]
+        copy = await again.close(first.log, first.partition, first.ordinal, stamped=first.stamped)
+    except BaseException:
+        window.abandon()
+        await writer.abandon()
+        raise
+    expected = sum(segment.record_count for segment in segments)
+    check(
+        copy.record_count == expected,
+        f"{copy.record_count} of {expected} records came through being written again",
+        ledger_id=writer.ledger_id,
+    )
+    return copy
+
+
+async def _read(ledgers: LedgerClient, segment: StagedSegment, password: bytes) -> AsyncGenerator[DecodedBatch, None]:
+    ledger = await ledgers.open(segment.ledger_id, password=password, recover=False)
+    try:
+        for first in range(0, segment.last_entry + 1, WINDOW_ENTRIES):
+            last = min(first + WINDOW_ENTRIES - 1, segment.last_entry)
+            entries = [(entry.entry_id, entry.payload) for entry in await ledger.read(first, last)]
+            yield decode_entries(entries, lssn=1, start_sequence_id=0)
+    finally:
+        await ledger.close()

@@ -1,4 +1,7 @@
-"""How far a batch is published, log by log: what its logs' marks say of it. Pure.
+"""Whether a batch may be published, and into which of its logs. Pure.
+
+`judge` says from the marks of its logs how far a batch is published, log by log; `order_segments` and `check_above`
+refuse what cannot continue a log.
 
 A log of the batch is
 
@@ -22,18 +25,25 @@ of its logs. All else is differing: it may be in the log or not, and to guess ei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 
-from dlspark.spark.sink.errors import ReplayDiffersError
-from dlspark.spark.sink.messages import Publication
+from dlspark.spark.sink.columns import MAX_TXID
+from dlspark.spark.sink.errors import (
+    BatchRefusedError,
+    BatchSweptError,
+    ReplayDiffersError,
+    TransactionOrderError,
+)
+from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
 from metadata.foundation.plurals import counted
 from metadata.ledgers import Versioned
 from metadata.sink_marks import Floor, LogMark, SinkState
 
 
-class Outcome(Enum):
+class CommitOutcome(Enum):
     """PUBLISHED: by this attempt. COVERED: every log had the batch before, nothing was to be done."""
 
     PUBLISHED = "published"
@@ -54,7 +64,7 @@ class LogHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BatchProgress:
     """What is known of a batch, read in one go; `marks` are those that its logs have."""
 
     state: Versioned[SinkState]
@@ -69,11 +79,11 @@ class Standing:
     """There is nothing to publish."""
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> CommitOutcome | None:
         """What came of the batch; None while there is something to publish."""
         if not self.over:
             return None
-        return Outcome.PUBLISHED if self.ours else Outcome.COVERED
+        return CommitOutcome.PUBLISHED if self.ours else CommitOutcome.COVERED
 
 
 def old_logs(publication: Publication, state: SinkState, marks: Mapping[str, Versioned[LogMark]]) -> list[str]:
@@ -84,12 +94,12 @@ def old_logs(publication: Publication, state: SinkState, marks: Mapping[str, Ver
     return [log for log in publication.logs if log not in marks or marks[log].value.rows_of(batch) is None]
 
 
-def judge_job(publication: Publication, state: Versioned[SinkState]) -> Standing:
+def judge_job(publication: Publication, state: Versioned[SinkState]) -> BatchProgress:
     """A batch write's sink is its own, and has one publication: whole, into all logs."""
     over = publication.job.batch <= state.value.batch
     logs = tuple(publication.logs)
     ours = over and state.value.attempt == publication.job.attempt
-    return Standing(state, {}, () if over else logs, logs if over else (), ours=ours, over=over)
+    return BatchProgress(state, {}, () if over else logs, logs if over else (), ours=ours, over=over)
 
 
 def judge(
@@ -97,7 +107,7 @@ def judge(
     state: Versioned[SinkState],
     marks: Mapping[str, Versioned[LogMark]],
     histories: Mapping[str, LogHistory | None],
-) -> Standing:
+) -> BatchProgress:
     """How far the batch is published. `histories` has what `old_logs` named; None: there is no such log."""
     job, rows = publication.job, publication.rows_by_log
     floor = state.value.floor
@@ -114,7 +124,7 @@ def judge(
         over, ours = job.batch <= state.value.batch, state.value.attempt == job.attempt
     else:
         over, ours = not open_logs, any(mark.value == LogMark(job.batch, job.attempt) for mark in marks.values())
-    return Standing(state, marks, open_logs, covered, differing, ours, over)
+    return BatchProgress(state, marks, open_logs, covered, differing, ours, over)
 
 
 _OPEN, _COVERED = "open", "covered"
@@ -188,18 +198,65 @@ def _emptied(batch: int, state: SinkState, marks: Mapping[str, Versioned[LogMark
     return {"": f"was published with {counted(old, 'row')} by an older dlspark, and now has none"} if old else differing
 
 
-def refusal(publication: Publication, standing: Standing) -> ReplayDiffersError:
+def refusal(publication: Publication, progress: BatchProgress) -> ReplayDiffersError:
     """The error for a batch with logs that differ.
 
     Spark repeats a batch with the rows it had: their place is in the checkpoint. A checkpoint that was rolled back (or
     copied, and run twice) has lost that, and may cut the same rows into other batches under the same numbers.
     """
-    log, why = next(iter(standing.differing.items()))
-    others = f" (and so for {', '.join(list(standing.differing)[1:6])})" if len(standing.differing) > 1 else ""
+    log, why = next(iter(progress.differing.items()))
+    others = f" (and so for {', '.join(list(progress.differing)[1:6])})" if len(progress.differing) > 1 else ""
     return ReplayDiffersError(
         f"{publication.job} {why}{others}: it is another batch, or may be (the checkpoint was rolled back or copied, a "
         "number was used twice, or the query gives other rows when it is repeated); nothing of it was published now",
         log=log or None,
         advice="Go on from the newest checkpoint; or start with an empty one, or with another txnAppId, after looking "
         "at the log's end. failOnDataLoss=false skips such rows, though they may be new, and publishes the others",
+    )
+
+
+def order_segments(log: str, segments: Sequence[StagedSegment]) -> list[StagedSegment]:
+    """`segments` of one log in the order in which they continue it. Raises TransactionOrderError if two overlap."""
+    ordered = sorted(segments, key=lambda s: (s.first_txid, s.last_txid, s.partition, s.ordinal))
+    for before, after in pairwise(ordered):
+        if after.first_txid < before.last_txid:
+            raise TransactionOrderError(
+                f"Transaction ids of two tasks overlap: task {before.partition} wrote {before.first_txid} to "
+                f"{before.last_txid}, task {after.partition} wrote {after.first_txid} to {after.last_txid}; "
+                "nothing of the batch is visible",
+                log=log,
+                advice='Write df.repartitionByRange("transaction_id").sortWithinPartitions("transaction_id"), '
+                "or one task: df.coalesce(1) of sorted rows",
+            )
+    return ordered
+
+
+def check_above(log: str, highest_txid: int, first: StagedSegment) -> None:
+    """Raise unless the batch's first id may follow the log's highest (equal is fine)."""
+    if highest_txid == MAX_TXID:
+        raise sealed(log)
+    if first.first_txid < highest_txid:
+        raise TransactionOrderError(
+            f"The batch begins at transaction id {first.first_txid}, below the log's highest, {highest_txid}; "
+            "nothing of the batch is visible",
+            log=log,
+            advice="Write rows in the order of their ids, drop those below the log's highest, "
+            "or leave transaction_id out: the batch then carries its own timestamp",
+        )
+
+
+def sealed(log: str) -> BatchRefusedError:
+    """The error for a log that takes no more records."""
+    return BatchRefusedError(
+        "The log has been sealed by an end-of-stream record and takes no more records; nothing of the batch is visible",
+        log=log,
+        advice="Write to another log",
+    )
+
+
+def swept(job: JobId) -> BatchSweptError:
+    """The error for a job whose ledgers, or whose sink, a sweep has taken for abandoned."""
+    return BatchSweptError(
+        f"What attempt {job.attempt} had staged for {job} was swept as abandoned; nothing of the batch is visible",
+        advice="Run the write again",
     )

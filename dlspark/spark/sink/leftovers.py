@@ -1,4 +1,4 @@
-"""Sweeping: removing the ledgers of failed attempts, after a commit that settled their batch.
+"""The ledgers of failed attempts: which there are, and how they are swept.
 
 A ledger is garbage once it is listed under a batch that its log's mark has reached: the publication took the listings
 of its own ledgers away in the same multi. A listing's name says which log it is for, so a commit sweeps what is for its
@@ -8,6 +8,20 @@ next sweep. A task that is still writing to such a ledger fails at its next meta
 ever visible.
 
 Sweeping never fails a batch: it has been published by then. What could not be swept stays listed.
+
+A query's next commit sweeps by itself what it has settled (`LedgerSweeper`). For queries that will not commit again
+there is `dlspark sink list|sweep` (`find_leftovers`, `sweep_leftovers`), which gives each staged ledger a verdict:
+
+| verdict | when |
+|---|---|
+| `settled` | its log has its batch, from another attempt: it can never be published |
+| `condemned` | a sweep began with it and did not get to its end: likewise |
+| `abandoned` | its log does not have its batch, and its attempt has listed nothing new for so long |
+| `live` | else: its query may still publish it |
+
+All but `live` may be swept. Should an abandoned attempt live after all, it fails cleanly (BatchSweptError), with
+nothing visible, and its batch is written again. The sink of a query or application, and its marks in the logs, stay
+whatever happens: without them a checkpoint's replay would be written twice (I9).
 """
 
 from __future__ import annotations
@@ -22,6 +36,15 @@ from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger, log_tag
 
 if TYPE_CHECKING:
     from dlspark.spark.sink.messages import JobId
+from dataclasses import dataclass
+from enum import Enum
+
+from metadata.foundation.errors import CallerError
+from metadata.foundation.pacing import for_each
+from metadata.log_names import LogNotFoundError
+from metadata.logs import LogStore
+from metadata.sink_marks import NO_BATCH, SinkState
+from metadata.sinks import APPLICATION_PREFIX, LISTED_VERSION
 
 MAX_SWEPT_PER_COMMIT = 20_000
 """Bound of the work that one commit does for failed attempts; the rest waits for the next commit."""
@@ -47,7 +70,7 @@ def settled_by(job: JobId, logs: Iterable[str], listed: Iterable[StagedLedger]) 
     ]
 
 
-class Sweeper:
+class LedgerSweeper:
     """Sweeps the sinks of one namespace. `delete_ledger(id)` succeeds where there is no such ledger."""
 
     def __init__(self, sinks: SinkStore, delete_ledger: Callable[[int], Awaitable[None]]) -> None:
@@ -145,3 +168,145 @@ class Sweeper:
             if isinstance(result, BaseException):
                 raise result
         return sum(result is True for result in results)
+
+
+MIN_AGE_MS = ABANDONED_AFTER_MS
+
+
+class LedgerVerdict(str, Enum):
+    """What may be done with a staged ledger."""
+
+    SETTLED = "settled"
+    CONDEMNED = "condemned"
+    ABANDONED = "abandoned"
+    LIVE = "live"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One staged ledger."""
+
+    ledger: StagedLedger
+    log: str
+    """Empty where it is not known: condemned ones, and what an older dlspark has listed."""
+    listed_ms: int
+    verdict: LedgerVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class SinkLeftovers:
+    """One sink. `moved_ms` is when it published last, by the metadata server's clock."""
+
+    sink_id: str
+    state: SinkState
+    moved_ms: int
+    ledgers: tuple[Listed, ...]
+    stale: bool
+    """A batch write's sink that has nothing listed, and has not been touched for so long: its job died at its start."""
+
+    @property
+    def kind(self) -> str:
+        """Who writes through it: a streaming query, an application with txnAppId, or a batch write."""
+        if self.sink_id.startswith(APPLICATION_PREFIX):
+            return "application"
+        return "job" if self.sink_id.startswith(JOB_PREFIX) else "query"
+
+    def of(self, *verdicts: LedgerVerdict) -> list[StagedLedger]:
+        """The ledgers with one of these verdicts."""
+        return [one.ledger for one in self.ledgers if one.verdict in verdicts]
+
+    @property
+    def sweepable(self) -> list[StagedLedger]:
+        """What `sweep_leftovers` takes."""
+        return self.of(LedgerVerdict.SETTLED, LedgerVerdict.CONDEMNED, LedgerVerdict.ABANDONED)
+
+    @property
+    def removable(self) -> bool:
+        """Whether `sweep_leftovers` takes the sink itself: nobody repeats a batch write under its name."""
+        return self.kind == "job" and (self.stale or (bool(self.ledgers) and not self.of(LedgerVerdict.LIVE)))
+
+
+async def find_leftovers(
+    sinks: SinkStore, logs: LogStore, now_ms: int, *, names: Iterable[str] | None = None, min_age_ms: int = MIN_AGE_MS
+) -> list[SinkLeftovers]:
+    """Look at the sinks that are named, or at all. Raises CallerError for a name that no sink has."""
+    existing = sorted(await sinks.sinks())
+    wanted = existing if names is None else list(dict.fromkeys(names))
+    missing = [name for name in wanted if name not in set(existing)]
+    if missing:
+        raise CallerError(f"there is no sink {missing[0]!r}; nothing was done", advice="See `dlspark sink list`")
+    found = [await _look(sinks, logs, name, now_ms - min_age_ms) for name in wanted]
+    return [one for one in found if one is not None]
+
+
+async def sweep_leftovers(sweeper: LedgerSweeper, sinks: SinkStore, found: SinkLeftovers) -> tuple[int, bool]:
+    """Delete what was found to be sweepable. Returns how many ledgers, and whether the sink is gone as well."""
+    swept = await sweeper.ledgers(found.sink_id, found.sweepable)
+    return swept, found.removable and await sinks.remove(found.sink_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    ledger: StagedLedger
+    log: str
+    listed_ms: int
+    condemned: bool
+
+
+async def _look(sinks: SinkStore, logs: LogStore, sink_id: str, before_ms: int) -> SinkLeftovers | None:
+    # The listing before the marks: what is published in between has left the listing, and is not called settled.
+    staged = await sinks.staged(sink_id)
+    state, stat = await sinks.read(sink_id), await sinks.stat(sink_id)
+    if state is None or stat is None:
+        return None  # a batch write that ended meanwhile
+    listings: list[_Listing] = []
+    highest: dict[str, int] = {}
+
+    async def look(ledger: StagedLedger) -> None:
+        found = await sinks.log_of(sink_id, ledger)
+        if found is not None:
+            log, listed = found
+            listings.append(_Listing(ledger, log, listed.ctime_ms, listed.version != LISTED_VERSION))
+
+    async def read(log: str) -> None:
+        try:
+            mark = await sinks.mark_in(await logs.located(log), sink_id)
+        except LogNotFoundError:
+            return
+        highest[log] = NO_BATCH if mark is None else mark.value.batch
+
+    await for_each(staged, _AT_ONCE, look)
+    # Where no log is known, and for a batch write, the sink speaks for all.
+    await for_each({one.log for one in listings if one.log}, _AT_ONCE, read)
+    stale = not listings and max(stat.mtime_ms, stat.ctime_ms) < before_ms
+    whole = sink_id.startswith(JOB_PREFIX)
+    judged = [
+        (one, state.value.batch if whole or not one.log else highest.get(one.log, NO_BATCH))
+        for one in sorted(listings, key=lambda one: one.ledger)
+    ]
+    return SinkLeftovers(sink_id, state.value, stat.mtime_ms, _judged(judged, before_ms), stale)
+
+
+def _judged(listings: Sequence[tuple[_Listing, int]], before_ms: int) -> tuple[Listed, ...]:
+    """Each listing is given with the highest batch that its log has."""
+    newest: dict[tuple[int, str], int] = {}
+    for one, _ in listings:
+        attempt = (one.ledger.batch, one.ledger.attempt)
+        newest[attempt] = max(one.listed_ms, newest.get(attempt, 0))
+    return tuple(
+        Listed(
+            one.ledger,
+            one.log,
+            one.listed_ms,
+            _verdict(one, highest, newest[one.ledger.batch, one.ledger.attempt] < before_ms),
+        )
+        for one, highest in listings
+    )
+
+
+def _verdict(listing: _Listing, highest: int, old: bool) -> LedgerVerdict:
+    if listing.condemned:
+        return LedgerVerdict.CONDEMNED
+    if listing.ledger.batch <= highest:
+        return LedgerVerdict.SETTLED
+    return LedgerVerdict.ABANDONED if old else LedgerVerdict.LIVE

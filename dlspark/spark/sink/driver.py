@@ -1,0 +1,106 @@
+"""The driver's side of the sink, called in Spark's thread: `check_ready` on the planner, `commit_batch`, `abort_jobs`.
+
+Like `staging.run_task`, they drive coroutines on the process's `Runtime` and share its open session.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from dlspark.core.runtime import Runtime
+from dlspark.spark.options.registry import Options
+from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
+from dlspark.spark.sink.session import SinkSession, open_session
+from dlspark.spark.worker_memory import begin_use
+from metadata.foundation import fault_points
+from metadata.foundation.errors import check
+from metadata.sinks import JOB_PREFIX
+
+if TYPE_CHECKING:
+    pass
+
+# Set only in the worker that plans a write; the commit's worker makes a writer as well, and must not ask again whether
+# the batch could be written.
+_PLANNER_MODULE = "pyspark.sql.worker.write_into_data_source"
+
+
+def on_planner() -> bool:
+    """Whether this process plans writes, so that an error ends the query before any task runs."""
+    return _PLANNER_MODULE in sys.modules
+
+
+def check_ready(options: Options, logs: tuple[str, ...]) -> None:
+    """Raise what would keep every task from writing: no ZooKeeper, too few storage nodes, a missing or sealed log."""
+    begin_use()
+    Runtime.shared().run(_check_ready(options, logs))
+
+
+async def _check_ready(options: Options, logs: tuple[str, ...]) -> None:
+    session = await open_session(options, patient=False)
+    await session.check_ready(logs)
+
+
+def commit_batch(
+    options: Options, messages: Sequence[SinkMessage], batch: int, known_logs: tuple[str, ...] = ()
+) -> None:
+    """Publish a batch from its tasks' messages; called in the driver's commit worker. Raises as `Publisher.publish`.
+
+    `known_logs`: those that the write names without a look at its rows.
+    """
+    begin_use()
+    publication = _one_publication(messages, known_logs)
+    if publication is None:
+        return
+    check(publication.job.batch == batch, f"tasks wrote batch {publication.job.batch}, and {batch} is to be committed")
+    Runtime.shared().run(_commit(options, publication))
+
+
+async def _commit(options: Options, publication: Publication) -> CommitOutcome:
+    session = await open_session(options)
+    if not publication.rows:
+        await _create_named(session, options, publication.job)
+    commit = await session.publisher.publish(publication, skip_differing=not options.flag("failOnDataLoss"))
+    fault_points.reach("sink.published")
+    sink_id = publication.job.sink_id
+    # Before the sweep: it removes the sink of a finished job, which is the one that tells the server's time.
+    if session.abandoned_jobs_due(always=sink_id.startswith(JOB_PREFIX)):
+        await session.sweeper.abandoned_jobs(sink_id)
+    await session.sweeper.after_commit(publication.job, publication.logs, commit.left)
+    return commit.outcome
+
+
+async def _create_named(session: SinkSession, options: Options, job: JobId) -> None:
+    """A batch without rows has the log that it names created, too, so that what it wrote can be read: no rows.
+
+    Logs that rows name have none to name them. A batch that was published before has created it, and if it is gone
+    since, somebody has deleted it.
+    """
+    log = None if options.given("numLogs") else options.one_log()
+    if log is not None and not session.logs.known(log) and job.batch > (await session.state(job)).batch:
+        await session.logs.prepare(log)
+
+
+def abort_jobs(options: Options, jobs: Iterable[JobId]) -> None:
+    """Sweep what aborted jobs have listed so far; tasks of theirs that still run add to it, for a later commit's sweep.
+
+    A commit whose answer was lost is followed by an abort as well: what it published has no listing any more, so the
+    sweep cannot touch it.
+    """
+    doomed = list(jobs)
+    if doomed:
+        Runtime.shared().run(_abort(options, doomed))
+
+
+async def _abort(options: Options, jobs: Sequence[JobId]) -> None:
+    session = await open_session(options)
+    for job in jobs:
+        await session.sweeper.own(job)
+
+
+def _one_publication(messages: Sequence[SinkMessage], known_logs: tuple[str, ...]) -> Publication | None:
+    publications = gather(messages, known_logs)
+    check(len(publications) <= 1, f"tasks of {len(publications)} different jobs are to be committed as one batch")
+    return publications[0] if publications else None
