@@ -7,7 +7,7 @@ import re
 import pages
 
 import dlspark.spark
-from dlspark.core.settings.registry import describe_settings
+from dlspark.core.settings.settings import describe_settings
 from dlspark.spark.options.foreign import ELSEWHERE
 from dlspark.spark.options.registry import OPTIONS
 from storage_node.settings.client import REGISTRY as CLIENT_REGISTRY

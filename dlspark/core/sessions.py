@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlspark.core.settings import Settings
-from dlspark.core.settings.zookeeper_keys import ZooKeeperKeys
+from dlspark.core.settings.cluster import ZooKeeperKeys
 from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
 from metadata.store import MetadataStore
 

@@ -44,6 +44,8 @@ _PAGE_WIDTH: Final = 120
 
 _TRUE: Final = frozenset(("true", "yes", "on", "1"))
 _FALSE: Final = frozenset(("false", "no", "off", "0"))
+_TAG: Final = re.compile(r"`[^`]*`|<")
+"""What begins a tag, or code, where nothing does."""
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,20}")
 _REAL: Final = re.compile(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?")
 
@@ -355,8 +357,13 @@ def properties_entry(comment: str, key: str, value: object) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table. Cells are Markdown already; what would end a cell or begin a tag is escaped."""
+    """The lines of a table. Cells are Markdown already; what would end a cell, or begin a tag outside of code, is
+    escaped."""
     yield f"| {' | '.join(head)} |"
     yield "|" + "---|" * len(head)
     for row in rows:
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|').replace('<', '&lt;') for cell in row)} |"
+        yield f"| {' | '.join(map(_cell, row))} |"
+
+
+def _cell(text: str) -> str:
+    return _TAG.sub(lambda found: "&lt;" if found[0] == "<" else found[0], text).replace("|", "\\|")

@@ -13,8 +13,7 @@ import pytest
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.dynamic.operator_files import OperatorFiles
 from dlspark.core.dynamic.watched_file import REJECTED
-from dlspark.core.settings import Settings, describe_settings
-from dlspark.core.settings.registry import dynamic_values
+from dlspark.core.settings.settings import Settings, describe_settings, dynamic_values
 from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
 from metadata.allocators import AllocatorStore
 from simulation.environment.loop import SimulatedLoop

@@ -11,10 +11,9 @@ import javaproperties
 import pytest
 import upstream_keys
 
-from dlspark.core.settings import Settings, describe_settings
-from dlspark.core.settings.page import settings_page
-from dlspark.core.settings.refused_keys import WITHOUT_MEANING
-from dlspark.core.settings.table import configuration_file
+from dlspark.core.settings.pages import configuration_file, settings_page
+from dlspark.core.settings.refused import WITHOUT_MEANING
+from dlspark.core.settings.settings import Settings, describe_settings
 from dlspark.core.writing.allocator import LedgerKind
 from dlspark.errors import CallerError, SettingsError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
@@ -272,7 +271,7 @@ def test_every_key_of_upstreams_is_either_honoured_or_refused_with_a_reason_and_
 
 
 def test_every_old_key_of_upstreams_is_an_alias_or_refused_as_the_new_one_is():
-    assert {info.old_key: info.key for info in describe_settings() if info.old_key}.items() <= (
+    assert {old: info.key for info in describe_settings() for old in info.other_keys}.items() <= (
         upstream_keys.OLD_KEYS.items()
     )
     for old, new in upstream_keys.OLD_KEYS.items():
@@ -280,7 +279,7 @@ def test_every_old_key_of_upstreams_is_an_alias_or_refused_as_the_new_one_is():
             with pytest.raises(SettingsError, match=f"{old} .*has no effect here"):
                 Settings.from_mapping({old: "1"})
         else:
-            assert old in {info.old_key for info in describe_settings()}
+            assert old in {old for info in describe_settings() for old in info.other_keys}
 
 
 def test_every_key_that_is_dynamic_upstream_is_dynamic_here_or_refused():

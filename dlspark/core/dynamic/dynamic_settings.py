@@ -24,9 +24,9 @@ from dlspark.core.dynamic.stream_converters import StreamConverter, stream_conve
 from dlspark.core.dynamic.watched_file import REJECTED, ReadFile, WatchedFile, read_in_thread
 from dlspark.core.metrics.logs import about
 from dlspark.core.settings import LiveSettings, Settings, Value
-from dlspark.core.settings.properties import local_path
-from dlspark.core.settings.registry import dynamic_values
+from dlspark.core.settings.settings import dynamic_values
 from dlspark.errors import SettingsError
+from metadata.foundation.properties import local_path
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +58,10 @@ class DynamicSettings:
 
     def __init__(self, settings: Settings, counters: Counter[str], read: ReadFile = read_in_thread) -> None:
         directory, default = settings.stream_config_directory, settings.stream_config_default
-        self._directory = local_path(directory) if directory else None
-        self._default = WatchedFile(local_path(default), dynamic_values, counters, read) if default else None
+        self._directory = local_path(directory, SettingsError) if directory else None
+        self._default = (
+            WatchedFile(local_path(default, SettingsError), dynamic_values, counters, read) if default else None
+        )
         self._converter: StreamConverter = stream_converter(settings.stream_config_router, "streamConfigRouterClass")
         self._counters = counters
         self._read = read

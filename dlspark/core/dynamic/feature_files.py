@@ -19,8 +19,8 @@ from typing import Final
 from dlspark.core.dynamic.features import BKC_SCOPE, DL_SCOPE, KNOWN_FEATURES, SettableFeatures
 from dlspark.core.dynamic.watched_file import ReadFile, WatchedFile, read_in_thread
 from dlspark.core.settings import Settings
-from dlspark.core.settings.properties import local_path
 from dlspark.errors import SettingsError
+from metadata.foundation.properties import local_path
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +33,10 @@ class FileFeatures(SettableFeatures):
     def __init__(self, settings: Settings, counters: Counter[str], read: ReadFile = read_in_thread) -> None:
         super().__init__()
         overlay = settings.feature_overlay_path
-        self._base = WatchedFile(local_path(settings.feature_base_path), _availability, counters, read)
-        self._overlay = WatchedFile(local_path(overlay), _availability, counters, read) if overlay else None
+        self._base = WatchedFile(local_path(settings.feature_base_path, SettingsError), _availability, counters, read)
+        self._overlay = (
+            WatchedFile(local_path(overlay, SettingsError), _availability, counters, read) if overlay else None
+        )
 
     async def load(self) -> None:
         """Read the files. Raises SettingsError, also where the base file does not exist."""

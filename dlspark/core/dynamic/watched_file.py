@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from dlspark.core.metrics.logs import about
-from dlspark.core.settings.properties import parse_properties, read_if_exists
 from dlspark.errors import SettingsError
+from metadata.foundation.properties import parse_properties, read_if_exists
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class WatchedFile(Generic[T]):
         if isinstance(seen, str):
             raise SettingsError(f"the settings file {self.path} cannot be read: {seen}", advice="Correct the file")
         try:
-            return self._understand(parse_properties(seen, self.path))
+            return self._understand(parse_properties(seen, self.path, SettingsError))
         except SettingsError as error:
             if str(self.path) in error.message:
                 raise

@@ -1,8 +1,6 @@
 """Settings of namespaces, logs, writers and readers: upstream's keys."""
 
-from dlspark.core.settings.keys import SettingInfo, Value
-from dlspark.core.settings.live import LiveSettings
-from dlspark.core.settings.registry import describe_settings
-from dlspark.core.settings.settings import Settings
+from dlspark.core.settings.settings import LiveSettings, Settings
+from metadata.foundation.settings import Value
 
-__all__ = ["LiveSettings", "SettingInfo", "Settings", "Value", "describe_settings"]
+__all__ = ["LiveSettings", "Settings", "Value"]

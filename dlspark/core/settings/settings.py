@@ -1,8 +1,7 @@
 """`Settings`: upstream's configuration keys, as far as they are honoured here.
 
-The settings stand in groups, one module each (`writer_keys`, ...): a field, its upstream key, what it means, and
-whether one log may override it. The file conf/distributedlog.conf is the same table for people, made from it
-(`python -m dlspark.core.settings`); a test keeps the two equal.
+The settings stand in groups (`cluster`, `writing`, `reading`, `operations`): a field, its upstream key, what it means,
+and whether one log may override it. `pages` makes conf/distributedlog.conf and docs/settings.md from them.
 
 Values come, later ones over earlier ones, from: the defaults; a properties file (`DLSPARK_CONF` or `from_properties`);
 environment variables `DLSPARK_SET_<key>`, e.g. `DLSPARK_SET_writerOutputBufferSize=0`; options of the interpreter, as
@@ -18,35 +17,39 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Literal, cast
 
 from dlspark.core.dynamic.features import provider_kind
 from dlspark.core.dynamic.stream_converters import stream_converter
-from dlspark.core.settings.allocator_keys import AllocatorKeys
-from dlspark.core.settings.configuration_keys import ConfigurationKeys
-from dlspark.core.settings.federation_keys import FederationKeys
-from dlspark.core.settings.keys import MAX_INT, Value
-from dlspark.core.settings.ledger_keys import LedgerKeys, PlacementKeys
-from dlspark.core.settings.metadata_keys import MetadataKeys
-from dlspark.core.settings.observability_keys import ObservabilityKeys
-from dlspark.core.settings.properties import read_properties
-from dlspark.core.settings.reader_keys import ReaderKeys
-from dlspark.core.settings.registry import CLIENT_PREFIX, FIELDS, check_value, convert, describe_settings, lookup
-from dlspark.core.settings.retention_keys import RetentionKeys
-from dlspark.core.settings.segment_keys import SegmentKeys
-from dlspark.core.settings.writer_keys import WriterKeys
-from dlspark.core.settings.zookeeper_keys import ZooKeeperKeys
+from dlspark.core.settings.cluster import (
+    AllocatorKeys,
+    FederationKeys,
+    LedgerKeys,
+    MetadataKeys,
+    PlacementKeys,
+    ZooKeeperKeys,
+)
+from dlspark.core.settings.log_setting import LogSetting
+from dlspark.core.settings.operations import ConfigurationKeys, ObservabilityKeys
+from dlspark.core.settings.reading import ReaderKeys
+from dlspark.core.settings.refused import OLD_KEYS, WITHOUT_MEANING
+from dlspark.core.settings.writing import RetentionKeys, SegmentKeys, WriterKeys
 from dlspark.errors import SettingsError
 from metadata.allocators import pool_path
 from metadata.foundation.errors import CallerError
+from metadata.foundation.properties import read_properties
+from metadata.foundation.settings import MAX_INT, Registry, Value, settings_of
 from storage_node.client.placement.resolvers import parse_overrides
 from storage_node.settings.client import ClientSettings
 from storage_node.settings.placement import RESOLVERS, PlacementSettings, Resolver
 
+CLIENT_PREFIX = "bkc."
+"""Prefix of the ledger client's keys."""
 FILE_VARIABLE = "DLSPARK_CONF"
 """Environment variable that names a properties file."""
+_NAMED_BY = f"--conf, or environment variable {FILE_VARIABLE}"
 VARIABLE_PREFIX = "DLSPARK_SET_"
 """Prefix of environment variables that set one key each."""
 _CLIENT_VARIABLE_PREFIX = "bkc_"
@@ -83,8 +86,7 @@ class Settings(
     """Names of the fields that were set by key, also to what is their default."""
 
     def __post_init__(self) -> None:
-        for info in describe_settings():
-            check_value(info, getattr(self, FIELDS[info.key]))
+        REGISTRY.check(self)
         if self.read_timeout_s * 1000 < self.long_poll_ms:
             raise SettingsError(
                 f"bkcReadTimeoutSeconds={self.read_timeout_s} is shorter than "
@@ -166,14 +168,8 @@ class Settings(
         passed_on = {key[len(CLIENT_PREFIX) :]: value for key, value in values.items() if key.startswith(CLIENT_PREFIX)}
         if passed_on:
             changed["ledger_client"] = tuple(sorted((dict(base.ledger_client) | passed_on).items()))
-        for key, value in values.items():
-            if key.startswith(CLIENT_PREFIX):
-                continue
-            info = lookup(key)
-            name = FIELDS[info.key]
-            if name in changed:
-                raise SettingsError(f"{info.key} is given twice, once as {key}", advice="Keep one of them")
-            changed[name] = convert(info, key, value)
+        mine = {key: value for key, value in values.items() if not key.startswith(CLIENT_PREFIX)}
+        changed |= REGISTRY.read_all(mine).get(cls, {})
         return replace(base, given=base.given | changed.keys(), **changed)  # type: ignore[arg-type]
 
     @classmethod
@@ -182,7 +178,7 @@ class Settings(
 
         Raises SettingsError, also for a file that cannot be read.
         """
-        return cls.from_mapping(read_properties(path, f"--conf, or environment variable {FILE_VARIABLE}"), base)
+        return cls.from_mapping(read_properties(path, SettingsError, named_by=_NAMED_BY), base)
 
     @classmethod
     def from_environment(
@@ -215,7 +211,7 @@ class Settings(
 
     def as_mapping(self) -> dict[str, Value]:
         """All settings by upstream key."""
-        mine = {info.key: getattr(self, FIELDS[info.key]) for info in describe_settings()}
+        mine: dict[str, Value] = {info.key: getattr(self, name) for name, info in settings_of(Settings).items()}
         return mine | {CLIENT_PREFIX + key: value for key, value in self.ledger_client}
 
     @property
@@ -252,3 +248,69 @@ def _options(options: Mapping[str, str | Literal[True]]) -> dict[str, Value]:
     """The keys that options of the interpreter set; one without a value is a flag that is true."""
     prefix = len(OPTION_PREFIX)
     return {name[prefix:]: value for name, value in options.items() if name.startswith(OPTION_PREFIX)}
+
+
+REGISTRY = Registry(
+    [Settings],
+    SettingsError,
+    page="conf/distributedlog.conf",
+    refused={**WITHOUT_MEANING, **{old: WITHOUT_MEANING[new] for old, new in OLD_KEYS.items()}},
+)
+
+
+def lookup(key: str) -> LogSetting:
+    """The setting of a key, or of an old key. Raises SettingsError, with the nearest key or the reason."""
+    return cast(LogSetting, REGISTRY.find(key)[2])
+
+
+def describe_settings() -> Iterator[LogSetting]:
+    """All settings, in the order of the configuration file."""
+    return (cast(LogSetting, info) for info in settings_of(Settings).values())
+
+
+def dynamic_values(written: Mapping[str, Value]) -> dict[str, Value]:
+    """The values, by key, of what a dynamic settings file says.
+
+    Raises SettingsError, also for a key that does not change while a log is open.
+    """
+    for key in written:
+        info = None if key.startswith(CLIENT_PREFIX) else lookup(key)
+        if info is None or not info.dynamic:
+            raise SettingsError(
+                f"{key} does not change while a log is open",
+                advice="Take it out of the dynamic settings file, and set it on opening the namespace or the log",
+            )
+    names = REGISTRY.read_all(written).get(Settings, {})
+    return {info.key: names[name] for name, info in settings_of(Settings).items() if name in names}  # type: ignore[misc]
+
+
+class LiveSettings:
+    """The settings of one open log, which dynamic settings change while it is open.
+
+    `current` is what holds now. A reader or writer that keeps a copy of it listens for changes, so that no record pays
+    for them."""
+
+    def __init__(self, settings: Settings, on_close: Callable[[], None] | None = None) -> None:
+        self.current = settings
+        self._listeners: list[Callable[[Settings], None]] = []
+        self._on_close = on_close
+
+    def listen(self, listener: Callable[[Settings], None]) -> None:
+        """Call `listener` with the new settings after each change, until `close`."""
+        self._listeners.append(listener)
+
+    def change(self, settings: Settings) -> bool:
+        """Let other settings hold from now on; False if they are the same."""
+        if settings == self.current:
+            return False
+        self.current = settings
+        for listener in list(self._listeners):
+            listener(settings)
+        return True
+
+    def close(self) -> None:
+        """No change is made known any more. Idempotent."""
+        self._listeners.clear()
+        closing, self._on_close = self._on_close, None
+        if closing is not None:
+            closing()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dlspark.core.settings import Value
-from dlspark.core.settings.registry import CLIENT_PREFIX, describe_settings
+from dlspark.core.settings.settings import CLIENT_PREFIX, REGISTRY
+from metadata.foundation.settings import Value
 from storage_node.settings.client import REGISTRY as CLIENT_REGISTRY
 
 
@@ -22,9 +22,6 @@ def namespace_settings(passed_on: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _keys() -> Iterator[str]:
-    for info in describe_settings():
-        yield info.key
-        if info.old_key:
-            yield info.old_key
+    yield from REGISTRY
     for key in CLIENT_REGISTRY:
         yield CLIENT_PREFIX + key

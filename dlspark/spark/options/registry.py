@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Flag
 
-from dlspark.core.settings.keys import MAX_INT
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.foreign import elsewhere
 from dlspark.spark.options.values import (
@@ -28,6 +27,7 @@ from dlspark.spark.options.values import (
     shown,
 )
 from metadata.foundation.errors import check
+from metadata.foundation.settings import MAX_INT
 
 
 class Scope(Flag):

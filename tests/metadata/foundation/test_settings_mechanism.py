@@ -165,4 +165,8 @@ def test_pages_are_made_of_lines_that_hold_their_cells() -> None:
     assert properties_entry("What it is.", "preheat", True) == "# What it is.\npreheat=true\n"
     assert properties_entry("What it is.", "limit", None) == "# What it is.\n#limit=\n"
     assert properties_entry("What it is.", "trays", ("a", "b")).endswith("trays=a,b\n")
-    assert list(markdown_table(["a", "b"], [["x|y", "<z>"]])) == ["| a | b |", "|---|---|", "| x\\|y | &lt;z> |"]
+    assert list(markdown_table(["a", "b"], [["x|y", "<z> `<z>`"]])) == [
+        "| a | b |",
+        "|---|---|",
+        "| x\\|y | &lt;z> `<z>` |",
+    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from dlspark.cli.main import app
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import CallerError
+from metadata.foundation.settings import settings_of
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore
@@ -33,11 +33,11 @@ def write_conf(cluster: Cluster, **overrides: object) -> Path:
     """The properties file of node "a"."""
     settings = cluster.settings(**overrides)
     lines = []
-    for one in fields(BookieSettings):
-        value = getattr(settings, one.name)
+    for name, info in settings_of(BookieSettings).items():
+        value = getattr(settings, name)
         if value is not None:
             text = ",".join(value) if isinstance(value, tuple) else str(value)
-            lines.append(f"{one.metadata['key']}={text}\n")
+            lines.append(f"{info.key}={text}\n")
     path = cluster.tmp_path / "bookie.conf"
     path.write_text("".join(lines))
     return path

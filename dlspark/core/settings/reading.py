@@ -4,85 +4,92 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlspark.core.settings.keys import MAX_INT, flag, number
+from dlspark.core.settings.log_setting import setting
+from metadata.foundation.settings import FLAG, MAX_INT, WHOLE
 
 
 @dataclass(frozen=True)
 class ReaderKeys:
     """Reader"""
 
-    long_poll_ms: int = number(
+    long_poll_ms: int = setting(
+        WHOLE,
         1000,
         "readLACLongPollTimeout",
         "How long one request waits at the tail for a new entry, in milliseconds",
         minimum=1,
     )
-    read_ahead_entries: int = number(
+    read_ahead_entries: int = setting(
+        WHOLE,
         10,
         "readAheadMaxRecords",
         "Entries a reader holds in advance",
         minimum=1,
-        old_key="ReadAheadMaxEntries",
+        other_keys=("ReadAheadMaxEntries",),
         dynamic=True,
     )
-    prefetch_entries: int = number(
+    prefetch_entries: int = setting(
+        WHOLE,
         4,
         "numPrefetchEntriesPerLogSegment",
         "Entries of a segment that are requested in advance at first; twice as many each time all of them were used",
         minimum=1,
         dynamic=True,
     )
-    max_prefetch_entries: int = number(
+    max_prefetch_entries: int = setting(
+        WHOLE,
         32,
         "maxPrefetchEntriesPerLogSegment",
         "Entries of a segment that are requested in advance at most",
         minimum=1,
         dynamic=True,
     )
-    search_ways: int = number(
+    search_ways: int = setting(
+        WHOLE,
         2,
         "readAheadBatchSize",
         "Entries that a search for a transaction id reads at a time where it cannot guess; below 2 counts as 2",
         minimum=1,
-        old_key="ReadAheadBatchSize",
+        other_keys=("ReadAheadBatchSize",),
         dynamic=True,
     )
-    read_ahead_wait_ms: int = number(
+    read_ahead_wait_ms: int = setting(
+        WHOLE,
         200,
         "readAheadWaitTime",
         "Milliseconds a blocking read waits at the tail, and the first pause after a failed read",
         minimum=1,
-        old_key="ReadAheadWaitTime",
+        other_keys=("ReadAheadWaitTime",),
         dynamic=True,
     )
-    ignore_truncation: bool = flag(
-        False,
-        "ignoreTruncationStatus",
-        "Whether truncated records are read as long as they exist",
+    ignore_truncation: bool = setting(
+        FLAG, False, "ignoreTruncationStatus", "Whether truncated records are read as long as they exist"
     )
-    fail_on_truncated: bool = flag(
+    fail_on_truncated: bool = setting(
+        FLAG,
         True,
         "alertPositionOnTruncated",
         "Whether a reader positioned on truncated records fails; false: it goes on with the first record that is left",
     )
-    gap_detection: bool = flag(
-        True,
-        "positionGapDetectionEnabled",
-        "Whether a reader fails when a record is missing between two others",
+    gap_detection: bool = setting(
+        FLAG, True, "positionGapDetectionEnabled", "Whether a reader fails when a record is missing between two others"
     )
-    expand_record_sets: bool = flag(
+    expand_record_sets: bool = setting(
+        FLAG,
         True,
         "deserializeRecordSetOnReads",
         "Whether the members of a record set are delivered one by one; false: each set whole, as one record",
         dynamic=True,
     )
-    skip_broken_entries: bool = flag(
+    skip_broken_entries: bool = setting(
+        FLAG,
         False,
         "readAheadSkipBrokenEntries",
         "Whether an entry whose checksum is wrong on every storage node is passed over; the reader's `gaps` tell of it",
         dynamic=True,
     )
-    idle_warn_ms: int = number(
+    idle_warn_ms: int = setting(
+        WHOLE,
         120_000,
         "readerIdleWarnThresholdMillis",
         "Warn when nothing has arrived for a waiting read in so many milliseconds, more than twice "
@@ -90,26 +97,30 @@ class ReaderKeys:
         minimum=1,
         dynamic=True,
     )
-    idle_error_ms: int = number(
+    idle_error_ms: int = setting(
+        WHOLE,
         MAX_INT,
         "readerIdleErrorThresholdMillis",
         "Fail a read for which nothing arrives in so many milliseconds; 2147483647 or below 1: never",
         dynamic=True,
     )
-    segment_cache: bool = flag(
+    segment_cache: bool = setting(
+        FLAG,
         True,
         "logSegmentCacheEnabled",
         "Whether the metadata of segments is kept once it was read, until the log's list of segments says otherwise",
         per_log=False,
     )
-    segment_cache_max: int = number(
+    segment_cache_max: int = setting(
+        WHOLE,
         10_000,
         "logSegmentCacheMaxSize",
         "Segments whose metadata a namespace keeps; the logs used longest ago go first",
         minimum=0,
         per_log=False,
     )
-    segment_cache_ttl_ms: int = number(
+    segment_cache_ttl_ms: int = setting(
+        WHOLE,
         600_000,
         "logSegmentCacheTTLMs",
         "Milliseconds after which the metadata kept of a log is read again, also where nothing seems to have changed",

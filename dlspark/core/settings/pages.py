@@ -1,14 +1,42 @@
-"""The settings as a page for people: docs/settings.md."""
+"""The settings as files for people.
+
+python -m dlspark.core.settings > conf/distributedlog.conf
+python -m dlspark.core.settings --table > docs/settings.md
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 
 from dlspark.core.dynamic.features import KNOWN_FEATURES
-from dlspark.core.settings.keys import SettingInfo, Value
-from dlspark.core.settings.refused_keys import WITHOUT_MEANING
-from dlspark.core.settings.registry import DEFAULTS, GROUPS
+from dlspark.core.settings.log_setting import LogSetting
+from dlspark.core.settings.refused import WITHOUT_MEANING
+from dlspark.core.settings.settings import Settings
+from metadata.foundation.settings import defaults_of, markdown_table, properties_entry, settings_of, written
+
+GROUPS = tuple(reversed(Settings.__bases__))
+"""In the order of the configuration file."""
+DEFAULTS = defaults_of(Settings)
+
+_CONF_HEAD = """\
+# Settings of dlspark, with their defaults. Keys are Apache DistributedLog's, unless marked (own).
+#
+# Use this file with the environment variable DLSPARK_CONF, or Settings.from_properties(path). Single keys can be set by
+# environment variables DLSPARK_SET_<key>, or by options of the interpreter: python -X dlspark.<key>=<value>. Keys
+# marked (namespace) cannot be overridden for one log; keys marked (dynamic) change while a log is open, when its
+# dynamic settings do. docs/settings.md says more, and lists Apache DistributedLog's keys that are refused.
+"""
+_CONF_TAIL = """\
+# ---- Ledger client ----
+
+# Keys with the prefix bkc. are handed to the ledger client without it, over what follows from the settings above; they
+# are BookKeeper's (docs/client-settings.md has them all), and hold for a whole namespace. For example:
+#bkc.delayEnsembleChange=true
+#bkc.explicitLacInterval=100
+#bkc.firstSpeculativeReadTimeout=500
+#bkc.minNumRacksPerWriteQuorum=3
+"""
+
 
 _INTRODUCTION = """\
 # Settings
@@ -76,51 +104,54 @@ Apache DistributedLog's other switches have no counterpart: `bkc.repp_disable_du
 """
 
 
+def configuration_file() -> str:
+    """The whole text of conf/distributedlog.conf."""
+    return "\n".join((_CONF_HEAD, *_conf_groups(), _CONF_TAIL))
+
+
+def _conf_groups() -> Iterator[str]:
+    for group in GROUPS:
+        yield f"# ---- {group.__doc__} ----\n"
+        for info in _settings(group):
+            marks = " (namespace)" * (not info.per_log) + " (dynamic)" * info.dynamic + " (own)" * info.own
+            yield properties_entry(f"{info.meaning}.{marks}", info.key, DEFAULTS[info.key])
+
+
 def settings_page() -> str:
-    """The whole page."""
-    introduction = _INTRODUCTION.replace("{features}", "\n".join(_features()))
-    return "\n".join((introduction, *_groups(), *_refused(), ""))
-
-
-def _features() -> Iterator[str]:
-    yield "| feature | effect |"
-    yield "|---|---|"
-    for name, effect in KNOWN_FEATURES.items():
-        yield f"| `{name}` | {effect}. |"
+    """The whole page docs/settings.md."""
+    features = markdown_table(
+        ("feature", "effect"), ((f"`{name}`", f"{effect}.") for name, effect in KNOWN_FEATURES.items())
+    )
+    return "\n".join((_INTRODUCTION.replace("{features}", "\n".join(features)), *_groups(), *_refused(), ""))
 
 
 def _groups() -> Iterator[str]:
     for group in GROUPS:
         yield f"## {group.__doc__}\n"
-        yield "| key | default | one log | dynamic | meaning |"
-        yield "|---|---|---|---|---|"
-        for item in fields(group):
-            yield _row(item.metadata["info"])
+        yield from markdown_table(("key", "default", "one log", "dynamic", "meaning"), map(_row, _settings(group)))
         yield ""
 
 
-def _row(info: SettingInfo) -> str:
-    key = f"`{info.key}`" + (f" (`{info.old_key}`)" if info.old_key else "")
-    meaning = _escaped(info.meaning) + (" (own)" if info.own else "")
+def _settings(group: type) -> Iterator[LogSetting]:
+    return (info for info in settings_of(group).values() if isinstance(info, LogSetting))
+
+
+def _row(info: LogSetting) -> tuple[str, ...]:
+    key = " ".join((f"`{info.key}`", *(f"(`{old}`)" for old in info.other_keys)))
+    default = written(DEFAULTS[info.key])
+    meaning = info.meaning + (" (own)" if info.own else "")
     if info.choices:
         meaning += f": {', '.join(f'`{choice}`' for choice in info.choices)}"
-    marks = f"{'yes' if info.per_log else ''} | {'yes' if info.dynamic else ''}"
-    return f"| {key} | {_text(DEFAULTS[info.key])} | {marks} | {meaning}. |"
+    return (
+        key,
+        f"`{default}`" if default else "",
+        "yes" if info.per_log else "",
+        "yes" if info.dynamic else "",
+        f"{meaning}.",
+    )
 
 
 def _refused() -> Iterator[str]:
     yield "## Keys of Apache DistributedLog that are refused\n"
     yield "They would change nothing here, so that setting one is an error that gives the reason.\n"
-    yield "| key | reason |"
-    yield "|---|---|"
-    for key, reason in WITHOUT_MEANING.items():
-        yield f"| `{key}` | {_escaped(reason)} |"
-
-
-def _text(default: Value) -> str:
-    written = str(default).lower() if isinstance(default, bool) else str(default)
-    return f"`{written}`" if written else ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    yield from markdown_table(("key", "reason"), ((f"`{key}`", why) for key, why in WITHOUT_MEANING.items()))

@@ -1,0 +1,290 @@
+"""Settings of a namespace: the sessions with ZooKeeper, federation, what logs are in the metadata store.
+
+The ledgers that segments are, and where their copies go, are among them: these are settings of the cluster below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlspark.core.settings.log_setting import setting
+from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, REAL, TEXT, WHOLE
+from metadata.store import RetryPolicy
+
+
+@dataclass(frozen=True)
+class ZooKeeperKeys:
+    """ZooKeeper"""
+
+    zk_acl_id: str = setting(
+        EXACT,
+        "",
+        "zkAclId",
+        "Identity of the session, name and password in one: what it creates can be changed with the same one alone, "
+        "and read by all; it guards neither ledgers nor storage nodes; empty: none",
+        per_log=False,
+        secret=True,
+    )
+    zk_session_timeout_s: int = setting(
+        WHOLE,
+        30,
+        "zkSessionTimeoutSeconds",
+        "ZooKeeper session timeout in seconds: how long a dead writer keeps its lock",
+        minimum=1,
+        maximum=3600,
+        per_log=False,
+    )
+    zk_request_rate: float = setting(
+        REAL,
+        0.0,
+        "zkRequestRateLimit",
+        "Requests a second that the session makes, further ones wait; 0 or less: any number",
+        per_log=False,
+    )
+    zk_retries: int = setting(
+        WHOLE,
+        3,
+        "zkNumRetries",
+        "How often a request that may be repeated is, when the connection is lost",
+        minimum=0,
+        maximum=1000,
+        per_log=False,
+    )
+    zk_retry_start_backoff_ms: int = setting(
+        WHOLE,
+        5_000,
+        "zkRetryStartBackoffMillis",
+        "How long the first repetition waits for the connection at most, in milliseconds; further ones twice as long "
+        "each",
+        minimum=0,
+        per_log=False,
+    )
+    zk_retry_max_backoff_ms: int = setting(
+        WHOLE,
+        30_000,
+        "zkRetryMaxBackoffMillis",
+        "Longest wait before a repetition, and between attempts of a reader that cannot read its list of segments, in "
+        "milliseconds",
+        minimum=1,
+        per_log=False,
+    )
+    bkc_zk_session_timeout_s: int = setting(
+        WHOLE,
+        30,
+        "bkcZKSessionTimeoutSeconds",
+        "As zkSessionTimeoutSeconds, for the ledgers' session. They have one of their own where their ZooKeeper is "
+        "another one, with zkAclId, and where one of these five keys is set",
+        minimum=1,
+        maximum=3600,
+        per_log=False,
+    )
+    bkc_zk_request_rate: float = setting(
+        REAL, 0.0, "bkcZKRequestRateLimit", "As zkRequestRateLimit, for the ledgers' session", per_log=False
+    )
+    bkc_zk_retries: int = setting(
+        WHOLE, 3, "bkcZKNumRetries", "As zkNumRetries, for the ledgers' session", minimum=0, maximum=1000, per_log=False
+    )
+    bkc_zk_retry_start_backoff_ms: int = setting(
+        WHOLE,
+        5_000,
+        "bkcZKRetryStartBackoffMillis",
+        "As zkRetryStartBackoffMillis, for the ledgers' session",
+        minimum=0,
+        per_log=False,
+    )
+    bkc_zk_retry_max_backoff_ms: int = setting(
+        WHOLE,
+        30_000,
+        "bkcZKRetryMaxBackoffMillis",
+        "As zkRetryMaxBackoffMillis, for the ledgers' session",
+        minimum=1,
+        per_log=False,
+    )
+
+    @property
+    def zk_retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(self.zk_retries, self.zk_retry_start_backoff_ms, self.zk_retry_max_backoff_ms)
+
+    @property
+    def bkc_zk_retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(self.bkc_zk_retries, self.bkc_zk_retry_start_backoff_ms, self.bkc_zk_retry_max_backoff_ms)
+
+
+@dataclass(frozen=True)
+class FederationKeys:
+    """Federation"""
+
+    federated: bool = setting(
+        FLAG,
+        False,
+        "federatedNamespaceEnabled",
+        "Whether the namespace is treated as federated also where its binding does not say so",
+        per_log=False,
+    )
+    federated_max_logs: int = setting(
+        WHOLE,
+        15_000,
+        "federatedMaxLogsPerSubnamespace",
+        "Logs of a sub-namespace beyond which a further one is made",
+        minimum=1,
+        per_log=False,
+    )
+    federated_ask_on_miss: bool = setting(
+        FLAG,
+        True,
+        "federatedCheckExistenceWhenCacheMiss",
+        "Whether ZooKeeper is asked for a log that is not known; false: the lists of names that were read decide, and "
+        "a log that was created elsewhere just now may be missed",
+        per_log=False,
+    )
+
+
+@dataclass(frozen=True)
+class MetadataKeys:
+    """Metadata"""
+
+    unpartitioned_stream_name: str = setting(
+        TEXT, "<default>", "unpartitionedStreamName", "Name of the znode under a log that holds it", per_log=False
+    )
+    first_lssn: int = setting(
+        WHOLE,
+        1,
+        "firstLogsegmentSequenceNumber",
+        "Sequence number of a new log's first segment, unless the namespace's binding gives one",
+        minimum=1,
+        maximum=MAX_LONG,
+        other_keys=("first-logsegment-sequence-number",),
+        per_log=False,
+    )
+    create_log_if_missing: bool = setting(
+        FLAG, True, "createStreamIfNotExists", "Whether opening a writer creates a missing log"
+    )
+    max_id_sanity_check: bool = setting(
+        FLAG, True, "maxIdSanityCheck", "Whether a transaction id below the log's highest is refused, record by record"
+    )
+
+
+@dataclass(frozen=True)
+class LedgerKeys:
+    """Ledgers"""
+
+    ensemble_size: int = setting(
+        WHOLE,
+        3,
+        "bkcEnsembleSize",
+        "Storage nodes over which a segment is striped",
+        minimum=1,
+        maximum=1000,
+        other_keys=("ensemble-size",),
+        dynamic=True,
+    )
+    write_quorum: int = setting(
+        WHOLE,
+        3,
+        "bkcWriteQuorumSize",
+        "Copies of each entry; at most the ensemble size",
+        minimum=1,
+        maximum=1000,
+        other_keys=("write-quorum-size",),
+        dynamic=True,
+    )
+    ack_quorum: int = setting(
+        WHOLE,
+        2,
+        "bkcAckQuorumSize",
+        "Copies on disk before a write is acknowledged; at most the write quorum",
+        minimum=1,
+        maximum=1000,
+        other_keys=("ack-quorum-size",),
+        dynamic=True,
+    )
+    digest_password: str = setting(
+        EXACT,
+        "",
+        "digestPw",
+        "Password of the ledgers; writers and readers must agree on it",
+        per_log=False,
+        secret=True,
+    )
+    read_timeout_s: int = setting(
+        WHOLE,
+        10,
+        "bkcReadTimeoutSeconds",
+        "How long a storage node may take to answer a read, in seconds; not below readLACLongPollTimeout",
+        minimum=1,
+        maximum=3600,
+        per_log=False,
+    )
+    write_timeout_s: int = setting(
+        WHOLE,
+        10,
+        "bkcWriteTimeoutSeconds",
+        "How long a storage node may take to answer a write, in seconds, before it is replaced",
+        minimum=1,
+        maximum=3600,
+        per_log=False,
+    )
+
+
+@dataclass(frozen=True)
+class PlacementKeys:
+    """Placement"""
+
+    row_aware_placement: bool = setting(
+        FLAG,
+        False,
+        "bkRowAwareEnsemblePlacement",
+        "Whether a storage node's rack is its row, told by DNSResolverForRows",
+        other_keys=("row-aware-ensemble-placement",),
+        per_log=False,
+    )
+    placement_resolver: str = setting(
+        TEXT,
+        "DNSResolverForRacks",
+        "bkEnsemblePlacementDnsResolverClass",
+        "Who tells racks: DNSResolverForRacks, DNSResolverForRows (by host names) or ScriptBasedMapping (by a script)",
+        per_log=False,
+    )
+    resolver_overrides: str = setting(
+        TEXT,
+        "",
+        "dnsResolverOverrides",
+        "Regions in place of those that host names give: host:region;host:region",
+        per_log=False,
+    )
+
+
+@dataclass(frozen=True)
+class AllocatorKeys:
+    """Ledger allocation"""
+
+    allocator_pool: bool = setting(
+        FLAG,
+        False,
+        "enableLedgerAllocatorPool",
+        "Whether ledgers are made in advance, in a pool for all logs whose quorums are the namespace's",
+        dynamic=True,
+    )
+    allocator_pool_path: str = setting(
+        TEXT,
+        ".allocation_pool",
+        "ledgerAllocatorPoolPath",
+        "Folder of allocator pools in the namespace; begins with a dot",
+        per_log=False,
+    )
+    allocator_pool_name: str = setting(
+        TEXT,
+        "",
+        "ledgerAllocatorPoolName",
+        "Name of this process's pool, which no other process has; required for enableLedgerAllocatorPool",
+        per_log=False,
+    )
+    allocator_pool_size: int = setting(
+        WHOLE,
+        20,
+        "ledgerAllocatorPoolCoreSize",
+        "Ledgers that the pool has ready",
+        minimum=1,
+        maximum=10_000,
+        per_log=False,
+    )
