@@ -11,7 +11,8 @@ from collections.abc import Callable
 from benchmarks.limits import memory_bytes_per_s
 from benchmarks.payloads import ENTRY_BYTES, Records, any_lengths, equal_lengths
 from benchmarks.results import Row
-from dlspark.core.codec.entries import decode_entries, encode_entries
+from dlspark.core.codec.vector_decoding import decode_entries
+from dlspark.core.codec.vector_encoding import encode_entries
 
 
 class CodecBenchmark:

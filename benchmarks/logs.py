@@ -28,7 +28,7 @@ from benchmarks.limits import round_trips_us
 from benchmarks.payloads import BATCH_BYTES, Records, any_lengths, equal_lengths
 from benchmarks.results import Row, Target, percentile
 from benchmarks.storage import LEAST_SAMPLES, READ_BYTES, SMALL_BYTES, WARM_UP
-from dlspark.core.codec.entries import decode_entries
+from dlspark.core.codec.vector_decoding import decode_entries
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync.log import Log

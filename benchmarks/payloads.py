@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dlspark.core.codec.entries import encode_entries
+from dlspark.core.codec.vector_encoding import encode_entries
 
 _SEED = 20_130_701
 _FIRST_TXID = 1_357_034_400_000

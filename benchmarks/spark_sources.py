@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.types import StructType
 
 from benchmarks.payloads import any_lengths
-from dlspark.core.codec.entries import decode_entries
+from dlspark.core.codec.vector_decoding import decode_entries
 from dlspark.spark.datasource import DistributedLogDataSource
 from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.writer import BatchWriter

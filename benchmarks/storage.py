@@ -17,7 +17,8 @@ from benchmarks.cluster import ACK_QUORUM, REPLICAS, Cluster, run
 from benchmarks.limits import DiskFigures, RawFiles, loopback_bytes_per_s, round_trips_us
 from benchmarks.payloads import ENTRY_BYTES, Records, any_lengths, equal_lengths
 from benchmarks.results import Row, Target, percentile
-from dlspark.core.codec.entries import decode_entries, encode_entries
+from dlspark.core.codec.vector_decoding import decode_entries
+from dlspark.core.codec.vector_encoding import encode_entries
 from storage_node.client import LedgerClient, LedgerReader, LedgerWriter
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.frames import Buffer

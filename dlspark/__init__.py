@@ -16,8 +16,7 @@ check_neighbours()
 if TYPE_CHECKING:
     from dlspark import errors
     from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
-    from dlspark.core.codec.dlsn import DLSN
-    from dlspark.core.codec.dlsn_range import DLSNRange
+    from dlspark.core.codec.dlsn import DLSN, DLSNRange
     from dlspark.core.codec.records import LogRecord
     from dlspark.core.dynamic.features import SettableFeatures
     from dlspark.core.log import AsyncLog
@@ -45,7 +44,7 @@ _PLACES = {
     "AsyncLogWriter": "dlspark.core.writing.writer",
     "AsyncNamespace": "dlspark.core.namespace",
     "DLSN": "dlspark.core.codec.dlsn",
-    "DLSNRange": "dlspark.core.codec.dlsn_range",
+    "DLSNRange": "dlspark.core.codec.dlsn",
     "LockedReader": "dlspark.core.sync.readers",
     "Log": "dlspark.core.sync.log",
     "LogReader": "dlspark.core.sync.readers",

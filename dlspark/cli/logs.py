@@ -200,7 +200,7 @@ async def _placement(namespace: AsyncNamespace, segment: SegmentMetadata) -> Jso
 
 
 def _as_dict(segment: SegmentMetadata) -> dict[str, Json]:
-    from dlspark.core.lifecycle.status import segment_state
+    from dlspark.core.display.status import segment_state
 
     closed = not segment.in_progress
     return {
@@ -277,7 +277,7 @@ async def truncate(
     dry_run: DryRunOption = False,
 ) -> None:
     """Hide the records below a DLSN from readers, for good. Nothing is deleted by it: see `purge`."""
-    from dlspark.core.lifecycle.status import segment_state
+    from dlspark.core.display.status import segment_state
     from dlspark.core.lifecycle.truncation import truncation
 
     wanted = DLSN.parse(dlsn)

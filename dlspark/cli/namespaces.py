@@ -210,7 +210,7 @@ FolderOption = Annotated[
 @over_namespace
 async def pool_list(at: At, folder: FolderOption = None) -> None:
     """List the pools of ledgers that were made in advance."""
-    from dlspark.core.writing.allocator_pool import list_pools
+    from dlspark.core.writing.ledger_allocators import list_pools
 
     async with at.open() as namespace:
         pools = await list_pools(namespace.services, folder)
@@ -236,7 +236,7 @@ async def pool_delete(
     yes: YesOption = False,
 ) -> None:
     """Delete a pool with the ledgers that it has ready. Whoever uses it loses its allocators, no segment."""
-    from dlspark.core.writing.allocator_pool import list_pools
+    from dlspark.core.writing.ledger_allocators import list_pools
 
     confirm(f"Delete the pool {name} with its ledgers?", yes=yes)
     async with at.open() as namespace:

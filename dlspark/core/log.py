@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 
 from dlspark.core.append_stream import AsyncAppendStream
-from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.dlsn import DLSN, DLSNRange
+from dlspark.core.display.picture import Unit
+from dlspark.core.display.status import LogPicture, LogStatus, log_picture, log_status
+from dlspark.core.display.tail import INTERRUPTED, Tail, open_screen
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
 from dlspark.core.lifecycle.retention import older_than
-from dlspark.core.lifecycle.status import LogStatus, log_status
 from dlspark.core.reading.log_readers import LogReaders
 from dlspark.core.reading.positions import EARLIEST, LATEST
 from dlspark.core.reading.reader import AsyncLogReader
@@ -184,6 +186,36 @@ class AsyncLog(LogReaders):
                 return
         async with taken(self._services, self.name, self._settings, client_id or default_client_id()) as owned:
             yield owned
+
+    # ------------------------------------------------------------------ for people
+
+    async def tail(self, last: int = 10, *, seconds: float | None = None, records: int | None = None) -> None:
+        """Show the last records, and with `seconds` or `records` what comes, until either is over.
+
+        In a notebook that is a table that changes in place, elsewhere a line a record. Raises CallerError,
+        LogNotFoundError, and what its reader fails with.
+        """
+        tail = await Tail.open(self, last, seconds, records)
+        try:
+            screen = open_screen(self.name, last)
+            try:
+                while (more := await tail.more()) is not None:
+                    screen.add(more)
+            except BaseException as error:
+                screen.end(type(error).__name__ if isinstance(error, Exception) else INTERRUPTED)
+                raise
+            screen.end(tail.ending)
+        finally:
+            await tail.close()
+
+    async def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
+        """The log's segments as a picture for notebooks, in proportion to their records or bytes.
+
+        `mark` is pointed out in it. Costs what `status` does; bytes one request more for each segment that is drawn,
+        60 at most. Raises LogNotFoundError.
+        """
+        self._check_open()
+        return await log_picture(self._services, self.name, by, mark)
 
     # ------------------------------------------------------------------ closing
 

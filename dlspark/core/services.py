@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dlspark.core.dynamic.features import NO_FEATURES, FeatureProvider
 from dlspark.core.metrics import Meter
@@ -18,9 +18,6 @@ from metadata.permissions import Action, PermissionStore
 from metadata.store import MetadataStore
 from storage_node.client import LedgerClient
 from storage_node.edge import Clock
-
-if TYPE_CHECKING:
-    from dlspark.core.writing.allocator_pool import LedgerAllocatorPool
 
 LOCAL_REGION_ID = 0
 MAX_REGION_ID = 15
@@ -68,6 +65,13 @@ class RollingPermits:
         return sum(now - moment < PERMIT_SECONDS for moment in list(self._taken))
 
 
+class LedgerPool(Protocol):
+    """What the namespace knows of its pool of ledgers: that it has to be closed. Writers know the rest."""
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+
+
 @dataclass(slots=True)
 class Shared:
     """What changes, and all writers of a namespace have in common, those of its sub-namespaces too."""
@@ -76,8 +80,8 @@ class Shared:
     """The namespace's own znode, the parent of its allocator pools; None: the one that its logs are in."""
     outstanding: int = 0
     """Records that writers have accepted and that are not acknowledged yet."""
-    pool: LedgerAllocatorPool | None = None
-    """Ledgers made in advance; see `allocator_pool.shared_pool`."""
+    pool: LedgerPool | None = None
+    """Ledgers made in advance; see `ledger_allocators.shared_pool`."""
 
     async def close(self) -> None:
         """End what runs in the background. The writers are closed before."""

@@ -33,7 +33,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from dlspark.core.display.lag_picture import LagPicture, LagSample, Measure
-from dlspark.core.display.text import counted
+from dlspark.core.markup import counted
 from dlspark.core.metrics import Statistics
 from dlspark.core.metrics.lags import lags_of
 from dlspark.errors import CallerError

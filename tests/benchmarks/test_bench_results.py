@@ -10,7 +10,7 @@ from benchmarks.codec import CodecBenchmark
 from benchmarks.limits import RawFiles, direct_io, loopback_bytes_per_s, memory_bytes_per_s, round_trips_us
 from benchmarks.payloads import ENTRY_BYTES, any_lengths, equal_lengths
 from benchmarks.results import Row, Target, as_json, number, percentile, spread, table
-from dlspark.core.codec.entries import decode_entries
+from dlspark.core.codec.vector_decoding import decode_entries
 
 
 def test_a_ratio_is_of_a_round_and_its_own_limits() -> None:

@@ -8,8 +8,16 @@ import pytest
 from log_helpers import until
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.writing.allocator import TRANSITIONS, AllocatorLostError, Event, LedgerAllocator, LedgerKind, Phase
-from dlspark.core.writing.allocator_pool import NoAllocatorError, shared_pool
+from dlspark.core.writing.ledger_allocators import (
+    TRANSITIONS,
+    AllocatorEvent,
+    AllocatorLostError,
+    AllocatorPhase,
+    LedgerAllocator,
+    LedgerKind,
+    NoAllocatorError,
+    shared_pool,
+)
 from dlspark.errors import (
     BadVersionError,
     CallerError,
@@ -64,8 +72,8 @@ async def _write(log, txid, payload):
 # ---------------------------------------------------------------------- the machine
 
 
-@pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("phase", AllocatorPhase)
+@pytest.mark.parametrize("event", AllocatorEvent)
 async def test_every_step_of_an_allocator_is_in_the_table_or_refused(namespace, phase, event):
     allocator = LedgerAllocator(namespace.services, Allocation("/a", b"", 0))
     allocator.phase = phase
@@ -322,7 +330,7 @@ async def test_the_pool_makes_the_next_ledger_before_it_is_wanted(world):
     pool = shared_pool(namespace.services)
     allocator = await pool.lend()
     ready = allocator.ledger
-    assert allocator.phase is Phase.ALLOCATED
+    assert allocator.phase is AllocatorPhase.ALLOCATED
     pool.give_back(allocator)
     again = [await pool.lend(), await pool.lend()]
     assert ready in [one.ledger for one in again]

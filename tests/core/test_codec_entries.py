@@ -13,18 +13,14 @@ from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import (
+    ENVELOPE,
     Compression,
-    DecodedBatch,
     EncodedEntry,
     EntryBuilder,
-    decode_entries,
     decode_entry,
     decode_record_set,
-    encode_entries,
     encode_record_set,
-    entry_summary,
 )
-from dlspark.core.codec.envelopes import ENVELOPE
 from dlspark.core.codec.records import (
     FLAG_CONTROL,
     FLAG_END_OF_STREAM,
@@ -37,6 +33,8 @@ from dlspark.core.codec.records import (
     encode_record,
     sequence_id,
 )
+from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries, entry_summary
+from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.errors import (
     CallerError,
     InvalidEntryError,

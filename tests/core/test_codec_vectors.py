@@ -10,15 +10,7 @@ import pytest
 from reference_vectors import vectors
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import (
-    Compression,
-    EntryBuilder,
-    decode_entries,
-    decode_entry,
-    decode_record_set,
-    encode_record_set,
-    entry_summary,
-)
+from dlspark.core.codec.entries import Compression, EntryBuilder, decode_entry, decode_record_set, encode_record_set
 from dlspark.core.codec.records import (
     CONTROL_PAYLOAD,
     END_OF_STREAM_PAYLOAD,
@@ -31,6 +23,7 @@ from dlspark.core.codec.records import (
     encode_record,
     sequence_id,
 )
+from dlspark.core.codec.vector_decoding import decode_entries, entry_summary
 
 VECTORS = vectors("records.md")
 RECORDS = [

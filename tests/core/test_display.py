@@ -22,14 +22,12 @@ from nbclient import NotebookClient
 
 import dlspark
 from dlspark import DLSN, DLSNRange, Namespace, Runtime
-from dlspark.core.codec.record_list import Records
-from dlspark.core.codec.records import LogRecord
-from dlspark.core.display import inquiries, tail
+from dlspark.core.codec.records import LogRecord, Records, records_html
+from dlspark.core.display import status, tail
 from dlspark.core.display.lag_picture import LagPicture
-from dlspark.core.display.objects import LogPicture, Overview, records_html
 from dlspark.core.display.picture import MAX_DRAWN, bars, svg
-from dlspark.core.display.text import preview
-from dlspark.core.lifecycle.status import LogStatus
+from dlspark.core.display.status import LogPicture, LogStatus, Overview
+from dlspark.core.markup import preview
 from dlspark.core.settings import Settings
 from dlspark.errors import CallerError, LogNotFoundError
 from dlspark.testing.cluster import InProcessCluster
@@ -43,7 +41,7 @@ def segment(lssn, records=10, **values):
     return SegmentMetadata(ledger_id=100 + lssn, lssn=lssn, first_txid=0, last_txid=records, **known)
 
 
-def status(*segments, name="orders", owner=None):
+def status_of(*segments, name="orders", owner=None):
     return LogStatus(name, segments, DLSN.INITIAL, len(segments), 0, owner, ())
 
 
@@ -91,9 +89,9 @@ def test_a_long_payload_is_cut_off_wherever_its_characters_end():
 def test_nothing_that_was_stored_becomes_html():
     shown = [
         records_html([record(SCRIPT.encode())]),
-        LogPicture(status(segment(1), name=SCRIPT, owner=SCRIPT))._repr_html_(),
-        Overview(SCRIPT, [(SCRIPT, SCRIPT), (SCRIPT, status(segment(1), owner=SCRIPT))])._repr_html_(),
-        inquiries.failure(SCRIPT, ValueError(SCRIPT)),
+        LogPicture(status_of(segment(1), name=SCRIPT, owner=SCRIPT))._repr_html_(),
+        Overview(SCRIPT, [(SCRIPT, SCRIPT), (SCRIPT, status_of(segment(1), owner=SCRIPT))])._repr_html_(),
+        status.failure(SCRIPT, ValueError(SCRIPT)),
     ]
     for html in shown:
         assert "<script" not in html
@@ -169,10 +167,10 @@ def test_the_picture_tells_every_state_in_words():
 
 
 def test_a_page_has_the_picture_as_an_image_and_its_numbers_as_a_table():
-    html = LogPicture(status(segment(1, 100), segment(2, 300)))._repr_html_()
+    html = LogPicture(status_of(segment(1, 100), segment(2, 300)))._repr_html_()
     assert "<svg" not in html
     (drawn,) = images(html)
-    assert drawn == LogPicture(status(segment(1, 100), segment(2, 300))).svg
+    assert drawn == LogPicture(status_of(segment(1, 100), segment(2, 300))).svg
     assert 'alt="2 segments in proportion to their records: 2 completed"' in html
     assert "<details><summary>numbers of the segments</summary>" in html
     assert ">300 records</td>" in html
@@ -192,7 +190,7 @@ def contrast(one, other):
 
 def test_a_drawing_reads_on_its_own_ground_whatever_the_page():
     """An image sees no colour of the page it is in, nor whether that page is dark."""
-    drawn = LogPicture(status(segment(1))).svg
+    drawn = LogPicture(status_of(segment(1))).svg
     root = ElementTree.fromstring(drawn)
     ground = root.find("{http://www.w3.org/2000/svg}rect")
     left, top, width, height = (float(number) for number in root.get("viewBox").split())
@@ -209,7 +207,7 @@ def test_a_drawing_reads_on_its_own_ground_whatever_the_page():
 def test_shown_objects_are_the_same_in_text():
     """IPython's own formatter is asked: a class's `repr` goes before what it inherits for IPython."""
     shown = PlainTextFormatter()
-    seen = status(segment(1), segment(2))
+    seen = status_of(segment(1), segment(2))
     assert shown(seen) == shown(LogPicture(seen)) == str(seen)
     assert shown(Overview("dl://x", [("orders", seen), ("sub", "holds other logs")], 3)).splitlines() == [
         "namespace dl://x: 5 names",
@@ -252,11 +250,11 @@ def test_a_range_is_pointed_out_above_the_bars():
 
 
 def test_sizes_that_are_not_known_are_said_to_be_so():
-    picture = LogPicture(status(segment(1), segment(2)), "bytes", {2: 4096})
+    picture = LogPicture(status_of(segment(1), segment(2)), "bytes", {2: 4096})
     assert "segment 1, completed: bytes not known, ledger 101" in tooltips(picture.svg)
     assert "segment 2, completed: 4,096 bytes, ledger 102" in tooltips(picture.svg)
-    assert "no segments yet" in LogPicture(status())._repr_html_()
-    assert "1 in progress" in status(replace(segment(1), in_progress=True))._repr_html_()
+    assert "no segments yet" in LogPicture(status_of())._repr_html_()
+    assert "1 in progress" in status_of(replace(segment(1), in_progress=True))._repr_html_()
 
 
 # ---------------------------------------------------------------------- of a cluster
@@ -290,20 +288,20 @@ async def test_an_overview_has_logs_with_their_sizes_and_states(namespace):
 
 
 async def test_an_overview_ends_in_time_and_says_what_it_did_not_see(namespace, monkeypatch):
-    for number in range(inquiries.MAX_LOGS + 5):
+    for number in range(status.MAX_LOGS + 5):
         await namespace.create_log(f"log-{number:03d}")
-    look, waiting = inquiries.log_status, asyncio.Event()
+    look, waiting = status.log_status, asyncio.Event()
 
     async def slow(services, name):
         if name != "log-000":
             await waiting.wait()
         return await look(services, name)
 
-    monkeypatch.setattr(inquiries, "log_status", slow)
+    monkeypatch.setattr(status, "log_status", slow)
     seen = await namespace.overview(0.2)
     assert isinstance(seen.logs[0][1], LogStatus)
     assert {why for _, why in seen.logs[1:]} == {"not seen within 0.2 s"}
-    assert (len(seen.logs), seen.more) == (inquiries.MAX_LOGS, 5)
+    assert (len(seen.logs), seen.more) == (status.MAX_LOGS, 5)
     assert "and 5 more" in seen._repr_html_()
 
 
@@ -349,8 +347,8 @@ def test_what_cannot_be_asked_is_shown_as_the_reason_and_not_raised(orders, monk
     async def never(*_):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(inquiries, "log_status", never)
-    html = inquiries.shown(orders._runtime, "log orders", orders._inner.picture, 0.1)
+    monkeypatch.setattr(status, "log_status", never)
+    html = status.shown(orders._runtime, "log orders", orders._inner.picture, 0.1)
     assert "it took longer than 0.1 s" in html
     orders.namespace.close()
     assert "cannot be shown: AlreadyClosedError" in orders.namespace._repr_html_()
@@ -364,7 +362,7 @@ def test_a_closed_runtime_is_a_reason_too():
     async def question():
         raise AssertionError
 
-    assert "AlreadyClosedError" in inquiries.shown(runtime, "log x", question)
+    assert "AlreadyClosedError" in status.shown(runtime, "log x", question)
 
 
 # ---------------------------------------------------------------------- tail

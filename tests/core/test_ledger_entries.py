@@ -15,7 +15,7 @@ from dlspark.core.administration.ledger_entries import (
     recover_ledger,
 )
 from dlspark.core.administration.references import Use
-from dlspark.core.writing.allocator_pool import list_pools
+from dlspark.core.writing.ledger_allocators import list_pools
 from dlspark.errors import CallerError, OwnershipAcquireFailedError
 from metadata.foundation.errors import NoNodeError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.plain_entries import EntryBuilder
+from dlspark.core.codec.entries import EntryBuilder
 from dlspark.core.codec.records import FLAG_CONTROL
 from dlspark.errors import AlreadyTruncatedError, LogEmptyError, LogNotFoundError, SegmentNotFoundError
 from metadata.logs import SegmentMetadata, TruncationStatus

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.rows import ROW_SCHEMA
+from dlspark.core.codec.vector_decoding import ROW_SCHEMA
 from dlspark.errors import (
     AlreadyTruncatedError,
     CallerError,

@@ -14,7 +14,7 @@ import pytest
 from memory_bookies import StoredLedger
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.plain_entries import EntryBuilder
+from dlspark.core.codec.entries import EntryBuilder
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore
 from metadata.logs import LogStore, SegmentMetadata

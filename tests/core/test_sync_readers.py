@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dlspark import DLSN, Namespace, Runtime
-from dlspark.core.codec.entries import DecodedBatch
+from dlspark.core.codec.vector_decoding import DecodedBatch
 from dlspark.core.reading.undelivered import SLICE
 from dlspark.core.settings import Settings
 from dlspark.errors import LockingError, LogNotFoundError, OwnershipAcquireFailedError, ReadCancelledError

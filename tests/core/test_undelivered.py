@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dlspark.core.codec.entries import DecodedBatch, decode_entries, encode_entries
+from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries
+from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.reading.undelivered import SLICE, Undelivered
 
 TOTAL = 2 * SLICE + 1

@@ -8,7 +8,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from dlspark.core.codec.entries import Compression, decode_entries
+from dlspark.core.codec.entries import Compression
+from dlspark.core.codec.vector_decoding import decode_entries
 from dlspark.spark.sink import task as sink_task
 from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError

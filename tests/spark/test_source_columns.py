@@ -8,8 +8,9 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
-from dlspark.core.codec.entries import Compression, DecodedBatch, decode_entries, encode_entries
-from dlspark.core.codec.rows import MAX_TIMESTAMP_MS, timestamps
+from dlspark.core.codec.entries import Compression
+from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS, DecodedBatch, decode_entries, timestamps
+from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.spark.errors import SchemaError
 from dlspark.spark.source.partition_reader import TARGET_BATCH_BYTES, TYPES, record_batches, select
 from dlspark.spark.source.schema import SCHEMA, column_names

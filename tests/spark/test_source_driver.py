@@ -13,7 +13,7 @@ import pytest
 from memory_world import World
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import EntrySummary
+from dlspark.core.codec.vector_decoding import EntrySummary
 from dlspark.core.runtime import Runtime
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError
 from dlspark.spark.options.registry import Scope

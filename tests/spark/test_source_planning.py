@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
+from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.source.batch_ends import byte_shares, shares
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.planning import SegmentSpan, clip, cut, partitions

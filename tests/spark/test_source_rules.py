@@ -16,7 +16,7 @@ from memory_world import World
 from test_source_driver import read
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import EntrySummary
+from dlspark.core.codec.vector_decoding import EntrySummary
 from dlspark.spark.errors import (
     DataLossError,
     DeletedDataLossError,

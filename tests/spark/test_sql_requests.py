@@ -10,7 +10,7 @@ from memory_world import URI, World
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
+from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings import Settings
 from dlspark.spark.catalog.creation import check_layout, own_properties

@@ -1,4 +1,4 @@
-"""DLSN: the position of a record in a log (docs/reference/records.md#dlsn).
+"""`DLSN`: the position of a record in a log (docs/reference/records.md#dlsn); `DLSNRange`: from one to before another.
 
 A DLSN is the triple (log segment sequence number, entry id, slot id), ordered like a tuple. People and offsets see it
 as text, `3:1200:0`; znodes and the proxy protocol carry one of two binary forms, or that form in base64:
@@ -15,9 +15,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from dataclasses import dataclass
 from struct import Struct
 from typing import ClassVar, NamedTuple
 
+from dlspark.core.markup import code
 from metadata.foundation.errors import CallerError
 
 _BODY = Struct(">qqq")
@@ -104,9 +106,9 @@ class DLSN(_Fields):
         return DLSN(self.lssn + 1, 0, 0)
 
     def _repr_html_(self) -> str:
-        from dlspark.core.display.objects import dlsn_html
-
-        return dlsn_html(self)
+        if self.lssn < 1 or self.entry_id < 0 or self.slot_id < 0:
+            return f"{code(self)} <small>no record's position</small>"
+        return f"{code(self)} <small>segment {self.lssn:,}, entry {self.entry_id:,}, slot {self.slot_id:,}</small>"
 
     def _checked(self) -> DLSN:
         if not all(_MIN_I64 <= part <= _MAX_I64 for part in self):
@@ -117,3 +119,42 @@ class DLSN(_Fields):
 DLSN.INITIAL = DLSN(1, 0, 0)
 DLSN.NON_INCLUSIVE_LOWER_BOUND = DLSN(1, 0, -1)
 DLSN.INVALID = DLSN(0, -1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class DLSNRange:
+    """Positions from `start` to before `end`, as `Log.record_count` and Spark's batches take them."""
+
+    start: DLSN
+    end: DLSN
+
+    def __post_init__(self) -> None:
+        if self.end < self.start:
+            raise CallerError(f"a range cannot end at {self.end}, before its start {self.start}")
+
+    @classmethod
+    def parse(cls, text: str) -> DLSNRange:
+        """The range written as `1:0:0..3:0:0`. Raises CallerError."""
+        start, dots, end = text.partition("..") if isinstance(text, str) else ("", "", "")
+        if not dots:
+            raise CallerError(f"{text!r} is not a range", advice="A range is written start..end, as 1:0:0..3:0:0")
+        return cls(DLSN.parse(start), DLSN.parse(end))
+
+    def __str__(self) -> str:
+        return f"{self.start}..{self.end}"
+
+    def __contains__(self, dlsn: object) -> bool:
+        return isinstance(dlsn, DLSN) and self.start <= dlsn < self.end
+
+    @property
+    def empty(self) -> bool:
+        """Whether no position lies in it."""
+        return self.start == self.end
+
+    def _repr_html_(self) -> str:
+        if self.empty:
+            return f"{code(self.start)} <small>empty range</small>"
+        last = self.end.lssn - (1 if self.end[1:] <= (0, 0) else 0)
+        over = max(last - self.start.lssn + 1, 1)
+        said = "in one segment" if over == 1 else f"over {over:,} segments"
+        return f"{code(self.start)} to before {code(self.end)} <small>{said}</small>"

@@ -24,7 +24,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dlspark.core.codec.plain_entries import decode_content
+from dlspark.core.codec.entries import decode_content
 from dlspark.core.codec.records import HEADER, HEADER_BYTES, MAX_POSITION, POSITION_MASK, POSITION_SHIFT
 from dlspark.errors import InvalidEntryError
 from metadata.foundation.errors import InvariantViolation

@@ -19,9 +19,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import FrozenInstanceError, dataclass
 from itertools import repeat
 from struct import Struct
-from typing import TypeAlias
+from typing import Final, SupportsIndex, TypeAlias, overload
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.markup import counted, heading, preview, table
 from dlspark.errors import InvalidEntryError, RecordTooLongError, SegmentFullError, TransactionIdOutOfOrderError
 from metadata.foundation.errors import check
 from storage_node.protocol.frames import Buffer
@@ -171,8 +172,6 @@ class LogRecord:
         raise FrozenInstanceError(f"cannot delete field {name!r}")
 
     def _repr_html_(self) -> str:
-        from dlspark.core.display.objects import records_html
-
         return records_html([self])
 
 
@@ -275,3 +274,53 @@ def decode_header(data: Buffer, offset: int, size: int, place: DLSN | None = Non
     if position > MAX_POSITION:
         raise InvalidEntryError(f"a record claims position {position}, past {MAX_POSITION}", dlsn=place)
     return RecordHeader(txid, position, word & FLAGS_MASK, start, start + length)
+
+
+# ------------------------------------------------------------------ for people
+class Records(list[LogRecord]):
+    """What a synchronous reader returns: a list like any other, which a notebook shows as a table."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> LogRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice, /) -> Records: ...
+
+    def __getitem__(self, index: SupportsIndex | slice, /) -> LogRecord | Records:
+        if isinstance(index, slice):
+            return Records(super().__getitem__(index))
+        return super().__getitem__(index)
+
+    def _repr_html_(self) -> str:
+        return records_html(self)
+
+
+MAX_SHOWN: Final = 50
+"""Records that a table shows; of more, the first and the last ones."""
+_TABLE_HEAD: Final = ("DLSN", "transaction id", "sequence id", "bytes", "payload")
+
+
+def record_cells(record: LogRecord) -> tuple[str, ...]:
+    """A record in the columns of a table."""
+    number = str(record.sequence_id) if record.sequence_id >= 0 else ""
+    return str(record.dlsn), str(record.txid), number, f"{len(record.payload):,}", preview(record.payload)
+
+
+def records_html(records: Sequence[LogRecord]) -> str:
+    """Records as a table under their number."""
+    return heading(counted(len(records), "record")) + records_table(records)
+
+
+def records_table(records: Sequence[LogRecord]) -> str:
+    """Records as a table; of a long list its two ends; of none nothing."""
+    if not records:
+        return ""
+    if len(records) <= MAX_SHOWN:
+        rows = [record_cells(record) for record in records]
+    else:
+        half = MAX_SHOWN // 2
+        between = (f"… {len(records) - 2 * half:,} more …", "", "", "", "")
+        rows = [*map(record_cells, records[:half]), between, *map(record_cells, records[-half:])]
+    return table(_TABLE_HEAD, rows)

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlspark.core.codec.envelopes import ENVELOPE_BYTES, Compression, wrap
-from dlspark.core.codec.plain_entries import EncodedEntry
+from dlspark.core.codec.entries import ENVELOPE_BYTES, Compression, EncodedEntry, wrap
 from dlspark.core.codec.record_chain import OPAQUE_HEADER, RECORD_HEADER, IntArray
 from dlspark.core.codec.records import (
     HEADER_BYTES,

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from dlspark.core.display.image import INK, drawing, image, words
-from dlspark.core.display.text import Printed, counted, heading, table
+from dlspark.core.display.picture import INK, drawing, image, words
+from dlspark.core.markup import Printed, counted, heading, table
 
 Measure: TypeAlias = Literal["records", "bytes", "ms"]
 

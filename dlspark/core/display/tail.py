@@ -13,17 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TextIO
+from typing import Final, Protocol, TextIO
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.records import LogRecord
-from dlspark.core.display.objects import record_cells, records_table
-from dlspark.core.display.text import Printed, counted, heading, printable
+from dlspark.core.codec.records import LogRecord, record_cells, records_table
+from dlspark.core.markup import Printed, counted, heading, printable
+from dlspark.core.reading.log_readers import LogReaders
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.errors import CallerError, EndOfStreamError, LogEmptyError
-
-if TYPE_CHECKING:
-    from dlspark.core.reading.log_readers import LogReaders
 
 MAX_LAST: Final = 1_000
 """Records from before the end that `tail` shows at most."""

@@ -10,11 +10,6 @@ from typing import Literal, overload
 
 from dlspark.core.append_stream import AsyncAppendReader
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.dlsn_range import DLSNRange
-from dlspark.core.display.inquiries import log_picture
-from dlspark.core.display.objects import LogPicture
-from dlspark.core.display.picture import Unit
-from dlspark.core.display.tail import INTERRUPTED, Tail, open_screen
 from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.positions import LogPositions
 from dlspark.core.reading.reader import AsyncLogReader, Start
@@ -94,36 +89,6 @@ class LogReaders(LogPositions):
         """The log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
         reader = await self.open_reader(position)
         return AsyncAppendReader(reader, position)
-
-    # ------------------------------------------------------------------ for people
-
-    async def tail(self, last: int = 10, *, seconds: float | None = None, records: int | None = None) -> None:
-        """Show the last records, and with `seconds` or `records` what comes, until either is over.
-
-        In a notebook that is a table that changes in place, elsewhere a line a record. Raises CallerError,
-        LogNotFoundError, and what its reader fails with.
-        """
-        tail = await Tail.open(self, last, seconds, records)
-        try:
-            screen = open_screen(self.name, last)
-            try:
-                while (more := await tail.more()) is not None:
-                    screen.add(more)
-            except BaseException as error:
-                screen.end(type(error).__name__ if isinstance(error, Exception) else INTERRUPTED)
-                raise
-            screen.end(tail.ending)
-        finally:
-            await tail.close()
-
-    async def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
-        """The log's segments as a picture for notebooks, in proportion to their records or bytes.
-
-        `mark` is pointed out in it. Costs what `status` does; bytes one request more for each segment that is drawn,
-        60 at most. Raises LogNotFoundError.
-        """
-        self._check_open()
-        return await log_picture(self._services, self.name, by, mark)
 
     # ------------------------------------------------------------------ subscribers
 

@@ -22,9 +22,9 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import DecodedBatch, decode_entries, decode_entry
+from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.codec.rows import record_rows, rows
+from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries, record_rows, rows
 from dlspark.core.reading.idleness import Idleness
 from dlspark.core.reading.numbering import Gap, Numbering
 from dlspark.core.reading.read_ahead import ReadAhead

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.metrics import Measures
 from dlspark.core.metrics.fetches import FetchMeasures
 from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
@@ -35,9 +36,6 @@ from storage_node.client import LedgerReader
 from storage_node.errors import NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.striping import write_set
-
-if TYPE_CHECKING:
-    from dlspark.core.reading.read_ahead import ReadAhead
 
 _log = logging.getLogger(__name__)
 
@@ -62,10 +60,43 @@ class FetchedEntry:
     """When it came, by the event loop's clock, where that is measured."""
 
 
+class LogFollower(Protocol):
+    """Who follows the log, of which this is one segment: it takes the entries and knows the list of segments."""
+
+    measures: Measures
+
+    @property
+    def name(self) -> str:
+        """The log's."""
+
+    @property
+    def settings(self) -> Settings:
+        """What holds now."""
+
+    @property
+    def services(self) -> Services:
+        """Of the namespace."""
+
+    async def put(self, fetched: FetchedEntry) -> None:
+        """Take an entry, when there is room."""
+
+    def reached_tail(self) -> None:
+        """Everything that is confirmed was fetched."""
+
+    async def still_there(self, segment: SegmentMetadata, next_entry: int) -> bool:
+        """False if `segment` was empty and is gone. Raises if it was truncated or removed."""
+
+    async def completed(self, segment: SegmentMetadata) -> bool:
+        """Wait until an ended segment is completed; False if it is gone, as recovery removes an empty one."""
+
+    async def ledger_gone(self, segment: SegmentMetadata, next_entry: int, cause: DistributedLogError) -> None:
+        """The segment is listed without its ledger: wait until it is gone from the list as well, or fail."""
+
+
 class SegmentFollower:
     """Fetches one segment from entry `next_entry` on."""
 
-    def __init__(self, owner: ReadAhead, segment: SegmentMetadata, start_sequence_id: int, next_entry: int) -> None:
+    def __init__(self, owner: LogFollower, segment: SegmentMetadata, start_sequence_id: int, next_entry: int) -> None:
         self.next_entry = next_entry
         self._owner = owner
         self._segment = segment
@@ -253,5 +284,6 @@ class SegmentFollower:
         )
 
     async def close(self) -> None:
+        """Close the ledger, where one was opened."""
         if self._ledger is not None:
             await self._ledger.close()

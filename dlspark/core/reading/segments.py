@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import EntrySummary, decode_entry, entry_summary
+from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
+from dlspark.core.codec.vector_decoding import EntrySummary, entry_summary
 from dlspark.core.reading.entry_search import EntrySearch, proportional
 from dlspark.core.reading.scans import backward_scan
 from dlspark.core.settings import Settings

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import length_hint
 
-from dlspark.core.codec.entries import DecodedBatch
 from dlspark.core.codec.records import LogRecord
+from dlspark.core.codec.vector_decoding import DecodedBatch
 
 SLICE = 500
 """Records that are made together: fewer than have CPython's collector begin."""

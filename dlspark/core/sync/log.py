@@ -9,14 +9,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal, overload
 
-from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.dlsn_range import DLSNRange
+from dlspark.core.codec.dlsn import DLSN, DLSNRange
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.display.inquiries import shown
-from dlspark.core.display.objects import LogPicture
 from dlspark.core.display.picture import Unit
+from dlspark.core.display.status import LogPicture, LogStatus, shown
 from dlspark.core.display.tail import INTERRUPTED, Tail, open_screen
-from dlspark.core.lifecycle.status import LogStatus
 from dlspark.core.log import AsyncLog
 from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.reader import Start
@@ -159,6 +156,14 @@ class Log:
         """
         return self._runtime.run(self._inner.purge_older_than(txid, client_id=client_id))
 
+    def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
+        """The log's segments as a picture for notebooks, in proportion to their records or bytes.
+
+        `mark` is pointed out in it. Costs what `status` does; bytes one request more for each segment that is drawn,
+        60 at most. Raises LogNotFoundError.
+        """
+        return self._runtime.run(self._inner.picture(by, mark=mark))
+
     def close(self) -> None:
         """Close what was opened through this handle: writers complete their segment, readers end. Idempotent.
 
@@ -212,14 +217,6 @@ class Log:
         """The log as a stream of bytes (`open_append_stream`), from a byte on. Raises LogNotFoundError."""
         opened = self._runtime.run(self._inner.open_append_reader(position))
         return AppendReader(self._runtime, opened)
-
-    def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
-        """The log's segments as a picture for notebooks, in proportion to their records or bytes.
-
-        `mark` is pointed out in it. Costs what `status` does; bytes one request more for each segment that is drawn,
-        60 at most. Raises LogNotFoundError.
-        """
-        return self._runtime.run(self._inner.picture(by, mark=mark))
 
     def subscribers(self) -> dict[str, DLSN]:
         """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for one that committed none yet.

@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from dlspark.core import binding as bindings
-from dlspark.core.display.inquiries import OVERVIEW_S, shown
-from dlspark.core.display.objects import Overview
+from dlspark.core.display.status import OVERVIEW_S, Overview, shown
 from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics import Statistics
 from dlspark.core.namespace import AsyncNamespace

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.record_list import Records
-from dlspark.core.codec.records import LogRecord
+from dlspark.core.codec.records import LogRecord, Records
 from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.numbering import Gap
 from dlspark.core.reading.reader import BATCH_BYTES, AsyncLogReader, Start

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import Compression, encode_entries, encode_record_set
+from dlspark.core.codec.entries import Compression, encode_record_set
 from dlspark.core.codec.records import MAX_TXID, check_payload_length, check_user_txid
+from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.sent_entries import WrittenEntry
 from dlspark.errors import CallerError, DistributedLogError, InvalidRecordError, TransactionIdOutOfOrderError

@@ -22,8 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import Compression, EncodedEntry, EntryBuilder, encode_entries
-from dlspark.core.codec.record_sets import MAX_EXPANDED_BYTES, expanded_bytes
+from dlspark.core.codec.entries import MAX_EXPANDED_BYTES, Compression, EncodedEntry, EntryBuilder, expanded_bytes
 from dlspark.core.codec.records import (
     CONTROL_PAYLOAD,
     END_OF_STREAM_PAYLOAD,
@@ -35,6 +34,7 @@ from dlspark.core.codec.records import (
     MAX_POSITION,
     MAX_TXID,
 )
+from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.metrics import Meter
 from dlspark.core.metrics.entries import EntryMeasures, Moments
 from dlspark.core.settings import Settings

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dlspark.core.services import Services
-from dlspark.core.writing.allocator import AllocatorLostError
+from dlspark.core.writing.ledger_allocators import AllocatorLostError
 from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import WriterDeposedError
 from metadata.foundation.errors import (

@@ -1,7 +1,7 @@
 """`SegmentTransitions`: the three metadata transactions of a log's owner: start, complete and delete a segment.
 
 How each is run until its outcome is known: `transactions`. The ledger of a new segment comes from the log's own
-allocator or from a pool (`allocator`, `allocator_pool`); the start transaction hands it over. One that was not handed
+allocator or from a pool (`ledger_allocators`); the start transaction hands it over. One that was not handed
 over is named in a znode: whoever comes next, this library or upstream's, finds and deletes it.
 """
 
@@ -15,8 +15,14 @@ from typing import TypeVar
 from dlspark.core.metrics.logs import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
-from dlspark.core.writing.allocator import AllocatorLostError, LedgerAllocator, LedgerKind, Phase
-from dlspark.core.writing.allocator_pool import LedgerAllocatorPool, shared_pool
+from dlspark.core.writing.ledger_allocators import (
+    AllocatorLostError,
+    AllocatorPhase,
+    LedgerAllocator,
+    LedgerAllocatorPool,
+    LedgerKind,
+    shared_pool,
+)
 from dlspark.core.writing.transactions import (
     DeposedAfterwardsError,
     DeposedInDoubtError,
@@ -113,8 +119,8 @@ class SegmentTransitions:
         if self._state is not None and versions(state) != versions(self._state):
             raise self._transactions.deposed()
         self._state, self.segments, self._version_found = state, segments, state.max_lssn.version
-        phase = self._allocator.phase if self._allocator is not None else Phase.ERROR
-        if phase is Phase.ERROR or (fresh and phase is not Phase.ALLOCATED):
+        phase = self._allocator.phase if self._allocator is not None else AllocatorPhase.ERROR
+        if phase is AllocatorPhase.ERROR or (fresh and phase is not AllocatorPhase.ALLOCATED):
             self._allocator = None  # What it could not know is in `state` now.
 
     def forget(self) -> None:
@@ -130,7 +136,7 @@ class SegmentTransitions:
         """
         logs, state = self._services.logs, self.state
         ledgers = state.max_lssn.version == self._version_found
-        ready = self._allocator is not None and self._allocator.phase is Phase.ALLOCATED
+        ready = self._allocator is not None and self._allocator.phase is AllocatorPhase.ALLOCATED
         allocation = not (ready or self._pool() is not None)
         if not (ledgers or allocation):
             return

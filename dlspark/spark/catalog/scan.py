@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
+from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.spark.catalog.tables import Json
 from dlspark.spark.errors import OptionError
 from dlspark.spark.source.driver import SourceDriver, Take

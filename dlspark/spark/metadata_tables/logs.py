@@ -15,8 +15,8 @@ from typing import Final, TypeAlias, TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID
-from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
-from dlspark.core.lifecycle.status import LogStatus, lock_owner, log_status
+from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
+from dlspark.core.display.status import LogStatus, lock_owner, log_status
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.segments import first_active, is_truncated
 from dlspark.core.reading.subscriptions import Subscriptions

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlspark.core.codec.entries import Compression, DecodedBatch, decode_entries
+from dlspark.core.codec.entries import Compression
+from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries
 from dlspark.spark.sink.messages import StagedSegment
 from dlspark.spark.sink.task import StagedSegmentWriter, WriteWindow, cut_entries
 from metadata.foundation.errors import check

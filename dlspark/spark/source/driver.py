@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
+from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.core.metrics.logs import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import EntrySummary
+from dlspark.core.codec.vector_decoding import EntrySummary
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.writing.transitions import lssn_without_segments

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from dlspark.core.codec.rows import MAX_TIMESTAMP_MS
+from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _NEVER_NULL = frozenset({"log", "segment", "entry", "slot", "sequence_id", "transaction_id", "value"})

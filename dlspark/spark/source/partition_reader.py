@@ -26,8 +26,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from dlspark.core.codec.entries import DecodedBatch, decode_entries
-from dlspark.core.codec.rows import ROW_SCHEMA, timestamps
+from dlspark.core.codec.vector_decoding import ROW_SCHEMA, DecodedBatch, decode_entries, timestamps
 from dlspark.core.runtime import Runtime
 from dlspark.errors import PositionGapError
 from dlspark.spark.errors import TruncatedDataLossError

@@ -11,7 +11,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import EntrySummary
+from dlspark.core.codec.vector_decoding import EntrySummary
 from dlspark.core.log import AsyncLog
 from dlspark.core.reading.entry_search import EntrySearch, proportional
 from dlspark.core.reading.segments import SegmentReader
