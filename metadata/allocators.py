@@ -25,9 +25,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from metadata.foundation.errors import BadVersionError, CallerError, NodeExistsError, NoNodeError, OutcomeUnknownError
-from metadata.paths import check_path, join
 from metadata.retry import repeat
-from metadata.store import MetadataStore, SetData
+from metadata.store import MetadataStore, SetData, check_path, join
 
 POOL_MEMBER_PREFIX: Final = "A"
 _LEDGER_ID: Final = re.compile(rb"\d{1,19}")

@@ -19,17 +19,16 @@ from typing import Any, Final
 
 from metadata.foundation.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
 from metadata.ledgers import DEFAULT_ROOT
-from metadata.paths import check_path, join
 from metadata.protos import AUDITOR_VOTE, CHECK_TIME, format_text, parse_binary, parse_text
 from metadata.replication import FOLDER
 from metadata.retry import repeat
-from metadata.store import ANY_VERSION, MetadataStore, Watcher
+from metadata.store import ANY_VERSION, MetadataStore, Watcher, check_path, join
 
 _VOTE: Final = re.compile(r"V_(\d{10})")
 _READONLY: Final = "readonly"
 
 
-class Check(Enum):
+class PeriodicCheck(Enum):
     """Checks that remember when they last ran, by their znode."""
 
     ALL_LEDGERS = "checkallledgersctime"
@@ -63,6 +62,7 @@ class AuditorStore:
 
     @property
     def store(self) -> MetadataStore:
+        """The metadata store below."""
         return self._store
 
     # ---- votes ------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class AuditorStore:
 
     # ---- checks -----------------------------------------------------------------------------------------------------
 
-    async def last_run_ms(self, check: Check) -> int | None:
+    async def last_run_ms(self, check: PeriodicCheck) -> int | None:
         """When a check last ran; None where it never did, or the time is not to be read: then it is due."""
         path = join(self._base, check.value)
         try:
@@ -135,7 +135,7 @@ class AuditorStore:
             return None
         return int(message.ctime) if message.HasField("ctime") else None
 
-    async def set_last_run_ms(self, check: Check, now_ms: int) -> None:
+    async def set_last_run_ms(self, check: PeriodicCheck, now_ms: int) -> None:
         """Remember that a check ran. There is one auditor: the last one to say so is right."""
         path = join(self._base, check.value)
         message: Any = CHECK_TIME(ctime=now_ms)

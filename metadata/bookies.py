@@ -34,11 +34,10 @@ from metadata.foundation.errors import (
 )
 from metadata.foundation.tasks import end_tasks
 from metadata.ledgers import DEFAULT_ROOT, Versioned
-from metadata.paths import check_path, join
 from metadata.protos import BOOKIE_SERVICE_INFO, COOKIE, format_text, parse_binary, parse_text
 from metadata.retry import reconnected, repeat
 from metadata.session import call_safely
-from metadata.store import MetadataStore, SessionState, Watcher, WatchEvent
+from metadata.store import MetadataStore, SessionState, Watcher, WatchEvent, check_path, join
 
 _LOG: Final = logging.getLogger(__name__)
 _ENDPOINT_ID: Final = "bookie"

@@ -104,10 +104,12 @@ class EmbeddedZooKeeper:
 
     @property
     def running(self) -> bool:
+        """Whether the server's process lives."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log_path(self) -> Path:
+        """The file with what the server prints."""
         return self._directory / "zookeeper.log"
 
     def __enter__(self) -> EmbeddedZooKeeper:
@@ -289,8 +291,8 @@ def _jar_directory() -> Path:
     import importlib.util
 
     spec = importlib.util.find_spec("pyspark")
-    for place in (spec.submodule_search_locations or []) if spec is not None else []:
-        jars = Path(place) / "jars"
+    for location in (spec.submodule_search_locations or []) if spec is not None else []:
+        jars = Path(location) / "jars"
         if jars.is_dir():
             return jars
     raise CallerError("PySpark's jars are not found", advice="Install pyspark 4.2 or later from PyPI")

@@ -81,6 +81,7 @@ class LedgerMetadata:
 
     @property
     def is_closed(self) -> bool:
+        """Whether its end is decided, for ever."""
         return self.state is LedgerState.CLOSED
 
     def ensemble_for(self, entry: int) -> Ensemble:

@@ -40,9 +40,8 @@ from metadata.foundation.errors import (
     check,
 )
 from metadata.ledger_metadata import LedgerMetadata
-from metadata.paths import check_path, join, parent_of
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, create_with_parents, reconnected, repeat
-from metadata.store import Create, Delete, MetadataStore, Op, Watcher
+from metadata.store import Create, Delete, MetadataStore, Op, Watcher, check_path, join, parent_of
 
 T = TypeVar("T")
 
@@ -77,6 +76,7 @@ class LedgerLayout(Enum):
     FLAT = "FlatLedgerManagerFactory"
 
     def encode(self) -> bytes:
+        """The text of the layout's znode."""
         return f"2\norg.apache.bookkeeper.meta.{self.value}:1".encode("ascii")
 
     @classmethod
@@ -139,10 +139,12 @@ class LedgerStore:
 
     @property
     def store(self) -> MetadataStore:
+        """The metadata store below."""
         return self._store
 
     @property
     def root(self) -> str:
+        """The znode below which everything of this cluster is."""
         return self._root
 
     def path(self, ledger_id: int) -> str:

@@ -36,9 +36,8 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.foundation.tasks import end_tasks, undisturbed
-from metadata.paths import check_path, join
 from metadata.retry import MAX_REPEATS, REPEAT_TIMEOUT_MS, reconnected, repeat
-from metadata.store import Delete, MetadataStore, SessionState, Stat, WatchEvent
+from metadata.store import Delete, MetadataStore, SessionState, Stat, WatchEvent, check_path, join
 
 _LOG: Final = logging.getLogger(__name__)
 RELEASE_TIMEOUT_MS: Final = 10_000
@@ -341,19 +340,19 @@ class DistributedLock:
             self._ensure_current(member)
             if member.name not in names:
                 raise LockingError("our member of the lock's queue was deleted by somebody else", path=member.path)
-            place = names.index(member.name)
-            if place == 0:
+            position = names.index(member.name)
+            if position == 0:
                 return looks
-            owner, before = await self._identify(names[0]), await self._identify(names[place - 1])
+            owner, before = await self._identify(names[0]), await self._identify(names[position - 1])
             if owner is None or before is None:
                 continue
             if owner in self._remembered and before == owner:
                 return looks + 1  # left over from our expired session: it goes by itself
-            if self._is_remains(names[0], owner) or self._is_remains(names[place - 1], before):
+            if self._is_remains(names[0], owner) or self._is_remains(names[position - 1], before):
                 await self._remove_remains()
                 continue
             self._ensure_current(member)
-            if deadline is None or not await self._wait_for(names[place - 1], member, deadline):
+            if deadline is None or not await self._wait_for(names[position - 1], member, deadline):
                 raise OwnershipAcquireFailedError(owner.client_id, path=self._path)
 
     async def _wait_for(self, name: str, member: _Member, deadline: float) -> bool:

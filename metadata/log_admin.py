@@ -34,10 +34,9 @@ from metadata.log_names import (
     validate_new_name,
 )
 from metadata.logs import LogStore
-from metadata.paths import ancestors, check_request, name_of
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.segments import COMPLETED_PREFIX, IN_PROGRESS_PREFIX, SegmentMetadata
-from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData, Stat
+from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData, Stat, ancestors, check_request, name_of
 
 MAX_LISTINGS: Final = 64
 """Znodes of one recursive listing that are asked for at a time."""
@@ -53,7 +52,7 @@ class Below:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _Znode:
     path: str
     data: bytes
     stat: Stat
@@ -125,20 +124,20 @@ class LogAdmin:
 
     async def _rename_ops(self, old: str, new: str, extra: Callable[[], Awaitable[list[Op]]]) -> list[Op]:
         source = await self._logs.located(old)
-        place = await self._logs.log_folders.choose(new)
-        target = self._logs.paths_in(place.folder, new)
+        chosen = await self._logs.log_folders.choose(new)
+        target = self._logs.paths_in(chosen.folder, new)
         if await self._store.exists(target.partition) is not None:
             raise LogExistsError(f"there is a log {new!r} already; nothing was renamed", log=old, path=target.root)
         try:
             nodes = await self._subtree(source.partition)
-            root = _Node(source.root, *await self._store.get(source.root))
+            root = _Znode(source.root, *await self._store.get(source.root))
         except NoNodeError as error:
             raise log_not_found(old, error.path) from error
         if source.ledgers not in {node.path for node in nodes}:
             raise log_not_found(old, source.ledgers)
         _refuse_locked(old, source, nodes)
         ops = [
-            *await self._target_ops(place, target, root.data),
+            *await self._target_ops(chosen, target, root.data),
             *(Create(target.partition + node.path[len(source.partition) :], node.data) for node in nodes),
             *(Delete(node.path, node.stat.version) for node in reversed(nodes)),
             _vacate(root),
@@ -154,20 +153,20 @@ class LogAdmin:
             ) from error
         return ops
 
-    async def _target_ops(self, place: LogFolder, target: LogPaths, data: bytes) -> list[Op]:
+    async def _target_ops(self, chosen: LogFolder, target: LogPaths, data: bytes) -> list[Op]:
         """What makes the znode of the new name, which may be there as a folder of nested logs."""
-        above = [path for path in ancestors(target.root) if len(path) > len(place.folder)]
+        above = [path for path in ancestors(target.root) if len(path) > len(chosen.folder)]
         stats = await asyncio.gather(*(self._store.exists(path) for path in [*above, target.root]))
-        ops: list[Op] = list(place.guard) if stats[0] is None else []
+        ops: list[Op] = list(chosen.guard) if stats[0] is None else []
         ops += [Create(path) for path, stat in zip(above, stats[:-1], strict=True) if stat is None]
         present = stats[-1]
         if present is None:
             return [*ops, Create(target.root, data)]
         return [*ops, SetData(target.root, data, present.version)]
 
-    async def _subtree(self, path: str) -> list[_Node]:
+    async def _subtree(self, path: str) -> list[_Znode]:
         """The znode and all below it, parents first. Raises NoNodeError for the first."""
-        node = _Node(path, *await self._store.get(path))
+        node = _Znode(path, *await self._store.get(path))
         names = (await self._store.children(path))[0] if node.stat.num_children else []
         below = await asyncio.gather(*(self._subtree(f"{path}/{name}") for name in names))
         return [node, *(found for part in below for found in part)]
@@ -270,7 +269,7 @@ class LogAdmin:
         return [*([name] if stat is not None else []), *await self._walk(path, name, room)]
 
 
-def _refuse_locked(log: str, paths: LogPaths, nodes: list[_Node]) -> None:
+def _refuse_locked(log: str, paths: LogPaths, nodes: list[_Znode]) -> None:
     """Raise where a lock of the log has members: ephemeral znodes cannot be moved."""
     members = [node for node in nodes if node.stat.ephemeral_owner]
     writers = [node for node in members if node.path.startswith(f"{paths.lock}/")]
@@ -286,7 +285,7 @@ def _refuse_locked(log: str, paths: LogPaths, nodes: list[_Node]) -> None:
         )
 
 
-def _vacate(root: _Node) -> Op:
+def _vacate(root: _Znode) -> Op:
     """The old name's own znode goes, or stays for the logs nested below it without the application's bytes."""
     if root.stat.num_children > 1:
         return SetData(root.path, b"", root.stat.version)

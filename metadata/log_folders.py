@@ -36,9 +36,8 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.namespaces import NotBoundError
-from metadata.paths import join
 from metadata.retry import MAX_REPEATS, repeat
-from metadata.store import MetadataStore, Op, SetData, Watcher, WatchEvent
+from metadata.store import MetadataStore, Op, SetData, Watcher, WatchEvent, join
 
 
 class DuplicateLogError(CorruptDataError):
@@ -89,18 +88,23 @@ class PlainFolders(LogFolders):
 
     @property
     def root(self) -> str:
+        """The namespace's own znode."""
         return self._root
 
     def known(self, name: str) -> str | None:
+        """The one folder that there is."""
         return self._root
 
     async def find(self, name: str) -> str | None:
+        """The namespace itself, whether the log exists or not."""
         return self._root
 
     async def choose(self, name: str) -> LogFolder:
+        """The namespace itself, for any log."""
         return LogFolder(self._root)
 
     async def folders(self, watch: Watcher | None = None) -> list[str]:
+        """The namespace itself; it does not change, so nothing is watched."""
         return [self._root]
 
 
@@ -141,6 +145,7 @@ class FederatedFolders(LogFolders):
 
     @property
     def root(self) -> str:
+        """The namespace's own znode, which is its oldest folder."""
         return self._root
 
     # ---- looking up -------------------------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ from typing import ClassVar, Final
 
 from metadata.foundation.errors import CallerError, NotAppliedError
 from metadata.ledgers import Versioned
-from metadata.paths import check_path
 from metadata.segments import SegmentMetadata
-from metadata.store import Create
+from metadata.store import Create, check_path
 
 LAYOUT_VERSION: Final = b"\xff\xff\xff\xff"
 RESERVED: Final = (".", "<")
@@ -43,30 +42,37 @@ class LogPaths:
 
     @property
     def max_txid(self) -> str:
+        """The highest transaction id, as the log's last owner left it."""
         return f"{self.partition}/maxtxid"
 
     @property
     def version(self) -> str:
+        """The version of the log's layout."""
         return f"{self.partition}/version"
 
     @property
     def lock(self) -> str:
+        """The parent of the members of the writers' lock."""
         return f"{self.partition}/lock"
 
     @property
     def read_lock(self) -> str:
+        """The parent of the members of the lock of readers without a subscriber."""
         return f"{self.partition}/readLock"
 
     @property
     def ledgers(self) -> str:
+        """The parent of the segments; its data is the highest LSSN."""
         return f"{self.partition}/ledgers"
 
     @property
     def allocation(self) -> str:
+        """The ledger that was created ahead for the next segment."""
         return f"{self.partition}/allocation"
 
     @property
     def subscribers(self) -> str:
+        """The parent of the subscribers' positions."""
         return f"{self.partition}/subscribers"
 
     def sink_mark(self, sink_id: str) -> str:
@@ -74,6 +80,7 @@ class LogPaths:
         return f"{self.partition}/sink-{sink_id}"
 
     def segment(self, segment: SegmentMetadata) -> str:
+        """The znode of one segment."""
         return f"{self.ledgers}/{segment.znode_name}"
 
     def initial(self, metadata: bytes = b"") -> list[Create]:
@@ -154,6 +161,7 @@ def _bad_name(name: str, why: str, advice: str = "Choose another name") -> Inval
 
 
 def log_not_found(name: str, path: str | None) -> LogNotFoundError:
+    """The error for a log that is not there; `path` is the znode that was missed."""
     return LogNotFoundError(
         "no such log in this namespace", log=name, path=path, advice="Check the name, or create the log first"
     )

@@ -14,9 +14,8 @@ from typing import Final, TypeVar
 from metadata.foundation.errors import MetadataUnavailableError, NoNodeError, OutcomeUnknownError
 from metadata.log_names import validate_folder
 from metadata.logs import LogStore
-from metadata.paths import join
 from metadata.retry import REPEAT_TIMEOUT_MS, reconnected, repeat
-from metadata.store import SessionState, WatchEvent
+from metadata.store import SessionState, WatchEvent, join
 
 T = TypeVar("T")
 _FOLDERS: Final = ""  # in place of a path: the list of folders

@@ -52,7 +52,6 @@ from metadata.log_names import (
     validate_new_name,
 )
 from metadata.namespaces import NotBoundError
-from metadata.paths import ancestors, check_path, join
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.segment_listing import RELISTS, SegmentCache, SegmentLister, SegmentListing, SegmentVanishedError
 from metadata.segments import (
@@ -64,7 +63,20 @@ from metadata.segments import (
     gap_in,
 )
 from metadata.session import SharedWatches
-from metadata.store import Check, Create, Delete, MetadataStore, Op, OpResult, SetData, Stat, Watcher
+from metadata.store import (
+    Check,
+    Create,
+    Delete,
+    MetadataStore,
+    Op,
+    OpResult,
+    SetData,
+    Stat,
+    Watcher,
+    ancestors,
+    check_path,
+    join,
+)
 
 __all__ = [
     "DEFAULT_PARTITION",
@@ -136,14 +148,17 @@ class LogStore:
 
     @property
     def store(self) -> MetadataStore:
+        """The metadata store below."""
         return self._store
 
     @property
     def namespace_path(self) -> str:
+        """The namespace's znode."""
         return self._namespace
 
     @property
     def log_folders(self) -> LogFolders:
+        """Where the namespace's logs are."""
         return self._log_folders
 
     @property
@@ -242,13 +257,13 @@ class LogStore:
         """
         plain = validate_new_name(name, self._partition)
         for _ in range(MAX_REPEATS):
-            place = await self._log_folders.choose(plain)
+            chosen = await self._log_folders.choose(plain)
             try:
-                whole = await self._create_at(place, plain, metadata)
+                whole = await self._create_at(chosen, plain, metadata)
             except BadVersionError:
                 continue  # somebody else has created a log meanwhile, perhaps this one
             except NodeExistsError as error:
-                if error.path in ancestors(self.paths_in(place.folder, plain).root):
+                if error.path in ancestors(self.paths_in(chosen.folder, plain).root):
                     continue  # a folder that another new log shares with this one is there by now
                 raise LogExistsError("somebody else has just created the log", log=name, path=error.path) from error
             except NoNodeError as error:
@@ -259,10 +274,10 @@ class LogStore:
             return
         raise BadVersionError("other logs keep being created; nothing was", log=name, path=self._namespace)
 
-    async def _create_at(self, place: LogFolder, name: str, metadata: bytes) -> bool:
+    async def _create_at(self, chosen: LogFolder, name: str, metadata: bytes) -> bool:
         """Create what is missing; whether that was all of the log."""
-        paths = self.paths_in(place.folder, name)
-        parents: Ops = [Create(parent) for parent in ancestors(paths.root) if len(parent) > len(place.folder)]
+        paths = self.paths_in(chosen.folder, name)
+        parents: Ops = [Create(parent) for parent in ancestors(paths.root) if len(parent) > len(chosen.folder)]
         wanted: Ops = [*parents, *paths.initial(metadata)]
         stats = await asyncio.gather(*(self._look(node.path) for node in wanted))
         missing = [node for node, stat in zip(wanted, stats, strict=True) if stat is None]
@@ -270,7 +285,7 @@ class LogStore:
         if metadata and root is not None and stats[len(parents) + 1] is None:
             missing.append(SetData(paths.root, metadata, root.version))  # so far only a folder of nested logs
         if missing:
-            await self._store.multi([*(place.guard if stats[0] is None else ()), *missing])
+            await self._store.multi([*(chosen.guard if stats[0] is None else ()), *missing])
         return not any(stats[len(parents) :])
 
     async def ensure(self, name: str, metadata: bytes = b"") -> None:

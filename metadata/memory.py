@@ -38,7 +38,6 @@ from metadata.foundation.errors import (
     SessionExpiredError,
     check,
 )
-from metadata.paths import check_path, check_request, name_of, parent_of
 from metadata.retry import create_with_parents
 from metadata.session import RequestObservers, SessionHub, call_safely
 from metadata.store import (
@@ -57,6 +56,10 @@ from metadata.store import (
     Stat,
     Watcher,
     WatchEvent,
+    check_path,
+    check_request,
+    name_of,
+    parent_of,
 )
 
 T = TypeVar("T")
@@ -227,16 +230,19 @@ class MemoryTree:
         return node
 
     def get(self, session: _Session, path: str, watch: Watcher | None) -> tuple[bytes, Stat]:
+        """Data and stat of a znode, with a watch on either. Raises NoNodeError."""
         node = self._node(path)
         _leave(self._data_watches, path, session, watch)
         return node.data, node.stat()
 
     def exists(self, session: _Session, path: str, watch: Watcher | None) -> Stat | None:
+        """The stat of a znode, or None; a watch is left in both cases."""
         _leave(self._data_watches, path, session, watch)
         node = self._nodes.get(path)
         return None if node is None else node.stat()
 
     def children(self, session: _Session, path: str, watch: Watcher | None) -> tuple[list[str], Stat]:
+        """Names of the children and the parent's stat. Raises NoNodeError."""
         node = self._node(path)
         _leave(self._child_watches, path, session, watch)
         return sorted(node.children), node.stat()

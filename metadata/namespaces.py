@@ -13,9 +13,8 @@ from typing import ClassVar, Final
 
 from metadata.bindings import DEFAULT_FIRST_LSSN, SUB_NAMESPACES, Binding
 from metadata.foundation.errors import BadVersionError, CallerError, NodeExistsError, NoNodeError
-from metadata.paths import check_path, join, parent_of
 from metadata.retry import MAX_REPEATS, repeat
-from metadata.store import ANY_VERSION, MetadataStore
+from metadata.store import ANY_VERSION, MetadataStore, check_path, join, parent_of
 
 __all__ = [
     "DEFAULT_FIRST_LSSN",
@@ -105,6 +104,7 @@ class NamespaceStore:
 
     @property
     def path(self) -> str:
+        """The namespace's znode."""
         return self._path
 
     async def bind(self, binding: Binding, create: bool = True) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import ClassVar, Final
 
-from metadata import tjson
+from metadata.bindings import StructFields, encode_struct
 from metadata.foundation.errors import (
     BadVersionError,
     CallerError,
@@ -24,9 +24,8 @@ from metadata.foundation.errors import (
     NotEmptyError,
 )
 from metadata.log_names import validate_name
-from metadata.paths import join
 from metadata.retry import MAX_REPEATS, repeat
-from metadata.store import ANY_VERSION, Create, Delete, MetadataStore, Op, SetData
+from metadata.store import ANY_VERSION, Create, Delete, MetadataStore, Op, SetData, join
 
 
 class RequestDeniedError(CallerError):
@@ -56,6 +55,7 @@ class Permissions:
     deny_release: bool | None = None
 
     def denies(self, action: Action) -> bool:
+        """Whether what this field stands for may not be done."""
         return bool(self._values()[action.value - 1])
 
     def _values(self) -> tuple[bool | None, ...]:
@@ -63,7 +63,7 @@ class Permissions:
 
     def encode(self) -> bytes:
         """The znode's data."""
-        return tjson.encode(dict(enumerate(self._values(), start=1))).encode()
+        return encode_struct(dict(enumerate(self._values(), start=1))).encode()
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Permissions:
@@ -71,7 +71,7 @@ class Permissions:
         if not data:
             return ALLOW_ALL
         try:
-            struct = tjson.Fields(data.decode("utf-8"), "an access control entry", path)
+            struct = StructFields(data.decode("utf-8"), "an access control entry", path)
         except UnicodeDecodeError as error:
             raise CorruptDataError(f"not an access control entry: {error}", path=path) from error
         return cls(*(struct.flag(action.value) for action in Action))

@@ -42,7 +42,6 @@ from metadata.foundation.errors import (
     OutcomeUnknownError,
 )
 from metadata.ledgers import DEFAULT_ROOT, MAX_LEDGER_ID, Versioned
-from metadata.paths import check_path, join, parent_of
 from metadata.protos import (
     LOCK_DATA,
     REREPLICATION_LAYOUT,
@@ -51,7 +50,7 @@ from metadata.protos import (
     parse_text,
 )
 from metadata.retry import MAX_REPEATS, repeat
-from metadata.store import Create, MetadataStore, Watcher
+from metadata.store import Create, MetadataStore, Watcher, check_path, join, parent_of
 
 FOLDER: Final = "underreplication"
 _LAYOUT_TYPE: Final = "BASIC"
@@ -70,6 +69,7 @@ class UnderReplicatedLedger:
     ctime_ms: int | None = None
 
     def encode(self) -> bytes:
+        """The text of the ledger's mark."""
         message: Any = UNDERREPLICATED_LEDGER()
         message.replica.extend(self.missing)
         if self.ctime_ms is not None:
@@ -120,6 +120,7 @@ class ReplicationStore:
 
     @property
     def store(self) -> MetadataStore:
+        """The metadata store below."""
         return self._store
 
     def mark_path(self, ledger_id: int) -> str:
@@ -128,6 +129,7 @@ class ReplicationStore:
         return join(self._marks, digits[:4], digits[4:8], digits[8:12], digits[12:], name)
 
     def lock_path(self, ledger_id: int) -> str:
+        """The ephemeral znode of the worker that repairs this ledger."""
         return join(self._locks, mark_name(ledger_id))
 
     async def prepare(self) -> None:
@@ -415,6 +417,7 @@ class RepairTask:
 
     @property
     def ledger_id(self) -> int:
+        """The ledger to repair."""
         return self.lock.ledger_id
 
 

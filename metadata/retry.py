@@ -17,8 +17,7 @@ from metadata.foundation.errors import (
     NoNodeError,
     SessionExpiredError,
 )
-from metadata.paths import ancestors
-from metadata.store import Create, MetadataStore, RetryPolicy, SessionState
+from metadata.store import Create, MetadataStore, RetryPolicy, SessionState, ancestors
 
 T = TypeVar("T")
 

@@ -39,10 +39,9 @@ from metadata.foundation.errors import (
 from metadata.locks import LockingError
 from metadata.log_names import log_not_found
 from metadata.logs import LogPaths, LogState, LogStore
-from metadata.paths import request_bytes
 from metadata.retry import repeat
 from metadata.segments import SegmentMetadata
-from metadata.store import Create, Delete, Op, SetData
+from metadata.store import Create, Delete, Op, SetData, request_bytes
 
 NOTES: Final = "deletedLedgers"
 MAX_CHANGE_BYTES: Final = 500_000

@@ -46,6 +46,7 @@ class SessionHub:
         self._lock = threading.Lock()
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
+        """Call `listener` at each change of state. Returns what ends that."""
         key = object()
         self._listeners[key] = listener
 

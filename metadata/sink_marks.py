@@ -40,7 +40,7 @@ def history_kept(logs: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SinkMark:
     """The old form: every batch up to `batch` (`NO_BATCH`: none), the last one by `attempt`.
 
     `rows` has (batch, rows) of the newest batches, newest first; two marks are told apart by batch and attempt alone.
@@ -60,6 +60,7 @@ class Mark:
         return dict(self.rows).get(batch)
 
     def encode(self) -> bytes:
+        """The mark as JSON."""
         return _encoded(self._fields())
 
     def _fields(self) -> dict[str, object]:
@@ -69,12 +70,12 @@ class Mark:
         return fields
 
     @classmethod
-    def decode(cls, data: bytes, path: str) -> Mark:
+    def decode(cls, data: bytes, path: str) -> SinkMark:
         """Raises CorruptDataError for anything but a mark of this form."""
-        return cls._of(_Fields.read(data, path, OLD_VERSION))
+        return cls._of(_MarkFields.read(data, path, OLD_VERSION))
 
     @classmethod
-    def _of(cls, fields: _Fields) -> Mark:
+    def _of(cls, fields: _MarkFields) -> SinkMark:
         return cls(fields.batch(), fields.text("attempt"), fields.rows())
 
 
@@ -108,6 +109,7 @@ class LogMark:
         return LogMark(batch, attempt, every[:keep], every[keep][0] + 1 if len(every) > keep else self.since)
 
     def encode(self) -> bytes:
+        """The mark as JSON."""
         fields: dict[str, object] = {"v": VERSION, "batch": self.batch, "attempt": self.attempt}
         fields["rows"] = self.rows
         if self.since:
@@ -117,7 +119,7 @@ class LogMark:
     @classmethod
     def decode(cls, data: bytes, path: str) -> LogMark:
         """Raises CorruptDataError for anything but a log's mark of a version known here."""
-        fields = _Fields.read(data, path, VERSION)
+        fields = _MarkFields.read(data, path, VERSION)
         return cls(fields.batch(), fields.text("attempt"), fields.rows(), fields.number("since", 0))
 
 
@@ -128,7 +130,7 @@ class Floor(NamedTuple):
     told, because the znodes were copied from elsewhere.
     """
 
-    mark: Mark
+    mark: SinkMark
     zxid: int
 
 
@@ -149,6 +151,7 @@ class SinkState:
         return SinkState(batch, attempt, rows, self.floor)
 
     def encode(self) -> bytes:
+        """The state as JSON."""
         fields: dict[str, object] = {"v": VERSION, "batch": self.batch, "attempt": self.attempt}
         if self.rows is not None:
             fields["rows"] = self.rows
@@ -159,9 +162,9 @@ class SinkState:
     @classmethod
     def decode(cls, data: bytes, stat: Stat, path: str) -> SinkState:
         """Raises CorruptDataError for anything but a sink of a version known here."""
-        fields = _Fields.read(data, path, OLD_VERSION, VERSION)
+        fields = _MarkFields.read(data, path, OLD_VERSION, VERSION)
         if fields.version == OLD_VERSION:
-            mark = Mark._of(fields)
+            mark = SinkMark._of(fields)
             # A mark that was moved has been set: at version 0 it is a copy, and its transaction says nothing.
             floor = Floor(mark, stat.mzxid if stat.version else 0) if mark.batch != NO_BATCH else None
             return cls(mark.batch, mark.attempt, mark.rows_of(mark.batch), floor, old=True)
@@ -169,15 +172,15 @@ class SinkState:
         return cls(fields.batch(), fields.text("attempt"), rows, _floor(fields))
 
 
-def _floor(fields: _Fields) -> Floor | None:
+def _floor(fields: _MarkFields) -> Floor | None:
     if "floor" not in fields.found:
         return None
     inner = fields.inner("floor")
-    return Floor(Mark._of(inner.inner("mark")), inner.number("zxid", 0))
+    return Floor(SinkMark._of(inner.inner("mark")), inner.number("zxid", 0))
 
 
 @dataclass(frozen=True, slots=True)
-class _Fields:
+class _MarkFields:
     """The fields of a mark, checked as they are asked for."""
 
     found: dict[str, object]
@@ -185,7 +188,7 @@ class _Fields:
     version: int
 
     @classmethod
-    def read(cls, data: bytes, path: str, *versions: int) -> _Fields:
+    def read(cls, data: bytes, path: str, *versions: int) -> _MarkFields:
         try:
             found = json.loads(data)
         except ValueError:
@@ -211,11 +214,11 @@ class _Fields:
             raise _bad_mark(self.path, f"{name} is {value!r}")
         return value
 
-    def inner(self, name: str) -> _Fields:
+    def inner(self, name: str) -> _MarkFields:
         value = self.found.get(name)
         if not isinstance(value, dict):
             raise _bad_mark(self.path, f"{name} is {value!r}")
-        return _Fields(value, self.path, self.version)
+        return _MarkFields(value, self.path, self.version)
 
     def rows(self) -> tuple[tuple[int, int], ...]:
         """Batches with their numbers of rows."""

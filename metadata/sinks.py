@@ -43,7 +43,7 @@ from metadata.foundation.errors import (
 from metadata.ledgers import Versioned
 from metadata.log_names import LogPaths
 from metadata.retry import repeat
-from metadata.sink_marks import LogMark, Mark, SinkState
+from metadata.sink_marks import LogMark, SinkMark, SinkState
 from metadata.store import ANY_VERSION, Create, Delete, MetadataStore, Op, SetData, Stat
 
 LISTED_VERSION = 0
@@ -100,6 +100,7 @@ class StagedLedger:
 
     @property
     def name(self) -> str:
+        """The name of the ledger's znode."""
         return f"b{self.batch:019d}-{self.attempt}-{self.ledger_id}" + (f"-{self.tag}" if self.tag else "")
 
     @classmethod
@@ -117,9 +118,11 @@ class SinkPaths:
 
     @property
     def attempts(self) -> str:
+        """The parent of staged ledgers."""
         return f"{self.root}/attempts"
 
     def staged(self, ledger: StagedLedger) -> str:
+        """The znode of one staged ledger."""
         return f"{self.root}/attempts/{ledger.name}"
 
 
@@ -135,6 +138,7 @@ class SinkStore:
         self.root = f"{namespace_path.rstrip('/')}/.sinks"
 
     def paths(self, sink_id: str) -> SinkPaths:
+        """The znodes of one sink."""
         return SinkPaths(f"{self.root}/{sink_id}")
 
     async def ensure(self, sink_id: str) -> Versioned[SinkState]:
@@ -289,5 +293,5 @@ def _state_data(sink_id: str, state: SinkState) -> bytes:
     """A batch write's sink has one publication, and the old form of a mark says all of it."""
     if sink_id.startswith(JOB_PREFIX):
         rows = () if state.rows is None else ((state.batch, state.rows),)
-        return Mark(state.batch, state.attempt, rows).encode()
+        return SinkMark(state.batch, state.attempt, rows).encode()
     return state.encode()

@@ -16,9 +16,8 @@ from metadata.foundation.errors import CallerError, NodeExistsError, NoNodeError
 from metadata.ledgers import Versioned
 from metadata.log_names import log_not_found
 from metadata.logs import LogStore
-from metadata.paths import check_path
 from metadata.retry import repeat
-from metadata.store import ANY_VERSION, Check, Create, MetadataStore, Op, SetData
+from metadata.store import ANY_VERSION, Check, Create, MetadataStore, Op, SetData, check_path
 
 READ_LOCK: Final = "readLock"
 
@@ -31,6 +30,7 @@ class SubscriberStore:
 
     @property
     def store(self) -> MetadataStore:
+        """The metadata store below."""
         return self._logs.store
 
     async def path(self, log: str, subscriber: str) -> str:

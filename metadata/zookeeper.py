@@ -41,7 +41,6 @@ from metadata.foundation.errors import (
     SessionExpiredError,
 )
 from metadata.foundation.pacing import TokenBucket
-from metadata.paths import check_path, check_request
 from metadata.retry import create_with_parents, reconnected
 from metadata.session import RequestObservers, SessionHub, call_safely
 from metadata.store import (
@@ -60,6 +59,8 @@ from metadata.store import (
     Stat,
     Watcher,
     WatchEvent,
+    check_path,
+    check_request,
 )
 from metadata.zookeeper_edge import BoundedConnection, LoopHandler
 

@@ -110,12 +110,12 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         deadline = math.inf if self._deadline is None else self._deadline
         if timeout is not None:
             deadline = min(deadline, time.monotonic() + timeout)
-        family, kind, protocol, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, resolved = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._await_connected(connection, connection.connect_ex(place), deadline)
+            self._await_connected(connection, connection.connect_ex(resolved), deadline)
         except BaseException:
             connection.close()
             raise
@@ -186,11 +186,11 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
         first_s = max(_SHORTEST_ATTEMPT_S, most_s / 2**_DOUBLINGS)
         return min(most_s, first_s * (1 << min(self._ran_out, _DOUBLINGS)))
 
-    def _connect(self, *place: Any) -> tuple[float, float]:
+    def _connect(self, *server: Any) -> tuple[float, float]:
         limit_s, began = self._attempt_limit_s(), time.monotonic()
         try:
             with self._edge.attempt(limit_s):
-                silence_ms, connect_ms = super()._connect(*place)
+                silence_ms, connect_ms = super()._connect(*server)
         except BaseException:
             self._ran_out += time.monotonic() - began >= limit_s
             raise

@@ -17,10 +17,9 @@ from metadata.ledgers import LedgerStore
 from metadata.log_folders import FederatedFolders
 from metadata.logs import LogStore
 from metadata.namespaces import Binding
-from metadata.paths import join
 from metadata.permissions import PermissionStore
 from metadata.segment_listing import SegmentCache
-from metadata.store import MetadataStore
+from metadata.store import MetadataStore, join
 from storage_node.client import ClientSettings, LedgerClient
 from storage_node.edge import Clock, Network
 

@@ -64,11 +64,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "".join(lines)
 
 
-def counted(number: int, thing: str) -> str:
-    """A number of things: "1 segment", "2,000 segments"."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
-
-
 def heading(title: str, note: str = "") -> str:
     """A line above a picture or table; both parts are escaped."""
     return f"<div><b>{escaped(title)}</b>{' — ' if note else ''}{escaped(note)}</div>"

@@ -33,13 +33,13 @@ from pyspark.sql.streaming.listener import (
 )
 
 from dlspark.core.display.lag_picture import LagPicture, LagSample, Measure
-from dlspark.core.markup import counted
 from dlspark.core.metrics import Statistics
 from dlspark.core.metrics.lags import lags_of
 from dlspark.errors import CallerError
 from dlspark.spark.errors import OffsetError
 from dlspark.spark.source.extents import NO_LAG, Lag
 from dlspark.spark.source.offsets import BEHIND, Offsets
+from metadata.foundation.plurals import counted
 
 _log = logging.getLogger(__name__)
 

@@ -69,6 +69,7 @@ class Once:
 
     @property
     def begun(self) -> bool:
+        """Whether it was asked for at all."""
         return self._task is not None
 
     async def run(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from metadata.auditors import AuditorStore, Check
+from metadata.auditors import AuditorStore, PeriodicCheck
 from metadata.bookies import BookieRegistry
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, InvariantViolation, NoNodeError
 from metadata.foundation.pacing import for_each
@@ -242,13 +242,13 @@ class Auditor:
     # ---- what they hold ---------------------------------------------------------------------------------------------
 
     async def _check_ledgers_in_time(self) -> None:
-        await self._in_time(Check.ALL_LEDGERS, self._settings.periodic_check_interval_s, self._check_by_reading)
+        await self._in_time(PeriodicCheck.ALL_LEDGERS, self._settings.periodic_check_interval_s, self._check_by_reading)
 
     async def _check_placement_in_time(self) -> None:
         interval_s = self._settings.periodic_placement_check_interval_s
-        await self._in_time(Check.PLACEMENT_POLICY, interval_s, self.check_placement)
+        await self._in_time(PeriodicCheck.PLACEMENT_POLICY, interval_s, self.check_placement)
 
-    async def _in_time(self, check: Check, interval_s: int, run: Callable[[], Awaitable[object]]) -> None:
+    async def _in_time(self, check: PeriodicCheck, interval_s: int, run: Callable[[], Awaitable[object]]) -> None:
         """Run a check whenever its interval is over, also since the term of another auditor."""
         while interval_s > 0:
             last_ms = await self._auditors.last_run_ms(check)

@@ -8,7 +8,7 @@ import pytest
 from metadata_worlds import Heard, World
 from reference_vectors import vectors
 
-from metadata.auditors import AuditorStore, Check
+from metadata.auditors import AuditorStore, PeriodicCheck
 from metadata.foundation.errors import CallerError
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
@@ -84,8 +84,10 @@ async def test_a_vote_ends_with_its_session(auditors: AuditorStore, elsewhere: A
     assert await elsewhere.auditor() == "b"
 
 
-@pytest.mark.parametrize("check", list(Check))
-async def test_the_time_of_a_check_is_kept(auditors: AuditorStore, elsewhere: AuditorStore, check: Check) -> None:
+@pytest.mark.parametrize("check", list(PeriodicCheck))
+async def test_the_time_of_a_check_is_kept(
+    auditors: AuditorStore, elsewhere: AuditorStore, check: PeriodicCheck
+) -> None:
     assert await auditors.last_run_ms(check) is None
     await auditors.set_last_run_ms(check, 1_600_000_000_000)
     await elsewhere.set_last_run_ms(check, 1_700_000_000_000)
@@ -93,11 +95,11 @@ async def test_the_time_of_a_check_is_kept(auditors: AuditorStore, elsewhere: Au
 
 
 async def test_vector_of_a_checks_time(auditors: AuditorStore, ledgers: str) -> None:
-    await auditors.set_last_run_ms(Check.ALL_LEDGERS, 1_700_000_000_000)
+    await auditors.set_last_run_ms(PeriodicCheck.ALL_LEDGERS, 1_700_000_000_000)
     data, _ = await auditors.store.get(f"{ledgers}/underreplication/checkallledgersctime")
     assert data == VECTORS["check time 1700000000000"]
     await auditors.store.put(f"{ledgers}/underreplication/checkallledgersctime", b"\xff", 0)
-    assert await auditors.last_run_ms(Check.ALL_LEDGERS) is None, "what is no time is due"
+    assert await auditors.last_run_ms(PeriodicCheck.ALL_LEDGERS) is None, "what is no time is due"
 
 
 async def test_bookies_are_known_by_name_whatever_they_registered(auditors: AuditorStore, ledgers: str) -> None:

@@ -12,7 +12,7 @@ from metadata.sink_marks import (
     NO_BATCH,
     Floor,
     LogMark,
-    Mark,
+    SinkMark,
     SinkState,
     history_kept,
 )
@@ -26,13 +26,13 @@ def stat(version: int, mzxid: int = 99) -> Stat:
 
 
 def test_a_mark_of_the_old_form_survives_its_json_and_the_golden_text_stays() -> None:
-    assert Mark(7, "a1").encode() == VECTORS["sink root 1, one batch"]
-    assert Mark.decode(VECTORS["sink root 1, one batch"], "/x") == Mark(7, "a1")
-    assert Mark.decode(Mark().encode(), "/x") == Mark(NO_BATCH, "")
+    assert SinkMark(7, "a1").encode() == VECTORS["sink root 1, one batch"]
+    assert SinkMark.decode(VECTORS["sink root 1, one batch"], "/x") == SinkMark(7, "a1")
+    assert SinkMark.decode(SinkMark().encode(), "/x") == SinkMark(NO_BATCH, "")
     text = VECTORS["sink root 1, with rows"]
-    assert Mark.decode(text, "/x").rows == ((7, 1000), (6, 998))
-    assert Mark.decode(text, "/x").encode() == text
-    assert Mark.decode(text, "/x").rows_of(5) is None
+    assert SinkMark.decode(text, "/x").rows == ((7, 1000), (6, 998))
+    assert SinkMark.decode(text, "/x").encode() == text
+    assert SinkMark.decode(text, "/x").rows_of(5) is None
 
 
 def test_a_logs_mark_survives_its_json_and_the_golden_text_stays() -> None:
@@ -53,7 +53,7 @@ def test_a_sinks_state_survives_its_json_and_keeps_what_was_of_old() -> None:
     old = VECTORS["sink root 1, three batches"]
     found = SinkState.decode(old, stat(3), "/x")
     assert (found.batch, found.rows, found.old) == (2, 12, True)
-    assert found.floor == Floor(Mark(2, "a2"), 99)
+    assert found.floor == Floor(SinkMark(2, "a2"), 99)
     assert found.floor.mark.rows == ((2, 12), (1, 11), (0, 10))
     moved = found.moved(3, "b", 20)
     text = VECTORS["sink root 2, with a floor"]
@@ -65,7 +65,7 @@ def test_a_sinks_state_survives_its_json_and_keeps_what_was_of_old() -> None:
 
 def test_a_mark_of_old_that_was_copied_does_not_say_which_transaction_moved_it() -> None:
     found = SinkState.decode(b'{"v":1,"batch":2,"attempt":"a2"}', stat(0), "/x")
-    assert found.floor == Floor(Mark(2, "a2"), 0)
+    assert found.floor == Floor(SinkMark(2, "a2"), 0)
 
 
 def test_marks_of_many_logs_keep_fewer_batches_and_stay_small() -> None:
@@ -102,7 +102,7 @@ def test_a_damaged_mark_is_an_error_with_its_place_and_never_a_mark(data: bytes)
         return data % version if b"%d" in data else data
 
     readings = [
-        lambda: Mark.decode(with_version(1), "/ns/.sinks/q"),
+        lambda: SinkMark.decode(with_version(1), "/ns/.sinks/q"),
         lambda: LogMark.decode(with_version(2), "/ns/.sinks/q"),
         lambda: SinkState.decode(with_version(1), stat(1), "/ns/.sinks/q"),
         lambda: SinkState.decode(with_version(2), stat(1), "/ns/.sinks/q"),
@@ -116,9 +116,9 @@ def test_a_damaged_mark_is_an_error_with_its_place_and_never_a_mark(data: bytes)
 
 def test_forms_are_not_taken_for_each_other() -> None:
     with pytest.raises(CorruptDataError, match="no mark of version 2"):
-        LogMark.decode(Mark(7, "a").encode(), "/x")
+        LogMark.decode(SinkMark(7, "a").encode(), "/x")
     for new in (LogMark(7, "a"), SinkState(7, "a")):
         with pytest.raises(CorruptDataError, match="no mark of version 1"):
-            Mark.decode(new.encode(), "/x")
+            SinkMark.decode(new.encode(), "/x")
     with pytest.raises(CorruptDataError):
         SinkState.decode(b'{"v":2,"batch":3,"attempt":"b","floor":7}', stat(1), "/x")

@@ -11,7 +11,7 @@ from metadata.foundation.errors import BadVersionError, CallerError, CorruptData
 from metadata.ledgers import Versioned
 from metadata.log_names import LogPaths
 from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.sink_marks import LogMark, Mark, SinkState
+from metadata.sink_marks import LogMark, SinkMark, SinkState
 from metadata.sinks import (
     MAX_SINK_ID_CHARS,
     SinkStore,
@@ -145,10 +145,10 @@ async def test_a_sink_of_the_old_form_is_taken_over_only_as_it_was_found(sinks: 
     state = await sinks.ensure("q")
     await store.multi(sinks.publish_ops("q", state, state.value.moved(4, "new", 1), []))
     assert state.value.floor is not None
-    assert (state.value.floor.mark, state.value.floor.zxid > 0) == (Mark(2, "a2"), True)
+    assert (state.value.floor.mark, state.value.floor.zxid > 0) == (SinkMark(2, "a2"), True)
     data, _ = await store.get(f"{NS}/.sinks/q")
     with pytest.raises(CorruptDataError, match="no mark of version 1"):
-        Mark.decode(data, "/x")  # which is how an older dlspark reads it: it publishes nothing
+        SinkMark.decode(data, "/x")  # which is how an older dlspark reads it: it publishes nothing
     taken = await sinks.ensure("q")
     assert (taken.value.batch, taken.value.floor, taken.value.old) == (4, state.value.floor, False)
 

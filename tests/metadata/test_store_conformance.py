@@ -19,10 +19,20 @@ from metadata.foundation.errors import (
     NotEmptyError,
     OutcomeUnknownError,
 )
-from metadata.paths import MAX_REQUEST_BYTES
 from metadata.retry import reconnected, repeat
 from metadata.session import SessionHub
-from metadata.store import Check, Create, Delete, EventKind, MetadataStore, SessionState, SetData, Stat, WatchEvent
+from metadata.store import (
+    MAX_REQUEST_BYTES,
+    Check,
+    Create,
+    Delete,
+    EventKind,
+    MetadataStore,
+    SessionState,
+    SetData,
+    Stat,
+    WatchEvent,
+)
 
 # ---- nodes and versions ----------------------------------------------------------------------------------------------
 

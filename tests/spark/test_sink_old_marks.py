@@ -17,7 +17,7 @@ from dlspark.spark.sink.messages import Publication
 from metadata.foundation.errors import BadVersionError, CorruptDataError
 from metadata.log_admin import LogAdmin
 from metadata.logs import SegmentMetadata
-from metadata.sink_marks import LogMark, Mark
+from metadata.sink_marks import LogMark, SinkMark
 from metadata.store import Op, SetData
 
 ROOT = f"{NS}/.sinks/{SINK}"
@@ -191,7 +191,7 @@ async def test_an_old_sink_is_taken_over_and_an_older_dlspark_refuses_it_then(dr
     assert await driver.commit(await stage(driver, 3, {"flights": 4, "trains": 1})) is CommitOutcome.PUBLISHED
     data, _ = await driver.store.get(ROOT)
     with pytest.raises(CorruptDataError, match="no mark of version 1"):
-        Mark.decode(data, ROOT)  # the first thing that a task and a commit of version 0.1.0 do
+        SinkMark.decode(data, ROOT)  # the first thing that a task and a commit of version 0.1.0 do
     with pytest.raises(BadVersionError):
         await old.publish(3, {"flights": 4, "trains": 1})  # one that had read its mark before
     assert await lssns(driver, "flights") == [1, 2, 3, 4]

@@ -26,12 +26,11 @@ from typing import Final
 
 from metadata.allocators import Allocation
 from metadata.foundation.errors import CorruptDataError, DistributedLogError, NoAuthError, NoNodeError
-from metadata.paths import join, name_of
 from metadata.retry import repeat
 from metadata.segment_changes import NOTES
 from metadata.segments import COMPLETED_PREFIX, IN_PROGRESS_PREFIX, SegmentMetadata
 from metadata.sinks import StagedLedger
-from metadata.store import MetadataStore
+from metadata.store import MetadataStore, join, name_of
 
 WALKS: Final = 3
 """Walks after which a ledger that none of them found is named nowhere: it moves on at most twice."""

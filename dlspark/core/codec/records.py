@@ -22,9 +22,10 @@ from struct import Struct
 from typing import Final, SupportsIndex, TypeAlias, overload
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.markup import counted, heading, preview, table
+from dlspark.core.markup import heading, preview, table
 from dlspark.errors import InvalidEntryError, RecordTooLongError, SegmentFullError, TransactionIdOutOfOrderError
 from metadata.foundation.errors import check
+from metadata.foundation.plurals import counted
 from storage_node.protocol.frames import Buffer
 
 HEADER = Struct(">QqI")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from dlspark.core.display.picture import INK, drawing, image, words
-from dlspark.core.markup import Printed, counted, heading, table
+from dlspark.core.markup import Printed, heading, table
+from metadata.foundation.plurals import counted
 
 Measure: TypeAlias = Literal["records", "bytes", "ms"]
 

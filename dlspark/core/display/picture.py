@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.markup import counted, escaped
+from dlspark.core.markup import escaped
+from metadata.foundation.plurals import counted
 from metadata.logs import SegmentMetadata, TruncationStatus
 
 GROUND: Final = "#fbfbfa"

@@ -17,12 +17,13 @@ from dlspark.core.codec.dlsn import DLSN, DLSNRange
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.display.picture import MAX_DRAWN, Unit, description, image, rows, svg
 from dlspark.core.lifecycle.truncation import truncation_point
-from dlspark.core.markup import Printed, counted, escaped, failure, folded, heading, printable, table
+from dlspark.core.markup import Printed, escaped, failure, folded, heading, printable, table
 from dlspark.core.reading.segments import first_active
 from dlspark.core.runtime import Runtime
 from dlspark.core.services import Services
 from dlspark.errors import CallerError, DistributedLogError, LogNotFoundError, NotAppliedError
 from metadata.foundation.errors import NoNodeError
+from metadata.foundation.plurals import counted
 from metadata.locks import parse_member, sequence_of
 from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.retry import repeat

@@ -17,10 +17,11 @@ from typing import Final, Protocol, TextIO
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord, record_cells, records_table
-from dlspark.core.markup import Printed, counted, heading, printable
+from dlspark.core.markup import Printed, heading, printable
 from dlspark.core.reading.log_readers import LogReaders
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.errors import CallerError, EndOfStreamError, LogEmptyError
+from metadata.foundation.plurals import counted
 
 MAX_LAST: Final = 1_000
 """Records from before the end that `tail` shows at most."""

@@ -44,9 +44,8 @@ from metadata.foundation.errors import (
     NotAppliedError,
 )
 from metadata.foundation.tasks import end_tasks, undisturbed
-from metadata.paths import parent_of
 from metadata.retry import repeat
-from metadata.store import SessionState, SetData
+from metadata.store import SessionState, SetData, parent_of
 from storage_node.client import LedgerWriter
 
 _log = logging.getLogger(__name__)

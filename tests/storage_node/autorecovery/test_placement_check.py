@@ -11,7 +11,7 @@ import pytest
 from recovery_world import QUICK, World
 
 from dlspark.testing.virtual_time import virtual_time
-from metadata.auditors import Check
+from metadata.auditors import PeriodicCheck
 from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore
@@ -109,7 +109,7 @@ async def test_the_auditor_checks_once_an_interval_also_over_its_successors(capl
         await world.settle(5)
         assert first.auditor is not None
         assert first.auditor.placement == PlacementReport(closed=1, not_adhering=1), "nobody tells the racks"
-        assert await world.auditors.last_run_ms(Check.PLACEMENT_POLICY) is not None
+        assert await world.auditors.last_run_ms(PeriodicCheck.PLACEMENT_POLICY) is not None
         await world.end("r1")
         second = await world.recover("r2", settings)
         await world.settle(5)
@@ -125,7 +125,7 @@ async def test_without_an_interval_nothing_is_checked() -> None:
         await world.settle(5)
         assert recovery.auditor is not None
         assert recovery.auditor.placement is None
-        assert await world.auditors.last_run_ms(Check.PLACEMENT_POLICY) is None
+        assert await world.auditors.last_run_ms(PeriodicCheck.PLACEMENT_POLICY) is None
 
 
 @virtual_time
