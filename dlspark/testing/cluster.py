@@ -22,8 +22,9 @@ from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.namespaces import Binding, NamespaceStore
-from storage_node.bookie import Bookie, BookieSettings
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Network
+from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.client import ClientSettings
 
 NAMESPACE_PATH = "/dlspark"

@@ -18,12 +18,12 @@ from typing import Final
 
 from simulation.checkers.watched import WatchedNode
 from storage_node.bookie.disk.records import ENTRY, LEDGER, Record, parse_ledger_body, scan
-from storage_node.bookie.journal.format import BatchHeader, parse_batch_header
-from storage_node.bookie.store import checkpoint
+from storage_node.bookie.journal.files import BatchHeader, parse_batch_header
+from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.entry_logs import log_name
 from storage_node.protocol.digests import ENTRY_HEADER
 
-CHECKPOINT_AS_WRITTEN: Final = f"/{checkpoint.FILE_NAME}.new"
+CHECKPOINT_AS_WRITTEN: Final = f"/{checkpoints.CHECKPOINT_FILE}.new"
 JOURNAL_DIRECTORIES: Final = ("/journal1", "/journal2")
 """Of every node; some use the first one only."""
 _BATCH_START: Final = b"dlsBATCH"
@@ -111,7 +111,7 @@ class Durability:
             truth.fenced.add(record.ledger_id)
 
     def _checkpoint(self, node: WatchedNode, data: bytes) -> None:
-        found = checkpoint.decode(data)
+        found = checkpoints.decode(data)
         if found is None:
             return
         # What survived in the journal without having been synced is durable by the checkpoint of the next start.

@@ -11,7 +11,7 @@ from typing import Protocol
 from simulation.checkers.history import Trace
 from simulation.environment.disk import SimulatedDisk
 from simulation.environment.loop import Process, SimulatedLoop
-from storage_node.bookie import Bookie
+from storage_node.bookie.node.bookie import Bookie
 
 
 class WatchedNode(Protocol):

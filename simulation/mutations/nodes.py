@@ -15,10 +15,10 @@ from storage_node.bookie.journal.replay import JournalReader, Mark
 from storage_node.bookie.journal.writer import Batch, Journal
 from storage_node.bookie.node import bookie
 from storage_node.bookie.requests import reads
-from storage_node.bookie.requests.connections import Connection
+from storage_node.bookie.requests.requester import Requester
 from storage_node.bookie.store import collection
 from storage_node.bookie.store import storage as storage_module
-from storage_node.bookie.store.checkpointing import Checkpointer
+from storage_node.bookie.store.checkpoints import Checkpointer
 from storage_node.bookie.store.entry_logs import LogFile
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Disk
@@ -41,16 +41,16 @@ def _sync_again_after_a_failure(write: Method) -> Method:
 
 
 def _answer_fences_at_once(_finish: Method) -> Method:
-    async def mutated(connection: Connection, request: ReadRequest, pending: asyncio.Future[None]) -> None:
-        found = connection.storage.find(request.ledger_id, request.entry_id)
+    async def mutated(requester: Requester, request: ReadRequest, pending: asyncio.Future[None]) -> None:
+        found = requester.storage.find(request.ledger_id, request.entry_id)
         if not isinstance(found, tuple):
-            reads.refuse(connection, request, found)
+            reads.refuse(requester, request, found)
             return
-        body = await reads.fetch(connection, *found, urgent=True)
+        body = await reads.fetch(requester, *found, urgent=True)
         if body is None:
-            reads.refuse(connection, request, reads.why_not(connection, request))
+            reads.refuse(requester, request, reads.why_not(requester, request))
         else:
-            reads.send_entry(connection, request, request.entry_id, body, None)
+            reads.send_entry(requester, request, request.entry_id, body, None)
 
     return mutated
 
@@ -94,7 +94,7 @@ def _admit_anybody(_check: Method) -> Method:
         registry: BookieRegistry, disk: Disk, cookie: Cookie, directories: Sequence[str], *, expansion: bool = False
     ) -> None:
         for directory in directories:
-            disk.write_file(f"{directory}/{cookies.FILE_NAME}", cookie.encode())
+            disk.write_file(f"{directory}/{cookies.COOKIE_FILE}", cookie.encode())
         if await registry.read_cookie(cookie.bookie_id) is None:
             await registry.write_cookie(cookie)
 

@@ -13,7 +13,8 @@ from dlspark.core.settings import Settings
 from dlspark.errors import AlreadyClosedError, EndOfStreamError, RecordTooLongError, TransactionIdOutOfOrderError
 from dlspark.testing.cluster import InProcessCluster
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.bookie import Bookie, BookieSettings
+from storage_node.bookie.node.bookie import Bookie
+from storage_node.settings.bookie import BookieSettings
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from storage_node.bookie.disk.space import needing_space
 from storage_node.edge import Disk
 from storage_node.errors import CookieMismatchError
 
-FILE_NAME = "VERSION"
+COOKIE_FILE = "VERSION"
 
 
 async def check_cookies(
@@ -38,10 +38,10 @@ async def check_cookies(
         directories: the `current` folders of every journal and ledger directory.
         expansion: accept new, empty ledger directories beside those that the node had.
     """
-    found = {directory: disk.read_file(f"{directory}/{FILE_NAME}") for directory in directories}
+    found = {directory: disk.read_file(f"{directory}/{COOKIE_FILE}") for directory in directories}
     for directory, data in found.items():
         if data is not None:
-            path = f"{directory}/{FILE_NAME}"
+            path = f"{directory}/{COOKIE_FILE}"
             _compare(cookie, Cookie.decode(data, path), path, expansion)
     missing = [directory for directory, data in found.items() if data is None]
     registered = await registry.read_cookie(cookie.bookie_id)
@@ -51,7 +51,7 @@ async def check_cookies(
             return
         if missing:
             raise CookieMismatchError(
-                f"bookie {cookie.bookie_id} is registered, but its directories have no {FILE_NAME}",
+                f"bookie {cookie.bookie_id} is registered, but its directories have no {COOKIE_FILE}",
                 advice="A disk was wiped or replaced, and acknowledged entries with it. Bring the old directories "
                 "back; or let the node's ledgers be replicated elsewhere, then delete its cookie and start it empty",
                 path=", ".join(missing),
@@ -59,7 +59,7 @@ async def check_cookies(
         return
     if not missing:
         raise CookieMismatchError(
-            f"bookie {cookie.bookie_id} has {FILE_NAME} in all directories, but no cookie in metadata",
+            f"bookie {cookie.bookie_id} has {COOKIE_FILE} in all directories, but no cookie in metadata",
             advice="Check zkServers and zkLedgersRootPath. If the node was given up, empty its directories",
             path=", ".join(directories),
         )
@@ -80,7 +80,7 @@ async def _expand(
     lost = [directory for directory, data in found.items() if data is None and directory not in new]
     if lost:
         raise CookieMismatchError(
-            f"a directory that bookie {cookie.bookie_id} had before has no {FILE_NAME}: it was wiped, it is not new",
+            f"a directory that bookie {cookie.bookie_id} had before has no {COOKIE_FILE}: it was wiped, it is not new",
             advice="Bring it back; allowStorageExpansion only adds directories to those that are all there",
             path=", ".join(lost),
         )
@@ -94,7 +94,7 @@ def _write_everywhere(disk: Disk, directories: Iterable[str], cookie: Cookie) ->
     """Raises OSError (NoSpaceError: the next start begins again; what is written already does it no harm)."""
     data = cookie.encode()
     for directory in directories:
-        path = f"{directory}/{FILE_NAME}"
+        path = f"{directory}/{COOKIE_FILE}"
         with needing_space(path, len(data)):
             disk.write_file(path, data)
 
@@ -106,9 +106,9 @@ def _place(directory: str) -> str:
 
 def _check_empty(disk: Disk, directories: list[str]) -> None:
     for directory in directories:
-        if set(disk.list_directory(directory)) - {f"{FILE_NAME}.new"}:  # that is what an interrupted start may leave
+        if set(disk.list_directory(directory)) - {f"{COOKIE_FILE}.new"}:  # that is what an interrupted start may leave
             raise CookieMismatchError(
-                f"the directory has no {FILE_NAME} but is not empty",
+                f"the directory has no {COOKIE_FILE} but is not empty",
                 advice="Name an empty directory, or bring back the file that belongs there",
                 path=directory,
             )

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from metadata.foundation.errors import check
-from storage_node.bookie.node.http_server import MAX_CONNECTIONS as HTTP_CONNECTIONS
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.bookie import BookieSettings
 
@@ -33,6 +32,8 @@ A_DIRECTORY: Final = 8
 READ_FILES: Final = 256
 """Logs kept open for reading, where there are descriptors enough; a part of that where there are few."""
 SPARE: Final = 8
+HTTP_CONNECTIONS: Final = 64
+"""Connections to the HTTP endpoints, at most."""
 FEWEST_CONNECTIONS: Final = 16
 
 

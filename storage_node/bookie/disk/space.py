@@ -1,19 +1,29 @@
-"""Telling a disk without space from one that fails: the first passes, and what was not written can be written later. So
-does a process, or a machine, without file descriptors.
+"""The space of a node's disks: what a lack of it means for a write, and which directories have how much.
 
-Only a write that is tried again whole may be told apart so. A failed sync never is: the kernel may have dropped the
-pages, whatever the reason.
+A write. A disk without space is told from one that fails: the first passes, and what was not written can be written
+later (NoSpaceError). So can what failed because a process, or a machine, had no file descriptors left. Only a write
+that is tried again whole may be told apart so. A failed sync never is: the kernel may have dropped the pages, whatever
+the reason.
+
+A directory is full when less than `minUsableSizeForEntryLogCreation` is free, or its disk is used beyond
+`diskUsageThreshold`; once full it stays so until the usage is no longer above `diskUsageLwmThreshold`. A full journal
+directory makes the node read-only; of the ledger directories either any one does (`readOnlyModeOnAnyDiskFullEnabled`)
+or only all together, and then new logs go to those that have room. A disk whose usage cannot be read counts as full.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from storage_node.bookie.disk.descriptors import OUT_OF_DESCRIPTORS
 from storage_node.edge import Disk
 from storage_node.errors import NoSpaceToStartError
+from storage_node.settings.bookie import BookieSettings
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT}) | OUT_OF_DESCRIPTORS
 
@@ -90,3 +100,120 @@ def _free(disk: Disk, directory: str) -> str:
         return f"{disk.usage(directory)[2]} bytes are free in {directory}"
     except OSError as unknown:
         return f"how many are free in {directory} cannot be told ({unknown.strerror or unknown})"
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Space:
+    """One directory as of the last look."""
+
+    path: str
+    device: int = -1
+    total: int = 0
+    free: int = 0
+    full: bool = False
+    warned: bool = False
+    credit: float = 0.0
+    """How many logs it is behind: see `choose`."""
+
+    @property
+    def usage(self) -> float:
+        return 1 - self.free / max(self.total, 1)
+
+
+class Spaces(NamedTuple):
+    """(total, free) bytes of each directory's disk, by the directory, as of the last look."""
+
+    journals: dict[str, tuple[int, int]]
+    ledgers: dict[str, tuple[int, int]]
+
+
+class Disks:
+    """The directories of one node. `look` before anything else.
+
+    Args:
+        journals, ledgers: the `current` folders.
+        was_full: the node was read-only when it last ran, so the low-water marks decide from the beginning.
+    """
+
+    def __init__(
+        self,
+        settings: BookieSettings,
+        disk: Disk,
+        *,
+        journals: Sequence[str],
+        ledgers: Sequence[str],
+        was_full: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._disk = disk
+        self._journals = [_Space(path, full=was_full) for path in journals]
+        self._ledgers = [_Space(path, full=was_full) for path in ledgers]
+
+    def look(self) -> None:
+        """Ask for the usage of every disk now."""
+        for space in (*self._journals, *self._ledgers):
+            self._look_at(space)
+
+    def _look_at(self, space: _Space) -> None:
+        settings = self._settings
+        try:
+            space.device, space.total, space.free = self._disk.usage(space.path)
+        except OSError as error:
+            logger.error("the usage of %s cannot be read, it counts as full: %s", space.path, error)
+            space.free, space.full = 0, True
+            return
+        limit = settings.low_water_mark if space.full else settings.disk_usage_threshold
+        full = space.free < settings.min_usable_size_for_entry_log_creation or space.usage > limit
+        if full != space.full:
+            what = "too full" if full else "no longer too full"
+            logger.warning("the disk of %s is %s (%d bytes free)", space.path, what, space.free)
+        warned = space.usage > settings.disk_usage_warn_threshold
+        if warned and not space.warned and not full:
+            logger.warning("the disk of %s fills up (%.1f %% used)", space.path, 100 * space.usage)
+        space.full, space.warned = full, warned
+
+    @property
+    def full(self) -> bool:
+        """The node has to be read-only."""
+        enough = any if self._settings.read_only_mode_on_any_disk_full_enabled else all
+        return any(space.full for space in self._journals) or enough(space.full for space in self._ledgers)
+
+    @property
+    def full_ledger_directories(self) -> list[str]:
+        return [space.path for space in self._ledgers if space.full]
+
+    @property
+    def takes_high_priority(self) -> bool:
+        """There is room for what recovery writes, though the node is read-only."""
+        needed = self._settings.high_priority_reserve
+        return max(space.free for space in self._ledgers) > needed and all(space.free for space in self._journals)
+
+    def capacity(self) -> tuple[int, int]:
+        """(total, free) bytes of the ledger directories' disks, each disk once."""
+        disks = {space.device: space for space in self._ledgers}
+        return sum(space.total for space in disks.values()), sum(space.free for space in disks.values())
+
+    def spaces(self) -> Spaces:
+        journals, ledgers = (
+            {space.path: (space.total, space.free) for space in directories}
+            for directories in (self._journals, self._ledgers)
+        )
+        return Spaces(journals, ledgers)
+
+    def choose(self) -> str:
+        """The directory for the next entry log, among those with room: each gets its share by free space, in turns."""
+        spaces = _with_room(self._ledgers)
+        free = sum(max(space.free, 1) for space in spaces)
+        for space in spaces:
+            space.credit += max(space.free, 1) / free
+        chosen = max(spaces, key=lambda space: space.credit)
+        chosen.credit -= 1
+        return chosen.path
+
+
+def _with_room(spaces: Sequence[_Space]) -> Sequence[_Space]:
+    """Those that are not full; all of them where none is left (recovery still writes)."""
+    return [space for space in spaces if not space.full] or spaces

@@ -1,19 +1,142 @@
-"""The files the journal writes into: written before use, used again afterwards, so that a commit allocates nothing."""
+"""The journal's files: their bytes (docs/reference/node-files.md#journal), and how they are made, used and used again.
+
+A file is a header block, then batches, each beginning on a block (4096 bytes):
+
+    file header                               batch header, 64 bytes
+    0   8   magic "dlsJRNL2"                  0   8   magic "dlsBATCH"
+    8   8   file id = generation              8   8   generation of the file
+    16  8   the node's tag                    16  8   sequence number, one more for each batch
+    24  4   which of its journals             24  8   durable through: batches up to this one were on disk
+    28  4   how many it has                   32  4   total bytes of the batch, whole blocks
+    32  4   CRC-32 of bytes [0, 32)           36  4   offset of its records from the batch's beginning
+                                              40  4   bytes of records
+                                              44  4   CRC-32 of the records
+                                              48  4   CRC-32 of bytes [0, 48)
+
+The owner is there because directories can be confused: a journal that is another node's, or another one of the same
+node's, is refused, not taken for an empty one.
+
+Files are written before use and used again afterwards, so that a commit allocates nothing. So behind the last batch
+lies an older generation's, or zeros. The generation is in the header that the checksum covers: a stale batch can never
+be taken for a live one. Records are those of `disk.records`.
+
+What tells a torn tail from damage: a batch is written only after all but the one before it are durable, and says so
+("durable through"). A batch that cannot be read was lost in a crash if no later one says that it had been durable;
+it was never acknowledged then. Otherwise it was acknowledged, and its bytes have changed since.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from dataclasses import dataclass
+from struct import Struct
 
 from metadata.foundation.errors import check
 from storage_node.bookie.disk.slabs import BLOCK, aligned_memory
 from storage_node.bookie.disk.space import NoSpaceError, needing_descriptors, needing_space
-from storage_node.bookie.journal.format import JournalOwner, file_header, file_name, parse_file_name
 from storage_node.edge import Disk, DiskFile
+from storage_node.protocol.digests import crc32
 
 logger = logging.getLogger(__name__)
 
 SPARE_PREFIX = "spare-"
 ZERO_BYTES = 1024 * 1024
+FILE_MAGIC = b"dlsJRNL2"
+BATCH_MAGIC = b"dlsBATCH"
+BATCH_HEADER_BYTES = 64
+_FILE = Struct(">8sQ8sII")
+_BATCH = Struct(">8sQQQIIII")
+_SUM = Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOwner:
+    """Whose journal it is: the node by its tag (8 bytes), and which of how many it has."""
+
+    tag: bytes
+    number: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"journal {self.number + 1} of {self.count} of node {self.tag.hex()}"
+
+
+def node_tag(bookie_id: str, instance_id: str | None) -> bytes:
+    """The tag of a node: its id and its cluster's."""
+    return hashlib.sha256(f"{instance_id}\n{bookie_id}".encode()).digest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """A batch's header; `offset` is where the batch lies in its file."""
+
+    offset: int
+    generation: int
+    sequence: int
+    durable_through: int
+    total: int
+    records_at: int
+    records_length: int
+    records_sum: int
+
+    def encode(self) -> bytes:
+        start = _BATCH.pack(
+            BATCH_MAGIC,
+            self.generation,
+            self.sequence,
+            self.durable_through,
+            self.total,
+            self.records_at,
+            self.records_length,
+            self.records_sum,
+        )
+        return start + _SUM.pack(crc32(start, 0))
+
+
+def file_header(file_id: int, owner: JournalOwner) -> bytes:
+    """A file's first block."""
+    start = _FILE.pack(FILE_MAGIC, file_id, owner.tag, owner.number, owner.count)
+    return (start + _SUM.pack(crc32(start, 0))).ljust(BLOCK, b"\0")
+
+
+def parse_file_header(data: bytes) -> tuple[int, JournalOwner] | None:
+    """The file id and owner of an intact header block, else None."""
+    start = data[: _FILE.size]
+    if len(data) < _FILE.size + 4 or _SUM.unpack_from(data, _FILE.size)[0] != crc32(start, 0):
+        return None
+    magic, file_id, tag, number, count = _FILE.unpack(start)
+    return (file_id, JournalOwner(tag, number, count)) if magic == FILE_MAGIC else None
+
+
+def parse_batch_header(data: bytes | memoryview, at: int, offset: int, generation: int) -> BatchHeader | None:
+    """The header at `at` of data, if there is an intact one of this generation; `offset` is its place in the file."""
+    if data[at : at + 8] != BATCH_MAGIC:
+        return None
+    start = bytes(data[at : at + _BATCH.size])
+    tail = bytes(data[at + _BATCH.size : at + _BATCH.size + 4])
+    if len(tail) < 4 or _SUM.unpack(tail)[0] != crc32(start, 0):
+        return None
+    _, found, sequence, durable, total, records_at, length, total_sum = _BATCH.unpack(start)
+    inside = records_at + length <= total and records_at >= BATCH_HEADER_BYTES and total % BLOCK == 0
+    if found != generation or not inside:
+        return None
+    return BatchHeader(offset, found, sequence, durable, total, records_at, length, total_sum)
+
+
+def file_name(file_id: int) -> str:
+    return f"journal-{file_id:016x}.log"
+
+
+def parse_file_name(name: str) -> int | None:
+    """The id in a journal file's name, None for other files."""
+    head, tail, digits = name[:8], name[-4:], name[8:-4]
+    if head != "journal-" or tail != ".log" or len(digits) != 16:
+        return None
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return None
 
 
 class JournalFile:

@@ -14,8 +14,7 @@ from functools import partial
 from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.disk.slabs import Slab
 from storage_node.bookie.disk.space import NoSpaceError, lacks_descriptors
-from storage_node.bookie.journal.files import JournalFile, JournalFiles
-from storage_node.bookie.journal.format import JournalOwner
+from storage_node.bookie.journal.files import JournalFile, JournalFiles, JournalOwner
 from storage_node.bookie.journal.replay import JournalReader, Mark
 from storage_node.bookie.journal.writer import Acknowledge, Journal
 from storage_node.edge import Disk

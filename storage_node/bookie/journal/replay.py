@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from storage_node.bookie.disk.records import Record, scan
 from storage_node.bookie.disk.slabs import BLOCK
-from storage_node.bookie.journal.format import (
+from storage_node.bookie.journal.files import (
     BatchHeader,
     JournalOwner,
     file_name,

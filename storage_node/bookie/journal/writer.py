@@ -35,8 +35,7 @@ from metadata.foundation.errors import check
 from storage_node.bookie.disk.records import HEADER_BYTES
 from storage_node.bookie.disk.slabs import BLOCK, Slab, aligned_memory, down, up
 from storage_node.bookie.disk.space import NoSpaceError
-from storage_node.bookie.journal.files import JournalFile, JournalFiles
-from storage_node.bookie.journal.format import BATCH_HEADER_BYTES, BatchHeader
+from storage_node.bookie.journal.files import BATCH_HEADER_BYTES, BatchHeader, JournalFile, JournalFiles
 from storage_node.bookie.journal.replay import FIRST_BATCH_AT, Mark
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError

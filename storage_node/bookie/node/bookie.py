@@ -24,16 +24,12 @@ from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 from storage_node.bookie.disk.cookies import check_cookies
 from storage_node.bookie.disk.descriptors import connection_limit, current_limit
-from storage_node.bookie.disk.directories import Disks
-from storage_node.bookie.disk.space import NoSpaceError, cannot_start, is_no_space, needing_space
+from storage_node.bookie.disk.space import Disks, NoSpaceError, cannot_start, is_no_space, needing_space
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.bookie.journal.format import node_tag
-from storage_node.bookie.node.naming import name_bookie, software_version
-from storage_node.bookie.node.predecessor import SessionFile
-from storage_node.bookie.node.status import was_read_only, write_status
-from storage_node.bookie.requests.admission import Admission
+from storage_node.bookie.journal.files import node_tag
+from storage_node.bookie.node.identity import SessionFile, name_bookie, software_version, was_read_only, write_status
 from storage_node.bookie.requests.connections import Connection
-from storage_node.bookie.requests.limits import Limits
+from storage_node.bookie.requests.limits import Admission, NodeLimits
 from storage_node.bookie.store.collection import GarbageCollector
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
@@ -90,7 +86,7 @@ class Bookie:
         self._listener: Listener | None = None
         self._locks: list[DiskFile] = []
         self._connections: dict[Connection, None] = {}
-        self.limits = Limits(
+        self.limits = NodeLimits(
             self.clock.elapsed_s,
             adds=settings.max_adds_in_progress_limit,
             reads=settings.max_reads_in_progress_limit,

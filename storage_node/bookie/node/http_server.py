@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import Final
 
 from metadata.foundation.tasks import end_tasks
+from storage_node.bookie.disk.descriptors import HTTP_CONNECTIONS
 from storage_node.errors import BookieConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,6 @@ logger = logging.getLogger(__name__)
 MAX_REQUEST_BYTES: Final = 16 * 1024
 REQUEST_TIMEOUT_S: Final = 10.0
 """For a request to arrive, and for its answer to leave."""
-MAX_CONNECTIONS: Final = 64
 TEXT: Final = "text/plain; charset=utf-8"
 JSON: Final = "application/json"
 
@@ -74,7 +74,7 @@ class HttpServer:
         await end_tasks(list(self._tasks), drop_errors=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= MAX_CONNECTIONS:
+        if len(self._tasks) >= HTTP_CONNECTIONS:
             oldest = next(iter(self._tasks))
             self._tasks.pop(oldest).transport.abort()
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))

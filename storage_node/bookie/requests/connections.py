@@ -1,9 +1,8 @@
 """One connection's requests: decoded, decided, answered (docs/reference/wire.md#bookie-promises).
 
-    connections   frames in; adds; who has to wait, and in which order (here)
-    dialects      the two protocol versions
-    flow, limits  how much may be under way, on one connection and on the node
-    reads, polls, others   the requests by what they want
+A frame that came in is an add that is stored in the same step (the hot path), or it is decoded by the version that its
+connection speaks (`dialects`), and begun by its handler (`reads`, `handlers`), to which the connection hands its
+`Requester`. How much may be under way is bounded by `limits`.
 
 Answers may come in any order. What cannot be begun now waits in line and stops the socket from being read; requests of
 high priority (recovery's) have a line of their own, and are begun first (docs/reference/wire.md#priorities).
@@ -12,20 +11,20 @@ high priority (recovery's) have a line of their own, and are begun first (docs/r
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from storage_node.bookie.journal.writer import Answers
-from storage_node.bookie.requests import others, reads
+from storage_node.bookie.requests import handlers, reads
 from storage_node.bookie.requests.dialects import VERSION_THREE, VERSION_TWO, Heard, Misversioned, dialect_of
-from storage_node.bookie.requests.flow import ALLOWANCE_BYTES, IN_FLIGHT_BYTES, REQUEST_BYTES, TASK_BYTES, Flow
-from storage_node.bookie.requests.limits import Limits
-from storage_node.bookie.store.storage import Storage
-from storage_node.bookie.store.waiters import MAX_CONNECTION_POLLS, PollLine
-from storage_node.edge import Clock, Link
+from storage_node.bookie.requests.limits import (
+    ALLOWANCE_BYTES,
+    IN_FLIGHT_BYTES,
+    REQUEST_BYTES,
+)
+from storage_node.bookie.requests.requester import NodeServices, Requester, Wait
+from storage_node.edge import Link
 from storage_node.errors import ProtocolError, TooManyFieldsError
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
@@ -35,41 +34,9 @@ ROOM_WAIT_S = 10.0
 """How long adds wait for memory before they are refused with ETOOMANYREQUESTS."""
 ROOM_RETRY_S = 0.05
 
-Wait: TypeAlias = Callable[[Callable[[], None]], None]
-"""Calls back once, when it is worth another try."""
 
-
-class Node(Protocol):
-    """What connections need of their bookie."""
-
-    @property
-    def storage(self) -> Storage: ...
-
-    @property
-    def limits(self) -> Limits: ...
-
-    @property
-    def max_batch_read_bytes(self) -> int: ...
-
-    @property
-    def max_list_bytes(self) -> int:
-        """Of the list of a ledger's entries."""
-        ...
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def read_only(self) -> bool: ...
-
-    @property
-    def takes_high_priority(self) -> bool:
-        """While read-only: recovery's adds are still taken."""
-        ...
-
-    def disk_space(self) -> tuple[int, int]:
-        """(total, free) bytes of the ledger disks."""
-        ...
+class ConnectionOwner(NodeServices, Protocol):
+    """What connections need of their node."""
 
     def heard(self, connection: Connection) -> None:
         """Something came from this connection."""
@@ -81,15 +48,13 @@ class Node(Protocol):
 class Connection:
     """Handles the frames of one link."""
 
-    def __init__(self, node: Node, link: Link) -> None:
+    def __init__(self, node: ConnectionOwner, link: Link) -> None:
         self.node = node
         self.storage = node.storage
         self.link = link
         self.dialect = VERSION_THREE
-        self.flow = Flow(link, node.limits.answers, self._go_on)
-        self.polls = PollLine(MAX_CONNECTION_POLLS)
-        self.listing = asyncio.Lock()
-        """Held by the one that makes the list of a ledger's entries, for this connection."""
+        self._requester = Requester(node, link, self._go_on)
+        self.flow = self._requester.flow
         self._quick_add = VERSION_THREE.quick_add
         self._add_gate = node.limits.adds if node.limits.adds.limit else None
         self._reads = node.limits.reads
@@ -101,7 +66,6 @@ class Connection:
         self._blocked = False
         self._blocked_until: float | None = None
         self._room_timer: asyncio.TimerHandle | None = None
-        self._tasks: dict[asyncio.Task[None], None] = {}
 
     @property
     def peer(self) -> str:
@@ -144,12 +108,9 @@ class Connection:
         self._line.clear()
         if self._room_timer is not None:
             self._room_timer.cancel()
-        for task in list(self._tasks):
-            task.cancel()
+        self._requester.cancel_tasks()
         self.node.limits.turns.leave(self._go_on)
-        for poll in self.polls.take_all():
-            self.node.limits.polls.discard(poll)
-            poll.cancel()
+        self._requester.cancel_polls()
         self.node.closed(self)
 
     def _decode(self, frame: memoryview) -> Heard:
@@ -249,7 +210,7 @@ class Connection:
             request = self._decode(frame)
             wait = self._handle(request)
         except Exception as error:  # the boundary: one peer's request must not stop the loop
-            self._fail(error)
+            self._requester.fail(error)
             return None
         if wait is None:
             self._blocked_until = None
@@ -271,8 +232,8 @@ class Connection:
         if self._reads.closed and isinstance(request, (m.ReadRequest, BatchReadRequest)) and not _is_urgent(request):
             return self._reads.wait
         if isinstance(request, m.WriteLacRequest):
-            return others.write_lac(self, request)
-        HANDLERS[type(request)](self, request)
+            return handlers.write_lac(self._requester, request)
+        HANDLERS[type(request)](self._requester, request)
         return None
 
     # ------------------------------------------------------------------------------------ adds
@@ -309,36 +270,6 @@ class Connection:
             self._add_gate.give(len(frames))
         self.flow.done(answers.bytes_stored + REQUEST_BYTES * len(frames))
 
-    # ------------------------------------------------------------------------------------ for the handlers
-
-    def acknowledge(self, answer: bytes) -> None:
-        """The record, for which `in_flight` counts REQUEST_BYTES, is durable."""
-        self.link.send(answer)
-        self.flow.done(REQUEST_BYTES)
-
-    def spawn(self, work: Coroutine[object, object, None], cost: int) -> None:
-        """Run what has to wait as a task of this connection; its answer takes about `cost` bytes."""
-        cost += TASK_BYTES
-        task = asyncio.get_running_loop().create_task(work)
-        self._reads.take()
-        self._tasks[task] = None
-        task.add_done_callback(partial(self._finished, cost))
-        self.flow.owe(cost)
-
-    def _finished(self, cost: int, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        self._reads.give()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-        self.flow.paid(cost)
-
-    def _fail(self, error: BaseException) -> None:
-        """Close the connection, and log why; with a traceback where that is not the peer's fault."""
-        lines, known = self.node.limits.lines, isinstance(error, ProtocolError)
-        level = logging.WARNING if known else logging.ERROR
-        lines.log(level, "closing the connection to %s: %s", self.link.peer, error, error=None if known else error)
-        self.link.close()
-
 
 def _too_late(request: m.AddRequest | m.WriteLacRequest) -> bytes:
     """The answer to what has waited in vain for memory."""
@@ -357,13 +288,13 @@ def _is_urgent(request: Heard) -> bool:
 HANDLERS: Mapping[type, Callable[..., None]] = {
     m.ReadRequest: reads.read,
     BatchReadRequest: reads.batch_read,
-    m.ReadLacRequest: others.read_lac,
-    m.ForceLedgerRequest: others.force,
-    m.BookieInfoRequest: others.info,
-    m.ListEntriesRequest: others.list_entries,
-    m.AuthRequest: others.auth,
-    m.StartTlsRequest: others.start_tls,
-    m.UnsupportedRequest: others.unsupported,
-    Misversioned: others.misversioned,
+    m.ReadLacRequest: reads.read_lac,
+    m.ForceLedgerRequest: handlers.force,
+    m.BookieInfoRequest: handlers.info,
+    m.ListEntriesRequest: handlers.list_entries,
+    m.AuthRequest: handlers.auth,
+    m.StartTlsRequest: handlers.start_tls,
+    m.UnsupportedRequest: handlers.unsupported,
+    Misversioned: handlers.misversioned,
 }
 """What is done for each kind of request but those that store something, which may have to wait for memory."""

@@ -1,24 +1,41 @@
-"""What all connections of a node share: how many requests and how many bytes of answers may be under way.
+"""What bounds the work of a node's connections: their number, each one's share, and what all of them share.
 
-Gate       at most so many requests; a connection that comes to a closed gate stops reading its socket
-Budget     bytes of answers that wait for their clients; who holds much of them stops reading while they run short
-Traffic    what was answered, counted
-polls      long polls that are parked (`waiters`)
-turns      connections that have many requests to go on with (`storage_node.transport.turns`)
-Turnstile  entries read from disk at a time; recovery's reads go first (docs/reference/wire.md#priorities)
+Admission   which connections a node has, and which one is closed when there is one too many
+Flow        how much one connection may have under way, and when its socket is not read
+NodeLimits  what all connections share:
+    Gate        at most so many requests; a connection that comes to a closed gate stops reading its socket
+    Budget      bytes of answers that wait for their clients; connections that hold many stop reading while few are left
+    Traffic     what was answered, counted
+    Turnstile   entries read from disk at a time; recovery's reads go first (docs/reference/wire.md#priorities)
+    polls       long polls that are parked (`store.waiters`)
+    turns       connections that have many requests to go on with (`transport.turns`)
+
+Admission. A connection that has asked nothing yet is closed first, the oldest of them. Then, where one address has
+more than half of all places and a client from elsewhere comes, the connection from that address that has been silent
+for longest; then whichever has been silent for longest, if that is long enough. If none can be closed the newcomer is
+refused: every place is in use. So a thousand idle connections keep no client out, and a client whose idle connection
+was closed makes another one.
+
+Flow. Two things are counted: `in_flight`, what a connection's requests under way take, and what the node owes it:
+entries being read and answers that its socket has not taken. A connection stops reading beyond IN_FLIGHT_BYTES of both,
+and also while the node's budget for answers is exceeded, if it holds more than ALLOWANCE_BYTES of it. So a client that
+never reads its answers stops itself, and a client that does read is served whatever others do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from metadata.foundation.errors import check
 from metadata.foundation.pacing import MessageLimit
 from storage_node.bookie.store.waiters import MAX_POLLS, PollLine
+from storage_node.edge import Link
+from storage_node.errors import ConnectionClosedError
 from storage_node.transport.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -129,7 +146,7 @@ class Turnstile:
         self._free += 1
 
 
-class Limits:
+class NodeLimits:
     """A node's, for all of its connections."""
 
     def __init__(
@@ -149,3 +166,242 @@ class Limits:
         """Connections whose requests waited in line, and go on."""
         self.lines = MessageLimit(logger)
         """What peers can have logged."""
+
+
+IN_FLIGHT_BYTES = 32 * 1024 * 1024
+RESUME_BYTES = IN_FLIGHT_BYTES // 2
+ALLOWANCE_BYTES = 64 * 1024
+"""What a connection may hold of the budget for answers without being counted."""
+REQUEST_BYTES = 512
+"""What a request without a body counts."""
+TASK_BYTES = 4096
+"""What a request counts that waits for the disk or a sync: a task, its frames and its future."""
+
+
+class Flow:
+    """One connection's. `go_on` is called when what stopped it may be over."""
+
+    __slots__ = (
+        "_budget",
+        "_counted",
+        "_go_on",
+        "_link",
+        "_waiting",
+        "_watching",
+        "closed",
+        "in_flight",
+        "owed",
+        "stopped",
+    )
+
+    def __init__(self, link: Link, budget: Budget, go_on: Callable[[], None]) -> None:
+        self._link = link
+        self._budget = budget
+        self._go_on = go_on
+        self._counted = 0
+        self._waiting = False
+        self._watching: asyncio.Task[None] | None = None
+        self.in_flight = 0
+        self.owed = 0
+        """Bytes of entries being read; part of `in_flight`."""
+        self.stopped = False
+        """The socket is not read, and frames that were read already wait."""
+        self.closed = False
+
+    @property
+    def overfull(self) -> bool:
+        """Nothing large may be begun here, whatever was admitted before: its peer does not take what there is."""
+        return self.in_flight + self._link.queued_bytes > IN_FLIGHT_BYTES or bool(
+            self._counted and self._budget.exceeded
+        )
+
+    def check(self) -> None:
+        """To be called after whatever may have queued or begun something."""
+        queued = self._link.queued_bytes
+        if self.in_flight + queued > IN_FLIGHT_BYTES:
+            self.stop()
+        if self.owed + queued > ALLOWANCE_BYTES:
+            self.settle()
+
+    def owe(self, size: int) -> None:
+        """An answer of about `size` bytes is being prepared."""
+        self.in_flight += size
+        self.owed += size
+        if size > ALLOWANCE_BYTES or self._counted or self._budget.exceeded:
+            self.settle()
+
+    def paid(self, size: int) -> None:
+        """That answer was sent, or will not be."""
+        self.owed -= size
+        if self._counted:
+            self.settle()
+        self.done(size)
+
+    def done(self, size: int) -> None:
+        """A request of that size is no longer under way."""
+        self.in_flight -= size
+        if self.stopped and self.in_flight <= RESUME_BYTES:
+            self._go_on()
+
+    def stop(self) -> None:
+        """Read no further until `may_go_on` says so."""
+        if not self.stopped and not self.closed:
+            self.stopped = True
+            self._link.pause_reading()
+            self._watch()
+
+    def may_go_on(self) -> bool:
+        """True if nothing here speaks against it. If False, `go_on` will be called."""
+        if self.in_flight > RESUME_BYTES:
+            return False
+        if self._link.queued_bytes > RESUME_BYTES:
+            self._watch()
+            return False
+        self._count()
+        if self._counted and self._budget.exceeded:
+            if not self._waiting:
+                self._waiting = True
+                self._budget.wait(self._freed)
+            self._watch()
+            return False
+        return True
+
+    def resume(self) -> None:
+        """Read on."""
+        self.stopped = False
+        self._link.resume_reading()
+
+    def settle(self) -> None:
+        """Bring the node's budget up to date; stop if too much of it is used here."""
+        if self.closed:
+            return
+        self._count()
+        if self._counted:
+            self._watch()
+            if self._budget.exceeded:
+                self.stop()
+
+    def close(self) -> None:
+        """The link is gone, and with it what it had queued."""
+        self.closed = True
+        if self._counted:
+            self._budget.change(-self._counted)
+            self._counted = 0
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _count(self) -> None:
+        held = self.owed + self._link.queued_bytes
+        held = held if held > ALLOWANCE_BYTES else 0
+        if held != self._counted and not self.closed:
+            by, self._counted = held - self._counted, held
+            self._budget.change(by)
+
+    def _watch(self) -> None:
+        """Have a look again once the socket has taken what is queued."""
+        if self._watching is None and self._link.queued_bytes > ALLOWANCE_BYTES and not self.closed:
+            self._watching = asyncio.get_running_loop().create_task(self._drained())
+            self._watching.add_done_callback(self._looked)
+
+    def _freed(self) -> None:
+        """The budget has room again."""
+        self._waiting = False
+        if self.stopped and not self.closed:
+            self._go_on()
+
+    async def _drained(self) -> None:
+        try:
+            await self._link.drain()
+        except ConnectionClosedError:
+            return
+
+    def _looked(self, _task: asyncio.Task[None]) -> None:
+        self._watching = None
+        if not self.closed:
+            self._count()
+            if self.stopped:
+                self._go_on()
+
+
+IDLE_S = 5.0
+"""A connection that was heard of within this time is not closed for another one from the same address."""
+
+
+class Guest(Protocol):
+    """A connection."""
+
+    @property
+    def peer(self) -> str:
+        """`host:port`."""
+        ...
+
+
+G = TypeVar("G", bound=Guest)
+
+
+class Admission:
+    """At most `limit` connections; 0: any number. `now` tells seconds."""
+
+    def __init__(self, now: Callable[[], float], limit: int = 0) -> None:
+        self.limit = limit
+        self._now = now
+        self._silent: OrderedDict[Guest, None] = OrderedDict()
+        """Those that have asked nothing yet, in the order in which they came."""
+        self._heard: dict[str, OrderedDict[Guest, float]] = {}
+        """The others by address, in the order in which they were last heard of, and when that was."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def arrived(self, guest: G) -> Guest | None:
+        """A connection was made: who must be closed for it, perhaps itself; None: nobody. It is counted out already."""
+        self._count += 1
+        self._silent[guest] = None
+        if not self.limit or self._count <= self.limit:
+            return None
+        leaving = self._who_goes(_address(guest)) or guest
+        self.left(leaving)
+        return leaving
+
+    def heard(self, guest: Guest) -> None:
+        """Something came from it."""
+        address = _address(guest)
+        known = self._heard.get(address)
+        if guest in self._silent:
+            del self._silent[guest]
+            if known is None:
+                known = self._heard[address] = OrderedDict()
+        elif known is None or guest not in known:
+            return  # it has left
+        known[guest] = self._now()
+        known.move_to_end(guest)
+
+    def left(self, guest: Guest) -> None:
+        """It is closed. Idempotent."""
+        if guest in self._silent:
+            del self._silent[guest]
+            self._count -= 1
+            return
+        address = _address(guest)
+        known = self._heard.get(address)
+        if known is not None and guest in known:
+            del known[guest]
+            self._count -= 1
+            if not known:
+                del self._heard[address]
+
+    def _who_goes(self, newcomers: str) -> Guest | None:
+        if len(self._silent) > 1:
+            return next(iter(self._silent))
+        if not self._heard:
+            return None
+        crowded = max(self._heard, key=lambda address: len(self._heard[address]))
+        if crowded != newcomers and len(self._heard[crowded]) > self.limit // 2:
+            return next(iter(self._heard[crowded]))
+        quietest, since = min((next(iter(known.items())) for known in self._heard.values()), key=lambda item: item[1])
+        return quietest if self._now() - since > IDLE_S else None
+
+
+def _address(guest: Guest) -> str:
+    return guest.peer.rpartition(":")[0]

@@ -22,9 +22,8 @@ from collections.abc import Callable
 
 from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, aligned, parse_header
 from storage_node.bookie.disk.space import lacks_descriptors
-from storage_node.bookie.store.checkpointing import Checkpointer
-from storage_node.bookie.store.contents import Contents
-from storage_node.bookie.store.ledgers import Ledger
+from storage_node.bookie.store.checkpoints import Checkpointer
+from storage_node.bookie.store.contents import Contents, Ledger
 from storage_node.edge import Disk
 from storage_node.protocol.digests import crc32
 from storage_node.settings.bookie import BookieSettings

@@ -1,22 +1,33 @@
 """`Contents`: the ledgers that a bookie holds, where their entries lie, and what no checkpoint has covered yet.
 
+Ledger      what is known of one ledger besides its entries: key, fence, LAC, the long polls parked on it
+LiveBytes   how much of each entry log is live: what garbage collection and compaction decide by
+GcStats     what garbage collection and compaction have done since the node started; read by tools and metrics
+Contents    all of them with the entry logs, kept in step
+
 Everything here is changed on the loop only. What is put here is in memory and on its way to the entry logs; making it
 durable at once is the journal's business, and the caller's.
+
+A log's `stored` counts every entry that was ever put into it, `live` those whose place in the index is there now. Both
+count records without the gaps between them, so that a log is as full as its entries are alive, whatever their sizes.
+They are kept up to date with every add, overwritten copy and deletion; they are counted anew from the sidecars when a
+node starts, and never stored, so that they cannot be out of date (D9).
 """
 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
+from dataclasses import dataclass
+from struct import Struct
 
 from metadata.foundation.errors import InvariantViolation
 from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES
 from storage_node.bookie.disk.slabs import Slab
 from storage_node.bookie.store.entry_logs import EntryLogs
-from storage_node.bookie.store.gc_stats import GcStats
 from storage_node.bookie.store.index import LedgerIndex, NewPlaces
-from storage_node.bookie.store.ledgers import Ledger
-from storage_node.bookie.store.live_bytes import LiveBytes
+from storage_node.bookie.store.waiters import LacWaiters
 from storage_node.protocol.frames import Buffer
 
 MAX_BARE_BY_LAC = 10_000
@@ -28,6 +39,152 @@ CROWD = 100_000
 MAX_FENCES_KEPT = 200_000
 """Deleted ledgers whose fence is remembered."""
 _LOOKED_AT = 8
+_STATE = Struct(">qqQIBBH")
+_FENCED, _HAS_KEY, _LIMBO = 1, 2, 4
+
+
+class Ledger:
+    """One ledger's state. Everything here is changed on the loop only, so check and change are one step."""
+
+    __slots__ = (
+        "born",
+        "explicit_lac",
+        "fence_pending",
+        "fenced",
+        "index",
+        "lac",
+        "ledger_id",
+        "limbo",
+        "master_key",
+        "waiters",
+    )
+
+    def __init__(self, ledger_id: int, master_key: bytes | None = None, born: tuple[int, int] = (0, 0)) -> None:
+        self.ledger_id = ledger_id
+        self.born = born
+        """(log id, offset / 32): records before it are of a ledger of this id that was deleted, and are not read."""
+        self.master_key = master_key
+        self.fenced = False
+        self.limbo = False
+        """Entries of it that were stored here may be gone: what is not found is unknown, not absent (I11)."""
+        self.fence_pending: asyncio.Future[None] | None = None
+        """Done when the fence is durable; None before there is a fence, and where it was durable at start."""
+        self.lac = -1
+        """The highest LAC that any entry or explicit LAC told of."""
+        self.explicit_lac: bytes | None = None
+        self.index = LedgerIndex()
+        self.waiters: LacWaiters | None = None
+        """The long polls parked here; None as long as there was none."""
+
+    def raise_lac(self, lac: int) -> None:
+        """Take a LAC into account; it never goes back (I6). Wakes the long polls that it satisfies."""
+        if lac > self.lac:
+            self.lac = lac
+            if self.waiters is not None:
+                self.waiters.advance()
+
+    def wake_all(self) -> None:
+        """A fence or an explicit LAC: every long poll has its answer."""
+        if self.waiters is not None:
+            self.waiters.wake_all()
+
+    def encode(self) -> bytes:
+        """The state for a checkpoint."""
+        key, lac = self.master_key, self.explicit_lac or b""
+        flags = (_FENCED if self.fenced else 0) | (_HAS_KEY if key is not None else 0)
+        flags |= _LIMBO if self.limbo else 0
+        key = key or b""
+        return _STATE.pack(self.ledger_id, self.lac, *self.born, flags, len(key), len(lac)) + key + lac
+
+    @classmethod
+    def decode(cls, data: memoryview, at: int) -> tuple[Ledger, int]:
+        """A state, and the offset behind it. The bytes had their checksum."""
+        ledger_id, lac, born_log, born_place, flags, key_length, lac_length = _STATE.unpack_from(data, at)
+        at += _STATE.size
+        key = bytes(data[at : at + key_length]) if flags & _HAS_KEY else None
+        ledger = cls(ledger_id, key, (born_log, born_place))
+        at += key_length
+        ledger.lac = lac
+        ledger.fenced = bool(flags & _FENCED)
+        ledger.limbo = bool(flags & _LIMBO)
+        ledger.explicit_lac = bytes(data[at : at + lac_length]) if lac_length else None
+        return ledger, at + lac_length
+
+
+class LogUsage:
+    """Bytes of entries in one log."""
+
+    __slots__ = ("live", "stored")
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.stored = 0
+
+    @property
+    def ratio(self) -> float:
+        """The live part, from 0 to 1; an empty log is dead."""
+        return self.live / self.stored if self.stored else 0.0
+
+
+class LiveBytes:
+    """The usage of every log that holds entries."""
+
+    def __init__(self) -> None:
+        self.logs: dict[int, LogUsage] = {}
+
+    def of(self, log_id: int) -> LogUsage:
+        """A log's usage, to be changed by whoever puts entries into it."""
+        usage = self.logs.get(log_id)
+        if usage is None:
+            usage = self.logs[log_id] = LogUsage()
+        return usage
+
+    def live(self, log_id: int) -> int:
+        """Live bytes of a log."""
+        usage = self.logs.get(log_id)
+        return 0 if usage is None else usage.live
+
+    def found(self, log_id: int, sizes: array[int], live: bool) -> None:
+        """At start: a log holds entries of these sizes."""
+        usage, total = self.of(log_id), sum(sizes)
+        usage.stored += total
+        if live:
+            usage.live += total
+
+    def gone(self, log_id: int, size: int) -> None:
+        """A record is dead: a later copy has taken its place."""
+        self.logs[log_id].live -= size
+
+    def collected(self, index: LedgerIndex) -> None:
+        """All entries of a ledger are dead."""
+        for log_id, size in index.bytes_by_log():
+            self.logs[log_id].live -= size
+
+    def forget(self, log_id: int) -> None:
+        """The log is deleted."""
+        self.logs.pop(log_id, None)
+
+
+@dataclass(slots=True)
+class GcStats:
+    """Counters that only grow."""
+
+    rounds: int = 0
+    """Rounds of garbage collection that came to their end."""
+    rounds_aborted: int = 0
+    """Rounds that deleted nothing, because metadata could not be read."""
+    ledgers_collected: int = 0
+    """Ledgers deleted here because metadata does not know them any more."""
+    ledgers_moved_away: int = 0
+    """Closed ledgers deleted here because other nodes store them by now."""
+    logs_deleted: int = 0
+    bytes_freed: int = 0
+    """Length of the logs deleted."""
+    logs_compacted: int = 0
+    entries_copied: int = 0
+    bytes_copied: int = 0
+    compactions_stopped: int = 0
+    """Logs that could not be rewritten, because a record in them cannot be read; they are kept."""
 
 
 class Contents:

@@ -15,12 +15,11 @@ from operator import sub
 
 from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, aligned, parse_header
 from storage_node.bookie.disk.space import NoSpaceError, needing_space
-from storage_node.bookie.store import checkpoint as checkpoints
-from storage_node.bookie.store.checkpoint import Checkpoint
+from storage_node.bookie.store import checkpoints
+from storage_node.bookie.store.checkpoints import Checkpoint
+from storage_node.bookie.store.contents import Ledger, LiveBytes
 from storage_node.bookie.store.entry_logs import log_name, sidecar_name
 from storage_node.bookie.store.index import NewPlaces, Runs, parse_sidecar
-from storage_node.bookie.store.ledgers import Ledger
-from storage_node.bookie.store.live_bytes import LiveBytes
 from storage_node.edge import Disk, DiskFile
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ def read_checkpoint(disk: Disk, directories: list[str]) -> tuple[Checkpoint, dic
     best: tuple[Checkpoint, dict[int, Ledger]] | None = None
     damaged = False
     for directory in directories:
-        path = f"{directory}/{checkpoints.FILE_NAME}"
+        path = f"{directory}/{checkpoints.CHECKPOINT_FILE}"
         data = disk.read_file(path)
         if data is None:
             continue

@@ -37,13 +37,11 @@ from storage_node.bookie.disk.space import NoSpaceError, lacks_descriptors
 from storage_node.bookie.journal.journals import Journals, check_marks, open_readers
 from storage_node.bookie.journal.replay import JournalReader, Mark
 from storage_node.bookie.journal.writer import Acknowledge, Answers, AnswerSink
-from storage_node.bookie.store import checkpoint as checkpoints
-from storage_node.bookie.store.checkpoint import Checkpoint
-from storage_node.bookie.store.checkpointing import Checkpointer
+from storage_node.bookie.store import checkpoints
+from storage_node.bookie.store.checkpoints import Checkpoint, Checkpointer
 from storage_node.bookie.store.compaction import Compactor
-from storage_node.bookie.store.contents import MAX_BARE_BY_FENCE, MAX_BARE_BY_LAC, Contents
+from storage_node.bookie.store.contents import MAX_BARE_BY_FENCE, MAX_BARE_BY_LAC, Contents, Ledger
 from storage_node.bookie.store.entry_logs import EntryLogs, parse_log_name
-from storage_node.bookie.store.ledgers import Ledger
 from storage_node.bookie.store.opening import index_logs, read_checkpoint
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError

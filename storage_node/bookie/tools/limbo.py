@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.bookie.store import checkpoint as checkpoints
+from storage_node.bookie.store import checkpoints
 from storage_node.bookie.tools.cluster import Cluster
 from storage_node.bookie.tools.offline import Offline, Snapshot
 from storage_node.protocol.striping import in_write_set
@@ -107,7 +107,7 @@ def _has(node: Offline, snapshot: Snapshot, ledger_id: int, entry_id: int) -> bo
 def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
     """A checkpoint like the last one, in which these ledgers are not in limbo any more."""
     for directory in node.ledgers:
-        path = f"{directory}/{checkpoints.FILE_NAME}"
+        path = f"{directory}/{checkpoints.CHECKPOINT_FILE}"
         data = disk.read_file(path)
         decoded = None if data is None else checkpoints.decode(data)
         if decoded is None:

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from metadata.bookies import Cookie
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie.disk.cookies import FILE_NAME as COOKIE_NAME
+from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.disk.records import (
     ALIGN,
     ENTRY,
@@ -25,10 +25,10 @@ from storage_node.bookie.disk.records import (
     read_record,
 )
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.bookie.journal.format import node_tag
+from storage_node.bookie.journal.files import node_tag
 from storage_node.bookie.journal.journals import check_marks, open_readers
-from storage_node.bookie.store.checkpoint import Checkpoint
-from storage_node.bookie.store.ledgers import Ledger
+from storage_node.bookie.store.checkpoints import Checkpoint
+from storage_node.bookie.store.contents import Ledger
 from storage_node.bookie.store.opening import OpenedLogs, index_logs, read_checkpoint
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import BookieConfigurationError, NoSuchEntryError, NoSuchLedgerError
@@ -120,12 +120,12 @@ class Offline:
     def cookie(self) -> Cookie:
         """Whose directories these are. Raises CorruptDataError where none of them says so."""
         for directory in self.directories:
-            path = f"{directory}/{COOKIE_NAME}"
+            path = f"{directory}/{COOKIE_FILE}"
             data = self.disk.read_file(path)
             if data is not None:
                 return Cookie.decode(data, path)
         raise CorruptDataError(
-            f"no directory has a file {COOKIE_NAME}: no node has ever run here, or it was formatted",
+            f"no directory has a file {COOKIE_FILE}: no node has ever run here, or it was formatted",
             path=", ".join(self.directories),
         )
 

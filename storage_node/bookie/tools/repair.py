@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie.disk.cookies import FILE_NAME as COOKIE_NAME
+from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.store.entry_logs import log_name, sidecar_name
 from storage_node.bookie.store.index import parse_sidecar
@@ -77,7 +77,7 @@ def format_directories(settings: BookieSettings) -> list[str]:
     removed: list[str] = []
     with Offline(settings, disk) as node:
         for directory in node.directories:
-            disk.remove(f"{directory}/{COOKIE_NAME}")
+            disk.remove(f"{directory}/{COOKIE_FILE}")
             if disk.list_directory(directory):
                 disk.sync_directory(directory)
         for directory in node.directories:

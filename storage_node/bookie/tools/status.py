@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from metadata.bookies import Cookie
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie.disk.cookies import FILE_NAME as COOKIE_NAME
+from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.bookie.journal.files import SPARE_PREFIX
-from storage_node.bookie.journal.format import parse_file_name
-from storage_node.bookie.node.status import was_read_only
+from storage_node.bookie.journal.files import SPARE_PREFIX, parse_file_name
+from storage_node.bookie.node.identity import was_read_only
 from storage_node.bookie.store.entry_logs import parse_log_name
 from storage_node.bookie.store.opening import read_checkpoint
 from storage_node.bookie.tools.offline import LOCK_NAME
@@ -111,7 +110,7 @@ def _locked(disk: SystemDisk, path: str) -> bool:
 
 def _bookie_id(disk: SystemDisk, directories: list[str]) -> str | None:
     for directory in directories:
-        path = f"{directory}/current/{COOKIE_NAME}"
+        path = f"{directory}/current/{COOKIE_FILE}"
         data = disk.read_file(path)
         if data is not None:
             try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from metadata.bookies import Cookie
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie.disk.cookies import FILE_NAME as COOKIE_NAME
+from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.disk.records import (
     ALIGN,
     ENTRY,
@@ -20,7 +20,7 @@ from storage_node.bookie.disk.records import (
     aligned,
     parse_header,
 )
-from storage_node.bookie.store import checkpoint as checkpoints
+from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.entry_logs import log_name, sidecar_name
 from storage_node.bookie.store.index import parse_sidecar
 from storage_node.bookie.store.opening import MAX_RECORD_BYTES
@@ -90,7 +90,7 @@ def verify(node: Offline) -> Verification:
 def _check_cookies(node: Offline, result: Verification) -> None:
     found: list[tuple[str, Cookie]] = []
     for directory in node.directories:
-        path = f"{directory}/{COOKIE_NAME}"
+        path = f"{directory}/{COOKIE_FILE}"
         data = node.disk.read_file(path)
         try:
             if data is None:
@@ -109,7 +109,7 @@ def _check_checkpoints(node: Offline, result: Verification) -> None:
     damages: list[Damage] = []
     intact = 0
     for directory in node.ledgers:
-        path = f"{directory}/{checkpoints.FILE_NAME}"
+        path = f"{directory}/{checkpoints.CHECKPOINT_FILE}"
         data = node.disk.read_file(path)
         if data is None:
             damages.append(Damage(path, "the checkpoint is missing"))

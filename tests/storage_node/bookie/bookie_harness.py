@@ -9,13 +9,14 @@ from pathlib import Path
 
 from metadata.ledger_metadata import DigestType
 from metadata.memory import MemoryStore, MemoryTree
-from storage_node.bookie import Bookie, BookieSettings
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.bookie.store import listing
+from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.requests.handlers import list_group, list_head
 from storage_node.edge import Link
 from storage_node.protocol import messages as m
 from storage_node.protocol.digests import EntryDigest, master_key
 from storage_node.protocol.messages import Status
+from storage_node.settings.bookie import BookieSettings
 from storage_node.transport.tcp import TcpNetwork
 
 MIB = 1024 * 1024
@@ -31,7 +32,7 @@ def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload", lac: int |
 
 def availability(ranges: list[tuple[int, int]]) -> bytes:
     """The blob that lists these runs of entry ids."""
-    return listing.head(len(ranges)) + b"".join(listing.group(*run) for run in ranges)
+    return list_head(len(ranges)) + b"".join(list_group(*run) for run in ranges)
 
 
 class WireClient:

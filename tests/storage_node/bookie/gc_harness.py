@@ -14,12 +14,13 @@ from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from metadata.store import MetadataStore
-from storage_node.bookie import Bookie, BookieSettings
 from storage_node.bookie.disk.records import HEADER_BYTES
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.journal.writer import Answers
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Buffer, DiskFile
 from storage_node.protocol.messages import Status
+from storage_node.settings.bookie import BookieSettings
 from storage_node.transport.tcp import TcpNetwork
 
 LOG_BYTES = 256 * 1024

@@ -10,7 +10,7 @@ from wire_harness import HeldDisk
 
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore
-from storage_node.bookie import Bookie
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.store import collection, contents
 from storage_node.bookie.store.storage import MAX_LAC_BYTES
 from storage_node.protocol import messages as m

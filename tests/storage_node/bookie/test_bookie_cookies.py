@@ -11,8 +11,8 @@ from bookie_harness import Cluster, entry
 
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.memory import MemoryStore
-from storage_node.bookie.disk.cookies import FILE_NAME
-from storage_node.bookie.node.naming import name_bookie
+from storage_node.bookie.disk.cookies import COOKIE_FILE
+from storage_node.bookie.node.identity import name_bookie
 from storage_node.errors import BookieConfigurationError, CookieMismatchError
 from storage_node.protocol.messages import Status
 
@@ -41,7 +41,7 @@ async def stored_cookie(cluster: Cluster) -> Cookie | None:
 
 async def test_no_cookie_anywhere_is_a_new_bookie_files_first_then_the_znode(cluster: Cluster) -> None:
     await cluster.stop(await cluster.start())
-    written = {(folder / FILE_NAME).read_bytes() for folder in folders(cluster, "journal", "ledgers")}
+    written = {(folder / COOKIE_FILE).read_bytes() for folder in folders(cluster, "journal", "ledgers")}
     cookie = await stored_cookie(cluster)
     assert cookie is not None
     assert written == {cookie.encode()}
@@ -54,7 +54,7 @@ async def test_a_start_that_wrote_some_files_and_no_znode_is_begun_again(cluster
     wipe(folders(cluster, "ledgers")[0])
     wipe_but_version = folders(cluster, "journal")[0]
     for path in wipe_but_version.iterdir():
-        if path.name != FILE_NAME:
+        if path.name != COOKIE_FILE:
             path.unlink()
     await cluster.stop(await cluster.start())
     assert await stored_cookie(cluster) is not None
@@ -63,7 +63,7 @@ async def test_a_start_that_wrote_some_files_and_no_znode_is_begun_again(cluster
 async def test_no_znode_and_a_directory_without_cookie_that_is_not_empty_is_refused(cluster: Cluster) -> None:
     await cluster.stop(await cluster.start())
     await delete_cookie(cluster)
-    (folders(cluster, "ledgers")[0] / FILE_NAME).unlink()
+    (folders(cluster, "ledgers")[0] / COOKIE_FILE).unlink()
     with pytest.raises(CookieMismatchError, match="not empty"):
         await cluster.start()
 
@@ -158,12 +158,12 @@ async def test_expansion_admits_no_directory_with_files_no_journal_and_none_less
 
 async def test_an_expansion_interrupted_anywhere_is_finished_by_the_next_start(cluster: Cluster) -> None:
     await cluster.stop(await cluster.start())
-    before = (folders(cluster, "ledgers")[0] / FILE_NAME).read_bytes()
+    before = (folders(cluster, "ledgers")[0] / COOKIE_FILE).read_bytes()
     ledgers = tuple(str(cluster.tmp_path / "a" / name) for name in ("ledgers", "l2"))
     options = {"ledger_directories": ledgers, "allow_storage_expansion": True}
     await cluster.stop(await cluster.start(**options))
-    after = (folders(cluster, "ledgers")[0] / FILE_NAME).read_bytes()
-    places = [folder / FILE_NAME for folder in folders(cluster, "journal", "ledgers", "l2")]
+    after = (folders(cluster, "ledgers")[0] / COOKIE_FILE).read_bytes()
+    places = [folder / COOKIE_FILE for folder in folders(cluster, "journal", "ledgers", "l2")]
     for written in range(3):
         for index, place in enumerate(places):
             place.write_bytes(after if index < written else before)

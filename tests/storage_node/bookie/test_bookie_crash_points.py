@@ -18,11 +18,12 @@ from crash_disk import Call, CrashDisk, Cut, Inode
 from metadata.foundation.errors import CorruptDataError
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
-from storage_node.bookie import Bookie, BookieSettings
 from storage_node.bookie.journal.writer import Answers
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import FrameHandler, Link, Listener
 from storage_node.errors import CookieMismatchError
 from storage_node.protocol.messages import Status
+from storage_node.settings.bookie import BookieSettings
 
 MIB = 1024 * 1024
 

@@ -13,13 +13,14 @@ import pytest
 from bookie_harness import MIB, Cluster, WireClient, entry
 from faulty_disk import FaultyDisk
 
-from storage_node.bookie import Bookie, BookieSettings
 from storage_node.bookie.disk import descriptors
 from storage_node.bookie.disk.descriptors import SpareDescriptors, connection_limit, raise_limit
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.bookie.requests.admission import IDLE_S, Admission
+from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.requests.limits import IDLE_S, Admission
 from storage_node.errors import BookieConfigurationError, NoSpaceToStartError
 from storage_node.protocol.messages import Status
+from storage_node.settings.bookie import BookieSettings
 
 SETTINGS = BookieSettings(("/j",), ("/l",))
 

@@ -13,8 +13,8 @@ from faulty_disk import FaultyDisk
 
 from metadata.bookies import BookieRegistry
 from metadata.memory import MemoryStore
-from storage_node.bookie.disk.directories import Disks
-from storage_node.bookie.node.status import was_read_only, write_status
+from storage_node.bookie.disk.space import Disks
+from storage_node.bookie.node.identity import was_read_only, write_status
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.messages import Status
 

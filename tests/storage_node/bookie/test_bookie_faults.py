@@ -12,7 +12,7 @@ from faulty_disk import FaultyDisk
 
 from metadata.bookies import BookieRegistry
 from metadata.memory import MemoryStore
-from storage_node.bookie import Bookie
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.errors import BookieFailedError
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status

@@ -14,7 +14,7 @@ from reference_vectors import vectors
 from metadata.foundation.errors import InvariantViolation
 from storage_node.bookie.disk import records as r
 from storage_node.bookie.disk.slabs import BLOCK, Slab, SlabPool, aligned_memory
-from storage_node.bookie.journal.format import (
+from storage_node.bookie.journal.files import (
     BatchHeader,
     JournalOwner,
     file_header,
@@ -25,10 +25,10 @@ from storage_node.bookie.journal.format import (
 )
 from storage_node.bookie.journal.replay import Mark
 from storage_node.bookie.journal.writer import Batch
-from storage_node.bookie.store import checkpoint as checkpoints
-from storage_node.bookie.store.checkpoint import Checkpoint
+from storage_node.bookie.store import checkpoints
+from storage_node.bookie.store.checkpoints import Checkpoint
+from storage_node.bookie.store.contents import Ledger
 from storage_node.bookie.store.index import LedgerIndex, NewPlaces, parse_sidecar
-from storage_node.bookie.store.ledgers import Ledger
 from storage_node.protocol.digests import crc32
 
 ids = st.integers(0, 2**63 - 1)

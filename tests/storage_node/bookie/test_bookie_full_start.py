@@ -15,9 +15,9 @@ from test_bookie_directories import lists
 from test_bookie_recovery import batches, flip
 
 from metadata.foundation.errors import DistributedLogError
-from storage_node.bookie import Bookie
 from storage_node.bookie.disk.slabs import BLOCK
 from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Buffer, DiskFile
 from storage_node.errors import JournalCorruptError, NoSpaceToStartError
 from storage_node.protocol.messages import Status

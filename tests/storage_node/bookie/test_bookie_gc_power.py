@@ -13,9 +13,10 @@ from test_bookie_crash_points import NoNetwork
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
-from storage_node.bookie import Bookie, BookieSettings
 from storage_node.bookie.journal.writer import Answers
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.protocol.messages import Status
+from storage_node.settings.bookie import BookieSettings
 
 SIZE = 6000
 KEPT, DELETED, FENCED = (1, 2), (3, 4, 5, 6, 7), 7

@@ -11,11 +11,12 @@ from bookie_harness import Cluster, entry
 from prometheus_client.parser import text_string_to_metric_families
 
 from metadata.memory import MemoryStore
-from storage_node.bookie import Bookie, BookieSettings
 from storage_node.bookie.node import http_server
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.endpoints import shown
 from storage_node.errors import BookieConfigurationError
 from storage_node.protocol.messages import Status
+from storage_node.settings.bookie import BookieSettings
 from storage_node.transport.tcp import TcpNetwork
 
 
@@ -154,7 +155,7 @@ async def test_head_has_no_body(cluster: Cluster) -> None:
 async def test_clients_that_send_nothing_hold_a_bounded_number_of_places_and_not_for_ever(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(http_server, "HTTP_CONNECTIONS", 2)
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.2)
     bookie = await cluster.start()
     async with shown(_enabled(cluster), bookie) as server:
@@ -171,7 +172,7 @@ async def test_half_requests_keep_no_probe_out(cluster: Cluster) -> None:
     async with shown(_enabled(cluster), bookie) as server:
         assert server is not None
         half = []
-        for _ in range(http_server.MAX_CONNECTIONS + 10):
+        for _ in range(http_server.HTTP_CONNECTIONS + 10):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(b"GET /heartbeat HTTP/1.1\r\n")
             half.append((reader, writer))

@@ -16,9 +16,9 @@ from faulty_disk import FaultyDisk
 from metadata.foundation.errors import CorruptDataError
 from storage_node.bookie.disk.records import ENTRY, scan
 from storage_node.bookie.disk.slabs import Slab, aligned_memory
-from storage_node.bookie.journal.format import parse_batch_header, parse_file_name
+from storage_node.bookie.journal.files import parse_batch_header, parse_file_name
 from storage_node.bookie.journal.writer import GATHER_BYTES, Batch
-from storage_node.bookie.store import checkpoint as checkpoints
+from storage_node.bookie.store import checkpoints
 from storage_node.errors import CookieMismatchError, JournalCorruptError
 from storage_node.protocol.digests import crc32
 from storage_node.protocol.messages import Status

@@ -7,7 +7,7 @@ import asyncio
 from bookie_harness import Cluster, entry
 
 from storage_node.bookie.store import waiters
-from storage_node.bookie.store.ledgers import Ledger
+from storage_node.bookie.store.contents import Ledger
 from storage_node.bookie.store.waiters import WAKE_AT_ONCE, LacWaiter, LacWaiters, PollLine
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status

@@ -13,7 +13,7 @@ from metadata.embedded import EmbeddedZooKeeper
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.bookie import Bookie
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.errors import CookieMismatchError
 
 

@@ -11,8 +11,8 @@ from bookie_harness import KEY, Cluster, WireClient, entry
 from metadata.bookies import BookieRegistry
 from metadata.foundation.errors import CorruptDataError
 from metadata.memory import MemoryStore
-from storage_node.bookie import Bookie
-from storage_node.bookie.journal.format import parse_batch_header, parse_file_name
+from storage_node.bookie.journal.files import parse_batch_header, parse_file_name
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.store.entry_logs import log_name
 from storage_node.errors import BookieConfigurationError, CookieMismatchError, JournalCorruptError
 from storage_node.protocol.messages import Status

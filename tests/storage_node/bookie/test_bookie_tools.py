@@ -21,7 +21,7 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore
 from metadata.replication import ReplicationStore
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.bookie.journal.format import parse_batch_header, parse_file_name
+from storage_node.bookie.journal.files import parse_batch_header, parse_file_name
 from storage_node.bookie.tools.__main__ import main
 from storage_node.bookie.tools.cluster import Cluster as Metadata
 from storage_node.bookie.tools.cluster import StillReferredToError

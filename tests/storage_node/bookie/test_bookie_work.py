@@ -11,7 +11,7 @@ import pytest
 from bookie_harness import Cluster, entry
 from wire_harness import HeldDisk, PacketClient
 
-from storage_node.bookie.requests.flow import TASK_BYTES
+from storage_node.bookie.requests.limits import TASK_BYTES
 from storage_node.bookie.requests.reads import MAX_BATCH_ENTRIES
 from storage_node.bookie.store import index as indexes
 from storage_node.bookie.store.index import LedgerIndex

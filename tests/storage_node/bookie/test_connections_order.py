@@ -9,7 +9,7 @@ import pytest
 from bookie_harness import KEY, Cluster, WireClient, entry
 from wire_harness import HeldDisk
 
-from storage_node.bookie import Bookie
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.limits import Budget, Gate, Turnstile
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status

@@ -16,10 +16,9 @@ from reference_vectors import vectors
 
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.memory import MemoryStore
-from storage_node.bookie import Bookie
 from storage_node.bookie.disk import records as r
 from storage_node.bookie.disk.slabs import BLOCK
-from storage_node.bookie.journal.format import (
+from storage_node.bookie.journal.files import (
     BatchHeader,
     JournalOwner,
     file_header,
@@ -29,11 +28,12 @@ from storage_node.bookie.journal.format import (
     parse_file_header,
 )
 from storage_node.bookie.journal.replay import Mark
-from storage_node.bookie.store import checkpoint as checkpoints
-from storage_node.bookie.store.checkpoint import Checkpoint
+from storage_node.bookie.node.bookie import Bookie
+from storage_node.bookie.store import checkpoints
+from storage_node.bookie.store.checkpoints import Checkpoint
+from storage_node.bookie.store.contents import Ledger
 from storage_node.bookie.store.entry_logs import log_name, sidecar_name
 from storage_node.bookie.store.index import NewPlaces, parse_sidecar
-from storage_node.bookie.store.ledgers import Ledger
 from storage_node.edge import SystemClock
 from storage_node.protocol.messages import Status
 from storage_node.transport.tcp import TcpNetwork

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from bookie_harness import KEY, Cluster
 
-from storage_node.bookie import Bookie
 from storage_node.bookie.disk.system_disk import SystemDisk
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Link
 from storage_node.protocol import messages as m
 from storage_node.protocol import v2

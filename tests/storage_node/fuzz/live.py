@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from storage_node.bookie import Bookie
+from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.connections import Connection
 from storage_node.edge import Buffer
 from storage_node.errors import ProtocolError
@@ -89,5 +89,5 @@ class Victim:
         """Let what was begun come to its end; a connection that will not read on is given up."""
         await self.bookie.storage.journal.durable()
         await asyncio.sleep(0)
-        if self._link.paused or len(self.connection.polls) > 1000:
+        if self._link.paused or len(self.connection._requester.polls) > 1000:
             self.hang_up()

@@ -1,0 +1,110 @@
+"""`Requester`: the client at the other end of a connection, as those see it who handle its requests.
+
+A connection makes one and hands it to the handlers of `reads` and `handlers` with each request. Through it they reach
+what the node stores, send their answers, and run what has to wait for a disk or a sync; they know no connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Protocol, TypeAlias
+
+from storage_node.bookie.requests.limits import REQUEST_BYTES, TASK_BYTES, Flow, NodeLimits
+from storage_node.bookie.store.storage import Storage
+from storage_node.bookie.store.waiters import MAX_CONNECTION_POLLS, PollLine
+from storage_node.edge import Clock, Link
+from storage_node.errors import ProtocolError
+
+Wait: TypeAlias = Callable[[Callable[[], None]], None]
+"""Calls back once, when it is worth another try."""
+
+
+class NodeServices(Protocol):
+    """What requests need of their node."""
+
+    @property
+    def storage(self) -> Storage: ...
+
+    @property
+    def limits(self) -> NodeLimits: ...
+
+    @property
+    def max_batch_read_bytes(self) -> int: ...
+
+    @property
+    def max_list_bytes(self) -> int:
+        """Of the list of a ledger's entries."""
+        ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def read_only(self) -> bool: ...
+
+    @property
+    def takes_high_priority(self) -> bool:
+        """While read-only: recovery's adds are still taken."""
+        ...
+
+    def disk_space(self) -> tuple[int, int]:
+        """(total, free) bytes of the ledger disks."""
+        ...
+
+
+class Requester:
+    """Whose requests are handled. `go_on` is called when what stopped the connection may be over."""
+
+    def __init__(self, node: NodeServices, link: Link, go_on: Callable[[], None]) -> None:
+        self.node = node
+        self.storage = node.storage
+        self.link = link
+        self.traffic = node.limits.traffic
+        self.flow = Flow(link, node.limits.answers, go_on)
+        self.polls = PollLine(MAX_CONNECTION_POLLS)
+        self.listing = asyncio.Lock()
+        """Held by the task that makes the list of a ledger's entries, one at a time for each connection."""
+        self._reads = node.limits.reads
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def acknowledge(self, answer: bytes) -> None:
+        """The record, for which `in_flight` counts REQUEST_BYTES, is durable."""
+        self.link.send(answer)
+        self.flow.done(REQUEST_BYTES)
+
+    def spawn(self, work: Coroutine[object, object, None], cost: int) -> None:
+        """Run what has to wait as a task of this connection; its answer takes about `cost` bytes."""
+        cost += TASK_BYTES
+        task = asyncio.get_running_loop().create_task(work)
+        self._reads.take()
+        self._tasks[task] = None
+        task.add_done_callback(partial(self._finished, cost))
+        self.flow.owe(cost)
+
+    def _finished(self, cost: int, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        self._reads.give()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+        self.flow.paid(cost)
+
+    def fail(self, error: BaseException) -> None:
+        """Close the connection, and log why; with a traceback where that is not the peer's fault."""
+        lines, known = self.node.limits.lines, isinstance(error, ProtocolError)
+        level = logging.WARNING if known else logging.ERROR
+        lines.log(level, "closing the connection to %s: %s", self.link.peer, error, error=None if known else error)
+        self.link.close()
+
+    def cancel_tasks(self) -> None:
+        """The link is gone: what runs for it ends."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    def cancel_polls(self) -> None:
+        """The link is gone: its long polls end without an answer."""
+        for poll in self.polls.take_all():
+            self.node.limits.polls.discard(poll)
+            poll.cancel()
