@@ -98,7 +98,7 @@ OPTION_CASES = [
     Case("logs named two ways", query(subscribe="a", subscribePattern="b"), OptionError, "named 2 ways"),
     Case("a log named twice", query(subscribe="a,a"), OptionError, "twice"),
     Case("a pattern that is none", query(subscribePattern="("), OptionError, "subscribePattern"),
-    Case("a limit of 0", query(subscribe=CANARY, minPartitions="0"), OptionError, "minPartitions must be an integer"),
+    Case("a limit of 0", query(subscribe=CANARY, minPartitions="0"), OptionError, "minPartitions=0 is outside 1"),
     Case("a number that is none", query(subscribe=CANARY, maxBytesPerPartition="1k"), OptionError, "not '1k'"),
     Case("a flag that is none", query(subscribe=CANARY, failOnDataLoss="maybe"), OptionError, "true or false"),
     Case("a time that is none", query(subscribe=CANARY, startingTimestamp="July"), OptionError, "ISO-8601"),

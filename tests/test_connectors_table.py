@@ -43,11 +43,11 @@ def test_every_option_of_other_connectors_that_is_refused_with_advice_has_a_row(
 
 def test_every_option_of_ours_is_compared() -> None:
     named = {name for _, row in ROWS for name in _named(row[1])}
-    assert {option.name for option in OPTIONS} - named == set()
+    assert {option.key for option in OPTIONS} - named == set()
 
 
 def test_every_option_setting_and_class_that_is_named_exists() -> None:
-    known = {option.name for option in OPTIONS} | SPARKS | {"bkc.<key>", "distributedlog.<key>"}
+    known = {option.key for option in OPTIONS} | SPARKS | {"bkc.<key>", "distributedlog.<key>"}
     known |= {f"bkc.{key}" for key in CLIENT_REGISTRY} | {f"distributedlog.{info.key}" for info in describe_settings()}
     known |= set(dlspark.spark.__all__)
     words = re.compile(r"[a-z]\w*|(?:bkc|distributedlog)\.\S+|[A-Z][a-z]\w*")

@@ -248,20 +248,20 @@ def read_value(info: Setting, key: str, value: object, error: type[DistributedLo
         raise error(f"{said} is not {info.kind.words}", advice=f"{key}: {info.meaning}") from None
     if isinstance(converted, int) and info.scale != 1:
         converted *= info.scale
-    _check_value(info, converted, error)
+    _check_value(info, key, converted, error)
     return converted
 
 
-def _check_value(info: Setting, value: object, error: type[DistributedLogError]) -> None:
+def _check_value(info: Setting, key: str, value: object, error: type[DistributedLogError]) -> None:
     if info.choices and value not in info.choices:
-        raise error(f"{info.key}={shown(value)} is not one of {', '.join(info.choices)}", advice=info.meaning)
+        raise error(f"{key}={shown(value)} is not one of {', '.join(info.choices)}", advice=info.meaning)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     low = -math.inf if info.minimum is None else info.minimum
     high = math.inf if info.maximum is None else info.maximum
     if not low <= value <= high:  # not by two comparisons: nan is out of bounds
         said = f"{value / info.scale:g}" if info.scale != 1 or isinstance(value, float) else str(value)
-        raise error(f"{info.key}={said} is outside {_bound(low, info)}..{_bound(high, info)}", advice=info.meaning)
+        raise error(f"{key}={said} is outside {_bound(low, info)}..{_bound(high, info)}", advice=info.meaning)
 
 
 class Registry:
@@ -324,7 +324,7 @@ class Registry:
         for name, info in settings_of(type(settings)).items():
             value = getattr(settings, name)
             if value is not None:
-                _check_value(info, value, self._error)
+                _check_value(info, info.key, value, self._error)
 
 
 def _bound(limit: float, info: Setting) -> str:

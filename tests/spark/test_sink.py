@@ -285,7 +285,7 @@ def test_wrong_columns_are_refused_before_any_task(
     [
         ({"txnAppId": "a"}, "belong together"),
         ({"txnVersion": 1}, "belong together"),
-        ({"txnAppId": "a", "txnVersion": -1}, "txnVersion must be an integer"),
+        ({"txnAppId": "a", "txnVersion": -1}, "txnVersion=-1 is outside 0"),
         ({"compressionType": "zip"}, "compressionType"),
         ({"subscribe": "x"}, "subscribe has no meaning here"),
         ({"nonsense": "x"}, "Unknown option"),

@@ -258,7 +258,7 @@ def test_mistakes_are_told_before_any_task_runs(spark: SparkSession, three_segme
         ({"startingOffsets": json.dumps({three_segments: "9:0:0"})}, three_segments, ["behind the log's end"]),
         ({"endingOffsets": json.dumps({three_segments: "3:99:0"})}, three_segments, ["endingOffsets", "behind the"]),
         ({"maxOffsetsPerTrigger": 5}, three_segments, ["maxOffsetsPerTrigger has no meaning here"]),
-        ({"minPartitions": 0}, three_segments, ["minPartitions must be an integer from 1"]),
+        ({"minPartitions": 0}, three_segments, ["minPartitions=0 is outside 1"]),
         ({"uri": "distributedlog://127.0.0.1:1/x"}, three_segments, ["cannot be reached", "option uri"]),
         ({"uri": "kafka://127.0.0.1:1/x"}, three_segments, ["kafka"]),
     ]

@@ -50,7 +50,7 @@ def test_an_unknown_option_is_an_error_that_names_the_nearest_one(name: str, nea
 
 
 def test_an_option_far_from_all_others_lists_them() -> None:
-    with pytest.raises(OptionError, match="Known options: uri, log") as caught:
+    with pytest.raises(OptionError, match=r"docs/spark-options\.md lists all") as caught:
         source(zzz="1")
     assert "Did you mean" not in str(caught.value)
 
@@ -58,20 +58,20 @@ def test_an_option_far_from_all_others_lists_them() -> None:
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        ({"minPartitions": "0"}, "integer from 1"),
-        ({"minPartitions": "many"}, "must be an integer"),
-        ({"minPartitions": "9223372036854775808"}, "integer from 1"),
-        ({"startingTransactionId": "-1"}, "integer from 0"),
-        ({"failOnDataLoss": "perhaps"}, "true or false"),
+        ({"minPartitions": "0"}, r"Option minPartitions=0 is outside 1\.\."),
+        ({"minPartitions": "many"}, "is not a whole number"),
+        ({"minPartitions": "9223372036854775808"}, r"outside 1\.\.9223372036854775807"),
+        ({"startingTransactionId": "-1"}, r"outside 0\.\."),
+        ({"failOnDataLoss": "perhaps"}, "is not true or false"),
         ({"subscribe": "  "}, "is empty"),
-        ({"startingTimestamp": "yesterday"}, "neither epoch milliseconds nor an ISO-8601"),
-        ({"startingTimestamp": "2013-02-30"}, "neither epoch milliseconds nor an ISO-8601"),
-        ({"endingTimestamp": "-5"}, "must not lie before 1970"),
-        ({"endingTimestamp": "-" + "9" * 5_000}, "must not lie before 1970"),
-        ({"startingTimestamp": "100000000000000000000"}, "lies beyond every transaction id"),
-        ({"startingTimestamp": str(1 << 63)}, "lies beyond every transaction id"),
-        ({"startingTimestamp": "9" * 5_000}, r"lies beyond every transaction id .*5,002 characters"),
-        ({"minPartitions": "9" * 5_000}, r"integer from 1 .*5,002 characters"),
+        ({"startingTimestamp": "yesterday"}, "is not a time: milliseconds since 1970, .*ISO-8601"),
+        ({"startingTimestamp": "2013-02-30"}, "is not a time"),
+        ({"endingTimestamp": "-5"}, r"endingTimestamp=-5 is outside 0\.\."),
+        ({"endingTimestamp": "-" + "9" * 5_000}, "is not a time"),
+        ({"startingTimestamp": "100000000000000000000"}, "is not a time"),
+        ({"startingTimestamp": str(1 << 63)}, r"outside 0\.\.9223372036854775807"),
+        ({"startingTimestamp": "9" * 5_000}, r"5,002 characters\) is not a time"),
+        ({"minPartitions": "9" * 5_000}, r"5,002 characters\) is not a whole number"),
         ({"failOnDataLoss": "x" * 5_000}, r"5,002 characters"),
         ({"paths": '["a","b"]'}, "several paths"),
     ],
@@ -145,7 +145,7 @@ def test_options_survive_the_pickling_that_carries_them_to_workers() -> None:
 
 def test_the_documentation_holds_the_generated_table() -> None:
     table = options_table()
-    assert all(f"| `{option.name}` |" in table for option in OPTIONS)
+    assert all(f"| `{option.key}` |" in table for option in OPTIONS)
     document = Path(__file__).parents[2] / "docs" / "spark-options.md"
     assert table in document.read_text(encoding="utf-8"), "regenerate docs/spark-options.md with options_table()"
 
@@ -160,7 +160,7 @@ def test_durations_are_written_as_sparks_own_and_rounded_up(text: str, ms: int) 
 
 @pytest.mark.parametrize("text", ["soon", "-5s", "1.5h", "5 weeks", "99999999999999999d"])
 def test_what_is_no_duration_is_an_error(text: str) -> None:
-    with pytest.raises(OptionError, match=r"maxTriggerDelay is (not a duration|longer)"):
+    with pytest.raises(OptionError, match=r"maxTriggerDelay=.* is (not a duration|outside)"):
         Options({"maxTriggerDelay": text}, Scope.SOURCE_STREAM)
 
 
@@ -193,7 +193,7 @@ def test_options_of_other_connectors_point_to_ours(name: str, instead: str) -> N
 
 def test_what_the_advice_for_other_connectors_names_exists() -> None:
     """A key or option that is renamed must not live on in an advice."""
-    known = {option.name for option in OPTIONS}
+    known = {option.key for option in OPTIONS}
     clients = {f"bkc.{key}" for key in CLIENT_REGISTRY} | {info.key for info in describe_settings()}
     named = set(re.findall(r"\b[a-z]+[A-Z][A-Za-z]+\b|\bbkc\.[a-z]\w+", " ".join(ELSEWHERE.values())))
     assert named
@@ -230,7 +230,7 @@ def test_the_sessions_confs_are_defaults_of_options_where_they_have_a_meaning() 
     ("session", "says"),
     [
         ({"maxOffsetPerTrigger": "5"}, "Conf spark.distributedlog.maxOffsetPerTrigger: Unknown option"),
-        ({"minPartitions": "0"}, "Conf spark.distributedlog.minPartitions: .*integer from 1"),
+        ({"minPartitions": "0"}, "Conf spark.distributedlog.minPartitions: .*outside 1"),
         ({"subscribe": "a"}, "Conf spark.distributedlog.subscribe: It says what one query does"),
         ({"startingOffsets": "latest"}, "Conf spark.distributedlog.startingOffsets: It says what one query does"),
         ({"kafka.group.id": "a"}, "Conf spark.distributedlog.kafka.group.id: .*another connector's"),

@@ -162,7 +162,7 @@ async def test_creation_keeps_properties_that_later_queries_get_unless_they_say_
 
 async def test_creation_is_refused_before_anything_is_done(world: World) -> None:
     assert "Did you mean maxOffsetsPerTrigger" in await text(world, "create", **creation("t", maxOfsetsPerTrigger="5"))
-    assert "must be an integer" in await text(world, "create", **creation("t", minPartitions="many"))
+    assert "is not a whole number" in await text(world, "create", **creation("t", minPartitions="many"))
     for name in ("uri", "subscribe", "txnAppId", "numLogs"):
         assert "cannot be a property of a table" in await text(world, "create", **creation("t", **{name: "1"}))
     assert "InvalidLogNameError" in await text(world, "create", **creation("<t>"))
@@ -405,12 +405,12 @@ def test_every_option_may_be_a_property_or_is_refused_as_one() -> None:
     samples = {"integer >= 1": "3", "integer >= 0": "3", "true / false": "true", "epoch milliseconds or ISO-8601": "3"}
     allowed = set()
     for option in OPTIONS:
-        value = option.default or samples.get(option.kind.value, "latest" if "Offsets" in option.name else "x")
-        if option.name in NOT_OF_A_TABLE:
+        value = option.default or samples.get(option.type_words, "latest" if "Offsets" in option.key else "x")
+        if option.key in NOT_OF_A_TABLE:
             with pytest.raises(OptionError, match="cannot be a property"):
-                checked_properties({option.name.upper(): value})
+                checked_properties({option.key.upper(): value})
         else:
-            allowed |= set(checked_properties({option.name.upper(): value}))
+            allowed |= set(checked_properties({option.key.upper(): value}))
     assert {"startingOffsets", "minPartitions", "compressionType", "failOnDataLoss"} <= allowed
 
 

@@ -34,12 +34,12 @@ NOT_OF_A_TABLE: Final = frozenset(
 )
 """Options that say which log it is, or belong to one write alone."""
 
-_BY_NAME: Final = {option.name.lower(): option for option in OPTIONS}
+_BY_NAME: Final = {option.key.lower(): option for option in OPTIONS}
 
 
 def property_options() -> dict[str, Option]:
     """The options that may be properties of a table, by lower-case name."""
-    return {name: option for name, option in _BY_NAME.items() if option.name not in NOT_OF_A_TABLE}
+    return {name: option for name, option in _BY_NAME.items() if option.key not in NOT_OF_A_TABLE}
 
 
 def checked_properties(given: Mapping[str, str]) -> dict[str, str]:
@@ -47,18 +47,18 @@ def checked_properties(given: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in given.items():
         option = _BY_NAME.get(name.lower())
-        if option is not None and option.name in NOT_OF_A_TABLE:
+        if option is not None and option.key in NOT_OF_A_TABLE:
             raise OptionError(
-                f"Option {option.name} cannot be a property of a table: it names logs, or belongs to one write",
-                advice=f"Properties may be: {', '.join(one.name for one in property_options().values())}",
+                f"Option {option.key} cannot be a property of a table: it names logs, or belongs to one write",
+                advice=f"Properties may be: {', '.join(one.key for one in property_options().values())}",
             )
         Options({name: value}, option.scope if option is not None else Scope.ANY)  # unknown or malformed: it raises
         if option is None and not name.lower().startswith(PASSED_ON):  # `location` and its like
             raise OptionError(
                 f"{name} cannot be a property of a table: it is a word of Spark's, and a log has no use for it",
-                advice=f"Properties may be: {', '.join(one.name for one in property_options().values())}",
+                advice=f"Properties may be: {', '.join(one.key for one in property_options().values())}",
             )
-        found[name.lower() if option is None else option.name] = value
+        found[name.lower() if option is None else option.key] = value
     return dict(sorted(found.items()))
 
 

@@ -1,6 +1,6 @@
 """The one registry of the connector's options, for source and sink, batch and streaming.
 
-Each option says its name, type, default, scope and meaning; parsing, error messages and the documentation's table
+Each option is a setting of the one mechanism that has a scope besides; error messages and the documentation's table
 (`options_table`) all come from here. Names are case-insensitive, as Spark's own are. An unknown name, a malformed
 value, or an option that belongs to another kind of query is an error before anything is read or written: an option
 never silently does nothing.
@@ -8,26 +8,30 @@ never silently does nothing.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Flag
+from typing import Final, TypeVar, cast
 
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.foreign import elsewhere
-from dlspark.spark.options.values import (
-    PARSERS,
+from dlspark.spark.options.kinds import DURATION, INSTANT
+from metadata.foundation.errors import check
+from metadata.foundation.settings import (
+    EXACT,
+    FLAG,
+    MAX_INT,
+    MAX_LONG,
+    WHOLE,
     Kind,
-    parse_count,
-    parse_duration,
-    parse_flag,
-    parse_instant,
-    parse_long,
-    parse_text,
+    Setting,
+    markdown_table,
+    nearest,
+    read_value,
     shown,
 )
-from metadata.foundation.errors import check
-from metadata.foundation.settings import MAX_INT
+
+T = TypeVar("T")
 
 
 class Scope(Flag):
@@ -53,260 +57,304 @@ _SCOPE_WORDS = {
 }
 
 
+_TYPES: Final[Mapping[object, str]] = {
+    EXACT: "text",
+    FLAG: "true / false",
+    WHOLE: "integer >= {minimum}",
+    INSTANT: "epoch milliseconds or ISO-8601",
+    DURATION: "duration",
+}
+"""What the documentation's table calls the kinds."""
+
+
 @dataclass(frozen=True, slots=True)
-class Option:
+class Option(Setting):
     """One option. `default` is the text that stands in when the option is not given; None: there is none."""
 
-    name: str
-    kind: Kind
-    scope: Scope
-    meaning: str
+    scope: Scope = Scope.ANY
     default: str | None = None
     default_words: str | None = None
 
+    @property
+    def type_words(self) -> str:
+        """What the documentation's table says of its values."""
+        return _TYPES[self.kind].format(minimum=self.minimum)
+
+
+def _option(
+    name: str,
+    kind: Kind[T],
+    scope: Scope,
+    meaning: str,
+    *,
+    minimum: int = 0,
+    default: str | None = None,
+    default_words: str | None = None,
+) -> Option:
+    """An option; where it is a number, it is one of Java's longs that are not negative."""
+    return Option(
+        kind,  # type: ignore[arg-type]
+        name,
+        meaning,
+        minimum,
+        MAX_LONG,
+        scope=scope,
+        default=default,
+        default_words=default_words,
+    )
+
 
 OPTIONS: tuple[Option, ...] = (
-    Option(
+    _option(
         "uri",
-        Kind.TEXT,
+        EXACT,
         Scope.ANY,
         "Namespace to connect to: `distributedlog://host:port[,host:port]/path`. Without it the conf "
         "`spark.distributedlog.uri` is used, else the environment variable `DLSPARK_URI`, else a sandbox that "
-        "runs on the driver's machine.",
+        "runs on the driver's machine",
         default_words="conf, environment",
     ),
-    Option(
+    _option(
         "log",
-        Kind.TEXT,
+        EXACT,
         Scope.ANY,
         'The one log to read or write; the same as `load("name")` and `save("name")`. A sink without it needs a column '
-        "`log`. With `numLogs` a template of names: `flights-{}`.",
+        "`log`. With `numLogs` a template of names: `flights-{}`",
     ),
-    Option("subscribe", Kind.TEXT, Scope.SOURCE, "Logs to read, separated by commas."),
-    Option(
+    _option("subscribe", EXACT, Scope.SOURCE, "Logs to read, separated by commas"),
+    _option(
         "assign",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE,
-        'Logs to read, as a JSON list of names: `["flights", "a,b"]`. As `subscribe`, for any name.',
+        'Logs to read, as a JSON list of names: `["flights", "a,b"]`. As `subscribe`, for any name',
     ),
-    Option(
+    _option(
         "subscribePattern",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE,
         "Python regular expression that whole log names must match. A stream also takes up logs that appear later, "
         "from their beginning. Logs are looked for in the folder that the pattern begins with (`a/b` of `a/b/c-.*`), "
-        "and not in those below it.",
+        "and not in those below it",
     ),
-    Option(
+    _option(
         "startingOffsets",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE,
         "Where to begin: `earliest`, `latest` (streams only), or JSON with one place a log, a position or one of these "
         'words (or -2, -1): `{"flights": "3:1200:0", "other": "earliest"}`. A stream uses it only when it has no '
-        "checkpoint yet.",
+        "checkpoint yet",
         default="earliest",
     ),
-    Option(
+    _option(
         "endingOffsets",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE_BATCH,
         "Where to stop: `latest`, or JSON with one place a log, as for `startingOffsets`; the position itself is not "
-        "read.",
+        "read",
         default="latest",
     ),
-    Option(
+    _option(
         "startingTimestamp",
-        Kind.INSTANT,
+        INSTANT,
         Scope.SOURCE,
         "Begin at the first record whose transaction id, read as milliseconds since the epoch, is at or after this "
-        "time (without a zone: UTC). If there is none yet: see `startingOffsetsByTimestampStrategy`.",
+        "time (without a zone: UTC). If there is none yet: see `startingOffsetsByTimestampStrategy`",
     ),
-    Option(
+    _option(
         "startingOffsetsByTimestamp",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE,
         "As `startingTimestamp`, with one time a log, in JSON: "
-        '`{"flights": 1372636800000, "other": "2013-07-01T00:00:00Z"}`.',
+        '`{"flights": 1372636800000, "other": "2013-07-01T00:00:00Z"}`',
     ),
-    Option(
+    _option(
         "startingOffsetsByTimestampStrategy",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE,
         "What a log without a record at or after the given time (or transaction id) does: `latest` begins at its end, "
-        "so that what is written from now on is read; `error` fails the query.",
+        "so that what is written from now on is read; `error` fails the query",
         default="latest",
     ),
-    Option(
+    _option(
         "endingTimestamp",
-        Kind.INSTANT,
+        INSTANT,
         Scope.SOURCE_BATCH,
-        "Stop before the first record at or after this time (exclusive); at the end of the log if there is none.",
+        "Stop before the first record at or after this time (exclusive); at the end of the log if there is none",
     ),
-    Option(
+    _option(
         "endingOffsetsByTimestamp",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE_BATCH,
-        "As `endingTimestamp`, with one time a log, in JSON as for `startingOffsetsByTimestamp`.",
+        "As `endingTimestamp`, with one time a log, in JSON as for `startingOffsetsByTimestamp`",
     ),
-    Option(
+    _option(
         "startingTransactionId",
-        Kind.LONG,
+        WHOLE,
         Scope.SOURCE,
         "Begin at the first record with this transaction id or a higher one. If there is none yet: see "
-        "`startingOffsetsByTimestampStrategy`.",
+        "`startingOffsetsByTimestampStrategy`",
     ),
-    Option(
+    _option(
         "startingOffsetsByTransactionId",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE,
-        'As `startingTransactionId`, with one id a log, in JSON: `{"flights": 1200, "other": 7}`.',
+        'As `startingTransactionId`, with one id a log, in JSON: `{"flights": 1200, "other": 7}`',
     ),
-    Option(
+    _option(
         "endingTransactionId",
-        Kind.LONG,
+        WHOLE,
         Scope.SOURCE_BATCH,
         "Stop before the first record with this transaction id or a higher one (exclusive); at the end of the log if "
-        "there is none.",
+        "there is none",
     ),
-    Option(
+    _option(
         "endingOffsetsByTransactionId",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE_BATCH,
-        "As `endingTransactionId`, with one id a log, in JSON as for `startingOffsetsByTransactionId`.",
+        "As `endingTransactionId`, with one id a log, in JSON as for `startingOffsetsByTransactionId`",
     ),
-    Option(
+    _option(
         "maxOffsetsPerTrigger",
-        Kind.COUNT,
+        WHOLE,
         Scope.SOURCE_STREAM,
-        "Most records in one micro-batch, over all logs together; each log with news gets a share.",
+        "Most records in one micro-batch, over all logs together; each log with news gets a share",
         default_words="no limit",
+        minimum=1,
     ),
-    Option(
+    _option(
         "maxBytesPerTrigger",
-        Kind.COUNT,
+        WHOLE,
         Scope.SOURCE_STREAM,
         "Most stored bytes in one micro-batch, in whole entries, over all logs together; each log with news gets a "
-        "share. A single entry that is larger makes a batch of its own.",
+        "share. A single entry that is larger makes a batch of its own",
         default_words="no limit",
+        minimum=1,
     ),
-    Option(
+    _option(
         "minOffsetsPerTrigger",
-        Kind.COUNT,
+        WHOLE,
         Scope.SOURCE_STREAM,
         "Fewest records, over all logs together, that make a micro-batch; fewer wait until `maxTriggerDelay` is over. "
-        "Not with `Trigger.AvailableNow`, which reads what is there.",
+        "Not with `Trigger.AvailableNow`, which reads what is there",
         default_words="no minimum",
+        minimum=1,
     ),
-    Option(
+    _option(
         "maxTriggerDelay",
-        Kind.DURATION,
+        DURATION,
         Scope.SOURCE_STREAM,
         "With `minOffsetsPerTrigger`: how long after the last micro-batch fewer records make one all the same: `15m`, "
-        "`90s`, `500ms`. The first batch of a query that starts does not wait.",
+        "`90s`, `500ms`. The first batch of a query that starts does not wait",
         default="15m",
     ),
-    Option(
+    _option(
         "minPartitions",
-        Kind.COUNT,
+        WHOLE,
         Scope.SOURCE,
-        "So many Spark partitions of nearly equal bytes, as far as there are entries; more only if other limits ask.",
+        "So many Spark partitions of nearly equal bytes, as far as there are entries; more only if other limits ask",
         default="1",
+        minimum=1,
     ),
-    Option(
+    _option(
         "maxBytesPerPartition",
-        Kind.COUNT,
+        WHOLE,
         Scope.SOURCE,
-        "Most stored bytes of one Spark partition, by the mean entry of each segment; small segments share partitions.",
+        "Most stored bytes of one Spark partition, by the mean entry of each segment; small segments share partitions",
         default=str(32 << 20),
+        minimum=1,
     ),
-    Option(
+    _option(
         "maxRecordsPerPartition",
-        Kind.COUNT,
+        WHOLE,
         Scope.SOURCE,
-        "Most records in one Spark partition; the cuts may lie within an entry, which is then fetched by both tasks.",
+        "Most records in one Spark partition; the cuts may lie within an entry, which is then fetched by both tasks",
         default_words="no limit",
+        minimum=1,
     ),
-    Option(
+    _option(
         "failOnDataLoss",
-        Kind.FLAG,
+        FLAG,
         Scope.ANY,
         "Source: what to do when records the query still needs are gone (truncated, or the log deleted): true fails "
         "with an error; false goes on at the first record still there and logs a warning. Sink: what to do when a "
         "batch that was published before comes again with another number of rows (a checkpoint rolled back or "
-        "copied): true fails, false skips it whole and logs a warning; it is never written twice.",
+        "copied): true fails, false skips it whole and logs a warning; it is never written twice",
         default="true",
     ),
-    Option(
+    _option(
         "outageTimeout",
-        Kind.DURATION,
+        DURATION,
         Scope.ANY,
         "How long a query waits for what is away and may come back, before it fails: storage nodes, where too few are "
         "left to write to, to read from or to recover a log; the log's lock, which a driver that died keeps until its "
-        "ZooKeeper session ends. `0s`: not at all.",
+        "ZooKeeper session ends. `0s`: not at all",
         default="2m",
     ),
-    Option(
+    _option(
         "metadata",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE_BATCH,
         "Read what the namespace says of itself: `logs`, `segments`, `cursors`, `bookies`, `ledgers`, `sinks` "
-        "(docs/spark-metadata.md). Takes `uri`, which logs, and settings of clients.",
+        "(docs/spark-metadata.md). Takes `uri`, which logs, and settings of clients",
         default_words="read the logs",
     ),
-    Option(
+    _option(
         "cursorName",
-        Kind.TEXT,
+        EXACT,
         Scope.SOURCE_STREAM,
         "Publish the query's position in each log under this name among the log's subscribers, as each micro-batch is "
         "done: `dlspark log subscribers list` shows it, and `dlspark log truncate --respect-subscribers` does not pass "
-        "it. A name serves one query.",
+        "it. A name serves one query",
     ),
-    Option(
+    _option(
         "createStreamIfNotExists",
-        Kind.FLAG,
+        FLAG,
         Scope.SINK,
-        "Create a log that does not exist yet; false: the batch fails.",
+        "Create a log that does not exist yet; false: the batch fails",
         default="true",
     ),
-    Option(
+    _option(
         "numLogs",
-        Kind.COUNT,
+        WHOLE,
         Scope.SINK,
         "Spread rows by hash over so many logs (at most 1000), whose names are option `log` with the numbers from 0 on "
-        "for `{}`. A row's number is `crc32(concat_ws('\\u001f', key columns)) % numLogs`, as Spark SQL would say it.",
+        "for `{}`. A row's number is `crc32(concat_ws('\\u001f', key columns)) % numLogs`, as Spark SQL would say it",
         default_words="one log, or column `log`",
+        minimum=1,
     ),
-    Option(
+    _option(
         "partitionBy",
-        Kind.TEXT,
+        EXACT,
         Scope.SINK,
         "With `numLogs`: the key columns, separated by commas; string, binary, boolean or integer. They are hashed, "
-        "not stored. All rows of a key are in one log.",
+        "not stored. All rows of a key are in one log",
         default_words="`value`",
     ),
-    Option(
+    _option(
         "txnAppId",
-        Kind.TEXT,
+        EXACT,
         Scope.SINK_BATCH,
-        "With `txnVersion`: makes a batch write (or foreachBatch) idempotent. Names the writing application.",
+        "With `txnVersion`: makes a batch write (or foreachBatch) idempotent. Names the writing application",
     ),
-    Option(
+    _option(
         "txnVersion",
-        Kind.LONG,
+        WHOLE,
         Scope.SINK_BATCH,
         "Number of this write for `txnAppId`; a log that has reached the number is skipped, or the write is refused if "
-        "the log did not get just so many rows under it (`failOnDataLoss`).",
+        "the log did not get just so many rows under it (`failOnDataLoss`)",
     ),
-    Option(
+    _option(
         "compressionType",
-        Kind.TEXT,
+        EXACT,
         Scope.SINK,
-        "`none` or `lz4`: how entries are stored.",
+        "`none` or `lz4`: how entries are stored",
         default_words="the namespace's setting, else `none`",
     ),
-    Option("ensembleSize", Kind.COUNT, Scope.SINK, "Storage nodes that a segment is spread over.", default="3"),
-    Option("writeQuorumSize", Kind.COUNT, Scope.SINK, "Copies of each entry.", default="3"),
-    Option("ackQuorumSize", Kind.COUNT, Scope.SINK, "Copies that must be on disk before an entry counts.", default="2"),
+    _option("ensembleSize", WHOLE, Scope.SINK, "Storage nodes that a segment is spread over", default="3", minimum=1),
+    _option("writeQuorumSize", WHOLE, Scope.SINK, "Copies of each entry", default="3", minimum=1),
+    _option(
+        "ackQuorumSize", WHOLE, Scope.SINK, "Copies that must be on disk before an entry counts", default="2", minimum=1
+    ),
 )
 
 CLIENT_PREFIX = "bkc."
@@ -318,11 +366,11 @@ CONF_PREFIX = "spark.distributedlog."
 """How the names of confs begin that are the session's defaults of options."""
 
 _OF_ONE_QUERY = frozenset(
-    option.name for option in OPTIONS if option.name.startswith(("starting", "ending", "subscribe", "txn"))
+    option.key for option in OPTIONS if option.key.startswith(("starting", "ending", "subscribe", "txn"))
 ) | {"log", "assign", "cursorName", "metadata"}
 """Options that say what one query does, and so cannot be a session's defaults."""
 
-_BY_NAME: dict[str, Option] = {option.name.lower(): option for option in OPTIONS}
+_BY_NAME: dict[str, Option] = {option.key.lower(): option for option in OPTIONS}
 
 # What Spark itself hands over beside the user's options: the path of load/save, the sink's checkpoint and query name,
 # and what a session-catalog table carries.
@@ -369,16 +417,16 @@ class Options:
             if name in _SPARKS_OWN or name.startswith("option."):
                 continue
             if name.startswith(PASSED_ON):
-                self._given[name] = parse_text(name, value)
+                self._given[name] = _not_empty(name, value)
                 continue
             option = _known(name)
             if not option.scope & scope:
                 raise OptionError(
-                    f"Option {option.name} has no meaning here: it belongs to: {_SCOPE_WORDS[option.scope]}",
+                    f"Option {option.key} has no meaning here: it belongs to: {_SCOPE_WORDS[option.scope]}",
                     advice=f"This is: {_scope_words(scope)}. Remove the option",
                 )
-            PARSERS[option.kind](option.name, value)
-            self._given[option.name] = value
+            _read(option, value)
+            self._given[option.key] = value
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Options, (self._raw(), self.scope, self._session))
@@ -404,12 +452,12 @@ class Options:
 
     def given(self, name: str) -> bool:
         """Whether the query or the session's conf sets the option (a default does not count)."""
-        found = _registered(name).name
+        found = _registered(name).key
         return found in self._given or found in self._session
 
     def asked(self, name: str) -> bool:
         """Whether the query itself sets the option."""
-        return _registered(name).name in self._given
+        return _registered(name).key in self._given
 
     def given_names(self) -> frozenset[str]:
         """The names of all options that the user set."""
@@ -418,7 +466,7 @@ class Options:
     def text(self, name: str) -> str | None:
         """The option's text, or the session's default, or the registry's, or None."""
         option = _registered(name)
-        return self._given.get(option.name, self._session.get(option.name, option.default))
+        return self._given.get(option.key, self._session.get(option.key, option.default))
 
     def passed_on(self) -> dict[str, str]:
         """The settings for the namespace's clients that options hand on, with keys in lower case as Spark leaves them:
@@ -435,24 +483,22 @@ class Options:
 
     def flag(self, name: str) -> bool:
         """The value of a true/false option (all of them have a default)."""
-        return parse_flag(name, self.text(name) or "")
+        return FLAG.read(self.text(name) or "")
 
     def integer(self, name: str) -> int | None:
         """The value of an integer option, or None if it is not given and has no default."""
         value = self.text(name)
-        if value is None:
-            return None
-        return parse_count(name, value) if _registered(name).kind is Kind.COUNT else parse_long(name, value)
+        return None if value is None else WHOLE.read(value)
 
     def duration_ms(self, name: str) -> int | None:
         """The value of a duration in milliseconds, or None."""
         value = self.text(name)
-        return None if value is None else parse_duration(name, value)
+        return None if value is None else DURATION.read(value)
 
     def instant_ms(self, name: str) -> int | None:
         """The value of a point in time as milliseconds since the epoch, or None."""
         value = self.text(name)
-        return None if value is None else parse_instant(name, value)
+        return None if value is None else INSTANT.read(value)
 
     def one_log(self) -> str | None:
         """The log named by the option `log` or by load/save; OptionError if they name different ones."""
@@ -467,14 +513,37 @@ class Options:
 
 def options_table() -> str:
     """The registry as a Markdown table, for the documentation."""
-    lines = ["| option | type | default | scope | meaning |", "|---|---|---|---|---|"]
-    for option in OPTIONS:
-        default = option.default_words or (f"`{option.default}`" if option.default is not None else "none")
-        meaning = option.meaning.replace("|", "\\|")
-        lines.append(
-            f"| `{option.name}` | {option.kind.value} | {default} | {_SCOPE_WORDS[option.scope]} | {meaning} |"
+    rows = (
+        (
+            f"`{option.key}`",
+            option.type_words,
+            option.default_words or (f"`{option.default}`" if option.default is not None else "none"),
+            _SCOPE_WORDS[option.scope],
+            f"{option.meaning}.",
         )
-    return "\n".join(lines) + "\n"
+        for option in OPTIONS
+    )
+    return "\n".join((*markdown_table(("option", "type", "default", "scope", "meaning"), rows), ""))
+
+
+def read_as(name: str, where: str, text: str) -> int:
+    """A number that stands in for the value of the option `name`, elsewhere; an OptionError names `where`."""
+    value = _read(_registered(name), text, where)
+    check(isinstance(value, int), "the option is no number")
+    return cast(int, value)
+
+
+def _read(option: Option, text: str, where: str | None = None) -> object:
+    try:
+        return read_value(option, where or option.key, _not_empty(where or option.key, text), OptionError)
+    except OptionError as error:
+        raise OptionError(f"Option {error.message.removeprefix('Option ')}", advice=error.advice) from None
+
+
+def _not_empty(name: str, text: str) -> str:
+    if not text.strip():
+        raise OptionError(f"Option {name} is empty", advice="Give it a value or leave it out")
+    return text
 
 
 def _scope_words(scope: Scope) -> str:
@@ -491,16 +560,16 @@ def _session_defaults(session: Mapping[str, str], scope: Scope) -> dict[str, str
     for name, value in session.items():
         try:
             if name.lower().startswith(PASSED_ON):
-                found[name.lower()] = parse_text(name, value)
+                found[name.lower()] = _not_empty(name, value)
                 continue
             option = _known(name.lower())
-            if option.name in _OF_ONE_QUERY:
+            if option.key in _OF_ONE_QUERY:
                 raise OptionError("It says what one query does, not what all do", advice="Make it the query's option")
-            PARSERS[option.kind](option.name, value)
+            _read(option, value)
         except OptionError as error:
             raise OptionError(f"Conf {CONF_PREFIX}{name}: {error.message}", advice=error.advice) from None
         if option.scope & scope:
-            found[option.name] = value
+            found[option.key] = value
     return found
 
 
@@ -511,10 +580,5 @@ def _known(name: str) -> Option:
     instead = elsewhere(name)
     if instead is not None:
         raise OptionError(f"Option {name!r} is another connector's", advice=instead)
-    near = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.6)
-    advice = (
-        f"Did you mean {_BY_NAME[near[0]].name}? All options are in docs/spark-options.md"
-        if near
-        else f"Known options: {', '.join(option.name for option in OPTIONS)}"
-    )
+    advice = nearest(name, (option.key for option in OPTIONS), "docs/spark-options.md")
     raise OptionError(f"Unknown option {shown(name)}", advice=advice)

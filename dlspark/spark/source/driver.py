@@ -24,7 +24,6 @@ from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
 from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.options.client_settings import namespace_settings
-from dlspark.spark.options.values import shown
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.data_loss import DataLossPolicy
 from dlspark.spark.source.driver_log_view import DriverLogView
@@ -37,6 +36,7 @@ from dlspark.spark.source.planning import Partition, SegmentSpan, clip, cut, par
 from dlspark.spark.source.query_cursor import QueryCursor
 from dlspark.spark.source.selection import AtTxid, BatchLimits, Everywhere, PerLog, SourceQuery, Where
 from metadata.foundation.errors import DistributedLogError, NoNodeError
+from metadata.foundation.settings import shown
 from metadata.foundation.tasks import end_tasks
 from metadata.log_admin import LogAdmin
 from metadata.logs import LogNotFoundError

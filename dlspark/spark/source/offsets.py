@@ -23,7 +23,8 @@ from typing import NamedTuple, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError
-from dlspark.spark.options.values import parse_json, shown
+from dlspark.spark.options.kinds import parse_json
+from metadata.foundation.settings import shown
 
 VERSION = 1
 BEHIND = "behind"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, OptionError
-from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.options.values import parse_instant, parse_json, parse_long, shown
+from dlspark.spark.options.kinds import parse_json
+from dlspark.spark.options.registry import Options, Scope, read_as
 from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, check_one, parse_by_log, parse_offsets
+from metadata.foundation.settings import shown
 from metadata.logs import InvalidLogNameError, LogStore
 
 _STRATEGY = "startingOffsetsByTimestampStrategy"
@@ -285,9 +286,9 @@ def _where(options: Options, side: _Side) -> Where:
         return AtTxid(options.integer(option) or 0, option)
     text = options.text(option) or NamedOffset.EARLIEST.value
     if option == side.timestamps:
-        return _txids(option, text, parse_instant, '{"flights": 1372636800000, "other": "2013-07-01T00:00:00Z"}')
+        return _txids(option, text, side.timestamp, '{"flights": 1372636800000, "other": "2013-07-01T00:00:00Z"}')
     if option == side.txids:
-        return _txids(option, text, parse_long, '{"flights": 1200, "other": 7}')
+        return _txids(option, text, side.txid, '{"flights": 1200, "other": 7}')
     offsets = parse_offsets(option, text)
     if isinstance(offsets, NamedOffset):
         return Everywhere(offsets)
@@ -295,7 +296,8 @@ def _where(options: Options, side: _Side) -> Where:
     return PerLog(offsets[0], option, offsets[1])
 
 
-def _txids(option: str, text: str, parse: Callable[[str, str], int], example: str) -> PerLog:
+def _txids(option: str, text: str, like: str, example: str) -> PerLog:
+    """One transaction id a log, each written as the value of the option `like` is."""
     offsets: dict[str, GivenOffset | AtTxid] = {}
     for log, item in parse_by_log(option, text, f"not JSON: {text!r}", example).items():
         check_one(option, log, item, example)
@@ -303,7 +305,7 @@ def _txids(option: str, text: str, parse: Callable[[str, str], int], example: st
             raise OffsetError(
                 f"Option {option}, log {log}: {shown(item)} is none", advice=f"Write for example {example}"
             )
-        offsets[log] = AtTxid(parse(f"{option}, log {log}:", str(item)), option)
+        offsets[log] = AtTxid(read_as(like, f"{option}, log {log}: it", str(item)), option)
     _check_spelling(option, offsets)
     return PerLog(offsets, option)
 
