@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from dlspark.neighbours import check_neighbours
+from dlspark.shadowed_packages import check_not_shadowed
 from dlspark.version import __version__
 
-check_neighbours()
+check_not_shadowed()
 
 if TYPE_CHECKING:
     from dlspark import errors

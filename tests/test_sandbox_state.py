@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from dlspark.cli.main import app
 from dlspark.core.sync.namespace import Namespace
+from dlspark.default_namespace import default_uri, uri_or_default
 from dlspark.errors import CallerError
-from dlspark.place import known_uri, uri_or_known
 from dlspark.sandbox import Sandbox
 from dlspark.sandbox_state import SandboxState, default_directory
 from metadata.foundation import processes
@@ -106,25 +106,25 @@ class TestWhichNamespace:
         self, home: Path, other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         owned(other).save(home)
-        assert uri_or_known(None) == STATE.uri
+        assert uri_or_default(None) == STATE.uri
         monkeypatch.setenv("DLSPARK_URI", "distributedlog://variable:2181/a")
-        assert uri_or_known(None) == "distributedlog://variable:2181/a"
-        assert uri_or_known("distributedlog://given:2181/a") == "distributedlog://given:2181/a"
+        assert uri_or_default(None) == "distributedlog://variable:2181/a"
+        assert uri_or_default("distributedlog://given:2181/a") == "distributedlog://given:2181/a"
         monkeypatch.setenv("DLSPARK_URI", " ")
-        assert known_uri() == STATE.uri
+        assert default_uri() == STATE.uri
 
     @pytest.mark.parametrize("started", [FOREIGN, None])
     def test_a_sandbox_that_does_not_run_is_not_taken(
         self, home: Path, other: subprocess.Popen[bytes], started: str | None
     ) -> None:
         replace(STATE, pid=other.pid, started=started).save(home)
-        assert known_uri() is None
+        assert default_uri() is None
         owned(other).save(home)
         other.kill()
         other.wait()
-        assert known_uri() is None
+        assert default_uri() is None
         STATE.save(home)
-        assert known_uri() is None
+        assert default_uri() is None
 
     def test_without_any_the_error_says_the_ways_there_are(self, no_namespace: Path) -> None:
         with pytest.raises(CallerError, match=r"DLSPARK_URI is not set.*no sandbox runs.*dlspark sandbox start"):

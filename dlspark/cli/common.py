@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Annotated, Concatenate, ParamSpec, TypeAlias, 
 
 import typer
 
-from dlspark.cli.tables import Table
-from dlspark.place import uri_or_known
+from dlspark.default_namespace import uri_or_default
 from metadata.foundation.errors import CallerError, DistributedLogError
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.settings import Settings
     from dlspark.core.sync.namespace import Namespace
+import shutil
 
 P = ParamSpec("P")
 
@@ -77,7 +77,7 @@ OutputOption = Annotated[Output, typer.Option("--output", help="How the result i
 
 def namespace_uri(uri: str | None) -> str:
     """The URI given by option or environment, or that of a running sandbox. Raises CallerError where there is none."""
-    return uri_or_known(uri, "Give --uri distributedlog://host:port/path")
+    return uri_or_default(uri, "Give --uri distributedlog://host:port/path")
 
 
 def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
@@ -313,3 +313,61 @@ def when(epoch_ms: int) -> str:
 def shown(data: bytes | memoryview, *, as_hex: bool = False) -> str:
     """Bytes as text: UTF-8 with escapes for what is not, or hexadecimal."""
     return bytes(data).hex() if as_hex else bytes(data).decode("utf-8", errors="backslashreplace")
+
+
+# ---------------------------------------------------------------------- tables
+
+
+_GAP = "  "
+_INDENT = "    "
+
+
+class Table:
+    """Rows below their columns' names; numbers stand to the right, None is an empty cell.
+
+    A table is never wider than the terminal: a row that is too wide is folded between its columns, and the head with it
+    in the same way. Nothing is cut off: a cell that is wider than the terminal is left to it.
+    """
+
+    def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        self._columns = list(columns)
+        self._rows = [list(row) for row in rows]
+
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        """The table in lines of at most `width` characters; the terminal's (80 where there is none) if not said."""
+        width = shutil.get_terminal_size().columns if width is None else width
+        texts = [[_text(cell) for cell in row] for row in self._rows]
+        widths = [max(map(len, column)) for column in zip(self._columns, *texts, strict=True)]
+        right = [all(_is_number(row[place]) for row in self._rows) for place in range(len(widths))]
+        folds = _folds(widths, width)
+        for row in (self._columns, *texts):
+            cells = [
+                text.rjust(size) if to_right else text.ljust(size)
+                for text, size, to_right in zip(row, widths, right, strict=True)
+            ]
+            for number, (first, after) in enumerate(folds):
+                line = (_INDENT if number else "") + _GAP.join(cells[first:after])
+                # A fold of empty cells only would be a line of nothing.
+                if number == 0 or line.strip():
+                    yield line.rstrip()
+
+
+def _folds(widths: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """Which columns stand on which line: (first, behind the last) of each."""
+    folds: list[tuple[int, int]] = []
+    first, used = 0, 0
+    for place, size in enumerate(widths):
+        needed = used + size + (len(_GAP) if place > first else 0)
+        if needed > width and place > first:
+            folds.append((first, place))
+            first, needed = place, len(_INDENT) + size
+        used = needed
+    return [*folds, (first, len(widths))]
+
+
+def _text(cell: object) -> str:
+    return "" if cell is None else str(cell)
+
+
+def _is_number(cell: object) -> bool:
+    return cell is None or (isinstance(cell, int) and not isinstance(cell, bool))

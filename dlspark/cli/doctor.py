@@ -21,10 +21,18 @@ def doctor(
 ) -> None:
     """Look for what would keep dlspark from working here: interpreters of Spark's workers, Java, modules in the way,
     ports, descriptors, disks, the clock, the namespace. Exits with 3 if something fails; nothing is changed."""
-    from dlspark.cli.checks import Verdict
-    from dlspark.cli.checks.cluster import check_namespace
-    from dlspark.cli.checks.interpreters import check_java, check_python, check_spark_home, check_workers
-    from dlspark.cli.checks.machine import check_clock, check_descriptors, check_disk, check_ports
+    from dlspark.cli.doctor_checks import (
+        CheckVerdict,
+        check_clock,
+        check_descriptors,
+        check_disk,
+        check_java,
+        check_namespace,
+        check_ports,
+        check_python,
+        check_spark_home,
+        check_workers,
+    )
     from dlspark.sandbox_state import default_directory
     from metadata.foundation.plurals import counted
 
@@ -48,8 +56,8 @@ def doctor(
     for one in findings:
         text.append(f"{one.verdict.value:<5} {one.check}: {one.found}")
         text += [f"      {one.todo}"] if one.todo else []
-    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Verdict}
-    failed, warned = counts[Verdict.FAIL], counts[Verdict.WARN]
+    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in CheckVerdict}
+    failed, warned = counts[CheckVerdict.FAIL], counts[CheckVerdict.WARN]
     if failed or warned:
         text.append(f"{counted(failed, 'failure')}, {counted(warned, 'warning')}")
     else:

@@ -16,7 +16,6 @@ import typer
 
 from dlspark.cli import (
     autorecovery,
-    bookie_init,
     bookies,
     cluster,
     doctor,
@@ -27,7 +26,6 @@ from dlspark.cli import (
     namespaces,
     sandbox,
     sinks,
-    streams,
 )
 from dlspark.version import __version__
 from metadata.foundation.errors import CallerError, DistributedLogError
@@ -119,7 +117,7 @@ app.add_typer(sandbox_app, name="sandbox")
 
 bookie_app = typer.Typer(help="Run a storage node; tools for one that does not run.")
 bookie_app.callback(invoke_without_command=True)(plain_errors(bookies.run))
-bookie_app.command("init")(plain_errors(bookie_init.init))
+bookie_app.command("init")(plain_errors(bookies.init))
 bookie_app.command("status")(plain_errors(bookies.status))
 bookie_app.command("list-ledgers")(plain_errors(bookies.list_ledgers))
 bookie_app.command("read-entry")(plain_errors(bookies.read_entry))
@@ -223,5 +221,5 @@ sink_app.command("sweep")(plain_errors(sinks.sweep_sinks))
 app.add_typer(sink_app, name="sink")
 
 app.command("doctor")(plain_errors(doctor.doctor))
-app.command("write")(plain_errors(streams.write))
-app.command("read")(plain_errors(streams.read))
+app.command("write")(plain_errors(log_contents.write))
+app.command("read")(plain_errors(log_contents.read))

@@ -22,8 +22,8 @@ from dlspark.core.sessions import connect_all
 from dlspark.core.settings import Settings, Value
 from dlspark.core.writing.ledger_allocators import delete_pool
 from dlspark.core.writing.write_lock import default_client_id
+from dlspark.default_namespace import uri_or_default
 from dlspark.errors import AlreadyClosedError, CallerError
-from dlspark.place import uri_or_known
 from metadata.allocators import pool_path
 from metadata.foundation.tasks import Once, each
 from metadata.log_admin import LogAdmin
@@ -77,7 +77,7 @@ class AsyncNamespace:
         default to prometheus_client's own registry. Raises CallerError for a bad URI or setting, or where no namespace
         is named; NotBoundError, MetadataUnavailableError.
         """
-        parsed = NamespaceUri.parse(uri_or_known(uri))
+        parsed = NamespaceUri.parse(uri_or_default(uri))
         settings = settings_from(settings)
         sessions = await connect_all(parsed, settings)
         try:

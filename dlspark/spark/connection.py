@@ -1,7 +1,7 @@
 """What a query is connected to, and the session's defaults of its options (`spark.distributedlog.<option>`).
 
 The namespace is named by option `uri`, else the conf `spark.distributedlog.uri`, else the variable `DLSPARK_URI`, else
-it is that of the sandbox which runs on the driver's machine (`dlspark.place`).
+it is that of the sandbox which runs on the driver's machine (`dlspark.default_namespace`).
 
 Spark runs a Python data source in worker processes of its own, and hands them the query's options but neither a
 session nor its configuration. What can be seen from there is the Spark driver (an ancestor process): the `--conf`
@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dlspark.place import VARIABLE, known_uri
+from dlspark.default_namespace import VARIABLE, default_uri
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.registry import CONF_PREFIX, Options
 
@@ -29,7 +29,7 @@ _MAX_ANCESTORS = 16
 
 def resolve_uri(options: Options) -> str:
     """The namespace's URI for this query, whose options know the session's. OptionError names all places."""
-    found = options.text("uri") or known_uri()
+    found = options.text("uri") or default_uri()
     if not found:
         raise OptionError(
             "No namespace to connect to",

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from dlspark.cli.common import namespace_uri
-from dlspark.cli.streams import parse_start
+from dlspark.cli.log_contents import parse_start
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError
 from dlspark.sandbox import Sandbox

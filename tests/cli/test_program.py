@@ -96,17 +96,17 @@ def test_verbose_says_which_namespace_it_is_and_nothing_of_what_kazoo_does() -> 
         env={"DLSPARK_URI": "distributedlog://127.0.0.1:1/none", "DLSPARK_SET_zkSessionTimeoutSeconds": "2"},
     )
     assert done.returncode == 1
-    assert "INFO dlspark.place: the namespace is distributedlog://127.0.0.1:1/none" in done.stderr
+    assert "INFO dlspark.default_namespace: the namespace is distributedlog://127.0.0.1:1/none" in done.stderr
     assert "INFO metadata.zookeeper.kazoo" not in done.stderr
 
 
 def test_defaults_that_the_options_repeat_are_those_of_the_work() -> None:
     """The options' modules import none of it, so that they have the numbers a second time."""
-    from dlspark.cli import ledgers, sinks, streams
+    from dlspark.cli import ledgers, log_contents, sinks
     from dlspark.core.administration.audit import MIN_AGE_MS as LEDGERS_MS
     from dlspark.core.log import EARLIEST, LATEST
     from dlspark.spark.sink.leftovers import MIN_AGE_MS as SINKS_MS
 
     assert ledgers._MIN_AGE_HOURS * 3_600_000 == LEDGERS_MS
     assert sinks._MIN_AGE_HOURS * 3_600_000 == SINKS_MS
-    assert (streams._EARLIEST, streams._LATEST) == (EARLIEST, LATEST)
+    assert (log_contents._EARLIEST, log_contents._LATEST) == (EARLIEST, LATEST)

@@ -55,7 +55,7 @@ def test_dlsns_sort_by_segment_then_entry_then_slot() -> None:
     assert sorted(shuffled) == ordered
 
 
-def test_neighbours_of_a_position_keep_the_type() -> None:
+def test_shadowed_packages_of_a_position_keep_the_type() -> None:
     dlsn = DLSN(3, 17, 2)
     assert (str(dlsn.next), str(dlsn.next_entry), str(dlsn.next_segment)) == ("3:17:3", "3:18:0", "4:0:0")
     assert isinstance(dlsn.next, DLSN)

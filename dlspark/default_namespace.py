@@ -19,7 +19,7 @@ ADVICE = f"set {VARIABLE}, or start a sandbox on this machine: dlspark sandbox s
 _log = logging.getLogger(__name__)
 
 
-def known_uri() -> str | None:
+def default_uri() -> str | None:
     """The URI of the variable, else of the sandbox that runs, else None. Logs (INFO) which of them it is.
 
     Raises CallerError for a sandbox whose state file is damaged.
@@ -36,13 +36,13 @@ def known_uri() -> str | None:
     return state.uri
 
 
-def uri_or_known(uri: str | None, how: str = 'Give a URI, "distributedlog://host:port/path"') -> str:
+def uri_or_default(uri: str | None, how: str = 'Give a URI, "distributedlog://host:port/path"') -> str:
     """`uri` if there is one, else the one that is known. Raises CallerError where there is none; `how` says how to give
     one in place."""
     if uri is not None and not uri.strip():
         # As a variable that is not set gives it to a script: not a reason to take another namespace.
         raise CallerError("an empty URI was given; nothing was done", advice=how)
-    found = uri or known_uri()
+    found = uri or default_uri()
     if not found:
         raise CallerError(
             f"no namespace was named: no URI was given, {VARIABLE} is not set, and no sandbox runs in "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlspark.cli.tables import Table
+from dlspark.cli.common import Table
 
 COLUMNS = ("segment", "state", "first txid", "completed")
 ROWS = [(1, "completed", 1372651200000, "2013-07-01T04:00:00"), (12, "in progress", None, None)]

@@ -24,7 +24,7 @@ class ShadowedModuleError(ImportError):
     """Another module has the name of one of dlspark's packages; nothing of dlspark can be used."""
 
 
-def check_neighbours() -> None:
+def check_not_shadowed() -> None:
     """Raise ShadowedModuleError unless both packages are dlspark's."""
     for package in PACKAGES:
         loaded = sys.modules.get(package)
