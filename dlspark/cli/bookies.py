@@ -11,7 +11,7 @@ from dlspark.cli.common import Output, OutputOption, confirm
 from metadata.foundation.errors import CallerError
 
 if TYPE_CHECKING:
-    from storage_node.bookie.tools.commands import Report
+    from storage_node.bookie.tools.commands import ToolReport
 
 ConfOption = Annotated[Path, typer.Option("--conf", help="The node's properties file.")]
 IdOption = Annotated[str | None, typer.Option("--bookie-id", help="Default: the one whose directories these are.")]
@@ -142,7 +142,7 @@ def cookie_delete(
     _print(commands.cookie_delete(conf, bookie_id, force=force), output)
 
 
-def _print(report: Report, output: Output) -> None:
+def _print(report: ToolReport, output: Output) -> None:
     typer.echo(report.text(output.value))
     if report.status:
         raise typer.Exit(report.status)

@@ -11,7 +11,7 @@ from simulation.mutations.mutation import Method, Mutation, edited
 from storage_node.bookie.disk import cookies
 from storage_node.bookie.journal import writer
 from storage_node.bookie.journal.files import JournalFile, JournalFiles
-from storage_node.bookie.journal.replay import JournalReader, Mark
+from storage_node.bookie.journal.replay import JournalMark, JournalReader
 from storage_node.bookie.journal.writer import Batch, Journal
 from storage_node.bookie.node import bookie
 from storage_node.bookie.requests import reads
@@ -64,7 +64,7 @@ def _take_adds_after_a_fence(add: Method) -> Method:
 
 
 def _do_not_replay(_replay: Method) -> Method:
-    async def mutated(self: Storage, reader: JournalReader, mark: Mark) -> None:
+    async def mutated(self: Storage, reader: JournalReader, mark: JournalMark) -> None:
         reader.last_sequence = max(mark.sequence, 1_000_000)
 
     return mutated

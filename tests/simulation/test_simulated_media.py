@@ -14,7 +14,7 @@ from simulation.environment.loop import SimulatedLoop
 from storage_node.bookie.disk.records import ENTRY, LEDGER, header, ledger_body
 from storage_node.bookie.disk.slabs import BLOCK
 from storage_node.bookie.journal.files import BATCH_HEADER_BYTES, BatchHeader
-from storage_node.bookie.journal.replay import Mark
+from storage_node.bookie.journal.replay import JournalMark
 from storage_node.bookie.store import checkpoints
 from storage_node.protocol.digests import ENTRY_HEADER, crc32
 
@@ -103,7 +103,9 @@ def test_a_batch_must_not_claim_what_is_not_durable() -> None:
 
 def named(length: int) -> list[tuple[int, bytes]]:
     """A checkpoint that names so much of log 1."""
-    return [(0, checkpoints.encode(checkpoints.Checkpoint(1, (Mark(1, 0, 0),), 2, {1: length}, False, False), []))]
+    return [
+        (0, checkpoints.encode(checkpoints.Checkpoint(1, (JournalMark(1, 0, 0),), 2, {1: length}, False, False), []))
+    ]
 
 
 @pytest.mark.parametrize("missing", ["bytes", "name", "sync", "nothing"])

@@ -182,6 +182,14 @@ class Disks:
         return any(space.full for space in self._journals) or enough(space.full for space in self._ledgers)
 
     @property
+    def journal_directories(self) -> list[str]:
+        return [space.path for space in self._journals]
+
+    @property
+    def ledger_directories(self) -> list[str]:
+        return [space.path for space in self._ledgers]
+
+    @property
     def full_ledger_directories(self) -> list[str]:
         return [space.path for space in self._ledgers if space.full]
 

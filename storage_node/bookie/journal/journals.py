@@ -8,15 +8,14 @@ journal: the number of journals is fixed by the node's cookie, by every journal 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie.disk.slabs import Slab
 from storage_node.bookie.disk.space import NoSpaceError, lacks_descriptors
 from storage_node.bookie.journal.files import JournalFile, JournalFiles, JournalOwner
-from storage_node.bookie.journal.replay import JournalReader, Mark
-from storage_node.bookie.journal.writer import Acknowledge, Journal
+from storage_node.bookie.journal.replay import JournalMark, JournalReader
+from storage_node.bookie.journal.writer import Acknowledge, Journal, JournalSupervisor
 from storage_node.edge import Disk
 from storage_node.settings.bookie import MIB, BookieSettings
 
@@ -37,7 +36,7 @@ def open_readers(disk: Disk, directories: Sequence[str], tag: bytes) -> list[Jou
     return readers
 
 
-def check_marks(marks: Sequence[Mark], directories: Sequence[str]) -> None:
+def check_marks(marks: Sequence[JournalMark], directories: Sequence[str]) -> None:
     """Raise CorruptDataError unless the checkpoint speaks of as many journals as there are."""
     if len(marks) != len(directories):
         raise CorruptDataError(
@@ -47,7 +46,7 @@ def check_marks(marks: Sequence[Mark], directories: Sequence[str]) -> None:
         )
 
 
-def _first_file(files: JournalFiles, reader: JournalReader, mark: Mark) -> JournalFile:
+def _first_file(files: JournalFiles, reader: JournalReader, mark: JournalMark) -> JournalFile:
     """A file behind all that exist; without space, one of them that holds nothing, used again. Raises OSError."""
     file_id = max([0, *reader.file_ids, mark.file_id]) + 1
     try:
@@ -75,23 +74,17 @@ class Journals:
         settings: BookieSettings,
         tag: bytes,
         readers: Sequence[JournalReader],
-        marks: Sequence[Mark],
-        *,
-        directories: Sequence[str],
-        align: Callable[[Slab], None],
-        rolled: Callable[[], None],
-        settled: Callable[[], None],
-        failed: Callable[[BaseException], None],
-        no_space: Callable[[], None],
+        marks: Sequence[JournalMark],
+        supervisor: JournalSupervisor,
     ) -> Journals:
         """Begin a new file in each directory, behind all that exist. A new node has no `marks`. Raises OSError."""
         begun: list[Journal] = []
         try:
-            for reader, owner in zip(readers, owners(tag, len(directories)), strict=True):
-                mark = marks[owner.number] if marks else Mark(0, 0, 0)
+            for reader, owner in zip(readers, owners(tag, len(readers)), strict=True):
+                mark = marks[owner.number] if marks else JournalMark(0, 0, 0)
                 files = JournalFiles(
                     disk,
-                    directories[owner.number],
+                    reader.directory,
                     owner,
                     step_bytes=settings.journal_pre_alloc_size_mb * MIB,
                     max_bytes=settings.journal_max_size_mb * MIB,
@@ -102,11 +95,7 @@ class Journals:
                     files,
                     await disk.submit("files", partial(_first_file, files, reader, mark)),
                     last_sequence=max(reader.last_sequence, mark.sequence),
-                    align=align,
-                    rolled=rolled,
-                    settled=settled,
-                    failed=failed,
-                    no_space=no_space,
+                    supervisor=supervisor,
                     pool="journal" if owner.number == 0 else f"journal-{owner.number}",
                     gathers=owner.count > 1,
                 )
@@ -134,7 +123,7 @@ class Journals:
         for journal in self.journals:
             journal.barrier(reached)
 
-    def mark(self) -> tuple[Mark, ...]:
+    def mark(self) -> tuple[JournalMark, ...]:
         """End every journal's batch here: what was appended so far is up to the marks, what follows is behind them."""
         return tuple(journal.mark() for journal in self.journals)
 
@@ -148,7 +137,7 @@ class Journals:
         for journal in self.journals:
             await journal.landed()
 
-    async def retire(self, marks: Sequence[Mark]) -> None:
+    async def retire(self, marks: Sequence[JournalMark]) -> None:
         """A checkpoint with these marks is in every ledger directory: older files may go (D7). Raises OSError."""
         for journal, mark in zip(self.journals, marks, strict=True):
             await journal.retire(mark)

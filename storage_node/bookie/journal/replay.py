@@ -33,7 +33,7 @@ FIRST_BATCH_AT = BLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class JournalMark:
     """Everything up to batch `sequence` is in the entry logs; later batches lie at or behind (`file_id`, `offset`)."""
 
     file_id: int
@@ -46,7 +46,7 @@ class JournalReader:
 
     def __init__(self, disk: Disk, directory: str, owner: JournalOwner | None) -> None:
         self._disk = disk
-        self._directory = directory
+        self.directory = directory
         self._owner = owner
         ids = (parse_file_name(name) for name in disk.list_directory(directory))
         self.file_ids = sorted(file_id for file_id in ids if file_id is not None)
@@ -67,7 +67,7 @@ class JournalReader:
                     path=self._path(file_id),
                 )
 
-    def _check_headers(self, mark: Mark, files: list[int]) -> None:
+    def _check_headers(self, mark: JournalMark, files: list[int]) -> None:
         """Raise JournalCorruptError if a file in use has no intact header, or the mark's file is cut off.
 
         Header and first zeros are durable before the first batch is written, and before any mark names the file. So a
@@ -97,7 +97,7 @@ class JournalReader:
         finally:
             file.close()
 
-    def unused(self, mark: Mark) -> list[int]:
+    def unused(self, mark: JournalMark) -> list[int]:
         """Files behind the mark's that hold no batch."""
         later = [file_id for file_id in self.file_ids if file_id > mark.file_id]
         return [file_id for file_id in later if not self._has_batches(file_id)]
@@ -107,13 +107,13 @@ class JournalReader:
 
     def again(self) -> JournalReader:
         """Another reader of the same files."""
-        return JournalReader(self._disk, self._directory, self._owner)
+        return JournalReader(self._disk, self.directory, self._owner)
 
-    def goes_beyond(self, mark: Mark) -> bool:
+    def goes_beyond(self, mark: JournalMark) -> bool:
         """There are files behind the mark's: after a clean stop, of a start that had no space for a checkpoint."""
         return bool(self.file_ids) and self.file_ids[-1] > mark.file_id
 
-    def keep_for_next_start(self, mark: Mark) -> bool:
+    def keep_for_next_start(self, mark: JournalMark) -> bool:
         """Make sure that the next start can read from `mark` through to a file begun now; False if it cannot.
 
         It cannot where batches lie behind the torn one that ended the replay: the next number is not theirs to skip.
@@ -134,7 +134,7 @@ class JournalReader:
         """True if no file holds any batch."""
         return not any(map(self._has_batches, self.file_ids))
 
-    def replay(self, mark: Mark) -> Iterator[Record]:
+    def replay(self, mark: JournalMark) -> Iterator[Record]:
         """All records of batches above the mark, in order. Raises JournalCorruptError before giving any wrong one."""
         self.last_sequence = self.replayed = mark.sequence
         files = [file_id for file_id in self.file_ids if file_id >= mark.file_id]
@@ -253,4 +253,4 @@ class JournalReader:
         )
 
     def _path(self, file_id: int) -> str:
-        return f"{self._directory}/{file_name(file_id)}"
+        return f"{self.directory}/{file_name(file_id)}"

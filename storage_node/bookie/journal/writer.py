@@ -15,11 +15,11 @@ for that.
 Where a node has several journals, each takes the records of its own ledgers, which lie between those of others in the
 slab: a batch then gathers pieces, up to GATHER_BYTES.
 
-No space left is no failure while it is met ahead of the journal, in a file that is being prepared: nothing was half
-written, and what is prepared already still takes records. `full` says so, `no_space` is called, `try_again` goes on.
-Elsewhere a write or sync that fails is final: nothing further is written or acknowledged, `failed` is called once, and
-the node stops. The sync must not be repeated, since the kernel may have dropped the pages and would then report
-success.
+A lack of space is not a failure while it is met ahead of the journal, in a file that is being prepared: nothing was
+half written, and what is prepared already still takes records. `full` says so, the supervisor is informed, `try_again`
+goes on. Elsewhere a write or sync that fails is final: nothing further is written or acknowledged, the supervisor is
+informed once, and the node stops. The sync must not be repeated, since the kernel may have dropped the pages and would
+then report success.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from storage_node.bookie.disk.records import HEADER_BYTES
 from storage_node.bookie.disk.slabs import BLOCK, Slab, aligned_memory, down, up
 from storage_node.bookie.disk.space import NoSpaceError
 from storage_node.bookie.journal.files import BATCH_HEADER_BYTES, BatchHeader, JournalFile, JournalFiles
-from storage_node.bookie.journal.replay import FIRST_BATCH_AT, Mark
+from storage_node.bookie.journal.replay import FIRST_BATCH_AT, JournalMark
 from storage_node.edge import Disk
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import crc32, crc32_combine
@@ -163,9 +163,32 @@ class Batch:
         return BLOCK + up(self.end) - down(self.start)
 
 
+class JournalSupervisor(Protocol):
+    """What a journal reports to: the storage whose records it makes durable."""
+
+    def align(self, slab: Slab) -> None:
+        """Let the slab's next record begin on a block."""
+        ...
+
+    def room_made(self) -> None:
+        """A slab may be free now."""
+        ...
+
+    def journal_rolled(self) -> None:
+        """The journal goes on in another file: a checkpoint is due."""
+        ...
+
+    def journal_without_space(self) -> None:
+        """There is no space to go on in, beyond what is prepared."""
+        ...
+
+    def journal_failed(self, error: BaseException) -> None:
+        """Nothing further is written or acknowledged. Called once."""
+        ...
+
+
 class Journal:
-    """Appends to one journal directory. `align` makes the next record of a slab begin on a block; `pool` names threads;
-    with `gathers` there are other journals beside it."""
+    """Appends to one journal directory. `pool` names threads; with `gathers` there are other journals beside it."""
 
     def __init__(
         self,
@@ -174,11 +197,7 @@ class Journal:
         file: JournalFile,
         *,
         last_sequence: int,
-        align: Callable[[Slab], None],
-        rolled: Callable[[], None],
-        settled: Callable[[], None],
-        failed: Callable[[BaseException], None],
-        no_space: Callable[[], None],
+        supervisor: JournalSupervisor,
         pool: str = "journal",
         gathers: bool = False,
     ) -> None:
@@ -189,11 +208,7 @@ class Journal:
         self._offset = FIRST_BATCH_AT
         self._last_sequence = last_sequence
         self._durable = last_sequence
-        self._align = align
-        self._rolled = rolled
-        self._settled = settled
-        self._failed = failed
-        self._no_space = no_space
+        self._supervisor = supervisor
         self._pool = pool
         self._gathers = gathers
         self.full = False
@@ -258,12 +273,12 @@ class Journal:
         elif self.error is None:
             acknowledge()
 
-    def mark(self) -> Mark:
+    def mark(self) -> JournalMark:
         """End the current batch here: what was appended so far is up to the mark, what follows is behind it."""
         if self._open is not None:
             self._close_batch()
         sequence = self._last_sequence + len(self._waiting)
-        return Mark(self._file.file_id, self._offset, sequence)
+        return JournalMark(self._file.file_id, self._offset, sequence)
 
     async def durable(self) -> None:
         """Wait until everything appended so far is durable. Raises the error that stopped the journal."""
@@ -303,7 +318,7 @@ class Journal:
         self._open = None
         self._waiting.append(batch)
         if not batch.copied and not batch.slab.sealed:
-            self._align(batch.slab)
+            self._supervisor.align(batch.slab)
 
     def _kick(self) -> None:
         """Send off as many batches as there are free slots."""
@@ -370,7 +385,7 @@ class Journal:
             self.commits += 1
             done.slab.flying -= 1
             if done.slab.settled:
-                self._settled()
+                self._supervisor.room_made()
             for answers in done.answers.values():
                 answers.sink.durable(answers)
             for acknowledge in done.acknowledgements:
@@ -385,7 +400,7 @@ class Journal:
         for waiter in self._idle:
             if not waiter.done():
                 waiter.set_exception(error)
-        self._failed(error)
+        self._supervisor.journal_failed(error)
 
     # ------------------------------------------------------------------------------------ files
 
@@ -399,7 +414,7 @@ class Journal:
             self._retired.append(file)
             self._file, self._next_file = self._next_file, None
             self._offset = FIRST_BATCH_AT
-            self._rolled()
+            self._supervisor.journal_rolled()
             return self._make_room(size)
         end = self._offset + size
         if end + files.max_bytes // 4 > files.max_bytes and self._next_file is None:
@@ -429,7 +444,7 @@ class Journal:
         elif not self.full:
             self.full, self.wanting = True, error
             logger.error("no space to go on in for the journal, beyond what is prepared: %s", error)
-            self._no_space()
+            self._supervisor.journal_without_space()
 
     async def try_again(self) -> None:
         """Look whether there is space now."""
@@ -463,7 +478,7 @@ class Journal:
         self._next_file = future.result()
         self._kick()
 
-    async def retire(self, mark: Mark) -> None:
+    async def retire(self, mark: JournalMark) -> None:
         """A checkpoint with this mark is durable: older files may go. Raises OSError."""
         if self._preparing is not None:
             await asyncio.wait([self._preparing])

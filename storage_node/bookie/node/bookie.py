@@ -28,7 +28,7 @@ from storage_node.bookie.disk.space import Disks, NoSpaceError, cannot_start, is
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.journal.files import node_tag
 from storage_node.bookie.node.identity import SessionFile, name_bookie, software_version, was_read_only, write_status
-from storage_node.bookie.requests.connections import Connection
+from storage_node.bookie.requests.connections import ServedConnection
 from storage_node.bookie.requests.limits import Admission, NodeLimits
 from storage_node.bookie.store.collection import GarbageCollector
 from storage_node.bookie.store.storage import Storage
@@ -85,7 +85,7 @@ class Bookie:
         self._storage: Storage | None = None
         self._listener: Listener | None = None
         self._locks: list[DiskFile] = []
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[ServedConnection, None] = {}
         self.limits = NodeLimits(
             self.clock.elapsed_s,
             adds=settings.max_adds_in_progress_limit,
@@ -162,10 +162,10 @@ class Bookie:
         self.disks.look()
         return self.disks.capacity()
 
-    def heard(self, connection: Connection) -> None:
+    def heard(self, connection: ServedConnection) -> None:
         self._admission.heard(connection)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ServedConnection) -> None:
         self._connections.pop(connection, None)
         self._admission.left(connection)
 
@@ -220,13 +220,9 @@ class Bookie:
         self._storage = Storage(
             settings,
             self._disk,
-            journal_directories=journals,
-            ledger_directories=ledgers,
-            tag=node_tag(cookie.bookie_id, cookie.instance_id),
-            choose_directory=self._disks.choose,
-            failed=self._journal_failed,
-            degraded=self._degraded,
-            no_space=self._no_space,
+            self._disks,
+            node_tag(cookie.bookie_id, cookie.instance_id),
+            self,
         )
         await self._storage.start()
         self._judge_disks()
@@ -271,7 +267,7 @@ class Bookie:
     def _accept(self, link: Link) -> FrameHandler:
         if not self._serving:
             raise BookieFailedError("connections are not accepted yet, or no more")
-        connection = Connection(self, link)
+        connection = ServedConnection(self, link)
         leaving = self._admission.arrived(connection)
         if leaving is connection:
             raise TooManyConnectionsError(
@@ -279,7 +275,7 @@ class Bookie:
                 advice="Raise its limit of file descriptors (and bookieMaxConnections), or start more nodes",
             )
         self._connections[connection] = None
-        if isinstance(leaving, Connection):
+        if isinstance(leaving, ServedConnection):
             message = "closing the connection to %s for the one from %s: there are %d, and it was the most idle"
             self.limits.lines.log(logging.WARNING, message, leaving.peer, link.peer, self._admission.limit)
             leaving.close()
@@ -317,14 +313,14 @@ class Bookie:
             node=None if self._address is None else self._address.bookie_id,
         )
 
-    def _degraded(self, error: BaseException) -> None:
+    def degraded(self, error: BaseException) -> None:
         """Writing to a ledger directory failed; what is not there yet is in the journal and in memory."""
         logger.error("read-only until the node is restarted with a working disk: %s", error)
         self.read_only = True
         if self._serving:
             self._run(self._leave_off())
 
-    def _no_space(self) -> None:
+    def no_space(self) -> None:
         """A disk is full, and what came in waits in memory or on what is prepared: take nothing more, at once. Where
         descriptors are wanting, adds only wait as well: there may be some in a moment."""
         if self._serving and self.storage.wants_descriptors:
@@ -399,7 +395,7 @@ class Bookie:
             self.failure = failure
             self._run(self._stop_failed(clean=True))
 
-    def _journal_failed(self, error: BaseException) -> None:
+    def journal_failed(self, error: BaseException) -> None:
         """Stop at once: nothing may be answered any more, least of all by trying the sync again."""
         stopping = self.failure is not None  # another journal failed before, or the stop has begun: `failed` is its end
         self.failure = self.failure or BookieFailedError(

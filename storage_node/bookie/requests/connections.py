@@ -38,14 +38,14 @@ ROOM_RETRY_S = 0.05
 class ConnectionOwner(NodeServices, Protocol):
     """What connections need of their node."""
 
-    def heard(self, connection: Connection) -> None:
+    def heard(self, connection: ServedConnection) -> None:
         """Something came from this connection."""
         ...
 
-    def closed(self, connection: Connection) -> None: ...
+    def closed(self, connection: ServedConnection) -> None: ...
 
 
-class Connection:
+class ServedConnection:
     """Handles the frames of one link."""
 
     def __init__(self, node: ConnectionOwner, link: Link) -> None:

@@ -141,7 +141,7 @@ MAX_BATCH_ENTRIES = 1024
 """Entries in one answer: small ones would keep everybody else waiting. Who asked for more goes on behind them."""
 
 
-class _Batch:
+class _EntryBatch:
     """Entries gathered for one answer, as long as they fit.
 
     The first is taken whatever its size; the others as long as the whole frame stays within the limit, and their number
@@ -208,7 +208,7 @@ def batch_read(requester: Requester, request: BatchReadRequest) -> None:
         else:
             requester.spawn(_refuse_fenced_batch(requester, request, pending, found), REQUEST_BYTES)
         return
-    batch = _Batch(requester, request, *found)
+    batch = _EntryBatch(requester, request, *found)
     if batch.gather_now(requester) and pending is None:
         _send_batch(requester, request, batch)
         return
@@ -224,7 +224,7 @@ async def _refuse_fenced_batch(
 
 
 async def _finish_batch(
-    requester: Requester, request: BatchReadRequest, batch: _Batch, pending: asyncio.Future[None] | None
+    requester: Requester, request: BatchReadRequest, batch: _EntryBatch, pending: asyncio.Future[None] | None
 ) -> None:
     await batch.gather(requester, urgent=request.priority > 0)
     if pending is not None:
@@ -232,7 +232,7 @@ async def _finish_batch(
     _send_batch(requester, request, batch)
 
 
-def _send_batch(requester: Requester, request: BatchReadRequest, batch: _Batch) -> None:
+def _send_batch(requester: Requester, request: BatchReadRequest, batch: _EntryBatch) -> None:
     if not batch.entries:
         requester.link.send(refuse_batch(request, why_not(requester, request)))
         return

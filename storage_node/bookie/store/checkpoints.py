@@ -42,7 +42,7 @@ from metadata.foundation.errors import CorruptDataError
 from metadata.foundation.tasks import end_tasks
 from storage_node.bookie.disk.space import NoSpaceError, needing_descriptors, needing_space
 from storage_node.bookie.journal.journals import Journals
-from storage_node.bookie.journal.replay import Mark
+from storage_node.bookie.journal.replay import JournalMark
 from storage_node.bookie.store.contents import Contents, Ledger
 from storage_node.bookie.store.entry_logs import LogFile, parse_log_name, sidecar_name
 from storage_node.bookie.store.index import NewPlaces
@@ -84,7 +84,7 @@ class Checkpoint:
     """
 
     counter: int
-    marks: tuple[Mark, ...]
+    marks: tuple[JournalMark, ...]
     next_log_id: int
     logs: Mapping[int, int]
     clean: bool
@@ -119,7 +119,7 @@ def decode(data: bytes) -> tuple[Checkpoint, dict[int, Ledger]] | None:
             return None
         (mark_count,) = _COUNT.unpack_from(view, _HEAD.size)
         at = _HEAD.size + _COUNT.size
-        marks = tuple(Mark(*_MARK.unpack_from(view, at + _MARK.size * index)) for index in range(mark_count))
+        marks = tuple(JournalMark(*_MARK.unpack_from(view, at + _MARK.size * index)) for index in range(mark_count))
         at += _MARK.size * mark_count
         (log_count,) = _COUNT.unpack_from(view, at)
         at += _COUNT.size

@@ -30,7 +30,7 @@ from metadata.foundation.tasks import end_tasks
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
-from storage_node.bookie.store.compaction import Pace
+from storage_node.bookie.store.compaction import Throttle
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Clock
 from storage_node.errors import BookieFailedError, CookieMismatchError
@@ -75,7 +75,7 @@ class GarbageCollector:
         self._registry = registry
         self._replication = replication
         self._clock = clock
-        self._pace = Pace(settings.gc_metadata_op_rate_limit)
+        self._throttle = Throttle(settings.gc_metadata_op_rate_limit)
         self._collecting = asyncio.Lock()
         self._compacting = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -210,7 +210,7 @@ class GarbageCollector:
 
     async def _read(self, ledger_id: int) -> LedgerMetadata | None:
         """A ledger's metadata, None if there is none. Raises everything else."""
-        await self._pace.spend(1)
+        await self._throttle.spend(1)
         try:
             return (await self._ledgers.read(ledger_id)).value
         except NoNodeError:

@@ -39,7 +39,7 @@ class DamagedLogError(Exception):
     """A log cannot be copied: what is wrong with it, and where. Never leaves this module."""
 
 
-class Pace:
+class Throttle:
     """Lets so many units pass a second."""
 
     def __init__(self, per_second: int) -> None:
@@ -75,10 +75,12 @@ class Compactor:
         self._slab_bytes = settings.slab_bytes
         self._checkpoint_bytes = settings.log_size_limit
         self._by_bytes = settings.is_throttle_by_bytes
-        self._pace = Pace(settings.compaction_rate_by_bytes if self._by_bytes else settings.compaction_rate_by_entries)
+        self._throttle = Throttle(
+            settings.compaction_rate_by_bytes if self._by_bytes else settings.compaction_rate_by_entries
+        )
         self._when_room = when_room
-        self._unpaced = 0
-        """Copied since the pace was asked last."""
+        self._unthrottled = 0
+        """Copied since the throttle was asked last."""
         self._stopped: set[int] = set()
         """Logs with a record that cannot be read: not tried again."""
 
@@ -181,9 +183,9 @@ class Compactor:
             offset += aligned(size)
 
     async def _read(self, log_id: int, offset: int, wanted: int, length: int) -> memoryview:
-        """The next piece of a log, once the pace allows it."""
-        await self._pace.spend(self._unpaced)
-        self._unpaced = 0
+        """The next piece of a log, once the throttle allows it."""
+        await self._throttle.spend(self._unthrottled)
+        self._unthrottled = 0
         if offset >= length:
             raise DamagedLogError("entries that should be in it were not found")
         return await self._contents.logs.read(log_id, offset, min(wanted, length - offset))
@@ -195,7 +197,7 @@ class Compactor:
             if not contents.logs.lagging and contents.append_entry(ledger, entry_id, body, False) is not None:
                 contents.stats.entries_copied += 1
                 contents.stats.bytes_copied += len(body)
-                self._unpaced += len(body) if self._by_bytes else 1
+                self._unthrottled += len(body) if self._by_bytes else 1
                 return
             await self._room()
 

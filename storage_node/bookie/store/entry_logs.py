@@ -1,7 +1,7 @@
 """The entry logs: append-only files, `<id in 16 hex digits>.log`, that interleave all ledgers' records
 (docs/reference/node-files.md#entry-logs).
 
-The end of the current log is in memory, in slabs (`bookie.slabs`), before it is in the file: records are appended to
+The end of the current log is in memory, in slabs (`disk.slabs`), before it is in the file: records are appended to
 the slab, and a writer follows behind in pieces of 256 KB, one at a time, straight from that memory. A read finds its
 record in a slab if the region is still there, else in the file.
 
@@ -16,17 +16,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
+from typing import Protocol
 
-from storage_node.bookie.disk.descriptors import READ_FILES
+from storage_node.bookie.disk.descriptors import current_limit, read_files
 from storage_node.bookie.disk.records import ALIGN, HEADER_BYTES, LOG, SUM, SUMMED, aligned, pad_header
 from storage_node.bookie.disk.slabs import Slab, SlabPool, down, up
-from storage_node.bookie.disk.space import NoSpaceError, lacks_descriptors, needing_space
+from storage_node.bookie.disk.space import Disks, NoSpaceError, lacks_descriptors, needing_space
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import crc32
 from storage_node.protocol.frames import Buffer
+from storage_node.settings.bookie import BookieSettings
 
 logger = logging.getLogger(__name__)
 
@@ -71,30 +73,38 @@ class LogFile:
         self.sidecar_bytes = 0
 
 
+class LogsSupervisor(Protocol):
+    """What the entry logs report to: the storage that they are a part of."""
+
+    def room_made(self) -> None:
+        """A slab may be free now."""
+        ...
+
+    def logs_without_space(self, error: NoSpaceError) -> None:
+        """What is in memory waits for space on the disk."""
+        ...
+
+    def logs_failed(self, error: BaseException) -> None:
+        """Nothing is written any more. Called once."""
+        ...
+
+
 class EntryLogs:
     """All logs of a node; appends to one of them at a time."""
 
     def __init__(
         self,
         disk: Disk,
-        *,
-        slab_bytes: int,
-        memory_bytes: int,
-        log_bytes: int,
-        choose_directory: Callable[[], str],
-        room_made: Callable[[], None],
-        failed: Callable[[BaseException], None],
-        no_space: Callable[[NoSpaceError], None],
-        open_files: int = READ_FILES,
+        disks: Disks,
+        settings: BookieSettings,
+        supervisor: LogsSupervisor,
     ) -> None:
         self._disk = disk
-        self._open_files = open_files
-        self._log_bytes = log_bytes
+        self._disks = disks
+        self._supervisor = supervisor
+        self._open_files = read_files(current_limit())
+        self._log_bytes = settings.log_size_limit
         self.next_log_id = 1
-        self._choose_directory = choose_directory
-        self._room_made = room_made
-        self._failed = failed
-        self._no_space = no_space
         self.patient = False
         """Whether a disk without space is waited for; if not, it is a failure like any other."""
         self.full = False
@@ -102,8 +112,8 @@ class EntryLogs:
         self.wanting: NoSpaceError | None = None
         """What `full` was set for, at last."""
         self._space_waiters: list[asyncio.Future[None]] = []
-        self._slab_limit = memory_bytes // slab_bytes
-        self._pool = SlabPool(slab_bytes, self._slab_limit, self._evicted)
+        self._slab_limit = settings.skip_list_size_limit // settings.slab_bytes
+        self._pool = SlabPool(settings.slab_bytes, self._slab_limit, self._evicted)
         self._slabs: dict[tuple[int, int], Slab] = {}
         self._log: LogFile | None = None
         self._leaving = False
@@ -124,7 +134,7 @@ class EntryLogs:
     ) -> tuple[Slab, int, int, int] | None:
         """Copy a record into memory: (slab, start, end, CRC-32 of the body).
 
-        None while there is no room: `room_made` will be called.
+        None while there is no room: the supervisor will be informed when there is.
         """
         length = len(body)
         slab = self._slab
@@ -204,7 +214,7 @@ class EntryLogs:
             self._seal()
             if log is not None and old is not None:
                 log.length = old.base + old.end
-            self._log = log = LogFile(self.next_log_id, self._choose_directory())
+            self._log = log = LogFile(self.next_log_id, self._disks.choose())
             self._leaving = False
             self.next_log_id += 1
             self.writing[log.log_id] = log
@@ -284,7 +294,7 @@ class EntryLogs:
             if not flush[2].done():
                 flush[2].set_result(None)
         if slab.settled:
-            self._room_made()
+            self._supervisor.room_made()
         self._write_on()
 
     def wait_for_space(self, error: BaseException) -> bool:
@@ -295,7 +305,7 @@ class EntryLogs:
         if not self.full:
             self.full, self.wanting = True, error
             logger.error("no space for the entry logs, what is in memory waits: %s", error)
-            self._no_space(error)
+            self._supervisor.logs_without_space(error)
         return True
 
     def try_again(self) -> None:
@@ -322,7 +332,7 @@ class EntryLogs:
         for _, _, future in flushes:
             if not future.done():
                 future.set_exception(error)
-        self._failed(error)
+        self._supervisor.logs_failed(error)
 
     # ------------------------------------------------------------------------------------ checkpoints
 

@@ -2,7 +2,7 @@
 
 An add or a fence is decided and appended in one step on the loop: nobody comes between a check and its consequence.
 Its record goes into a slab; the journal makes it durable and only then lets it be acknowledged; the entry log follows
-behind. Checkpoints (`bookie.checkpointing`) make the journal's older part unnecessary.
+behind. Checkpoints (`store.checkpoints`) make the journal's older part unnecessary.
 
 At start the newest checkpoint is read, logs are indexed from their sidecars or by scanning, the journal is replayed
 behind the mark into a new log, and a checkpoint follows before the node serves. Where a ledger directory has no space
@@ -16,11 +16,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from metadata.foundation.pacing import MessageLimit
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.descriptors import current_limit, read_files
 from storage_node.bookie.disk.records import (
     ALIGN,
     ENTRY,
@@ -33,9 +32,10 @@ from storage_node.bookie.disk.records import (
     parse_ledger_body,
     read_record,
 )
-from storage_node.bookie.disk.space import NoSpaceError, lacks_descriptors
+from storage_node.bookie.disk.slabs import Slab
+from storage_node.bookie.disk.space import Disks, NoSpaceError, lacks_descriptors
 from storage_node.bookie.journal.journals import Journals, check_marks, open_readers
-from storage_node.bookie.journal.replay import JournalReader, Mark
+from storage_node.bookie.journal.replay import JournalMark, JournalReader
 from storage_node.bookie.journal.writer import Acknowledge, Answers, AnswerSink
 from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint, Checkpointer
@@ -59,8 +59,24 @@ MAX_LAC_BYTES = 128
 
 REPLAY_TURN_BYTES = 8 * MIB
 """Replay lets the writers follow after so many bytes."""
-Journalled: TypeAlias = Sequence[tuple[JournalReader, Mark]]
+Journalled: TypeAlias = Sequence[tuple[JournalReader, JournalMark]]
 """What a start replays: each journal from its mark on."""
+
+
+class StorageSupervisor(Protocol):
+    """What a storage reports to: its node."""
+
+    def journal_failed(self, error: BaseException) -> None:
+        """A journal cannot be written: nothing may be answered any more."""
+        ...
+
+    def degraded(self, error: BaseException) -> None:
+        """Writing to a ledger directory failed; what is not there yet is in the journal and in memory."""
+        ...
+
+    def no_space(self) -> None:
+        """A disk is full, and what came in waits in memory or on what is prepared."""
+        ...
 
 
 class Storage:
@@ -70,24 +86,16 @@ class Storage:
         self,
         settings: BookieSettings,
         disk: Disk,
-        *,
-        journal_directories: list[str],
-        ledger_directories: list[str],
+        disks: Disks,
         tag: bytes,
-        choose_directory: Callable[[], str],
-        failed: Callable[[BaseException], None],
-        degraded: Callable[[BaseException], None],
-        no_space: Callable[[], None],
+        supervisor: StorageSupervisor,
     ) -> None:
         self._settings = settings
         self._disk = disk
-        self._journal_directories = journal_directories
+        self._journal_directories = disks.journal_directories
         self._tag = tag
-        self.ledger_directories = ledger_directories
-        self._failed = failed
-        self._degraded = degraded
-        self._choose_directory = choose_directory
-        self._no_space = no_space
+        self.ledger_directories = disks.ledger_directories
+        self._supervisor = supervisor
         self.unreadable = 0
         """Reads that the disk refused."""
         self.damaged = 0
@@ -98,19 +106,19 @@ class Storage:
         self._stuck = asyncio.Event()
         """Something waits for space in a ledger directory."""
         self._no_space_error: NoSpaceError | None = None
-        self._logs = self._make_entry_logs()
+        self._logs = EntryLogs(disk, disks, settings, self)
         self.contents = Contents(self._logs)
         self.ledgers = self.contents.ledgers
         self._append_entry = self.contents.append_entry
         self.checkpoints = Checkpointer(
-            self.contents, disk, directories=ledger_directories, interval_ms=settings.flush_interval_ms
+            self.contents, disk, directories=self.ledger_directories, interval_ms=settings.flush_interval_ms
         )
         self.compactor = Compactor(
             self.contents,
             self.checkpoints,
             disk,
             settings,
-            directories=ledger_directories,
+            directories=self.ledger_directories,
             when_room=self.when_room,
         )
         self._journal: Journals | None = None
@@ -147,22 +155,10 @@ class Storage:
         await self._begin_checkpoints(readers, found.marks)
         self._logs.patient = True
 
-    async def _begin_journals(self, readers: Sequence[JournalReader], marks: Sequence[Mark]) -> Journals:
-        return await Journals.begin(
-            self._disk,
-            self._settings,
-            self._tag,
-            readers,
-            marks,
-            directories=self._journal_directories,
-            align=self._logs.align,
-            rolled=self.checkpoints.due.set,
-            settled=self._room_made,
-            failed=self._failed,
-            no_space=self._out_of_space,
-        )
+    async def _begin_journals(self, readers: Sequence[JournalReader], marks: Sequence[JournalMark]) -> Journals:
+        return await Journals.begin(self._disk, self._settings, self._tag, readers, marks, self)
 
-    async def _begin_checkpoints(self, readers: Sequence[JournalReader], marks: Sequence[Mark]) -> None:
+    async def _begin_checkpoints(self, readers: Sequence[JournalReader], marks: Sequence[JournalMark]) -> None:
         """Take the first checkpoint, unless it has to wait for space and the journal may be kept until then.
 
         Raises OSError (NoSpaceError: the node cannot start without space), or what the checkpoint failed with.
@@ -191,35 +187,11 @@ class Storage:
         await work
         return True
 
-    def _logs_out_of_space(self, error: NoSpaceError) -> None:
-        """The entry logs or a checkpoint wait for space."""
-        self._no_space_error = error
-        self._stuck.set()
-        self._no_space()
-
-    def _out_of_space(self) -> None:
-        """A journal cannot go on: a checkpoint may give it files to use again, and the node is told."""
-        self.checkpoints.due.set()
-        self._no_space()
-
     def _refuse_orphans(self, readers: list[JournalReader]) -> None:
         """Without any checkpoint there must be nothing either."""
         logs = [n for d in self.ledger_directories for n in self._disk.list_directory(d) if parse_log_name(n)]
         if logs or not all(reader.empty() for reader in readers):
             raise checkpoints.missing(self.ledger_directories)
-
-    def _make_entry_logs(self) -> EntryLogs:
-        return EntryLogs(
-            self._disk,
-            slab_bytes=self._settings.slab_bytes,
-            memory_bytes=self._settings.skip_list_size_limit,
-            log_bytes=self._settings.log_size_limit,
-            choose_directory=self._choose_directory,
-            room_made=self._room_made,
-            failed=self._degraded,
-            no_space=self._logs_out_of_space,
-            open_files=read_files(current_limit()),
-        )
 
     def _first_free_log(self, found: Checkpoint) -> int:
         """A log id behind all that a checkpoint or a directory knows."""
@@ -239,7 +211,7 @@ class Storage:
             logger.error("entries are lost here; what is not found of %d ledgers is unknown", len(self.contents.limbo))
         return result.lengths
 
-    async def _replay(self, reader: JournalReader, mark: Mark, all_journals: Journalled) -> None:
+    async def _replay(self, reader: JournalReader, mark: JournalMark, all_journals: Journalled) -> None:
         """Bring everything behind the mark into memory and a new entry log."""
         count = size = 0
         for record in reader.replay(mark):
@@ -492,10 +464,35 @@ class Storage:
         """Call `callback` once, when memory has become free."""
         self._room_waiters.append(callback)
 
-    def _room_made(self) -> None:
+    # ------------------------------------------------------------------------------------ what its parts report
+
+    def room_made(self) -> None:
         waiters, self._room_waiters = self._room_waiters, []
         for callback in waiters:
             callback()
+
+    def align(self, slab: Slab) -> None:
+        self._logs.align(slab)
+
+    def journal_rolled(self) -> None:
+        self.checkpoints.due.set()
+
+    def journal_without_space(self) -> None:
+        """A checkpoint may give the journal files to use again."""
+        self.checkpoints.due.set()
+        self._supervisor.no_space()
+
+    def journal_failed(self, error: BaseException) -> None:
+        self._supervisor.journal_failed(error)
+
+    def logs_without_space(self, error: NoSpaceError) -> None:
+        """The entry logs or a checkpoint wait for space."""
+        self._no_space_error = error
+        self._stuck.set()
+        self._supervisor.no_space()
+
+    def logs_failed(self, error: BaseException) -> None:
+        self._supervisor.degraded(error)
 
     # ------------------------------------------------------------------------------------ reading
 

@@ -7,5 +7,5 @@
 | repair.py | what changes directories: rebuilding the index, formatting |
 | limbo.py | ledgers of which the node may have lost entries: which of them are proven whole |
 | cluster.py | cookies, the ledgers that refer to a node, decommissioning |
-| commands.py | each tool as a function from arguments to a `Report`; `__main__.py` and `dlspark bookie` print it |
+| commands.py | each tool as a function from arguments to a `ToolReport`; `__main__.py` and `dlspark bookie` print it |
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from metadata.foundation.errors import DistributedLogError
 from storage_node.bookie.tools import commands
-from storage_node.bookie.tools.commands import Report
+from storage_node.bookie.tools.commands import ToolReport
 
 DECOMMISSION_TIMEOUT_S = 3600.0
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report.status
 
 
-def _run(options: argparse.Namespace) -> Report:
+def _run(options: argparse.Namespace) -> ToolReport:
     conf: Path = options.conf
     if options.tool == "status":
         return commands.status(conf)

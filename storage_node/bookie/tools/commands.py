@@ -1,4 +1,4 @@
-"""Every tool as a function from its arguments to a `Report`, which the two command lines print as text or as JSON.
+"""Every tool as a function from its arguments to a `ToolReport`, which the two command lines print as text or as JSON.
 
 Exit status: 0 it is as it should be, 3 damage or something left to do was found; errors end with 1 and a message.
 """
@@ -16,11 +16,11 @@ from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.bookie.tools.cluster import Cluster
-from storage_node.bookie.tools.limbo import Verdict, judge_limbo, mark_missing
+from storage_node.bookie.tools.limbo import LimboVerdict, judge_limbo, mark_missing
 from storage_node.bookie.tools.offline import Offline
 from storage_node.bookie.tools.repair import format_directories
 from storage_node.bookie.tools.repair import rebuild_index as rebuild
-from storage_node.bookie.tools.status import node_status
+from storage_node.bookie.tools.status import directories_status
 from storage_node.bookie.tools.verify import verify as verify_node
 from storage_node.edge import SystemClock
 from storage_node.settings.bookie import BookieSettings
@@ -31,7 +31,7 @@ FOUND = 3
 
 
 @dataclass(slots=True)
-class Report:
+class ToolReport:
     """What a tool has to say."""
 
     data: dict[str, object] = field(default_factory=dict)
@@ -69,9 +69,9 @@ def _own_id(settings: BookieSettings, given: str | None) -> str:
 # ------------------------------------------------------------------------------------------- looking
 
 
-def status(conf: Path) -> Report:
+def status(conf: Path) -> ToolReport:
     """Space, files and the last checkpoint of a node, running or not."""
-    found = node_status(_settings(conf))
+    found = directories_status(_settings(conf))
     lines = [
         f"bookie {found.bookie_id or '(none yet)'}: {'running' if found.running else 'not running'}"
         + (", read-only when it last said so" if found.read_only_at_last else "")
@@ -91,10 +91,10 @@ def status(conf: Path) -> Report:
         )
         full = ", too full" if one.full else ""
         lines.append(f"{one.role} {one.path}: {one.free_bytes} of {one.total_bytes} bytes free{full}; {files}")
-    return Report(asdict(found), lines)
+    return ToolReport(asdict(found), lines)
 
 
-def list_ledgers(conf: Path) -> Report:
+def list_ledgers(conf: Path) -> ToolReport:
     """The ledgers that a stopped node holds."""
     with Offline(_settings(conf)) as node:
         found = node.summaries()
@@ -104,18 +104,18 @@ def list_ledgers(conf: Path) -> Report:
         f"; last add confirmed {one.last_add_confirmed}{', fenced' if one.fenced else ''}"
         for one in found
     ]
-    return Report({"ledgers": [asdict(one) for one in found]}, [*lines, counted(len(found), "ledger")])
+    return ToolReport({"ledgers": [asdict(one) for one in found]}, [*lines, counted(len(found), "ledger")])
 
 
-def read_entry(conf: Path, ledger_id: int, entry_id: int) -> Report:
+def read_entry(conf: Path, ledger_id: int, entry_id: int) -> ToolReport:
     """One entry as its client sent it, digest and all, in hexadecimal."""
     with Offline(_settings(conf)) as node:
         body = node.read_entry(ledger_id, entry_id)
     data: dict[str, object] = {"ledger_id": ledger_id, "entry_id": entry_id, "bytes": len(body), "body": body.hex()}
-    return Report(data, [body[at : at + 32].hex(" ", 4) for at in range(0, len(body), 32)])
+    return ToolReport(data, [body[at : at + 32].hex(" ", 4) for at in range(0, len(body), 32)])
 
 
-def verify(conf: Path) -> Report:
+def verify(conf: Path) -> ToolReport:
     """Read everything that a stopped node holds, and name what is not as it was written."""
     with Offline(_settings(conf)) as node:
         found = verify_node(node)
@@ -125,23 +125,23 @@ def verify(conf: Path) -> Report:
         f"{counted(found.journal_records, 'journal record')}; {counted(len(found.lost), 'damage')}"
     )
     lines = [*map(str, found.damages), summary]
-    return Report(asdict(found), lines, FOUND if found.lost else 0)
+    return ToolReport(asdict(found), lines, FOUND if found.lost else 0)
 
 
 # ------------------------------------------------------------------------------------------- changing
 
 
-def rebuild_index(conf: Path) -> Report:
+def rebuild_index(conf: Path) -> ToolReport:
     """Write the index of every entry log of a stopped node anew."""
     found = rebuild(_settings(conf))
     lines = [f"{path}: written" for path in found.written]
     lines += [f"{path}: kept, the log is damaged and the index is not" for path in found.kept]
     lines += [f"{path}: not written, the log is damaged: what is missing is unknown" for path in found.lost]
     lines += [f"{name}: the log is missing" for name in found.missing]
-    return Report(asdict(found), lines, FOUND if found.kept or found.lost or found.missing else 0)
+    return ToolReport(asdict(found), lines, FOUND if found.kept or found.lost or found.missing else 0)
 
 
-def format_node(conf: Path, confirm: Callable[[str], bool], *, force: bool, delete_cookie: bool) -> Report:
+def format_node(conf: Path, confirm: Callable[[str], bool], *, force: bool, delete_cookie: bool) -> ToolReport:
     """Remove everything that a stopped node stored; with `delete_cookie` also its cookie, if no ledger needs it."""
     settings = _settings(conf)
     places = ", ".join(dict.fromkeys([*settings.journal_directories, *settings.ledger_directories]))
@@ -156,38 +156,38 @@ def format_node(conf: Path, confirm: Callable[[str], bool], *, force: bool, dele
     if delete_cookie:
         _in_cluster(settings, lambda cluster: cluster.delete_cookie(bookie_id))
         lines.append(f"the cookie of {bookie_id} was removed")
-    return Report({"removed": removed, "cookie_deleted": delete_cookie}, lines)
+    return ToolReport({"removed": removed, "cookie_deleted": delete_cookie}, lines)
 
 
-def cookie_show(conf: Path, bookie_id: str | None) -> Report:
+def cookie_show(conf: Path, bookie_id: str | None) -> ToolReport:
     """A bookie's cookie in metadata."""
     settings = _settings(conf)
     name = _own_id(settings, bookie_id)
     found = _in_cluster(settings, lambda cluster: cluster.read_cookie(name))
-    return Report(asdict(found), [found.encode().decode().rstrip()])
+    return ToolReport(asdict(found), [found.encode().decode().rstrip()])
 
 
-def cookie_list(conf: Path) -> Report:
+def cookie_list(conf: Path) -> ToolReport:
     """The bookies that have a cookie."""
     names = _in_cluster(_settings(conf), lambda cluster: cluster.cookies())
-    return Report({"bookies": names}, names)
+    return ToolReport({"bookies": names}, names)
 
 
-def cookie_delete(conf: Path, bookie_id: str | None, *, force: bool) -> Report:
+def cookie_delete(conf: Path, bookie_id: str | None, *, force: bool) -> ToolReport:
     """Remove a bookie's cookie; refused while a ledger names it, unless forced."""
     settings = _settings(conf)
     name = _own_id(settings, bookie_id)
     _in_cluster(settings, lambda cluster: cluster.delete_cookie(name, force=force))
-    return Report({"bookie_id": name}, [f"the cookie of {name} was removed"])
+    return ToolReport({"bookie_id": name}, [f"the cookie of {name} was removed"])
 
 
-def limbo(conf: Path, *, clear: bool, mark: bool) -> Report:
+def limbo(conf: Path, *, clear: bool, mark: bool) -> ToolReport:
     """Ledgers of which a stopped node may have lost entries: which are proven whole, or not needed here any more."""
     settings = _settings(conf)
     name = _own_id(settings, None)
     clock = SystemClock()
 
-    async def work(cluster: Cluster) -> list[Verdict]:
+    async def work(cluster: Cluster) -> list[LimboVerdict]:
         verdicts = await judge_limbo(settings, cluster, clear=clear)
         if mark:
             await mark_missing(cluster, name, verdicts, clock.now_ms)
@@ -202,10 +202,10 @@ def limbo(conf: Path, *, clear: bool, mark: bool) -> Report:
     ]
     left = [one for one in found if not (clear and one.cleared)]
     lines.append(f"{counted(len(left), 'ledger is', 'ledgers are')} in limbo")
-    return Report({"ledgers": [asdict(one) for one in found], "left": len(left)}, lines, FOUND if left else 0)
+    return ToolReport({"ledgers": [asdict(one) for one in found], "left": len(left)}, lines, FOUND if left else 0)
 
 
-def decommission(conf: Path, bookie_id: str | None, timeout_s: float, progress: Callable[[str], None]) -> Report:
+def decommission(conf: Path, bookie_id: str | None, timeout_s: float, progress: Callable[[str], None]) -> ToolReport:
     """Have a stopped bookie's ledgers replicated elsewhere by auto-recovery, then remove its cookie."""
     settings = _settings(conf)
     name = _own_id(settings, bookie_id)
@@ -220,7 +220,7 @@ def decommission(conf: Path, bookie_id: str | None, timeout_s: float, progress: 
         )
 
     moved = _in_cluster(settings, work)
-    return Report(
+    return ToolReport(
         {"bookie_id": name, "ledgers": moved},
         [f"{counted(moved, 'ledger was', 'ledgers were')} replicated elsewhere, the cookie of {name} was removed"],
     )

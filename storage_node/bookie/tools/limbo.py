@@ -28,7 +28,7 @@ CLEARED = frozenset({"deleted", "elsewhere", "whole"})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LimboVerdict:
     """What became of a ledger in limbo; `missing` counts entries that should be here and are not."""
 
     ledger_id: int
@@ -40,7 +40,7 @@ class Verdict:
         return self.state in CLEARED
 
 
-async def judge_limbo(settings: BookieSettings, cluster: Cluster, *, clear: bool) -> list[Verdict]:
+async def judge_limbo(settings: BookieSettings, cluster: Cluster, *, clear: bool) -> list[LimboVerdict]:
     """Judge every ledger in limbo; with `clear` take out those that can leave it. The node must not run.
 
     Raises BookieConfigurationError (it runs), CorruptDataError, OSError, and the metadata store's errors.
@@ -59,24 +59,26 @@ async def judge_limbo(settings: BookieSettings, cluster: Cluster, *, clear: bool
     return verdicts
 
 
-async def mark_missing(cluster: Cluster, bookie_id: str, verdicts: list[Verdict], now_ms: Callable[[], int]) -> int:
+async def mark_missing(
+    cluster: Cluster, bookie_id: str, verdicts: list[LimboVerdict], now_ms: Callable[[], int]
+) -> int:
     """Ask auto-recovery to replicate what is missing; how many ledgers were marked."""
     wanted = [verdict.ledger_id for verdict in verdicts if verdict.state == "missing"]
     await cluster.mark(wanted, bookie_id, now_ms)
     return len(wanted)
 
 
-async def _judge(node: Offline, snapshot: Snapshot, cluster: Cluster, bookie_id: str, ledger_id: int) -> Verdict:
+async def _judge(node: Offline, snapshot: Snapshot, cluster: Cluster, bookie_id: str, ledger_id: int) -> LimboVerdict:
     try:
         metadata = await cluster.read_ledger(ledger_id)
     except NoNodeError:
-        return Verdict(ledger_id, "deleted")
+        return LimboVerdict(ledger_id, "deleted")
     if not any(bookie_id in ensemble.bookies for ensemble in metadata.ensembles):
-        return Verdict(ledger_id, "elsewhere")
+        return LimboVerdict(ledger_id, "elsewhere")
     if not metadata.is_closed:
-        return Verdict(ledger_id, "open")
+        return LimboVerdict(ledger_id, "open")
     missing = sum(not _has(node, snapshot, ledger_id, entry_id) for entry_id in _due(metadata, bookie_id))
-    return Verdict(ledger_id, "missing" if missing else "whole", missing)
+    return LimboVerdict(ledger_id, "missing" if missing else "whole", missing)
 
 
 def _due(metadata: LedgerMetadata, bookie_id: str) -> Iterator[int]:

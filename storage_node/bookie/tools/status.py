@@ -33,7 +33,7 @@ class DirectoryStatus:
 
 
 @dataclass(slots=True)
-class NodeStatus:
+class DirectoriesStatus:
     """One node. `clean` and `lossy` are the last checkpoint's: nothing to replay; entries may have been lost."""
 
     bookie_id: str | None = None
@@ -46,10 +46,10 @@ class NodeStatus:
     directories: list[DirectoryStatus] = field(default_factory=list)
 
 
-def node_status(settings: BookieSettings) -> NodeStatus:
+def directories_status(settings: BookieSettings) -> DirectoriesStatus:
     """Look at a node. Raises OSError where a directory cannot be read."""
     disk = SystemDisk()
-    result = NodeStatus()
+    result = DirectoriesStatus()
     roles = [(path, "journal") for path in settings.journal_directories]
     roles += [(path, "ledgers") for path in settings.ledger_directories]
     for path, role in roles:

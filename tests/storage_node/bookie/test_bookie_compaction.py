@@ -13,7 +13,7 @@ from bookie_harness import DIGEST, KEY, MIB
 from gc_harness import LOG_BYTES, Node, body_of
 
 from metadata.memory import MemoryTree
-from storage_node.bookie.store.compaction import Pace
+from storage_node.bookie.store.compaction import Throttle
 from storage_node.protocol.messages import Status
 
 
@@ -299,7 +299,7 @@ async def test_copying_waits_for_space_and_for_its_pace(node: Node) -> None:
     node.disk.free = None
     assert await node.bookie.compact() >= 5
     loop = asyncio.get_running_loop()
-    pace, begun = Pace(1000), loop.time()
+    pace, begun = Throttle(1000), loop.time()
     for _ in range(5):
         await pace.spend(20)
     assert loop.time() - begun >= 0.079, "the fifth waits for the four before it"

@@ -201,7 +201,7 @@ async def test_a_journal_that_fails_while_the_node_registers_ends_the_start_and_
 
     def fail_at_registration(_session: int, name: str, path: str) -> None:
         if name == "create" and path == "/ledgers/available/b" and bookie.failure is None:
-            bookie._journal_failed(OSError(errno.EIO, "made up"))
+            bookie.journal_failed(OSError(errno.EIO, "made up"))
 
     cluster.tree.inject = fail_at_registration
     with pytest.raises(BookieFailedError, match="made up"):

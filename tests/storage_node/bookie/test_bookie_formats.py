@@ -23,7 +23,7 @@ from storage_node.bookie.journal.files import (
     parse_file_header,
     parse_file_name,
 )
-from storage_node.bookie.journal.replay import Mark
+from storage_node.bookie.journal.replay import JournalMark
 from storage_node.bookie.journal.writer import Batch
 from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint
@@ -199,7 +199,7 @@ def test_a_checkpoint_keeps_everything_and_damage_anywhere_is_seen() -> None:
     ledger = Ledger(77, b"k" * 20)
     ledger.fenced, ledger.lac, ledger.explicit_lac = True, 41, b"packet"
     bare = Ledger(3)
-    taken = Checkpoint(9, (Mark(4, 8192, 1000), Mark(7, 4096, 3)), 12, {1: 4096, 11: 99968}, True, True)
+    taken = Checkpoint(9, (JournalMark(4, 8192, 1000), JournalMark(7, 4096, 3)), 12, {1: 4096, 11: 99968}, True, True)
     data = checkpoints.encode(taken, [ledger.encode(), bare.encode()])
     decoded = checkpoints.decode(data)
     assert decoded is not None

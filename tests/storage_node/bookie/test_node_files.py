@@ -27,7 +27,7 @@ from storage_node.bookie.journal.files import (
     parse_batch_header,
     parse_file_header,
 )
-from storage_node.bookie.journal.replay import Mark
+from storage_node.bookie.journal.replay import JournalMark
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint
@@ -202,7 +202,7 @@ def test_a_checkpoint_with_losses_is_written_and_read() -> None:
     ledger.limbo, ledger.lac = True, 41
     taken = Checkpoint(
         counter=9,
-        marks=(Mark(4, 8192, 1000), Mark(7, 4096, 3)),
+        marks=(JournalMark(4, 8192, 1000), JournalMark(7, 4096, 3)),
         next_log_id=12,
         logs={11: 99_968},
         clean=False,

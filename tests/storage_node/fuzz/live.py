@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.bookie.requests.connections import Connection
+from storage_node.bookie.requests.connections import ServedConnection
 from storage_node.edge import Buffer
 from storage_node.errors import ProtocolError
 from storage_node.protocol import messages as m
@@ -63,7 +63,7 @@ class Victim:
     def _connect(self) -> None:
         self._link = PretendedLink()
         connection = self.bookie._accept(self._link)
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ServedConnection)
         self.connection = connection
 
     def hang_up(self) -> None:
