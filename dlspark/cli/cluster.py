@@ -15,8 +15,7 @@ from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
-    from dlspark.core.administration.cluster import ClusterStatus
-    from dlspark.core.administration.nodes import NodeStatus
+    from dlspark.core.administration.cluster import ClusterStatus, NodeStatus
     from metadata.store import MetadataStore
     from storage_node.autorecovery.status import RecoveryStatus
 
@@ -203,7 +202,7 @@ def _node_json(node: NodeStatus) -> dict[str, Json]:
 
 
 def _echo_status(place: Place, found: ClusterStatus) -> None:
-    from dlspark.core.administration.nodes import NodeState
+    from dlspark.core.administration.cluster import NodeState
 
     counts = ", ".join(f"{found.count(state)} {state.value}" for state in NodeState)
     layout = "none" if found.layout is None else found.layout.value

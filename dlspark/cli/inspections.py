@@ -23,11 +23,11 @@ from dlspark.cli.common import (
     exit_with,
     over_namespace,
 )
-from dlspark.core.administration.kinds import Kind
+from dlspark.core.administration.finding_kinds import FindingKind
 from metadata.foundation.plurals import counted
 
 if TYPE_CHECKING:
-    from dlspark.core.administration.inspection import Finding, LogInspection
+    from dlspark.core.administration.inspection import LogFinding, LogInspection
     from dlspark.core.administration.repair import LogCheck, Repair
     from dlspark.core.namespace import AsyncNamespace
 
@@ -38,7 +38,7 @@ async def inspect(
     names: NamesArgument = None,
     pattern: FilterOption = None,
     kinds: Annotated[
-        list[Kind] | None, typer.Option("--only", help="Findings of this kind; may be given several times.")
+        list[FindingKind] | None, typer.Option("--only", help="Findings of this kind; may be given several times.")
     ] = None,
     names_only: Annotated[bool, typer.Option("--names", help="Only the names of logs with findings.")] = False,
     concurrency: ConcurrencyOption = 4,
@@ -54,7 +54,7 @@ async def inspect(
             found[name] = await inspect_log(namespace.services, name)
 
         failed = await each(chosen, concurrency, look)
-    wanted = set(kinds or Kind)
+    wanted = set(kinds or FindingKind)
     findings = {name: [one for one in found[name].findings if one.kind in wanted] for name in sorted(found)}
     rows: list[Json] = [
         {
@@ -79,11 +79,11 @@ def _faulty(logs: int, done: str, faulty: int) -> str:
     return f"{counted(logs, 'log was', 'logs were')} {done}, {counted(faulty, 'has', 'have')} faults"
 
 
-def _has_fault(findings: list[Finding]) -> bool:
+def _has_fault(findings: list[LogFinding]) -> bool:
     return any(one.is_fault for one in findings)
 
 
-def _as_dict(one: Finding) -> dict[str, Json]:
+def _as_dict(one: LogFinding) -> dict[str, Json]:
     return {
         "kind": one.kind.value,
         "what": one.what,
@@ -131,7 +131,7 @@ async def check(
     exit_with(failed=failed, attention=any(one.left for one in found.values()))
 
 
-_REPAIRABLE = {Kind.LOW_NUMBER, Kind.SHORT, Kind.OPEN_LEDGER}
+_REPAIRABLE = {FindingKind.LOW_NUMBER, FindingKind.SHORT, FindingKind.OPEN_LEDGER}
 
 
 async def _checked(

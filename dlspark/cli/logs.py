@@ -278,7 +278,7 @@ async def truncate(
 ) -> None:
     """Hide the records below a DLSN from readers, for good. Nothing is deleted by it: see `purge`."""
     from dlspark.core.display.status import segment_state
-    from dlspark.core.lifecycle.truncation import truncation
+    from dlspark.core.lifecycle.owned_segments import truncation
 
     wanted = DLSN.parse(dlsn)
     async with at.open() as namespace, await namespace.open_log(name) as log:
@@ -309,7 +309,7 @@ async def purge(
 ) -> None:
     """Delete the oldest completed segments of logs that nobody writes. The newest completed one always stays."""
     from dlspark.core.codec.records import MAX_TXID
-    from dlspark.core.lifecycle.retention import older_than
+    from dlspark.core.lifecycle.deletion import older_than
 
     lowest = MAX_TXID if before is None else before
     purged: dict[str, int] = {}

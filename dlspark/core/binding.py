@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from dlspark.core.sessions import connect_logs
+from dlspark.core.opening import connect_logs
 from dlspark.core.settings import Settings, Value
 from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
 

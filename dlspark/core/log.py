@@ -10,13 +10,13 @@ from dlspark.core.append_stream import AsyncAppendStream
 from dlspark.core.codec.dlsn import DLSN, DLSNRange
 from dlspark.core.display.picture import Unit
 from dlspark.core.display.status import LogPicture, LogStatus, log_picture, log_status
-from dlspark.core.display.tail import INTERRUPTED, Tail, open_screen
+from dlspark.core.display.tail import INTERRUPTED, LogTail, open_screen
+from dlspark.core.lifecycle.deletion import older_than
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
-from dlspark.core.lifecycle.retention import older_than
 from dlspark.core.reading.log_readers import LogReaders
 from dlspark.core.reading.positions import EARLIEST, LATEST
 from dlspark.core.reading.reader import AsyncLogReader
-from dlspark.core.reading.segment_watch import SegmentWatch
+from dlspark.core.reading.segment_list import SegmentWatch
 from dlspark.core.reading.segments import Probes
 from dlspark.core.services import Services
 from dlspark.core.settings import LiveSettings, Settings
@@ -195,7 +195,7 @@ class AsyncLog(LogReaders):
         In a notebook that is a table that changes in place, elsewhere a line a record. Raises CallerError,
         LogNotFoundError, and what its reader fails with.
         """
-        tail = await Tail.open(self, last, seconds, records)
+        tail = await LogTail.open(self, last, seconds, records)
         try:
             screen = open_screen(self.name, last)
             try:

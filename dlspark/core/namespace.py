@@ -9,7 +9,6 @@ from contextlib import aclosing
 from types import TracebackType
 
 from dlspark.core import binding as bindings
-from dlspark.core.assembling import Edges, services_of
 from dlspark.core.binding import settings_from
 from dlspark.core.display.status import OVERVIEW_S, Overview, overview
 from dlspark.core.dynamic.features import FeatureProvider
@@ -17,8 +16,8 @@ from dlspark.core.dynamic.operator_files import OperatorFiles
 from dlspark.core.lifecycle.deletion import delete_log
 from dlspark.core.log import AsyncLog
 from dlspark.core.metrics import Meter, Statistics
+from dlspark.core.opening import Edges, connect_all, services_of
 from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, check_region_id
-from dlspark.core.sessions import connect_all
 from dlspark.core.settings import Settings, Value
 from dlspark.core.writing.ledger_allocators import delete_pool
 from dlspark.core.writing.write_lock import default_client_id

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.lifecycle.truncation import truncation_point
+from dlspark.core.lifecycle.owned_segments import truncation_point
 from dlspark.core.settings import Settings
 from metadata.logs import DEFAULT_PARTITION, SegmentMetadata, TruncationStatus
 from metadata.segment_changes import NOTES

@@ -9,13 +9,13 @@ from itertools import takewhile
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.lifecycle import retention, truncation
+from dlspark.core.lifecycle import deletion, owned_segments
 from dlspark.core.lifecycle.owned_segments import OwnedSegments
 from dlspark.core.reading import read_ahead
 from dlspark.core.reading.locked_reader import AsyncLockedReader
-from dlspark.core.reading.read_ahead import ReadAhead
+from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.reader import AsyncLogReader
-from dlspark.core.writing import succession
+from dlspark.core.writing import segment_sequence
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transactions import OwnersTransactions
 from dlspark.errors import WriteError
@@ -34,7 +34,7 @@ def _leave_segments_in_progress(_recover: Method) -> Method:
 
 
 def _believe_the_ledger(_completed: Method) -> Method:
-    async def mutated(self: ReadAhead, segment: SegmentMetadata) -> bool:
+    async def mutated(self: LogReadAhead, segment: SegmentMetadata) -> bool:
         return True
 
     return mutated
@@ -123,14 +123,14 @@ def _note_no_ledgers(_removal: Method) -> Method:
 
 def _keep_no_completed_segment(_head: Method) -> Method:
     def mutated(segments: Sequence[SegmentMetadata], may_go: Method) -> list[SegmentMetadata]:
-        return list(takewhile(may_go, truncation.completed_head(segments)))
+        return list(takewhile(may_go, owned_segments.completed_head(segments)))
 
     return mutated
 
 
 OWNERS = {
     "segment-recovery": Mutation(
-        "a new owner recovers first (I7)", succession, "recover_segments", _leave_segments_in_progress
+        "a new owner recovers first (I7)", segment_sequence, "recover_segments", _leave_segments_in_progress
     ),
     "start-version": Mutation(
         "a segment is started with the version read (I7)",
@@ -166,7 +166,7 @@ OWNERS = {
 }
 
 READERS = {
-    "reused-number": Mutation("empty segments may go (I4)", ReadAhead, "completed", _believe_the_ledger),
+    "reused-number": Mutation("empty segments may go (I4)", LogReadAhead, "completed", _believe_the_ledger),
     "position-exact": Mutation(
         "a reader goes on behind its last record", AsyncLogReader, "_deliver", _go_on_behind_the_entry
     ),
@@ -179,13 +179,13 @@ READERS = {
 
 LIVES = {
     "truncation-point": Mutation(
-        "at and above the point nothing is hidden (I8)", truncation, "_partial", _hide_the_whole_segment
+        "at and above the point nothing is hidden (I8)", owned_segments, "_partial", _hide_the_whole_segment
     ),
     "truncation-back": Mutation(
-        "a truncation never goes back (I8)", truncation, "_partial", _hide_again_from_lower_down
+        "a truncation never goes back (I8)", owned_segments, "_partial", _hide_again_from_lower_down
     ),
     "segment-guard": Mutation("lists change under the lock alone (I8)", OwnedSegments, "guard", _check_nothing),
     "list-first": Mutation("the list, then the ledger (I7)", OwnedSegments, "purge", _delete_the_ledgers_first),
     "ledger-notes": Mutation("removed ledgers are noted", SegmentChanges, "_removal", _note_no_ledgers),
-    "newest-stays": Mutation("the newest completed segment stays", retention, "_oldest", _keep_no_completed_segment),
+    "newest-stays": Mutation("the newest completed segment stays", deletion, "_oldest", _keep_no_completed_segment),
 }

@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.writing.sent_entries import WrittenEntry
+from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
 from metadata.foundation.errors import DistributedLogError
 from simulation.checkers.history import OperationOutcome

@@ -94,7 +94,7 @@ async def test_the_start_transaction_clears_the_allocation_of_its_ledger(world, 
     path = namespace.logs_store.paths("own").allocation
     writer = await log.open_writer()
     assert (await AllocatorStore(world.operator).read(path)).data == b""
-    await writer._succession._transitions.prepare()
+    await writer._sequence._transitions.prepare()
     (ledger_id,) = await _named(world, path)
     assert await _ledgers(namespace) == {ledger_id}
     writer.write(1, b"one")
@@ -119,14 +119,14 @@ async def test_a_start_that_was_not_applied_uses_its_ledger_the_next_time(world)
 
     world.tree.inject = inject
     refuse.append("starts")
-    writer._succession.roll_is_due = lambda: False
+    writer._sequence.roll_is_due = lambda: False
     outcome = writer.write(1, b"x")
     with pytest.raises(DistributedLogError):
         await outcome
     (kept,) = await _named(world, path)
     refuse.clear()
-    await writer._succession.start(1)
-    assert writer._succession.current.ledger.ledger_id == kept
+    await writer._sequence.start(1)
+    assert writer._sequence.current.ledger.ledger_id == kept
     assert await _ledgers(namespace) == {kept}
     with pytest.raises(DistributedLogError):
         await writer.close()
@@ -135,7 +135,7 @@ async def test_a_start_that_was_not_applied_uses_its_ledger_the_next_time(world)
 async def test_closing_a_writer_leaves_no_ledger_that_was_made_and_not_used(world, namespace):
     log = await namespace.open_log("unused")
     writer = await log.open_writer()
-    await writer._succession._transitions.prepare()
+    await writer._sequence._transitions.prepare()
     assert len(await _ledgers(namespace)) == 1
     await writer.close()
     assert await _ledgers(namespace) == set()
@@ -145,7 +145,7 @@ async def test_closing_a_writer_leaves_no_ledger_that_was_made_and_not_used(worl
 async def test_closing_while_the_metadata_store_is_away_leaves_the_ledger_to_the_next_owner(world):
     namespace = await world.namespace(write_lock=False)
     writer = await (await namespace.open_log("away")).open_writer()
-    await writer._succession._transitions.prepare()
+    await writer._sequence._transitions.prepare()
     world.tree.disconnect(namespace.store.session_id)
     await until(lambda: namespace.store.state is SessionState.SUSPENDED)
     await writer.close()
@@ -161,7 +161,7 @@ async def test_closing_while_the_metadata_store_is_away_leaves_the_ledger_to_the
 async def test_a_ledger_of_other_quorums_than_wanted_by_now_is_replaced(world, namespace):
     log = await namespace.open_log("quorums")
     writer = await log.open_writer()
-    transitions = writer._succession._transitions
+    transitions = writer._sequence._transitions
     await transitions.prepare()
     before = await _ledgers(namespace)
     await transitions._allocator.allocate(LedgerKind(2, 2, 2, b""))
@@ -183,11 +183,11 @@ async def test_a_leftover_is_left_alone_by_an_owner_that_was_deposed(world):
     old = await (await one.open_log("claimed")).open_writer()
     world.cut_off(one)
     new = await (await other.open_log("claimed")).open_writer()
-    await new._succession._transitions.prepare()
+    await new._sequence._transitions.prepare()
     ready = await _ledgers(other)
     world.tree.inject = None
     with pytest.raises(WriterDeposedError):
-        await old._succession._transitions.start(1)
+        await old._sequence._transitions.start(1)
     assert await _ledgers(other) == ready, "the old owner deletes nothing, and leaves nothing"
     kept = new.write(1, b"kept")
     await new.close()
@@ -199,7 +199,7 @@ async def test_an_allocator_found_lost_ahead_of_the_first_record_deposes_its_wri
     writer = await (await namespace.open_log("ahead")).open_writer()
     path = namespace.logs_store.paths("ahead").allocation
     await world.operator.put(path, b"", -1)
-    await writer._succession._prepare()
+    await writer._sequence._prepare()
     assert namespace.counters["ledger-not-made-in-advance"] == 1
     with pytest.raises(WriterDeposedError):
         await writer.write(1, b"x")
@@ -282,7 +282,7 @@ async def test_a_crash_at_any_step_loses_no_ledger_and_gives_none_to_two_segment
     # What the dying client finds: a segment in progress, and a leftover in the allocator.
     writer = await (await first.open_log("crash")).open_writer()
     await writer.write(1, b"one")
-    await writer._succession._transitions.prepare()
+    await writer._sequence._transitions.prepare()
     await world.crash(first)
     for step in range(1, 60):
         dying = await world.namespace(**settings)

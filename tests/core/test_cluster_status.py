@@ -7,8 +7,7 @@ import json
 import pytest_asyncio
 
 from dlspark.cli.cluster import WIDTH, _as_json, _echo_status
-from dlspark.core.administration.cluster import cluster_status
-from dlspark.core.administration.nodes import NodeState
+from dlspark.core.administration.cluster import NodeState, cluster_status
 from dlspark.testing.cluster import InProcessCluster
 from dlspark.version import __version__
 from metadata.bookies import BookieAddress, BookieRegistry

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlspark.core.reading.entry_search import EntrySearch, proportional
+from dlspark.core.reading.segments import EntrySearch, proportional
 
 
 def searched(

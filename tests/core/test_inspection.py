@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from log_helpers import payloads, written
 
-from dlspark.core.administration.inspection import Kind, check_ends, faults_of, inspect_log, listed_segments
+from dlspark.core.administration.inspection import FindingKind, check_ends, faults_of, inspect_log, listed_segments
 from dlspark.core.administration.repair import check_log, raise_number, repair_ends
 from dlspark.errors import LogNotFoundError, OwnershipAcquireFailedError, SegmentStateError
 from metadata.locks import DistributedLock
@@ -37,12 +37,12 @@ def _kinds(findings):
     ("segments", "kinds"),
     [
         ([_segment(1), _segment(2), _segment(3, in_progress=True)], []),
-        ([_segment(1), _segment(3)], [Kind.GAP]),
-        ([_segment(1), _segment(2), _segment(2, ledger=9)], [Kind.DUPLICATE]),
-        ([_segment(1), _segment(2), _segment(1, ledger=9, in_progress=True)], [Kind.LOW_NUMBER]),
-        ([_segment(1), _segment(2, ledger=1)], [Kind.SHARED_LEDGER]),
-        ([_segment(1, last=20), _segment(2, first=10, last=30)], [Kind.TXID]),
-        ([_segment(1), _segment(2, truncation=TruncationStatus.TRUNCATED)], [Kind.TRUNCATION]),
+        ([_segment(1), _segment(3)], [FindingKind.GAP]),
+        ([_segment(1), _segment(2), _segment(2, ledger=9)], [FindingKind.DUPLICATE]),
+        ([_segment(1), _segment(2), _segment(1, ledger=9, in_progress=True)], [FindingKind.LOW_NUMBER]),
+        ([_segment(1), _segment(2, ledger=1)], [FindingKind.SHARED_LEDGER]),
+        ([_segment(1, last=20), _segment(2, first=10, last=30)], [FindingKind.TXID]),
+        ([_segment(1), _segment(2, truncation=TruncationStatus.TRUNCATED)], [FindingKind.TRUNCATION]),
         ([_segment(1, truncation=TruncationStatus.TRUNCATED), _segment(2)], []),
     ],
 )
@@ -77,7 +77,7 @@ async def test_a_segment_in_progress_is_told_with_its_writer_and_is_no_fault(wor
         writer.write(1, b"a")
         await writer.flush()
         found = await inspect_log(namespace.services, "log")
-        assert (_kinds(found.findings), found.faults, found.owner) == ([Kind.IN_PROGRESS], [], "me")
+        assert (_kinds(found.findings), found.faults, found.owner) == ([FindingKind.IN_PROGRESS], [], "me")
         assert "me has the log's lock" in found.findings[0].what
 
 
@@ -87,7 +87,7 @@ async def test_metadata_that_does_not_fit_the_list_is_a_fault(world, namespace):
     await world.operator.put(paths.ledgers, b"9", ANY_VERSION)
     await world.operator.put(paths.max_txid, b"1", ANY_VERSION)
     found = await inspect_log(namespace.services, "log")
-    assert sorted(_kinds(found.findings)) == [Kind.NUMBER, Kind.TXID]
+    assert sorted(_kinds(found.findings)) == [FindingKind.NUMBER, FindingKind.TXID]
 
 
 async def test_ledgers_that_are_gone_open_or_too_short_are_faults(world, namespace):
@@ -97,7 +97,7 @@ async def test_ledgers_that_are_gone_open_or_too_short_are_faults(world, namespa
     await _replace(world, namespace, second, replace(second, ledger_id=unfinished.ledger_id))
     await _replace(world, namespace, third, replace(third, last_entry=third.last_entry + 5))
     found = await inspect_log(namespace.services, "log")
-    assert _kinds(found.findings) == [Kind.NO_LEDGER, Kind.OPEN_LEDGER, Kind.LOST]
+    assert _kinds(found.findings) == [FindingKind.NO_LEDGER, FindingKind.OPEN_LEDGER, FindingKind.LOST]
     await unfinished.close()
 
 
@@ -119,7 +119,7 @@ async def test_what_cannot_be_read_is_a_fault_and_not_an_error(world, namespace)
     segments = await _written(namespace)
     await world.operator.put(namespace.logs_store.paths("log").segment(segments[1]), b"garbage", ANY_VERSION)
     other = await world.namespace()
-    assert _kinds((await inspect_log(other.services, "log")).findings) == [Kind.UNREADABLE]
+    assert _kinds((await inspect_log(other.services, "log")).findings) == [FindingKind.UNREADABLE]
 
 
 # ---------------------------------------------------------------------- numbers
@@ -141,10 +141,10 @@ async def _low_number(world, namespace):
 
 async def test_a_segment_in_progress_with_a_low_number_is_numbered_anew_and_its_records_are_read(world, namespace):
     await _low_number(world, namespace)
-    assert Kind.LOW_NUMBER in _kinds((await inspect_log(namespace.services, "log")).findings)
+    assert FindingKind.LOW_NUMBER in _kinds((await inspect_log(namespace.services, "log")).findings)
     would = await raise_number(namespace.services, "log", namespace.settings, dry_run=True)
     assert (would.before.lssn, would.after.lssn) == (2, 4)
-    assert Kind.LOW_NUMBER in _kinds((await inspect_log(namespace.services, "log")).findings)
+    assert FindingKind.LOW_NUMBER in _kinds((await inspect_log(namespace.services, "log")).findings)
     done = await raise_number(namespace.services, "log", namespace.settings)
     assert (done.before.lssn, done.after.lssn) == (2, 4)
     assert await raise_number(namespace.services, "log", namespace.settings) is None
@@ -210,12 +210,12 @@ async def test_metadata_that_end_too_early_get_the_end_that_the_records_have(wor
     await world.operator.put(paths.max_txid, b"1", ANY_VERSION)
     reader = await world.namespace()
     listed = await listed_segments(reader.services, "log")
-    assert _kinds(await check_ends(reader.services, listed, reader.settings)) == [Kind.SHORT]
+    assert _kinds(await check_ends(reader.services, listed, reader.settings)) == [FindingKind.SHORT]
     only_looked = await check_log(reader.services, "log", reader.settings)
-    assert Kind.SHORT in _kinds(only_looked.left)
+    assert FindingKind.SHORT in _kinds(only_looked.left)
     assert await listed_segments(reader.services, "log") == listed
     repaired = await check_log(reader.services, "log", reader.settings, repair=True)
-    assert [one.finding.kind for one in repaired.repairs] == [Kind.SHORT]
+    assert [one.finding.kind for one in repaired.repairs] == [FindingKind.SHORT]
     assert repaired.left == ()
     after = (await listed_segments(reader.services, "log"))[2]
     assert (after.record_count, after.last_txid) == (third.record_count, third.last_txid)
@@ -229,7 +229,7 @@ async def test_what_is_lost_stays_a_fault_and_nothing_is_shortened(world, namesp
     await _replace(world, namespace, third, longer)
     other = await world.namespace()
     checked = await check_log(other.services, "log", other.settings, repair=True)
-    assert set(_kinds(checked.left)) == {Kind.LOST}
+    assert set(_kinds(checked.left)) == {FindingKind.LOST}
     assert checked.repairs == ()
     assert (await listed_segments(other.services, "log"))[2] == longer
 
@@ -244,6 +244,6 @@ async def test_the_open_ledger_of_a_completed_segment_is_recovered(world, namesp
     await _replace(world, namespace, second, replace(second, ledger_id=writer.ledger_id, last_entry=0))
     other = await world.namespace()
     checked = await check_log(other.services, "log", other.settings, repair=True)
-    assert Kind.OPEN_LEDGER in _kinds(checked.findings)
+    assert FindingKind.OPEN_LEDGER in _kinds(checked.findings)
     assert checked.left == ()
     assert (await other.services.ledger_store.read(writer.ledger_id)).value.is_closed

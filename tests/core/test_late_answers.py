@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from log_helpers import payloads, until
 
-from dlspark.core.writing.late_answers import SESSION_SHARE
+from dlspark.core.writing.acknowledgements import SESSION_SHARE
 from dlspark.errors import TransmitError, WriterDeposedError
 from storage_node.edge import SystemClock
 
@@ -56,7 +56,7 @@ async def test_standing_still_right_after_sending_makes_an_answer_late(world, mo
     log = await namespace.open_log("still", {"writerOutputBufferSize": 0})
     writer = await log.open_writer()
     await writer.write(0, b"in time")
-    ledger = writer._succession.current.ledger
+    ledger = writer._sequence.current.ledger
     add = ledger.add
 
     def and_stand_still(*payload):

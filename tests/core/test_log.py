@@ -256,14 +256,14 @@ async def test_a_segment_that_is_left_while_it_is_searched_is_not_passed_over(wo
     namespace = await world.namespace(max_segment_bytes=1, rolling_minutes=0, output_buffer_bytes=0)
     log = await namespace.open_log("left")
     writer = await log.open_writer()
-    complete, started, go_on = writer._succession._complete, asyncio.Event(), asyncio.Event()
+    complete, started, go_on = writer._sequence._complete, asyncio.Event(), asyncio.Event()
 
     async def when_told(segment):
         started.set()
         await go_on.wait()
         await complete(segment)
 
-    monkeypatch.setattr(writer._succession, "_complete", when_told)
+    monkeypatch.setattr(writer._sequence, "_complete", when_told)
     first = await writer.write(10, b"acknowledged, and not readable yet")
     await started.wait()
     assert [segment.in_progress for segment in await log.segments()] == [True, True]

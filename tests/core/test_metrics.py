@@ -25,9 +25,9 @@ from dlspark.core.metrics import NO_STATISTICS, Measures, Meter, Statistics, ser
 from dlspark.core.metrics.catalog import METRICS, WITHOUT_MEANING
 from dlspark.core.metrics.cells import Gauge, Histogram, Timing
 from dlspark.core.metrics.collection import collection_of
-from dlspark.core.metrics.entries import EntryMeasures, Moments
-from dlspark.core.metrics.logs import JsonFormatter, about
+from dlspark.core.metrics.entry_measures import EntryMeasures, Moments
 from dlspark.core.metrics.page import metrics_page
+from dlspark.core.metrics.structured_logging import JsonFormatter, about
 from dlspark.core.settings import Settings
 from dlspark.errors import (
     CallerError,
@@ -422,7 +422,7 @@ async def test_slow_metadata_requests_are_counted_and_told_once_in_a_while(world
         await asyncio.sleep(0.005)  # so long it takes at least
         world.tree.resume()
         await asking
-    told = [record for record in caplog.records if record.name.endswith("metrics.slow")]
+    told = [record for record in caplog.records if record.name.endswith("metrics.meter")]
     assert _value(registry, "slow_operations_total", kind="metadata") >= 3
     assert len(told) == 1
     assert (told[0].kind, told[0].threshold_ms, told[0].path[:4]) == ("metadata", 1, "/dl/")

@@ -191,7 +191,7 @@ async def test_a_segment_whose_ledger_strangers_took_before_its_writer_died_is_r
     async with await log.open_writer() as writer:
         writer.write(0, b"0")
     writer = await log.open_writer()
-    await writer._succession.start(1)
+    await writer._sequence.start(1)
     (left,) = [s for s in await log.segments() if s.in_progress]
     await cluster.crash(namespace)
     await write_as_stranger([bookie.address for bookie in cluster.bookies], [left.ledger_id])

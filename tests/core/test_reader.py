@@ -434,7 +434,7 @@ async def test_a_missing_record_between_two_is_a_gap(world):
     log = await namespace.open_log("gap")
     async with await log.open_writer() as writer:
         await writer.write(1, b"one")
-        writer._succession.current.position += 1
+        writer._sequence.current.position += 1
         await writer.write(2, b"three")
     async with await log.open_reader() as reader:
         assert (await reader.read_next()).payload == b"one"
@@ -491,7 +491,7 @@ async def test_what_stands_before_a_large_entry_that_is_none_is_delivered_one_by
     async with await log.open_writer() as writer:
         await writer.write(0, LONG[0])
         await writer.write(10, LONG[1])
-        await writer._succession.current.ledger.add(bytes(9_000))
+        await writer._sequence.current.ledger.add(bytes(9_000))
         await writer.write(20, LONG[2])
     async with await log.open_reader() as reader:
         read = [await reader.read_next(), await reader.read_next()]
@@ -508,7 +508,7 @@ async def test_a_gap_before_a_large_entry_ends_reading_one_by_one_behind_the_las
     async with await log.open_writer() as writer:
         await writer.write(1, LONG[0])
         await writer.write(2, LONG[1])
-        writer._succession.current.position += 1
+        writer._sequence.current.position += 1
         await writer.write(3, LONG[2])
     async with await log.open_reader() as reader:
         assert [(await reader.read_next()).payload for _ in range(2)] == LONG[:2]

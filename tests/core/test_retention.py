@@ -10,7 +10,7 @@ import pytest
 from log_helpers import drained, payloads, states, until, written
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.lifecycle.retention import HOUR_MS, expired, older_than
+from dlspark.core.lifecycle.deletion import HOUR_MS, expired, older_than
 from dlspark.core.settings import Settings
 from dlspark.errors import (
     AlreadyTruncatedError,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from log_helpers import drained, payloads, states, until, written
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.lifecycle.truncation import completed_head, truncation, truncation_point, with_changes
+from dlspark.core.lifecycle.owned_segments import completed_head, truncation, truncation_point, with_changes
 from dlspark.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,

@@ -10,7 +10,7 @@ import pytest
 
 from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries
 from dlspark.core.codec.vector_encoding import encode_entries
-from dlspark.core.reading.undelivered import SLICE, Undelivered
+from dlspark.core.reading.decoded_records import SLICE, DecodedRecords
 
 TOTAL = 2 * SLICE + 1
 
@@ -19,7 +19,7 @@ TOTAL = 2 * SLICE + 1
 def lent():
     encoded = encode_entries(np.arange(TOTAL), pa.array([b"x"] * TOTAL), first_position=1)
     entries = [(entry_id, memoryview(b"".join(one.buffers))) for entry_id, one in enumerate(encoded)]
-    records = Undelivered()
+    records = DecodedRecords()
     records.add_columns(decode_entries(entries, lssn=1, start_sequence_id=0, enveloped=True))
     return records, records.lend()
 

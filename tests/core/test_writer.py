@@ -132,9 +132,9 @@ async def test_an_acknowledged_record_becomes_visible_by_commit(namespace):
     assert await log.end() == DLSN(1, 0, 0)
     await writer.commit()
     assert await log.end() > await future
-    entries = writer._succession.current.ledger.last_add_pushed
+    entries = writer._sequence.current.ledger.last_add_pushed
     await writer.commit()
-    assert writer._succession.current.ledger.last_add_pushed == entries, "nothing new, nothing written"
+    assert writer._sequence.current.ledger.last_add_pushed == entries, "nothing new, nothing written"
     await writer.close()
 
 
@@ -143,7 +143,7 @@ async def test_keep_alives_are_written_while_nothing_else_is(world):
     log = await namespace.open_log("alive")
     writer = await log.open_writer()
     await _sent(writer, writer.write(1, b"one"))
-    ledger = writer._succession.current.ledger
+    ledger = writer._sequence.current.ledger
     await _until(lambda: ledger.last_add_confirmed >= 2)
     await writer.close()
     assert [record.payload for record in await _payloads(namespace, "alive")] == [b"one"]
@@ -302,7 +302,7 @@ async def test_a_segment_rolls_by_age(world):
     log = await namespace.open_log("aged")
     async with await log.open_writer() as writer:
         first = await _sent(writer, writer.write(1, b"a"))
-        writer._succession.last_roll -= 61
+        writer._sequence.last_roll -= 61
         last_of_old = writer.write(2, b"b")
         queued = writer.write(3, b"c")
         await writer.flush()
@@ -317,7 +317,7 @@ async def test_a_roll_with_nothing_waiting_writes_a_control_record_into_the_new_
     log = await namespace.open_log("idle-roll")
     writer = await log.open_writer()
     await writer.write(1, b"a")
-    await _until(lambda: writer.segment == 2 and writer._succession.current.ledger.last_add_confirmed == 0)
+    await _until(lambda: writer.segment == 2 and writer._sequence.current.ledger.last_add_confirmed == 0)
     await writer.close()
     assert [segment.record_count for segment in await log.segments()] == [1, 0]
     assert [record.payload for record in await _payloads(namespace, "idle-roll")] == [b"a"]
@@ -346,7 +346,7 @@ async def test_without_a_permit_the_old_segment_goes_on(world):
 
 
 async def test_a_segment_whose_positions_are_used_up_is_rolled_before_the_record(world, monkeypatch):
-    monkeypatch.setattr("dlspark.core.writing.succession.MAX_POSITION", 3)
+    monkeypatch.setattr("dlspark.core.writing.segment_sequence.MAX_POSITION", 3)
     namespace = await world.namespace()
     log = await namespace.open_log("positions")
     async with await log.open_writer() as writer:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.writing.succession import MAX_TAKE_OVERS
+from dlspark.core.writing.segment_sequence import MAX_TAKE_OVERS
 from dlspark.errors import (
     DistributedLogError,
     LogNotFoundError,
@@ -57,8 +57,8 @@ async def _outcome(future):
 
 async def _prepared(writer):
     """The ledger that is ready for the writer's next segment."""
-    await writer._succession._transitions.prepare()
-    return writer._succession._transitions._allocator.ledger
+    await writer._sequence._transitions.prepare()
+    return writer._sequence._transitions._allocator.ledger
 
 
 # ---------------------------------------------------------------------- crash and recovery
@@ -138,7 +138,7 @@ async def test_a_segment_whose_ledger_was_removed_by_a_recovery_that_died_is_rem
     async with await log.open_writer() as writer:
         writer.write(1, b"one")
     writer = await log.open_writer()
-    metadata, _ = await writer._succession._transitions.start(1)
+    metadata, _ = await writer._sequence._transitions.start(1)
     await one.ledgers.delete(metadata.ledger_id)
     await world.crash(one)
     other = await world.namespace()
@@ -258,18 +258,18 @@ async def _left_behind(world, name):
 
 
 async def _begins(writer):
-    await writer._succession._transitions.start(2)
+    await writer._sequence._transitions.start(2)
 
 
 async def _ends(writer):
-    segment = writer._succession.current.metadata
+    segment = writer._sequence.current.metadata
     with suppress(DistributedLogError):  # where recovery has closed it already
-        await writer._succession.current.ledger.close()
-    await writer._succession._transitions.complete(segment, last_txid=1, record_count=1, last_entry=0, last_slot=0)
+        await writer._sequence.current.ledger.close()
+    await writer._sequence._transitions.complete(segment, last_txid=1, record_count=1, last_entry=0, last_slot=0)
 
 
 async def _allocates(writer):
-    await writer._succession._transitions.prepare()
+    await writer._sequence._transitions.prepare()
 
 
 async def _begins_what_it_allocated(writer):
@@ -397,7 +397,7 @@ async def test_an_owner_whose_lock_is_gone_deposes_nobody(world, monkeypatch):
 async def test_a_deposed_recovery_does_not_remove_the_segment_that_took_the_number_of_an_empty_one(world, monkeypatch):
     one = await world.namespace()
     writer = await (await one.open_log("number")).open_writer()
-    await writer._succession._transitions.start(1)
+    await writer._sequence._transitions.start(1)
     await world.crash(one)
     two = await world.namespace()
     delete, taken_over = two.ledgers.delete, []
@@ -624,9 +624,9 @@ async def test_the_first_failed_entry_decides_the_outcome_of_those_behind_it(wor
     for bookie in world.bookies:
         bookie.hold_adds = True
     sent = [writer.write(2, b"sent"), writer.write(3, b"sent too")]
-    writer._succession.current.send()
+    writer._sequence.current.send()
     behind = writer.write(4, b"sent behind")
-    writer._succession.current.send()
+    writer._sequence.current.send()
     buffered = writer.write(5, b"buffered")
     for bookie in world.bookies:
         bookie.reject = Status.EFENCED
@@ -703,7 +703,7 @@ async def test_a_record_that_comes_as_the_ledger_refuses_the_buffer_before_it_is
     writer = await (await namespace.open_log("full")).open_writer()
     await asyncio.gather(writer.write(1, b"one"), writer.flush())
     buffered = writer.write(2, bytes(600_000))
-    await writer._succession.current.ledger.abandon()  # the ledger has failed, and nobody here has heard of it
+    await writer._sequence.current.ledger.abandon()  # the ledger has failed, and nobody here has heard of it
     behind = writer.write(3, bytes(600_000))  # there is no room for both in one entry
     outcomes = [await _outcome(buffered), await _outcome(behind)]
     assert [type(outcome) for outcome in outcomes] == [WriteError, WriteError]
@@ -744,7 +744,7 @@ async def test_losing_one_node_of_four_stops_nothing(world):
     writer = await (await namespace.open_log("replaced")).open_writer()
     written = [writer.write(0, b"0")]
     await writer.flush()
-    used = {name for e in writer._succession.current.ledger.metadata.ensembles for name in e.bookies}
+    used = {name for e in writer._sequence.current.ledger.metadata.ensembles for name in e.bookies}
     next(bookie for bookie in world.bookies if bookie.id in used).stop()
     for i in range(1, 20):
         written.append(writer.write(i, b"%d" % i))
@@ -807,7 +807,7 @@ async def test_fail_fast_refuses_while_a_segment_is_being_started(world):
 
 
 async def test_what_waits_for_a_start_is_bounded(world, monkeypatch):
-    monkeypatch.setattr("dlspark.core.writing.write_limits.MAX_QUEUED_BYTES", 1000)
+    monkeypatch.setattr("dlspark.core.writing.queued_writes.MAX_QUEUED_BYTES", 1000)
     namespace = await world.namespace()
     writer = await (await namespace.open_log("bounded")).open_writer()
     world.tree.stall()

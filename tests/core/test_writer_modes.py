@@ -92,7 +92,7 @@ async def test_what_was_not_waited_for_and_lost_is_raised_by_the_next_call(world
     for bookie in world.bookies:
         bookie.reject = Status.EFENCED
     assert await writer.write(2, b"lost") == DLSN.INVALID
-    await until(lambda: writer._succession.current.error is not None)
+    await until(lambda: writer._sequence.current.error is not None)
     for bookie in world.bookies:
         bookie.reject = None
     with pytest.raises((WriteError, TransmitError)):
@@ -273,7 +273,7 @@ async def test_nothing_rolls_while_the_metadata_store_is_out_of_reach(world):
     namespace = await world.namespace(rolling_minutes=0, max_segment_bytes=1, output_buffer_bytes=0)
     log = await namespace.open_log("cut")
     writer = await log.open_writer()
-    writer._succession.roll_is_due = lambda roll=writer._succession.roll_is_due: started and roll()
+    writer._sequence.roll_is_due = lambda roll=writer._sequence.roll_is_due: started and roll()
     started = []
     await writer.write(0, b"x")
     started.append(True)
@@ -295,7 +295,7 @@ async def test_a_roll_that_is_cut_off_from_the_metadata_store_goes_on_when_it_is
     )
     log = await namespace.open_log("midway")
     writer = await log.open_writer()
-    complete, cut = writer._succession._complete, []
+    complete, cut = writer._sequence._complete, []
 
     async def cut_off_first(segment):
         if not cut:
@@ -305,7 +305,7 @@ async def test_a_roll_that_is_cut_off_from_the_metadata_store_goes_on_when_it_is
             await until(lambda: namespace.store.state is SessionState.SUSPENDED)
         await complete(segment)
 
-    monkeypatch.setattr(writer._succession, "_complete", cut_off_first)
+    monkeypatch.setattr(writer._sequence, "_complete", cut_off_first)
     written = [await writer.write(i, b"x") for i in range(3)]
     await writer.close()
     assert cut

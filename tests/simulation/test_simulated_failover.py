@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from dlspark.core.writing.late_answers import LateAnswers
+from dlspark.core.writing.acknowledgements import LateAcknowledgements
 from simulation import mutations
 from simulation.runs.failover import SESSION_TIMEOUTS_S, run_failover, run_failovers, table
 
@@ -49,11 +49,14 @@ def test_a_writer_that_is_not_fenced_is_noticed() -> None:
 
 def test_an_answer_that_waited_in_the_stopped_process_and_is_believed_is_noticed() -> None:
     def believe(
-        _: LateAnswers, added: asyncio.Future[int], _sent_at: float, answered: Callable[[asyncio.Future[int]], None]
+        _: LateAcknowledgements,
+        added: asyncio.Future[int],
+        _sent_at: float,
+        answered: Callable[[asyncio.Future[int]], None],
     ) -> None:
         added.add_done_callback(answered)
 
-    with mock.patch.object(LateAnswers, "watch", believe):
+    with mock.patch.object(LateAcknowledgements, "watch", believe):
         failures = [one.failure for one in run_failovers(range(15)) if one.failure is not None]
     assert failures
     assert all("was acknowledged after the second writer's first acknowledgement" in one for one in failures), failures

@@ -36,7 +36,7 @@ MIN_AGE_MS: Final = 24 * 60 * 60 * 1000
 _AT_ONCE: Final = 32
 
 
-class Verdict(str, Enum):
+class LedgerVerdict(str, Enum):
     """What becomes of a ledger that was looked at."""
 
     ORPHAN = "orphan"
@@ -52,7 +52,7 @@ class UnnamedLedger:
     """A ledger that nothing names."""
 
     ledger_id: int
-    verdict: Verdict
+    verdict: LedgerVerdict
     created_ms: int
     """By ZooKeeper's clock, milliseconds since the epoch."""
     length: int | None
@@ -84,7 +84,7 @@ class LedgerAudit:
 
     @property
     def orphans(self) -> list[int]:
-        return [one.ledger_id for one in self.unnamed if one.verdict is Verdict.ORPHAN]
+        return [one.ledger_id for one in self.unnamed if one.verdict is LedgerVerdict.ORPHAN]
 
     @property
     def clean(self) -> bool:
@@ -114,7 +114,7 @@ async def audit_ledgers(namespaces: Sequence[Services], *, min_age_ms: int = MIN
     return LedgerAudit(
         ledgers=len(ids),
         uses={use.value: sum(any(one.use is use for one in named[i]) for i in ids & named.keys()) for use in Use},
-        unnamed=tuple(one for one in judged if one.verdict is not Verdict.GONE),
+        unnamed=tuple(one for one in judged if one.verdict is not LedgerVerdict.GONE),
         missing=tuple(await _missing(namespaces, named, ids)),
         shared=tuple(_shared(named)),
         unreadable=tuple(unreadable.values()),
@@ -202,18 +202,18 @@ class _Judge:
             except CorruptDataError:
                 pass  # Undecided: whose it is cannot be told.
         if stat is None:
-            return UnnamedLedger(ledger_id, Verdict.GONE, 0, None)
+            return UnnamedLedger(ledger_id, LedgerVerdict.GONE, 0, None)
         length = metadata.length if metadata is not None and metadata.is_closed else None
         return UnnamedLedger(ledger_id, self._verdict(metadata, stat.ctime_ms), stat.ctime_ms, length)
 
-    def _verdict(self, metadata: LedgerMetadata | None, created_ms: int) -> Verdict:
+    def _verdict(self, metadata: LedgerMetadata | None, created_ms: int) -> LedgerVerdict:
         if metadata is None or not self._complete:
-            return Verdict.UNDECIDED
+            return LedgerVerdict.UNDECIDED
         if metadata.custom:
-            return Verdict.FOREIGN
+            return LedgerVerdict.FOREIGN
         if self._services.clock.now_ms() - created_ms < self._min_age_ms:
-            return Verdict.YOUNG
-        return Verdict.ORPHAN
+            return LedgerVerdict.YOUNG
+        return LedgerVerdict.ORPHAN
 
 
 # ---------------------------------------------------------------------- deleting
@@ -224,7 +224,7 @@ class LedgerDeletion:
     """What was done with one ledger that was to be deleted."""
 
     ledger_id: int
-    verdict: Verdict
+    verdict: LedgerVerdict
     deleted: bool
 
 
@@ -247,8 +247,8 @@ async def delete_ledgers(
     judge = _Judge(namespaces[0], min_age_ms, complete=not unreadable)
     done = []
     for ledger_id in wanted:
-        verdict = (await judge.unnamed(ledger_id)).verdict if ledger_id in left else Verdict.IN_USE
-        doomed = verdict is Verdict.ORPHAN or (force and verdict in (Verdict.YOUNG, Verdict.FOREIGN))
+        verdict = (await judge.unnamed(ledger_id)).verdict if ledger_id in left else LedgerVerdict.IN_USE
+        doomed = verdict is LedgerVerdict.ORPHAN or (force and verdict in (LedgerVerdict.YOUNG, LedgerVerdict.FOREIGN))
         if doomed and not dry_run:
             await cluster.delete(ledger_id)
         done.append(LedgerDeletion(ledger_id, verdict, doomed))

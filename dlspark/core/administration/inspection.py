@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from dlspark.core.administration.kinds import Kind
+from dlspark.core.administration.finding_kinds import FindingKind
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID, LogRecord
 from dlspark.core.display.status import lock_owner
@@ -46,10 +46,10 @@ _LEDGERS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LogFinding:
     """One thing that was found in a log."""
 
-    kind: Kind
+    kind: FindingKind
     what: str
     segment: SegmentMetadata | None = None
     corrected: SegmentMetadata | None = None
@@ -58,7 +58,7 @@ class Finding:
     @property
     def is_fault(self) -> bool:
         """Whether something is wrong: a segment that is in progress need not be."""
-        return self.kind is not Kind.IN_PROGRESS
+        return self.kind is not FindingKind.IN_PROGRESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ class LogInspection:
     segments: tuple[SegmentMetadata, ...]
     owner: str | None
     """Client id of who holds the log's lock."""
-    findings: tuple[Finding, ...]
+    findings: tuple[LogFinding, ...]
 
     @property
-    def faults(self) -> list[Finding]:
+    def faults(self) -> list[LogFinding]:
         return [one for one in self.findings if one.is_fault]
 
 
@@ -95,16 +95,16 @@ async def listed_segments(services: Services, name: str) -> list[SegmentMetadata
 async def inspect_log(services: Services, name: str) -> LogInspection:
     """Look for what is wrong in a log's metadata. Raises LogNotFoundError, and the metadata store's errors."""
     state: LogState | None = None
-    findings: list[Finding] = []
+    findings: list[LogFinding] = []
     try:
         state = await services.logs.open(name)
     except CorruptDataError as error:
-        findings.append(Finding(Kind.UNREADABLE, str(error)))
+        findings.append(LogFinding(FindingKind.UNREADABLE, str(error)))
     owner = await lock_owner(services, (await services.logs.located(name)).lock)
     try:
         segments = await listed_segments(services, name)
     except CorruptDataError as error:
-        findings.append(Finding(Kind.UNREADABLE, str(error)))
+        findings.append(LogFinding(FindingKind.UNREADABLE, str(error)))
         return LogInspection(name, (), owner, tuple(findings))
     if state is not None and owner is not None:
         state = None  # It moves on while it is written: what was read at two moments need not fit.
@@ -114,15 +114,15 @@ async def inspect_log(services: Services, name: str) -> LogInspection:
     return LogInspection(name, tuple(segments), owner, tuple(findings))
 
 
-def _in_progress(segment: SegmentMetadata, owner: str | None) -> Finding:
+def _in_progress(segment: SegmentMetadata, owner: str | None) -> LogFinding:
     by = f"{owner} has the log's lock" if owner is not None else "nobody has the log's lock: the next writer ends it"
-    return Finding(Kind.IN_PROGRESS, f"segment {segment.lssn} is in progress; {by}", segment)
+    return LogFinding(FindingKind.IN_PROGRESS, f"segment {segment.lssn} is in progress; {by}", segment)
 
 
 # ---------------------------------------------------------------------- the list
 
 
-def faults_of(segments: Sequence[SegmentMetadata], state: LogState | None) -> list[Finding]:
+def faults_of(segments: Sequence[SegmentMetadata], state: LogState | None) -> list[LogFinding]:
     """What is wrong with a list of segments, in order, and with what the log says of them (None: not looked at)."""
     findings = [*_numbers(segments), *_transaction_ids(segments, state), *_truncations(segments), *_shared(segments)]
     numbered = [one for one in segments if one.lssn != UNASSIGNED_LSSN]
@@ -130,7 +130,7 @@ def faults_of(segments: Sequence[SegmentMetadata], state: LogState | None) -> li
         stored, last = state.max_lssn.value, max(one.lssn for one in numbered)
         if stored not in (last, last + 1):
             what = f"the highest number assigned is {stored}, the newest segment is {last}"
-            findings.append(Finding(Kind.NUMBER, what))
+            findings.append(LogFinding(FindingKind.NUMBER, what))
     return findings
 
 
@@ -141,66 +141,70 @@ def misnumbered(segments: Iterable[SegmentMetadata]) -> list[SegmentMetadata]:
     return [one for one in listed if one.in_progress and UNASSIGNED_LSSN < one.lssn <= highest]
 
 
-def _numbers(segments: Sequence[SegmentMetadata]) -> list[Finding]:
+def _numbers(segments: Sequence[SegmentMetadata]) -> list[LogFinding]:
     low = misnumbered(segments)
     findings = [
-        Finding(Kind.LOW_NUMBER, f"segment {one.lssn} is in progress, and there are completed ones from there on", one)
+        LogFinding(
+            FindingKind.LOW_NUMBER,
+            f"segment {one.lssn} is in progress, and there are completed ones from there on",
+            one,
+        )
         for one in low
     ]
     numbered = [one for one in segments if one.lssn != UNASSIGNED_LSSN and one not in low]
     for before, after in pairwise(numbered):
         if before.lssn == after.lssn:
-            findings.append(Finding(Kind.DUPLICATE, f"two segments are number {after.lssn}", after))
+            findings.append(LogFinding(FindingKind.DUPLICATE, f"two segments are number {after.lssn}", after))
         elif after.lssn != before.lssn + 1:
-            findings.append(Finding(Kind.GAP, f"segment {after.lssn} follows segment {before.lssn}", after))
+            findings.append(LogFinding(FindingKind.GAP, f"segment {after.lssn} follows segment {before.lssn}", after))
     return findings
 
 
-def _transaction_ids(segments: Sequence[SegmentMetadata], state: LogState | None) -> list[Finding]:
+def _transaction_ids(segments: Sequence[SegmentMetadata], state: LogState | None) -> list[LogFinding]:
     findings = []
     completed = [one for one in segments if not one.in_progress]
     for before, after in pairwise(completed):
         if after.first_txid < before.last_txid and before.last_txid != MAX_TXID:
             what = f"segment {after.lssn} begins at transaction id {after.first_txid}, below {before.last_txid}"
-            findings.append(Finding(Kind.TXID, f"{what} at which segment {before.lssn} ends", after))
+            findings.append(LogFinding(FindingKind.TXID, f"{what} at which segment {before.lssn} ends", after))
     highest = max((one.last_txid for one in completed), default=0)
     if state is not None and highest > state.max_txid.value:
         what = f"the log's highest transaction id is {state.max_txid.value}, that of its segments {highest}"
-        findings.append(Finding(Kind.TXID, what))
+        findings.append(LogFinding(FindingKind.TXID, what))
     return findings
 
 
-def _truncations(segments: Sequence[SegmentMetadata]) -> list[Finding]:
+def _truncations(segments: Sequence[SegmentMetadata]) -> list[LogFinding]:
     return [
-        Finding(Kind.TRUNCATION, f"segment {after.lssn} is truncated, segment {before.lssn} is not", after)
+        LogFinding(FindingKind.TRUNCATION, f"segment {after.lssn} is truncated, segment {before.lssn} is not", after)
         for before, after in pairwise(segments)
         if is_truncated(after) and not is_truncated(before)
     ]
 
 
-def _shared(segments: Sequence[SegmentMetadata]) -> list[Finding]:
+def _shared(segments: Sequence[SegmentMetadata]) -> list[LogFinding]:
     seen: dict[int, SegmentMetadata] = {}
     findings = []
     for one in segments:
         other = seen.setdefault(one.ledger_id, one)
         if other is not one:
             what = f"segments {other.lssn} and {one.lssn} have one ledger, {one.ledger_id}"
-            findings.append(Finding(Kind.SHARED_LEDGER, what, one))
+            findings.append(LogFinding(FindingKind.SHARED_LEDGER, what, one))
     return findings
 
 
 # ---------------------------------------------------------------------- ledgers
 
 
-async def _ledgers(services: Services, name: str, segments: Sequence[SegmentMetadata]) -> list[Finding]:
-    found: list[Finding | None] = []
+async def _ledgers(services: Services, name: str, segments: Sequence[SegmentMetadata]) -> list[LogFinding]:
+    found: list[LogFinding | None] = []
     for start in range(0, len(segments), _LEDGERS_AT_ONCE):
         chunk = segments[start : start + _LEDGERS_AT_ONCE]
         found += await asyncio.gather(*(_ledger(services, name, one) for one in chunk))
     return [one for one in found if one is not None]
 
 
-async def _ledger(services: Services, name: str, segment: SegmentMetadata) -> Finding | None:
+async def _ledger(services: Services, name: str, segment: SegmentMetadata) -> LogFinding | None:
     try:
         ledger = (await services.ledger_store.read(segment.ledger_id)).value
     except NoNodeError:
@@ -208,24 +212,26 @@ async def _ledger(services: Services, name: str, segment: SegmentMetadata) -> Fi
         await repeat(services.store, lambda: services.store.sync(path))
         if await repeat(services.store, lambda: services.store.exists(path)) is None:
             return None  # It was purged, or removed by recovery, since it was listed.
-        return Finding(Kind.NO_LEDGER, f"ledger {segment.ledger_id} of segment {segment.lssn} is not there", segment)
+        return LogFinding(
+            FindingKind.NO_LEDGER, f"ledger {segment.ledger_id} of segment {segment.lssn} is not there", segment
+        )
     except CorruptDataError as error:
-        return Finding(Kind.UNREADABLE, f"the ledger of segment {segment.lssn}: {error}", segment)
+        return LogFinding(FindingKind.UNREADABLE, f"the ledger of segment {segment.lssn}: {error}", segment)
     if segment.in_progress or is_truncated(segment):
         return None
     if not ledger.is_closed:
         what = f"segment {segment.lssn} is completed, its ledger {segment.ledger_id} is not closed"
-        return Finding(Kind.OPEN_LEDGER, what, segment)
+        return LogFinding(FindingKind.OPEN_LEDGER, what, segment)
     if ledger.last_entry < segment.last_entry:
         what = f"segment {segment.lssn} ends at entry {segment.last_entry}, its ledger at {ledger.last_entry}"
-        return Finding(Kind.LOST, what, segment)
+        return LogFinding(FindingKind.LOST, what, segment)
     return None
 
 
 # ---------------------------------------------------------------------- the ends of segments
 
 
-async def check_ends(services: Services, segments: Sequence[SegmentMetadata], settings: Settings) -> list[Finding]:
+async def check_ends(services: Services, segments: Sequence[SegmentMetadata], settings: Settings) -> list[LogFinding]:
     """Compare the completed segments with the last records in their ledgers, fencing nobody.
 
     Segments whose ledgers are gone are passed over. Raises what reading raises.
@@ -239,7 +245,7 @@ async def check_ends(services: Services, segments: Sequence[SegmentMetadata], se
 
 async def check_end(
     services: Services, segment: SegmentMetadata, settings: Settings, *, recover: bool = False
-) -> Finding | None:
+) -> LogFinding | None:
     """`check_ends` of one. With `recover` an open ledger is closed first: only under the log's lock."""
     try:
         ledger = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=recover)
@@ -255,15 +261,15 @@ async def check_end(
     claimed = DLSN(segment.lssn, segment.last_entry, segment.last_slot)
     if any_last is None or any_last.dlsn < claimed:
         there = "has no records" if any_last is None else f"ends at {any_last.dlsn}"
-        return Finding(
-            Kind.LOST, f"segment {segment.lssn} ends at {claimed} by its metadata, its ledger {there}", segment
+        return LogFinding(
+            FindingKind.LOST, f"segment {segment.lssn} ends at {claimed} by its metadata, its ledger {there}", segment
         )
     if last is None:
         return None
     return _beyond(segment, last, claimed)
 
 
-def _beyond(segment: SegmentMetadata, last: LogRecord, claimed: DLSN) -> Finding | None:
+def _beyond(segment: SegmentMetadata, last: LogRecord, claimed: DLSN) -> LogFinding | None:
     """Records that the metadata do not count. Control records behind the last one may be counted or not."""
     last_txid = max(last.txid, segment.last_txid)
     if last.dlsn <= claimed and last_txid == segment.last_txid and last.last_position <= segment.record_count:
@@ -280,4 +286,4 @@ def _beyond(segment: SegmentMetadata, last: LogRecord, claimed: DLSN) -> Finding
         f"segment {segment.lssn} ends at {claimed} with {segment.record_count} records and transaction id "
         f"{segment.last_txid} by its metadata; its last record is {last.dlsn}, number {last.last_position}, {last.txid}"
     )
-    return Finding(Kind.SHORT, what, segment, corrected)
+    return LogFinding(FindingKind.SHORT, what, segment, corrected)

@@ -16,15 +16,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dlspark.core.administration.finding_kinds import FindingKind
 from dlspark.core.administration.inspection import (
-    Finding,
+    LogFinding,
     check_end,
     check_ends,
     inspect_log,
     listed_segments,
     misnumbered,
 )
-from dlspark.core.administration.kinds import Kind
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services
@@ -37,14 +37,14 @@ from metadata.segment_changes import SegmentChanges, SegmentsMovedError, check_g
 from metadata.segments import SegmentMetadata
 from metadata.store import Create, Delete, Op, SetData
 
-_REPAIRED = frozenset((Kind.LOW_NUMBER, Kind.SHORT, Kind.OPEN_LEDGER))
+_REPAIRED = frozenset((FindingKind.LOW_NUMBER, FindingKind.SHORT, FindingKind.OPEN_LEDGER))
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
     """A segment as it was found, and as it is now, or would be."""
 
-    finding: Finding
+    finding: LogFinding
     before: SegmentMetadata
     after: SegmentMetadata
 
@@ -93,7 +93,9 @@ def _renumbering(name: str, segments: Sequence[SegmentMetadata]) -> Repair | Non
             advice="Read their ledgers (dlspark ledger read-entries) and complete or remove one of them by hand",
         )
     highest = max(one.lssn for one in segments if not one.in_progress)
-    found = Finding(Kind.LOW_NUMBER, f"segment {low[0].lssn} is in progress, the newest completed one is {highest}")
+    found = LogFinding(
+        FindingKind.LOW_NUMBER, f"segment {low[0].lssn} is in progress, the newest completed one is {highest}"
+    )
     return Repair(found, low[0], replace(low[0], lssn=highest + 1, name=None))
 
 
@@ -161,9 +163,9 @@ class LogCheck:
     """What was found in a log, what was repaired of it, and which faults are still there."""
 
     name: str
-    findings: tuple[Finding, ...]
+    findings: tuple[LogFinding, ...]
     repairs: tuple[Repair, ...]
-    left: tuple[Finding, ...]
+    left: tuple[LogFinding, ...]
 
 
 async def check_log(
@@ -178,15 +180,15 @@ async def check_log(
     if not repair or not kinds & _REPAIRED:
         return LogCheck(name, tuple(findings), (), tuple(one for one in findings if one.is_fault))
     repairs: list[Repair] = []
-    if Kind.LOW_NUMBER in kinds:
+    if FindingKind.LOW_NUMBER in kinds:
         renumbered = await raise_number(services, name, settings, client_id=client_id)
         repairs += [renumbered] if renumbered is not None else []
-    if kinds & {Kind.SHORT, Kind.OPEN_LEDGER}:
+    if kinds & {FindingKind.SHORT, FindingKind.OPEN_LEDGER}:
         repairs += await repair_ends(services, name, settings, client_id=client_id)
     left = await _look(services, name, settings)
     return LogCheck(name, tuple(findings), tuple(repairs), tuple(one for one in left if one.is_fault))
 
 
-async def _look(services: Services, name: str, settings: Settings) -> list[Finding]:
+async def _look(services: Services, name: str, settings: Settings) -> list[LogFinding]:
     inspected = await inspect_log(services, name)
     return [*inspected.findings, *await check_ends(services, inspected.segments, settings)]

@@ -16,7 +16,7 @@ from typing import Final
 from dlspark.core.codec.dlsn import DLSN, DLSNRange
 from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.display.picture import MAX_DRAWN, Unit, description, image, rows, svg
-from dlspark.core.lifecycle.truncation import truncation_point
+from dlspark.core.lifecycle.owned_segments import truncation_point
 from dlspark.core.markup import Printed, escaped, failure, folded, heading, printable, table
 from dlspark.core.reading.segments import first_active
 from dlspark.core.runtime import Runtime

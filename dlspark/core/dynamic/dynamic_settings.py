@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from dlspark.core.dynamic.stream_converters import StreamConverter, stream_converter
 from dlspark.core.dynamic.watched_file import REJECTED, ReadFile, WatchedFile, read_in_thread
-from dlspark.core.metrics.logs import about
+from dlspark.core.metrics.structured_logging import about
 from dlspark.core.settings import LiveSettings, Settings, Value
 from dlspark.core.settings.settings import dynamic_values
 from dlspark.errors import SettingsError

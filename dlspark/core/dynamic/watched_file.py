@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from dlspark.core.metrics.logs import about
+from dlspark.core.metrics.structured_logging import about
 from dlspark.errors import SettingsError
 from metadata.foundation.properties import parse_properties, read_if_exists
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from dlspark.core.metrics.collection import OnePerRegistry
 from dlspark.core.metrics.meter import Statistics, registry_of
-from dlspark.core.metrics.registration import OnePerRegistry
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

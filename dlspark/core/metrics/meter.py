@@ -2,6 +2,15 @@
 
 Counting is adding to plain numbers (`cells`), once an entry or an operation, never once a record. Where no statistics
 are wanted the hot paths look at `Meter.wanted` and do nothing; elsewhere what is counted is simply shown to nobody.
+
+`SlowOperations`: operations that take longer than a threshold: counted, and told in the log, though not all of them.
+
+When something is slow, much is: one line a kind in WARN_INTERVAL_S, with how many others there were since the last.
+
+Spans for OpenTelemetry: what the library spends time on, in the traces of the program that uses it.
+
+Nothing of OpenTelemetry is imported unless spans are wanted (setting `tracingEnabled`, or a tracer provider given with
+`Statistics`). The library needs the API only (extra `telemetry`); where spans go is set up by the program.
 """
 
 from __future__ import annotations
@@ -18,8 +27,6 @@ from typing import TYPE_CHECKING, Final
 from dlspark.core.metrics.catalog import Measures
 from dlspark.core.metrics.cells import Timing
 from dlspark.core.metrics.collection import Scopes, collection_of
-from dlspark.core.metrics.slow import SlowOperations
-from dlspark.core.metrics.tracing import NO_TRACING, Tracing, tracing
 from dlspark.core.settings import Settings
 from dlspark.errors import CallerError
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
@@ -28,12 +35,133 @@ from metadata.store import MetadataStore
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
     from prometheus_client import CollectorRegistry
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from dlspark.core.metrics.cells import Counts
+from dlspark.core.metrics.structured_logging import about
+from dlspark.errors import SettingsError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer, TracerProvider
 
 _log = logging.getLogger(__name__)
 
 MAX_STREAMS: Final = 1000
 """Logs of a namespace that may have series of their own at a time; further ones are counted with the rest."""
 _UNANSWERED: Final = (OutcomeUnknownError, MetadataUnavailableError, asyncio.TimeoutError)
+
+
+# ------------------------------------------------------------------ slow operations
+
+WARN_INTERVAL_S = 10.0
+Slow: TypeAlias = Literal["metadata", "write", "read"]
+
+
+class SlowOperations:
+    """Of one namespace."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._next: dict[str, float] = {}
+        self._untold: dict[str, int] = {}
+
+    def tell(
+        self,
+        kind: Slow,
+        seconds: float,
+        threshold_ms: int,
+        what: str,
+        *,
+        log: str | None = None,
+        segment: int | None = None,
+        ledger: int | None = None,
+        path: str | None = None,
+    ) -> None:
+        """`what` took so long, which is above the threshold."""
+        self._counts.values[kind] += 1
+        now = asyncio.get_running_loop().time()
+        if now < self._next.get(kind, now):
+            self._untold[kind] = self._untold.get(kind, 0) + 1
+            return
+        self._next[kind] = now + WARN_INTERVAL_S
+        others = self._untold.pop(kind, 0)
+        more = f"; {others} more were slow since this was last told" if others else ""
+        milliseconds = round(seconds * 1000)
+        extra = about(log=log, segment=segment, ledger=ledger, path=path)
+        extra |= {"kind": kind, "duration_ms": milliseconds, "threshold_ms": threshold_ms}
+        where = f"log {log}: " if log is not None else ""
+        _log.warning("%s%s took %d ms, more than %d ms%s", where, what, milliseconds, threshold_ms, more, extra=extra)
+
+
+# ------------------------------------------------------------------ spans
+
+SCOPE = "dlspark"
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class Tracing:
+    """Makes no spans."""
+
+    on = False
+    """Whether to take the trouble of calling `past`."""
+
+    def span(self, name: str, **attributes: str | int | None) -> AbstractContextManager[None]:
+        """A block that is a span, and a failed one where it raises. Attributes that are None are left out."""
+        return _NOTHING
+
+    def past(self, name: str, seconds: float, error: BaseException | None, **attributes: str | int | None) -> None:
+        """What has just ended and took so long was a span, part of the current one."""
+
+
+class OpenTelemetry(Tracing):
+    """Makes spans by a tracer."""
+
+    on = True
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    @contextmanager
+    def span(self, name: str, **attributes: str | int | None) -> Iterator[None]:
+        with self._tracer.start_as_current_span(name, attributes=_attributes(attributes)):
+            yield
+
+    def past(self, name: str, seconds: float, error: BaseException | None, **attributes: str | int | None) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        end_ns = time.time_ns()
+        span = self._tracer.start_span(
+            name, attributes=_attributes(attributes), start_time=end_ns - int(seconds * 1_000_000_000)
+        )
+        if error is not None:
+            span.record_exception(error)
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+        span.end(end_ns)
+
+
+def _attributes(attributes: dict[str, str | int | None]) -> dict[str, str | int]:
+    return {f"dlspark.{name}": value for name, value in attributes.items() if value is not None}
+
+
+NO_TRACING = Tracing()
+
+
+def tracing(wanted: bool, provider: TracerProvider | None) -> Tracing:
+    """By `provider`; without one, if `wanted`, by the program's own. Raises SettingsError without the extra."""
+    if provider is None and not wanted:
+        return NO_TRACING
+    try:
+        from opentelemetry import trace
+    except ImportError as error:
+        raise SettingsError(
+            "tracingEnabled takes OpenTelemetry, which is not installed", advice="pip install dlspark[telemetry]"
+        ) from error
+    return OpenTelemetry(trace.get_tracer(SCOPE, tracer_provider=provider))
+
+
+# ------------------------------------------------------------------ the meter
 
 
 @dataclass(frozen=True, slots=True)

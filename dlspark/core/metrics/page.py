@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from dlspark.core.metrics.catalog import METRICS, WITHOUT_MEANING
 from dlspark.core.metrics.lags import LAG_METRICS
-from dlspark.core.metrics.logs import FIELDS
-from dlspark.core.metrics.meter import MAX_STREAMS
-from dlspark.core.metrics.slow import WARN_INTERVAL_S
+from dlspark.core.metrics.meter import MAX_STREAMS, WARN_INTERVAL_S
+from dlspark.core.metrics.structured_logging import FIELDS
 
 _HEAD = f"""\
 # Metrics, slow operations, spans, logs
@@ -100,13 +99,13 @@ Loggers are those of the modules (`dlspark.core.writing.writer`). Records say wh
 the message: {", ".join(f"`{name}`" for name in FIELDS)}. One line of JSON for each:
 
     import logging
-    from dlspark.core.metrics.logs import JsonFormatter
+    from dlspark.core.metrics.structured_logging import JsonFormatter
 
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.getLogger("dlspark").addHandler(handler)
 
-    {{"time": "2026-11-22T00:31:11.000+00:00", "level": "WARNING", "logger": "dlspark.core.metrics.slow",
+    {{"time": "2026-11-22T00:31:11.000+00:00", "level": "WARNING", "logger": "dlspark.core.metrics.meter",
      "message": "log flights: writing entry 7 of segment 1 took 2300 ms, more than 2000 ms", "log": "flights",
      "segment": 1, "ledger": 12, "kind": "write", "duration_ms": 2300, "threshold_ms": 2000}}
 """

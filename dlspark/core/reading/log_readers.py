@@ -13,7 +13,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.positions import LogPositions
 from dlspark.core.reading.reader import AsyncLogReader, Start
-from dlspark.core.reading.segment_watch import SegmentWatch
+from dlspark.core.reading.segment_list import SegmentWatch
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.errors import CallerError
 from metadata.logs import SegmentMetadata

@@ -1,4 +1,4 @@
-"""`ReadAhead`: fetches a log's entries in order, ahead of their reader, and follows the log as it grows.
+"""`LogReadAhead`: fetches a log's entries in order, ahead of their reader, and follows the log as it grows.
 
 One task walks the segments. In a closed ledger it streams entries; in an open one it streams up to the last
 confirmed entry and then long-polls for the next, so it waits without polling. That a ledger has ended is known from
@@ -38,7 +38,7 @@ LEDGER_GONE_S = 10.0
 """How long a segment may be listed without its ledger: recovery removes an empty one's ledger first."""
 
 
-class ReadAhead:
+class LogReadAhead:
     """Entries of one log from `start` on, which may lie in the future; up to DLSN.INITIAL it means the earliest."""
 
     def __init__(self, services: Services, name: str, settings: Settings, start: DLSN, creation: int = -1) -> None:

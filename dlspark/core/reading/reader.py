@@ -25,11 +25,10 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries, record_rows, rows
-from dlspark.core.reading.idleness import Idleness
-from dlspark.core.reading.numbering import Gap, Numbering
-from dlspark.core.reading.read_ahead import ReadAhead
+from dlspark.core.reading.decoded_records import DecodedRecords, Loan
+from dlspark.core.reading.read_ahead import LogReadAhead
+from dlspark.core.reading.reader_checks import Gap, GapCheck, Idleness
 from dlspark.core.reading.segment_follower import FetchedEntry
-from dlspark.core.reading.undelivered import Loan, Undelivered
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.errors import (
@@ -72,11 +71,11 @@ class AsyncLogReader:
         self._services = services
         self._settings = settings
         self._locate = locate
-        self._ahead = ReadAhead(services, name, settings, start)
+        self._ahead = LogReadAhead(services, name, settings, start)
         self._measures = services.meter.of(name)
         self._idleness = Idleness(name, services.counters)
-        self._numbers = Numbering(name, services.counters)
-        self._records = Undelivered()
+        self._numbers = GapCheck(name, services.counters)
+        self._records = DecodedRecords()
         self._loan: Loan | None = None
         self._delivered: LogRecord | None = None  # the last one, if it moved the position
         self._moved_to = start
@@ -205,7 +204,7 @@ class AsyncLogReader:
     async def _restart(self, position: DLSN) -> None:
         """Read from `position` on, as a new reader would."""
         before = self._ahead
-        self._ahead = ReadAhead(self._services, self.name, self._settings, position, before.creation)
+        self._ahead = LogReadAhead(self._services, self.name, self._settings, position, before.creation)
         self._final = None
         self._numbers.forget()
         self._idleness.arrived()

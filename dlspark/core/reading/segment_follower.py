@@ -17,8 +17,8 @@ from typing import Protocol
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics import Measures
-from dlspark.core.metrics.fetches import FetchMeasures
-from dlspark.core.metrics.logs import about
+from dlspark.core.metrics.entry_measures import FetchMeasures
+from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.errors import (

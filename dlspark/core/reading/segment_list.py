@@ -2,16 +2,18 @@
 
 Listing brings the names; what a reader needs of single segments is read as it comes to them (`SegmentListing`). It
 follows one log, not a name: a log that was deleted has ended for its readers, though another one may have its name now.
+
+`SegmentWatch`: a log's segments as they change, for who wants to know of each change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
-from dlspark.core.metrics.logs import about
+from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
@@ -150,3 +152,42 @@ def _open_by_number(listing: SegmentListing) -> dict[int, bool]:
     """Of each segment, whether it is in progress."""
     still_open = {listed.lssn for listed in listing.open}
     return {listed.lssn: listed.lssn in still_open for listed in listing}
+
+
+# ------------------------------------------------------------------ changes
+
+
+class SegmentWatch:
+    """Follows one log until it is closed, or the log is deleted."""
+
+    def __init__(self, services: Services, name: str, settings: Settings) -> None:
+        self.closed = False
+        self._list = SegmentList(services, name, settings)
+
+    def use_settings(self, settings: Settings) -> None:
+        """Called when the log's dynamic settings change."""
+        self._list.use_settings(settings)
+
+    async def changes(self) -> AsyncGenerator[list[SegmentMetadata], None]:
+        """The segments now, and whenever they are others. Raises LogNotFoundError; ends when this is closed."""
+        seen: list[SegmentMetadata] | None = None
+        try:
+            while not self.closed:
+                segments = await self._list.ask(_all_of)
+                if segments != seen:
+                    seen = segments
+                    yield list(segments)
+                if not self.closed:
+                    await self._list.changed()
+        finally:
+            self.closed = True
+            self._list.close()
+
+    async def close(self) -> None:
+        """Let who waits for a change see that there will be none. Idempotent."""
+        self.closed = True
+        self._list.wake()
+
+
+async def _all_of(listing: SegmentListing) -> list[SegmentMetadata]:
+    return await listing.read_all()

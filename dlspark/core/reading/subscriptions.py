@@ -11,7 +11,7 @@ import asyncio
 import logging
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.metrics.logs import about
+from dlspark.core.metrics.structured_logging import about
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import BadVersionError, CallerError, NotAppliedError, OutcomeUnknownError
 from metadata.foundation.errors import NoNodeError, NotEmptyError

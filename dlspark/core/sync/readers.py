@@ -17,8 +17,8 @@ from dlspark.core.append_stream import AsyncAppendReader, AsyncAppendStream
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord, Records
 from dlspark.core.reading.locked_reader import AsyncLockedReader
-from dlspark.core.reading.numbering import Gap
 from dlspark.core.reading.reader import BATCH_BYTES, AsyncLogReader, Start
+from dlspark.core.reading.reader_checks import Gap
 from dlspark.core.runtime import Runtime
 from dlspark.errors import EndOfStreamError
 

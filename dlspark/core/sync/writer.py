@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
-from dlspark.core.writing.sent_entries import WrittenEntry
+from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
 
 _T = TypeVar("_T")

@@ -15,9 +15,9 @@ import pyarrow as pa
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics import Measures
 from dlspark.core.settings import Settings
-from dlspark.core.writing.operations import BatchWrite, Operation, RecordSetWrite, RecordWrite
-from dlspark.core.writing.sent_entries import WrittenEntry
-from dlspark.core.writing.unawaited import Unawaited
+from dlspark.core.writing.acknowledgements import WrittenEntry
+from dlspark.core.writing.failures import UnawaitedFailures
+from dlspark.core.writing.queued_writes import BatchWrite, QueuedWrite, RecordSetWrite, RecordWrite
 from dlspark.errors import WriteCancelledError
 
 
@@ -28,9 +28,9 @@ class Appending:
     _settings: Settings
     _measures: Measures
     _measured: bool
-    _unawaited: Unawaited
+    _unawaited: UnawaitedFailures
 
-    def _accept(self, operation: Operation) -> bool:
+    def _accept(self, operation: QueuedWrite) -> bool:
         """Issue or queue `operation`, or fail it; False if it was refused."""
         raise NotImplementedError
 

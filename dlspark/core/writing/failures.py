@@ -1,15 +1,35 @@
-"""How a writer that has failed says why: what became of its log or lock, and what that means for a record."""
+"""What a writer makes of failures: why it failed, records that nobody waits for, and a lock that is lost.
+
+`explain_failure` and `refusal` say what became of its log or lock, and what that means for a record.
+
+`UnawaitedFailures`: of records that are answered before they are stored (`isDurableWriteEnabled` off). Nobody waits for
+such a failure, so it is kept and raised by the next call: never dropped in silence (D17).
+
+`OwnershipWatch`: what follows when a writer's lock is lost.
+
+A lock that is lost with its session is taken again in the background, while writing goes on: fencing (I5) and versions
+(I7) keep a deposed owner from doing harm, and only a lock that somebody else has now ends the writer.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from dlspark.core.services import Services
+from dlspark.core.writing.write_lock import WriteLock
 from dlspark.errors import DistributedLogError, WriteError, WriterDeposedError
 from metadata.foundation.errors import BadVersionError
+from metadata.foundation.plurals import counted
+from metadata.foundation.tasks import end_tasks
 from metadata.locks import LockClosedError, LockingError, OwnershipAcquireFailedError
+from metadata.store import SessionState
 
 ADVICE_REOPEN = "Open the writer again, and write again from the first record that was not acknowledged"
 
 
-def told(log: str, cause: BaseException) -> BaseException:
+def explain_failure(log: str, cause: BaseException) -> BaseException:
     """The failure of a writer whose log or lock is gone: what has happened to it."""
     error: WriteError
     if isinstance(cause, LockClosedError):
@@ -32,10 +52,103 @@ def told(log: str, cause: BaseException) -> BaseException:
     return error
 
 
-def refused(log: str, failure: BaseException | None) -> WriteError:
+def refusal(log: str, failure: BaseException | None) -> WriteError:
     """What a record is given that comes, or waits, when the writer has failed."""
     kind = WriterDeposedError if isinstance(failure, WriterDeposedError) else WriteError
     cause = failure.message if isinstance(failure, DistributedLogError) else repr(failure)
     error = kind(f"The record was not written, the writer has failed: {cause}", log=log, advice=ADVICE_REOPEN)
     error.__cause__ = failure
     return error
+
+
+# ------------------------------------------------------------------ records that nobody waits for
+
+_T = TypeVar("_T")
+
+
+class UnawaitedFailures:
+    """The unawaited records of one writer."""
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._failures = 0
+        self._first: BaseException | None = None
+
+    def instead_of(self, future: asyncio.Future[_T], answer: _T) -> asyncio.Future[_T]:
+        """A future that has `answer` already, in place of `future`; that itself where it was refused at once."""
+        if future.done():
+            return future
+        future.add_done_callback(self._settled)
+        at_once: asyncio.Future[_T] = future.get_loop().create_future()
+        at_once.set_result(answer)
+        return at_once
+
+    def _settled(self, future: asyncio.Future[_T]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            self._failures += 1
+            self._first = self._first or error
+
+    def forget(self) -> None:
+        """What has failed up to now is being told by another error."""
+        self._first, self._failures = None, 0
+
+    def raise_failure(self, and_now: str = "") -> None:
+        """Raise once what befell records that nobody waited for; `and_now` tells of the call that finds it."""
+        first, failures = self._first, self._failures
+        if first is None:
+            return
+        self.forget()
+        why = first.message if isinstance(first, DistributedLogError) else repr(first)
+        raise WriteError(
+            f"{counted(failures, 'record that was', 'records that were')} not waited for may be lost: {why}{and_now}",
+            log=self._log,
+            advice="Read the log's end to see what it keeps; isDurableWriteEnabled=true waits for each record",
+        ) from first
+
+
+# ------------------------------------------------------------------ a lock that is lost
+
+LOCK_CHECK_S = 0.2
+"""How often a lost lock is looked at while it is being taken again."""
+
+
+class OwnershipWatch:
+    """Has a lost lock taken again, and tells `on_lost` when that is not possible any more."""
+
+    def __init__(self, services: Services, lock: WriteLock, on_lost: Callable[[DistributedLogError], None]) -> None:
+        self._lock = lock
+        self._on_lost = on_lost
+        self._watching: asyncio.Task[None] | None = None
+        self._ended = False
+        self._forget_session = services.store.on_session(self._session_changed)
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.EXPIRED:
+            self.look()
+
+    def look(self) -> None:
+        """Watch the lock until it is held again, or somebody else has it. Called where it is not held."""
+        if self._watching is None and not self._ended:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        try:
+            while not self._ended and not self._lock.held:
+                await self._lock.ensure_held()
+                await asyncio.sleep(LOCK_CHECK_S)
+        except DistributedLogError as error:
+            self._on_lost(error)
+        finally:
+            self._watching = None
+
+    def end(self) -> None:
+        """Start watching no more: the writer has failed."""
+        self._ended = True
+
+    async def close(self) -> None:
+        """End for good. Idempotent."""
+        self.end()
+        self._forget_session()
+        if self._watching is not None:
+            await end_tasks([self._watching])

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
-from dlspark.core.metrics.logs import about
+from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from metadata.allocators import Allocation, AllocatorStore, pool_path
 from metadata.foundation.errors import (

@@ -13,8 +13,8 @@ import logging
 from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import INVALID_TXID, LogRecord
 from dlspark.core.metrics.cells import Histogram
-from dlspark.core.metrics.logs import about
-from dlspark.core.reading.scans import backward_scan
+from dlspark.core.metrics.structured_logging import about
+from dlspark.core.reading.segments import backward_scan
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.writing.transitions import SegmentTransitions

@@ -5,8 +5,8 @@ that was not acknowledged (nothing is sent any more, everything buffered is canc
 
 What a reader may see follows the ledger's last-add-confirmed, which an entry carries for those before it. So the last
 acknowledged entry stays invisible until another one follows: a *control record*, alone in its entry, is written for
-that by `commit`, by the periodic flush and by the immediate flush (`pace`). `publish_needed` says that one is due: the
-last acknowledged user entry is above the last-add-confirmed that the newest sent entry carries.
+that by `commit`, by the periodic flush and by the immediate flush (`send_timing`). `publish_needed` says that one is
+due: the last acknowledged user entry is above the last-add-confirmed that the newest sent entry carries.
 
 Outcomes: a record whose entry was sent and failed is unknown (TransmitError), because the next owner's recovery may
 find it on a storage node; one that was only buffered was definitely not written (WriteCancelledError).
@@ -36,11 +36,10 @@ from dlspark.core.codec.records import (
 )
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.metrics import Meter
-from dlspark.core.metrics.entries import EntryMeasures, Moments
+from dlspark.core.metrics.entry_measures import EntryMeasures, Moments
 from dlspark.core.settings import Settings
-from dlspark.core.writing.late_answers import LateAnswers
-from dlspark.core.writing.pace import Pace
-from dlspark.core.writing.sent_entries import SentBatch, SentEntry, WrittenEntry, fail_records
+from dlspark.core.writing.acknowledgements import LateAcknowledgements, SentBatch, SentEntry, WrittenEntry, fail_records
+from dlspark.core.writing.send_timing import SendTimers
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError
 from metadata.foundation.errors import DistributedLogError, check
 from metadata.logs import SegmentMetadata
@@ -59,7 +58,7 @@ class SegmentWriter:
     def __init__(
         self,
         ledger: LedgerWriter,
-        answers: LateAnswers,
+        answers: LateAcknowledgements,
         metadata: SegmentMetadata,
         settings: Settings,
         on_failure: Callable[[BaseException], None],
@@ -111,7 +110,7 @@ class SegmentWriter:
             counts.seg_writer_pending.follow(self, lambda segment: segment.unacknowledged),
             counts.transmit_outstanding_requests.follow(self, lambda segment: segment._in_flight),
         )
-        self._pace = Pace(self, settings, counts)
+        self._pace = SendTimers(self, settings, counts)
 
     def use_settings(self, settings: Settings) -> None:
         """From the next record or timer on."""

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import Protocol
 
 from dlspark.core.metrics.cells import Timing
-from dlspark.core.metrics.logs import about
+from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from metadata.foundation.errors import DistributedLogError, NoNodeError

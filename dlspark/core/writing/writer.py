@@ -27,20 +27,17 @@ from types import TracebackType
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import MAX_TXID
+from dlspark.core.lifecycle.deletion import Retention
 from dlspark.core.lifecycle.owned_segments import OwnedSegments
-from dlspark.core.lifecycle.retention import Retention
-from dlspark.core.metrics.logs import about
+from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
 from dlspark.core.writing.appending import Appending
-from dlspark.core.writing.failures import refused, told
-from dlspark.core.writing.operations import EndOfStreamWrite, Operation, check_follows
-from dlspark.core.writing.ownership import OwnershipWatch
+from dlspark.core.writing.failures import OwnershipWatch, UnawaitedFailures, explain_failure, refusal
+from dlspark.core.writing.queued_writes import EndOfStreamWrite, QueuedWrite, WriteLimits, WriteQueue, check_follows
+from dlspark.core.writing.segment_sequence import SegmentSequence
 from dlspark.core.writing.segment_writer import SegmentWriter
-from dlspark.core.writing.succession import Succession
 from dlspark.core.writing.transitions import SegmentTransitions
-from dlspark.core.writing.unawaited import Unawaited
-from dlspark.core.writing.write_limits import WriteLimits, WriteQueue
 from dlspark.core.writing.write_lock import WriteLock, release, take_lock
 from dlspark.errors import (
     AlreadyClosedError,
@@ -74,8 +71,8 @@ class AsyncLogWriter(Appending):
         self._loop = asyncio.get_running_loop()
         self._queue = WriteQueue()
         self._limits = WriteLimits(services, name)
-        self._unawaited = Unawaited(name)
-        self._succession = Succession(
+        self._unawaited = UnawaitedFailures(name)
+        self._sequence = SegmentSequence(
             services, settings, lock, transitions, self._segment_failed, self._segment_acknowledged
         )
         self._acknowledged_txid = -1
@@ -105,10 +102,10 @@ class AsyncLogWriter(Appending):
             transitions = SegmentTransitions(services, name, settings, lock=lock)
             writer = cls(services, name, settings, lock, transitions)
             try:
-                writer._adopt(await writer._succession.take_over())
+                writer._adopt(await writer._sequence.take_over())
             except BaseException:
                 await writer._ownership.close()
-                await writer._succession.close()
+                await writer._sequence.close()
                 raise
             return writer
         except BaseException:
@@ -118,7 +115,7 @@ class AsyncLogWriter(Appending):
     def use_settings(self, settings: Settings) -> None:
         """Called when the log's dynamic settings change."""
         self._settings = settings
-        self._succession.use_settings(settings)
+        self._sequence.use_settings(settings)
 
     # ------------------------------------------------------------------ for users
 
@@ -126,7 +123,7 @@ class AsyncLogWriter(Appending):
         """Return when more may be written without piling up: back-pressure from storage nodes and transitions."""
         while self._transition is not None and self._queue.crowded:
             await asyncio.wait([self._transition])
-        segment = self._succession.current
+        segment = self._sequence.current
         if segment is not None and segment.error is None and self._error is None:
             await segment.ledger.wait_for_room()
 
@@ -134,8 +131,8 @@ class AsyncLogWriter(Appending):
         """Send everything accepted without waiting for acknowledgement, only for a segment being started."""
         while self._transition is not None:
             await asyncio.wait([self._transition])
-        if self._succession.current is not None:
-            self._succession.current.send()
+        if self._sequence.current is not None:
+            self._sequence.current.send()
 
     async def flush(self) -> int:
         """Send everything accepted and wait until it is acknowledged.
@@ -170,7 +167,7 @@ class AsyncLogWriter(Appending):
                 future.exception()  # Seen: flush has raised the same failure.
             raise
         dlsn = await future
-        await self._run_transition(self._succession.complete_current)
+        await self._run_transition(self._sequence.complete_current)
         return dlsn
 
     async def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
@@ -207,7 +204,7 @@ class AsyncLogWriter(Appending):
     @property
     def unacknowledged(self) -> int:
         """Records accepted and not yet acknowledged; those of a failed segment never will be, and do not count."""
-        segment = self._succession.current
+        segment = self._sequence.current
         return self._queue.records + (segment.unacknowledged if segment is not None and segment.error is None else 0)
 
     @property
@@ -218,16 +215,16 @@ class AsyncLogWriter(Appending):
     @property
     def segment(self) -> int | None:
         """Sequence number of the segment being written, None between segments."""
-        segment = self._succession.current
+        segment = self._sequence.current
         return segment.metadata.lssn if segment is not None else None
 
     # ------------------------------------------------------------------ accepting
 
     def _send_due(self) -> None:
-        if self._succession.current is not None:
-            self._succession.current.send_due()
+        if self._sequence.current is not None:
+            self._sequence.current.send_due()
 
-    def _accept(self, operation: Operation) -> bool:
+    def _accept(self, operation: QueuedWrite) -> bool:
         """Issue or queue `operation`, or fail it; False if it was refused."""
         try:
             self._check_writable()
@@ -256,7 +253,7 @@ class AsyncLogWriter(Appending):
         if self._shutdown is not None:
             raise AlreadyClosedError("the writer is closed; the record was not written", log=self.name)
         if self._error is not None:
-            raise refused(self.name, self._error)
+            raise refusal(self.name, self._error)
         self._unawaited.raise_failure("; this record was not written")
         if self._sealed:
             raise EndOfStreamError("the log is sealed; the record was not written", log=self.name)
@@ -265,19 +262,19 @@ class AsyncLogWriter(Appending):
                 "a segment is being started; the record was not taken", log=self.name, advice="Try again"
             )
 
-    def _obstacle(self, operation: Operation) -> Callable[[], Awaitable[None]] | None:
+    def _obstacle(self, operation: QueuedWrite) -> Callable[[], Awaitable[None]] | None:
         """The transition without which `operation` cannot go into the current segment; None if it can."""
-        if not self._succession.usable:
+        if not self._sequence.usable:
             return self._start
-        return None if self._succession.takes(operation.records) else self._roll
+        return None if self._sequence.takes(operation.records) else self._roll
 
-    def _issue(self, operation: Operation) -> None:
+    def _issue(self, operation: QueuedWrite) -> None:
         """Hand `operation` to the current segment; roll if it was the segment's last."""
-        segment = self._succession.current
+        segment = self._sequence.current
         if segment is None:
             raise InvariantViolation("a record was issued without a segment", log=self.name)
         operation.issue(segment)
-        if self._succession.roll_is_due():
+        if self._sequence.roll_is_due():
             self._begin(self._roll)
 
     def _issue_queued(self) -> None:
@@ -288,9 +285,9 @@ class AsyncLogWriter(Appending):
                 return
             self._issue_late(self._queue.take())
 
-    def _issue_late(self, operation: Operation) -> None:
+    def _issue_late(self, operation: QueuedWrite) -> None:
         """Hand over what had to wait, so that its time counts from then."""
-        segment = self._succession.current
+        segment = self._sequence.current
         self._measures.log_writer_pending_request_dispatch.inc()
         if segment is not None:
             segment.waiting_since = self._queue.since
@@ -335,11 +332,11 @@ class AsyncLogWriter(Appending):
 
     async def _start(self) -> None:
         """Start a segment for the first queued record: for the first time, or after a segment that failed."""
-        highest = await self._succession.give_up_failed()
+        highest = await self._sequence.give_up_failed()
         if highest is not None:
             self._adopt(highest)
         if self._queue:
-            await self._succession.start(self._queue.first.first_txid)
+            await self._sequence.start(self._queue.first.first_txid)
             self._retention.begin()
 
     def _adopt(self, highest: int) -> None:
@@ -355,7 +352,7 @@ class AsyncLogWriter(Appending):
         def must() -> bool:
             return bool(self._queue) and self._obstacle(self._queue.first) is not None
 
-        if await self._succession.roll(must, idle=lambda: not self._queue):
+        if await self._sequence.roll(must, idle=lambda: not self._queue):
             self._retention.begin()
 
     async def _when_settled(self, action: Callable[[SegmentWriter], Awaitable[None]]) -> int:
@@ -369,7 +366,7 @@ class AsyncLogWriter(Appending):
         while self._transition is not None:
             await asyncio.wait([self._transition])
         self._raise_failure()
-        segment = self._succession.current
+        segment = self._sequence.current
         if segment is not None:
             try:
                 await action(segment)
@@ -393,7 +390,7 @@ class AsyncLogWriter(Appending):
 
     def _fail(self, cause: BaseException) -> None:
         """The first failure is final: later writes are refused, and so is what waits in the queue."""
-        cause = told(self.name, cause)
+        cause = explain_failure(self.name, cause)
         if self._error is None:
             self._error = cause
             self._ownership.end()
@@ -402,14 +399,14 @@ class AsyncLogWriter(Appending):
             )
             if isinstance(cause, InvariantViolation):
                 self._measures.alerts.inc()
-        self._queue.refuse(refused(self.name, self._error))
-        if self._succession.current is not None:
-            self._succession.current.cancel(cause)
+        self._queue.refuse(refusal(self.name, self._error))
+        if self._sequence.current is not None:
+            self._sequence.current.cancel(cause)
         self._limits.count(self.unacknowledged)
 
     def _raise_failure(self) -> None:
         if self._error is not None:
-            raise refused(self.name, self._error)
+            raise refusal(self.name, self._error)
 
     # ------------------------------------------------------------------ closing
 
@@ -425,14 +422,14 @@ class AsyncLogWriter(Appending):
         finally:
             await self._ownership.close()
             await self._retention.close()
-            await self._succession.close()
+            await self._sequence.close()
             self._limits.end()
             await release(self._lock, self._measures.lock_unlock)
             self._forget_gauge()
 
     async def _close(self) -> None:
         await self._settle(lambda segment: segment.flush())
-        await self._run_transition(self._succession.complete_current)
+        await self._run_transition(self._sequence.complete_current)
 
     async def _abort(self) -> None:
         cause = WriteCancelledError("the writer was aborted; the record was not sent", log=self.name)
@@ -440,8 +437,8 @@ class AsyncLogWriter(Appending):
         if self._error is None:
             self._error = cause
         self._queue.refuse(cause)
-        if self._succession.current is not None:
-            self._succession.current.cancel(cause)
+        if self._sequence.current is not None:
+            self._sequence.current.cancel(cause)
         if transition is not None:
             # A transaction under way is not cut off: half of it could not be told from none.
             await asyncio.wait([transition])

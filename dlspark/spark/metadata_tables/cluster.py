@@ -6,8 +6,8 @@ import asyncio
 from typing import Final
 from urllib.parse import unquote
 
+from dlspark.core.administration.cluster import NodeStatus, node_statuses
 from dlspark.core.administration.ledger_entries import FoundLedger, ledgers_named
-from dlspark.core.administration.nodes import NodeStatus, node_statuses
 from dlspark.core.administration.references import Use
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.metadata_tables.logs import LogTables, Row, distinct_nodes, micros

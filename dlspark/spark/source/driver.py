@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
-from dlspark.core.metrics.logs import about
+from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
 from dlspark.spark.opening import Connect, open_namespace

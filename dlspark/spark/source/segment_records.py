@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import EntrySummary
 from dlspark.core.log import AsyncLog
-from dlspark.core.reading.entry_search import EntrySearch, proportional
-from dlspark.core.reading.segments import SegmentReader
+from dlspark.core.reading.segments import EntrySearch, SegmentReader, proportional
 from dlspark.spark.errors import OptionError
 from metadata.foundation.errors import check
 from metadata.logs import SegmentMetadata

@@ -1,4 +1,4 @@
-"""`Succession`: a writer's segments, one after the other: started, rolled, given up and recovered, completed.
+"""`SegmentSequence`: a writer's segments, one after the other: started, rolled, given up and recovered, completed.
 
 What a new owner finds in progress is given its end before a segment of its own begins: the order that keeps a log whole
 (I7). Each step costs round trips to storage nodes or metadata, so what can go side by side does: while the old
@@ -23,10 +23,10 @@ from functools import partial
 
 from dlspark.core.codec.records import MAX_POSITION, MAX_TXID
 from dlspark.core.dynamic.features import DISABLE_LOGSEGMENT_ROLLING, DL_SCOPE
-from dlspark.core.metrics.logs import about
+from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings import Settings
-from dlspark.core.writing.late_answers import LateAnswers
+from dlspark.core.writing.acknowledgements import LateAcknowledgements
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
@@ -43,7 +43,7 @@ MAX_TAKE_OVERS = 5
 """How often a new owner begins its recovery, where the last owner's transactions keep disturbing it."""
 
 
-class Succession:
+class SegmentSequence:
     """The segments of one owner. Its steps do not overlap; each leaves `current` as the segment to write to."""
 
     def __init__(
@@ -189,7 +189,7 @@ class Succession:
         meter, name = self._services.meter, self._transitions.name
         with meter.step(meter.of(name).segments_open, "segment start", log=name):
             metadata, ledger = await self._transitions.start(first_txid)
-        answers = LateAnswers(
+        answers = LateAcknowledgements(
             self._services.ledger_store,
             ledger.ledger_id,
             self._settings.zk_session_timeout_s,

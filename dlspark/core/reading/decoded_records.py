@@ -1,4 +1,4 @@
-"""`Undelivered`: records that were decoded and wait for their reader; `Loan`: those on their way to another thread.
+"""`DecodedRecords`: records that were decoded and wait for their reader; `Loan`: those on their way to another thread.
 
 What was decoded by columns stays so, and becomes objects a slice at a time: objects that are many at a time have the
 garbage collector look at them again and again, which costs more than making them.
@@ -19,7 +19,7 @@ SLICE = 500
 """Records that are made together: fewer than have CPython's collector begin."""
 
 
-class Undelivered:
+class DecodedRecords:
     """Single records first, then columns; both in the order of the log."""
 
     __slots__ = ("_columns", "made")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Kind(str, Enum):
+class FindingKind(str, Enum):
     """What was found; `inspection` says what it means."""
 
     IN_PROGRESS = "in-progress"

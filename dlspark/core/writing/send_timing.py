@@ -1,4 +1,6 @@
-"""`Pace`: when a segment sends without being asked: what is buffered, or a control record that makes entries visible.
+"""`SendTimers`: when a segment sends without being asked.
+
+It sends what is buffered, or a control record that makes entries visible:
 
     transmit     the buffer is full, and a minimum delay between two sends has not passed yet
     publish      an entry was acknowledged, with the immediate flush on: another one has to follow it
@@ -19,7 +21,7 @@ from dlspark.core.metrics.catalog import Measures
 from dlspark.core.settings import Settings
 
 
-class Paced(Protocol):
+class SendingSegment(Protocol):
     """What it has to know of a segment, and does with it."""
 
     last_sent: float
@@ -50,10 +52,10 @@ def _at_once(settings: Settings) -> bool:
     return settings.output_buffer_bytes == 0
 
 
-class Pace:
+class SendTimers:
     """That of one segment, from the beginning."""
 
-    def __init__(self, segment: Paced, settings: Settings, measures: Measures) -> None:
+    def __init__(self, segment: SendingSegment, settings: Settings, measures: Measures) -> None:
         self._segment = segment
         self._settings = settings
         self._measures = measures
