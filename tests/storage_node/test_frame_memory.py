@@ -84,7 +84,7 @@ def test_begun_frames_of_many_peers_take_no_more_than_twice_what_was_sent(announ
 async def test_what_a_peer_does_not_read_is_copied_so_that_its_owner_has_the_memory_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("storage_node.transport.tcp.STUCK_S", 0.01)
+    monkeypatch.setattr("storage_node.transport.links.STUCK_S", 0.01)
     network = TcpNetwork()
     accepted: asyncio.Queue[Link] = asyncio.Queue()
     closed = asyncio.Event()

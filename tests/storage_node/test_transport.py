@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from storage_node.edge import Link
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
 from storage_node.protocol.frames import MAX_FRAME_BYTES, ChunkPool, FrameBuffer
-from storage_node.transport.tcp import LOW_WATER_BYTES, TcpNetwork
+from storage_node.transport.links import LOW_WATER_BYTES
+from storage_node.transport.tcp import TcpNetwork
 
 
 def framed(body: bytes) -> bytes:

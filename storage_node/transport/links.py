@@ -1,0 +1,410 @@
+"""`TcpLink`: one framed TCP connection on a socket of our own, driven by the running loop's readiness callbacks.
+
+Own sockets because bodies must not be joined or copied on the way: a read goes straight into a shared chunk
+(`protocol.frames`), a write is one `sendmsg` over the pieces as they are. What is received is handed out, and what is
+queued is sent, in shares of a turn of the loop (`turns`), so that no connection keeps the others waiting.
+
+Fault model: a peer may stall, vanish, or send anything. A length that cannot be, or a handler's exception, closes that
+link alone, with the error in `link_closed` and a line in the log; all others are served on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import termios
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from storage_node.edge import Buffer, FrameHandler
+from storage_node.errors import ConnectionClosedError, ProtocolError
+from storage_node.protocol.frames import ALL, ChunkPool, FrameBuffer
+from storage_node.transport.turns import Turns
+
+LOW_WATER_BYTES = 64 * 1024
+"""`drain` returns once no more than this is queued."""
+STUCK_S = 0.25
+"""A socket that takes nothing for so long is stuck: what is queued no longer borrows memory that others need."""
+SEND_BYTES = 4 * 1024 * 1024
+"""About what a link sends in a turn of the loop, and offers to one `sendmsg`."""
+SHARED_SEND_BYTES = 256 * 1024
+"""The same while there are many connections: the kernel takes megabytes of each one's answer, and copies them."""
+SEND_BUFFERS = 1000
+"""Below the kernel's limit of 1024 pieces a call."""
+JOIN_BELOW_BYTES = 2048
+"""Pieces smaller than this on average are joined: one copy is cheaper than many pieces."""
+FRAMES_AT_ONCE = 64
+"""Frames cut out of what was received before they are handed out: a chunk may hold ten thousands of small ones."""
+_NO_FRAMES: Iterator[memoryview] = iter(())
+
+
+class LinkNetwork(Protocol):
+    """What a link needs of the network that it belongs to."""
+
+    @property
+    def pool(self) -> ChunkPool: ...
+
+    @property
+    def turns(self) -> Turns: ...
+
+    @property
+    def max_frame(self) -> int: ...
+
+    def tell_closing(self, peer: str, error: Exception) -> None:
+        """Log why a connection is closed."""
+        ...
+
+    def forget(self, link: TcpLink) -> None:
+        """The link is closed."""
+        ...
+
+    def note_stuck(self, link: TcpLink, queued: int) -> None:
+        """This link's socket takes nothing of so many bytes; 0: it does again."""
+        ...
+
+    def note_begun(self, link: TcpLink, frames: FrameBuffer) -> None:
+        """What an incomplete frame of this link takes."""
+        ...
+
+
+class TcpLink:
+    """One connection. Created by `TcpNetwork` only (`transport.tcp`)."""
+
+    __slots__ = (
+        "_backlog",
+        "_closed",
+        "_drainers",
+        "_flush_scheduled",
+        "_frames",
+        "_handler",
+        "_in_batch",
+        "_left",
+        "_loop",
+        "_network",
+        "_out",
+        "_paused",
+        "_queued",
+        "_reading",
+        "_sock",
+        "_starved",
+        "_stuck_timer",
+        "_writing",
+        "peer",
+    )
+
+    def __init__(self, network: LinkNetwork, loop: asyncio.AbstractEventLoop, sock: socket.socket, peer: str) -> None:
+        self.peer = peer
+        self._network = network
+        self._loop = loop
+        self._sock = sock
+        self._frames = FrameBuffer(network.pool, max_frame=network.max_frame)
+        self._handler: FrameHandler | None = None
+        self._out: deque[Buffer] = deque()
+        self._queued = 0
+        self._drainers: list[asyncio.Future[None]] = []
+        self._in_batch = False
+        self._flush_scheduled = False
+        self._writing = False
+        self._stuck_timer: asyncio.TimerHandle | None = None
+        self._backlog: Iterator[memoryview] = _NO_FRAMES
+        """Frames that were cut out and not handed out yet; there are `_left` of them."""
+        self._left = 0
+        self._reading = False
+        self._paused = False
+        self._starved = False
+        self._closed = False
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued
+
+    def start(self, handler: FrameHandler) -> None:
+        """Begin to deliver to `handler`."""
+        self._handler = handler
+        self._watch_reads()
+
+    # ------------------------------------------------------------------------------------ sending
+
+    def send(self, *buffers: Buffer) -> None:
+        """Queue whole frames in pieces; they leave together at the end of this turn of the loop."""
+        if self._closed:
+            return
+        queued = self._queued
+        for buffer in buffers:
+            size = len(buffer)
+            if size:
+                self._out.append(buffer)
+                queued += size
+        self._queued = queued
+        if not (self._in_batch or self._writing or self._flush_scheduled):
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush_soon)
+
+    async def drain(self) -> None:
+        """Wait until at most LOW_WATER_BYTES are queued. Raises ConnectionClosedError if the link is or gets closed."""
+        if self._closed:
+            raise ConnectionClosedError("the connection is closed", node=self.peer)
+        if self._queued <= LOW_WATER_BYTES:
+            return
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._drainers.append(waiter)
+        await waiter
+
+    def _flush_soon(self) -> None:
+        self._flush_scheduled = False
+        if not self._writing:
+            self.flush()
+
+    def flush(self, *, all_at_once: bool = False) -> None:
+        """Send until nothing is left or the socket takes no more, a part of much in one of the next turns."""
+        most = SHARED_SEND_BYTES if self._network.pool.shared else SEND_BYTES
+        left = ALL if all_at_once else most
+        while self._out and not self._closed:
+            if left <= 0:
+                self._network.turns.join(self.flush)
+                return
+            try:
+                sent = self._sock.sendmsg(self._pieces(most))
+            except (BlockingIOError, InterruptedError):
+                self._wait_writable()
+                return
+            except OSError as error:
+                self._shut(error)
+                return
+            self._consume(sent)
+            left -= sent
+        if self._writing and not self._closed:
+            self._writing = False
+            self._loop.remove_writer(self._sock.fileno())
+            self._watch_stuck(False)
+
+    def _wait_writable(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+        self._watch_stuck(True)
+
+    def _writable(self) -> None:
+        self._network.turns.join(self.flush)  # many may be writable at a time
+
+    def _watch_stuck(self, on: bool) -> None:
+        """The socket took something just now: whether it is stuck will be seen."""
+        if self._stuck_timer is not None:
+            self._stuck_timer.cancel()
+        self._network.note_stuck(self, 0)
+        self._stuck_timer = self._loop.call_later(STUCK_S, self._found_stuck) if on else None
+
+    def _found_stuck(self) -> None:
+        self._stuck_timer = None
+        self._network.note_stuck(self, self._queued)
+
+    def own_all(self) -> None:
+        """Copy what is queued: views would keep large memory from its owners for as long as the peer likes."""
+        if self._out:
+            joined = b"".join(self._out)
+            self._out.clear()
+            self._out.append(joined)
+
+    def _pieces(self, most: int) -> list[Buffer]:
+        """The front of the queue, about `most` bytes, joined where pieces are small."""
+        out = self._out
+        if len(out) > 1 and self._queued <= min(most, len(out) * JOIN_BELOW_BYTES):
+            joined = b"".join(out)  # small pieces throughout, the usual case of many small entries
+            out.clear()
+            out.append(joined)
+            return [joined]
+        pieces: list[Buffer] = []
+        total = 0
+        for piece in out:
+            if len(piece) > most:
+                return pieces or [memoryview(piece)[:most]]  # by itself: what is joined is taken out whole
+            pieces.append(piece)
+            total += len(piece)
+            if total >= most or len(pieces) == SEND_BUFFERS:
+                break
+        if len(pieces) > 1 and total < len(pieces) * JOIN_BELOW_BYTES:
+            joined = b"".join(pieces)
+            for _ in pieces:
+                out.popleft()
+            out.appendleft(joined)
+            return [joined]
+        return pieces
+
+    def _consume(self, sent: int) -> None:
+        self._queued -= sent
+        out = self._out
+        while sent:
+            size = len(out[0])
+            if sent < size:
+                out[0] = memoryview(out[0])[sent:]
+                break
+            out.popleft()
+            sent -= size
+        if self._drainers and self._queued <= LOW_WATER_BYTES:
+            waiters, self._drainers = self._drainers, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    # ------------------------------------------------------------------------------------ receiving
+
+    def pause_reading(self) -> None:
+        """Leave further bytes to the kernel; frames already read are still delivered."""
+        self._paused = True
+        self._watch_reads()
+
+    def resume_reading(self) -> None:
+        self._paused = False
+        self._watch_reads()
+
+    def starve(self) -> None:
+        """Leave further bytes to the kernel: begun frames take too much memory."""
+        self._starved = True
+        self._watch_reads()
+
+    def feed(self) -> None:
+        self._starved = False
+        self._watch_reads()
+
+    def has_more(self) -> bool:
+        """Bytes that arrived wait in the kernel."""
+        count = bytearray(4)
+        try:
+            fcntl.ioctl(self._sock.fileno(), termios.FIONREAD, count)
+        except (OSError, ValueError):  # the socket is about to be closed
+            return False
+        return any(count)
+
+    def cut(self, reason: str) -> None:
+        """Close because of what the peer does."""
+        error = ProtocolError(reason, node=self.peer)
+        self._network.tell_closing(self.peer, error)
+        self._shut(error)
+
+    def _watch_reads(self) -> None:
+        """Wait for bytes if they are wanted now."""
+        wanted = not (self._paused or self._starved or self._closed or self._handler is None or self._has_frames)
+        if wanted != self._reading:
+            self._reading = wanted
+            if wanted:
+                self._loop.add_reader(self._sock.fileno(), self._readable)
+            else:
+                self._loop.remove_reader(self._sock.fileno())
+
+    def _readable(self) -> None:
+        try:
+            received = self._sock.recv_into(self._frames.writable())
+        except (BlockingIOError, InterruptedError):
+            self._frames.rewind()
+            return
+        except OSError as error:
+            self._shut(error)
+            return
+        if received == 0:
+            self._shut(None)
+            return
+        try:
+            self._take(self._frames.advance(received, FRAMES_AT_ONCE))
+        except ProtocolError as error:
+            self._network.tell_closing(self.peer, error)
+            self._shut(error)
+            return
+        self.deliver()
+
+    def _take(self, frames: list[memoryview]) -> None:
+        """These are to be handed out next. Nobody else keeps them: views would keep the chunk from being rewound."""
+        self._left = len(frames)
+        self._backlog = iter(frames)
+
+    @property
+    def _has_frames(self) -> bool:
+        """Whole frames were received that were not handed out yet."""
+        return bool(self._left) or self._frames.has_more
+
+    def deliver(self) -> None:
+        """Hand out frames as long as this link's share of a turn of the loop lasts."""
+        try:
+            self._hand_out()
+        except Exception as error:  # the boundary: one peer's bytes must not stop the loop
+            self._network.tell_closing(self.peer, error)
+            self._shut(error)
+            return
+        if self._closed:
+            return
+        if not self._has_frames:
+            self._backlog = _NO_FRAMES
+            self._frames.rewind()
+            self._network.note_begun(self, self._frames)
+        if self._out and not self._writing:
+            self.flush()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Hand out the rest in one of the next turns, or wait for more."""
+        if self._closed:
+            return
+        if self._has_frames:
+            self._network.turns.join(self.deliver)
+        self._watch_reads()
+
+    def _hand_out(self) -> None:
+        handler = self._handler
+        if handler is None:
+            return
+        self._in_batch = True
+        now = time.monotonic
+        deadline = now() + self._network.turns.share_s
+        in_time = True
+        try:
+            while in_time:
+                for frame in self._backlog:
+                    self._left -= 1
+                    handler.frame_received(frame)
+                    if self._closed:
+                        return
+                    in_time = now() <= deadline
+                    if not in_time:
+                        break
+                frame = None  # type: ignore[assignment]  # the last view would keep the chunk from being rewound
+                if not (in_time and self._frames.has_more):
+                    break
+                self._take(self._frames.cut(FRAMES_AT_ONCE))
+            handler.batch_done()
+        finally:
+            self._in_batch = False
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close now; what the socket takes at once of the queue still leaves."""
+        if not self._closed and self._out and not self._writing:
+            self.flush(all_at_once=True)
+        self._shut(None)
+
+    def _shut(self, error: Exception | None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._watch_stuck(False)
+        self._left, self._backlog = 0, _NO_FRAMES
+        self._frames.rewind()  # many links may end in one turn of the loop: none keeps its memory until the next
+        descriptor = self._sock.fileno()
+        self._loop.remove_reader(descriptor)
+        self._loop.remove_writer(descriptor)
+        self._sock.close()
+        self._out.clear()
+        self._queued = 0
+        waiters, self._drainers = self._drainers, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(ConnectionClosedError("the connection was closed", node=self.peer))
+        self._network.forget(self)
+        self._loop.call_soon(self._finish, error)
+
+    def _finish(self, error: Exception | None) -> None:
+        self._frames.close()
+        if self._handler is not None:
+            self._handler.link_closed(error)
