@@ -17,7 +17,7 @@ import pages
 import pytest
 
 from dlspark.spark import ForeachLogWriter
-from dlspark.spark.catalog import switch as catalog
+from dlspark.spark.catalog import enabling as catalog
 from dlspark.spark.connection import resolve_uri
 from dlspark.spark.metadata_tables.registry import requested
 from dlspark.spark.options.registry import Options, Scope

@@ -11,12 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from dlspark.spark.building import builder
-    from dlspark.spark.catalog.switch import catalog_jar, enable
+    from dlspark.spark.catalog.enabling import catalog_jar, enable
     from dlspark.spark.datasource import register
     from dlspark.spark.listener import LagListener
+    from dlspark.spark.session import builder, start
     from dlspark.spark.sink.foreach import ForeachLogWriter
-    from dlspark.spark.starting import start
 
 __all__ = ["ForeachLogWriter", "LagListener", "builder", "catalog_jar", "enable", "register", "start"]
 
@@ -24,11 +23,11 @@ __all__ = ["ForeachLogWriter", "LagListener", "builder", "catalog_jar", "enable"
 _MODULES: Final = {
     "ForeachLogWriter": "dlspark.spark.sink.foreach",
     "LagListener": "dlspark.spark.listener",
-    "builder": "dlspark.spark.building",
-    "catalog_jar": "dlspark.spark.catalog.switch",
-    "enable": "dlspark.spark.catalog.switch",
+    "builder": "dlspark.spark.session",
+    "catalog_jar": "dlspark.spark.catalog.enabling",
+    "enable": "dlspark.spark.catalog.enabling",
     "register": "dlspark.spark.datasource",
-    "start": "dlspark.spark.starting",
+    "start": "dlspark.spark.session",
 }
 
 

@@ -16,12 +16,17 @@ Only the driver side asks: a task gets all it needs with its partition.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from dlspark.default_namespace import VARIABLE, default_uri
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.registry import CONF_PREFIX, Options
+from metadata.foundation.errors import MetadataUnavailableError
+
+if TYPE_CHECKING:
+    from dlspark.core.namespace import AsyncNamespace
 
 CONF_KEY = f"{CONF_PREFIX}uri"
 _MAX_ANCESTORS = 16
@@ -109,3 +114,22 @@ def confs_in_file(path: Path, prefix: str = "spark.") -> dict[str, str]:
     import javaproperties  # imported late: it is slow to load, and few files have such a line
 
     return {key: value.strip() for key, value in javaproperties.loads(text).items()}
+
+
+Connect: TypeAlias = "Callable[[str], Awaitable[AsyncNamespace]]"
+
+
+async def open_namespace(uri: str, connect: Connect | None = None) -> AsyncNamespace:
+    """Connect, by default with `AsyncNamespace.open`; an error names the option to correct.
+
+    Raises MetadataUnavailableError, or CallerError for a namespace that does not exist.
+    """
+    from dlspark.core.namespace import AsyncNamespace  # the data source needs only what is above, in each worker
+
+    try:
+        return await (connect or AsyncNamespace.open)(uri)
+    except MetadataUnavailableError as error:
+        raise MetadataUnavailableError(
+            f"ZooKeeper of {uri} cannot be reached: {error.message}; nothing was read",
+            advice="Start it (`dlspark sandbox status` tells of a sandbox), or correct the option uri",
+        ) from error

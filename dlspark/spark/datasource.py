@@ -25,9 +25,9 @@ from dlspark.spark.connection import defaults_among, resolve_uri, session_defaul
 from dlspark.spark.metadata_tables.registry import OPTION as METADATA
 from dlspark.spark.metadata_tables.registry import refuse_stream, requested, table_named
 from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.plain_errors import in_worker, plainly_told
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.worker_daemon import take_over
+from dlspark.spark.workers import in_worker, plainly_told
 from metadata.foundation.errors import DistributedLogError
 
 if TYPE_CHECKING:

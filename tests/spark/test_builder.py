@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from quick_start import plain_environment
 
 from dlspark.spark import builder, catalog_jar
-from dlspark.spark.building import _Builder, confs_to_come
-from dlspark.spark.catalog.switch import CATALOG_CLASS
+from dlspark.spark.catalog.enabling import CATALOG_CLASS
 from dlspark.spark.errors import OptionError
+from dlspark.spark.session import _Builder, confs_to_come
 
 if TYPE_CHECKING:
     from source_world import Logs

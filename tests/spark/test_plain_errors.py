@@ -18,9 +18,9 @@ import pytest
 from pyspark.sql import SparkSession
 from source_world import Logs
 
-from dlspark.spark import plain_errors
+from dlspark.spark import workers
 from dlspark.spark.errors import OptionError
-from dlspark.spark.plain_errors import plainly_told
+from dlspark.spark.workers import plainly_told
 from metadata.foundation.errors import InvariantViolation
 
 HIDE = "SPARK_HIDE_TRACEBACK"
@@ -44,7 +44,7 @@ def test_only_errors_that_say_what_to_do_lose_their_traceback(
     with pytest.raises(OptionError):
         call(OptionError("wrong, but outside of Spark's workers"))
     assert HIDE not in os.environ
-    monkeypatch.setitem(sys.modules, "pyspark.worker_util", plain_errors)
+    monkeypatch.setitem(sys.modules, "pyspark.worker_util", workers)
     for bug in (InvariantViolation("a rule broken"), KeyError("x")):
         with pytest.raises(type(bug)):
             call(bug)

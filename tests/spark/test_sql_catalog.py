@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.functions import udf
 
 from dlspark.spark import enable
-from dlspark.spark.catalog.switch import CATALOG_CLASS
+from dlspark.spark.catalog.enabling import CATALOG_CLASS
 from dlspark.spark.errors import OptionError
 
 if TYPE_CHECKING:

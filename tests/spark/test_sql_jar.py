@@ -13,7 +13,7 @@ import pyspark
 import pytest
 
 from dlspark.spark import catalog_jar
-from dlspark.spark.catalog.switch import CATALOG_CLASS, check_version, supported_spark_versions
+from dlspark.spark.catalog.enabling import CATALOG_CLASS, check_version, supported_spark_versions
 from dlspark.spark.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]

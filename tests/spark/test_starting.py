@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from dlspark.spark import start
-from dlspark.spark.starting import SLOW_START
+from dlspark.spark.session import SLOW_START
 
 
 class Query:

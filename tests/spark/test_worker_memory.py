@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from dlspark.spark import worker_memory
+from dlspark.spark import workers
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.readers import BatchReader, FilteringBatchReader, StreamReader
 from dlspark.spark.source.selection import SourceQuery
-from dlspark.spark.worker_memory import DAEMON, FREEZE_AT, begin_use, due, main_module
+from dlspark.spark.workers import DAEMON, FREEZE_AT, begin_use, due, main_module
 from storage_node.settings.client import ClientSettings
 
 
@@ -33,9 +33,9 @@ def test_other_processes_freeze_nothing() -> None:
 @pytest.mark.parametrize("reader", [BatchReader, FilteringBatchReader, StreamReader])
 def test_a_task_of_each_kind_of_query_is_a_use(reader: type[BatchReader | StreamReader]) -> None:
     options = Options({"uri": "distributedlog://h:1/n", "log": "flights"}, Scope.ANY)
-    before = worker_memory._uses
+    before = workers._uses
     assert list(reader(SourceQuery.of(options), ["value"]).read(LogPartition((), ClientSettings()))) == []
-    assert worker_memory._uses == before + 1
+    assert workers._uses == before + 1
 
 
 def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing() -> None:
@@ -43,7 +43,7 @@ def test_a_worker_that_is_used_again_shows_the_collector_next_to_nothing() -> No
     lines = (
         "import gc, sys, types",
         "sys.modules['__main__'].__spec__ = types.SimpleNamespace(name='pyspark.daemon')",
-        "from dlspark.spark.worker_memory import begin_use",
+        "from dlspark.spark.workers import begin_use",
         "import numpy, pyarrow",
         "begin_use(); gc.collect(); first = len(gc.get_objects())",
         "begin_use(); gc.collect(); second = len(gc.get_objects())",

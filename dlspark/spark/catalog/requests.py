@@ -34,9 +34,9 @@ from dlspark.core.writing.write_lock import default_client_id
 from dlspark.spark.catalog.creation import FORMAT, check_layout, check_use, own_properties
 from dlspark.spark.catalog.scan import Pushed, Rows, exact
 from dlspark.spark.catalog.tables import Json, TableHandle, TableProperties, checked_properties, pushed, unpacked
+from dlspark.spark.connection import Connect, open_namespace
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError, SchemaError
 from dlspark.spark.metadata_tables.registry import TABLES, MetadataTable, table_named
-from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView

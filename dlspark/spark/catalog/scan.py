@@ -146,20 +146,22 @@ class Rows:
         count = await self.records()
         if count is None:
             return None
-        ends: tuple[_Place, _Place] | None = None
+        ends: tuple[_EdgeRecord, _EdgeRecord] | None = None
         if count and any(function["function"] != "count" for function in functions):
             ends = await self._at(0), await self._at(count - 1)
             if ends[1].txid > MAX_TIMESTAMP_MS and any(one.get("column") == "timestamp" for one in functions):
                 return None  # the last ones have no timestamp, and which is the greatest that there is must be read
         return [_aggregate(function, count, ends) for function in functions]
 
-    async def _at(self, number: int) -> _Place:
+    async def _at(self, number: int) -> _EdgeRecord:
         """The record of this number among the rows."""
-        return _Place(*await self.view.record_at(self.begin, self.end, number))
+        return _EdgeRecord(*await self.view.record_at(self.begin, self.end, number))
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _EdgeRecord:
+    """The first or the last of the rows, as far as aggregates need it."""
+
     segment: int
     txid: int
 
@@ -174,7 +176,7 @@ def _known(function: Json) -> bool:
     return column in ("segment", "transaction_id", "timestamp")
 
 
-def _aggregate(function: Json, count: int, ends: tuple[_Place, _Place] | None) -> int | None:
+def _aggregate(function: Json, count: int, ends: tuple[_EdgeRecord, _EdgeRecord] | None) -> int | None:
     if function["function"] == "count":
         return count
     if ends is None:

@@ -16,17 +16,17 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
+from dlspark.spark.connection import Connect, open_namespace
 from dlspark.spark.errors import OptionError
 from dlspark.spark.metadata_tables.cluster import LedgerRows, bookie_rows, sink_rows
 from dlspark.spark.metadata_tables.logs import LogTables, Row
 from dlspark.spark.metadata_tables.registry import BOOKIES, CURSORS, LEDGERS, LOGS, SINKS, MetadataTable
-from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.options.client_settings import namespace_settings
 from dlspark.spark.options.registry import Options
-from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import Selection, selection_of
+from dlspark.spark.workers import plainly_told
 from metadata.foundation.errors import CallerError
 from metadata.foundation.pacing import for_each
 from metadata.logs import LogNotFoundError

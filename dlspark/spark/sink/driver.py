@@ -14,7 +14,7 @@ from dlspark.spark.options.registry import Options
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
 from dlspark.spark.sink.session import SinkSession, open_session
-from dlspark.spark.worker_memory import begin_use
+from dlspark.spark.workers import begin_use
 from metadata.foundation import fault_points
 from metadata.foundation.errors import check
 from metadata.sinks import JOB_PREFIX

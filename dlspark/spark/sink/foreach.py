@@ -27,9 +27,9 @@ from pyspark.sql.types import BinaryType, BooleanType, DataType, LongType, Strin
 from dlspark.spark.connection import defaults_among, resolve_uri, session_defaults
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId
+from dlspark.spark.workers import plainly_told
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.logs import LogStore
 from metadata.sinks import job_sink

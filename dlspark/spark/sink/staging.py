@@ -30,7 +30,7 @@ from dlspark.spark.sink.columns import LogRows, SinkColumns
 from dlspark.spark.sink.messages import JobId, SinkMessage, StagedSegment
 from dlspark.spark.sink.session import SinkSession, open_session
 from dlspark.spark.sink.task import EntriesToSend, StageSettings, TaskWriter
-from dlspark.spark.worker_memory import begin_use
+from dlspark.spark.workers import begin_use
 from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks

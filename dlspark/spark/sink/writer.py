@@ -27,9 +27,9 @@ from pyspark.sql.datasource import (
 
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.registry import Options
-from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId, SinkMessage
+from dlspark.spark.workers import plainly_told
 from metadata.foundation.errors import InvariantViolation, check
 from metadata.sinks import application_sink, job_sink, query_sink
 from storage_node.edge import SystemClock

@@ -21,8 +21,8 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.spark.connection import Connect, open_namespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
-from dlspark.spark.opening import Connect, open_namespace
 from dlspark.spark.options.client_settings import namespace_settings
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.data_loss import DataLossPolicy

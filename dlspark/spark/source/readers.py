@@ -28,12 +28,11 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.registry import Options
-from dlspark.spark.plain_errors import plainly_told
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import SourceQuery
-from dlspark.spark.worker_memory import begin_use
+from dlspark.spark.workers import begin_use, plainly_told
 
 if TYPE_CHECKING:
     from dlspark.spark.source.driver import Take

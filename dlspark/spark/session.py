@@ -1,27 +1,38 @@
-"""`builder(...)`: a session builder with everything set that a user of the connector otherwise has to know.
+"""Sessions and their queries: `builder(...)` has everything set that a user of the connector otherwise has to know.
 
     spark = dlspark.spark.builder("distributedlog://127.0.0.1:2181/distributedlog").master("local[2]").getOrCreate()
 
 What the user has set stays: in the builder, before or after; in the environment; on the command line of spark-submit;
 in spark-defaults.conf. So all is decided in `getOrCreate`, when the user has said all.
+
+`start` starts a streaming query where a driver has just died, and the machine is busy. Spark gives the Python process
+of a query's source, or of its `foreachBatch` through Spark Connect, ten seconds to start, and ends the query after
+that; no conf changes it. And it refuses a checkpoint whose first entry a driver was writing when it died, for the
+unfinished file. Nothing has run in either case, so that the query can be started again.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark import SparkConf, SparkContext
 from pyspark import __version__ as spark_version
 from pyspark.sql import SparkSession
 
-from dlspark.spark.catalog.switch import CATALOG_CLASS, DEFAULT_NAME, catalog_jar, check_name, check_version, enable
+from dlspark.spark.catalog.enabling import CATALOG_CLASS, DEFAULT_NAME, catalog_jar, check_name, check_version, enable
 from dlspark.spark.connection import CONF_KEY, confs_in_file
 from dlspark.spark.datasource import register
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 PYTHON: Final = "PYSPARK_PYTHON"
 """The variable that names the Python of Spark's workers: the only one that reaches the lookup of data sources."""
@@ -131,3 +142,62 @@ def confs_to_come(environ: Mapping[str, str]) -> dict[str, str]:
         elif word == "--jars":
             found[_JARS] = said[position + 1]
     return found
+
+
+SLOW_START: Final = "Python worker failed to connect back"
+TIMEOUT_S: Final = 120.0
+_PAUSE_S = 0.05
+_NOT_BEGUN = "Initializing"
+_NOT_EMPTY: Final = re.compile(r"The checkpoint location (.+) should be empty on batch 0")
+_UNFINISHED: Final = re.compile(r"\.\d+\.[0-9a-f-]{36}\.tmp")
+"""How Spark names an entry until it is whole."""
+
+
+def start(writer: DataStreamWriter, timeout_s: float = TIMEOUT_S) -> StreamingQuery:
+    """`writer.start()`, again for `timeout_s` where Spark gave up on a Python process that was slow to start, or where
+    all that is in the checkpoint is the unfinished first entry of a driver that died, which is removed.
+
+    Returns when the query has begun, or has ended for another reason, which `exception()` tells as ever. Raises what
+    `writer.start()` raises, and the last slow start itself once the time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        query, error = _attempt(writer)
+        if error is None or not (SLOW_START in str(error) or _removed_unfinished(writer, error)):
+            if query is not None:
+                return query
+            assert error is not None
+            raise error
+        if time.monotonic() >= deadline:
+            raise error
+
+
+def _attempt(writer: DataStreamWriter) -> tuple[StreamingQuery | None, Exception | None]:
+    """The query, unless the call failed; and the error, unless it has begun."""
+    try:
+        query = writer.start()
+        while query.isActive:
+            if query.lastProgress is not None or not str(query.status["message"]).startswith(_NOT_BEGUN):
+                return query, None
+            time.sleep(_PAUSE_S)
+        return query, query.exception()
+    except Exception as error:
+        return None, error
+
+
+def _removed_unfinished(writer: DataStreamWriter, error: Exception) -> bool:
+    """Remove the unfinished files for which Spark refuses a checkpoint. False where there is anything else, or (through
+    Spark Connect) no way to look."""
+    place = _NOT_EMPTY.search(str(error))
+    session = getattr(writer, "_spark", None)
+    jvm = getattr(session, "_jvm", None)
+    if place is None or session is None or jvm is None:
+        return False
+    folder = jvm.org.apache.hadoop.fs.Path(place[1])
+    files = folder.getFileSystem(session._jsc.hadoopConfiguration())
+    left = [status.getPath() for status in files.listStatus(folder)]
+    if not left or not all(_UNFINISHED.fullmatch(path.getName()) for path in left):
+        return False
+    for path in left:
+        files.delete(path, False)
+    return True
