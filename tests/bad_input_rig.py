@@ -6,12 +6,12 @@ import asyncio
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from helpers.waiting import wait_until
 from wire_bytes import send
 
 from dlspark.core.sync.log import Log
@@ -174,10 +174,7 @@ class Rig:
         pid = self.sandbox.node_pid(node)
         assert pid is not None
         os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 30
-        while self.sandbox.node_pid(node) is not None:
-            assert time.monotonic() < deadline, "the node does not end"
-            time.sleep(0.02)
+        wait_until(lambda: self.sandbox.node_pid(node) is None, "the node does not end")
 
     def read_from_node(self, node: int) -> None:
         """Read each entry of the canary that a node holds from that node alone; raises what it answers."""

@@ -7,12 +7,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from helpers.waiting import wait_until
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import CallerError, NotBoundError, WriteError
@@ -143,10 +143,7 @@ input()
     owner.wait()
     owner.stdin.close()
     owner.stdout.close()
-    deadline = time.monotonic() + 30
-    while processes_of(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes_of(tmp_path) == []
+    wait_until(lambda: processes_of(tmp_path) == [], "processes are left")
     state = SandboxState.load(tmp_path)
     assert state is not None
     assert not state.running()

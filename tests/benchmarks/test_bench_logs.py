@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from helpers.warm_sandbox import WarmSandbox
 
 from benchmarks.cluster import run
 from benchmarks.logs import LOW_LATENCY, bare_objects, by_columns, by_records, fill_log, loop_over, tail_latencies_us
@@ -12,7 +13,6 @@ from benchmarks.payloads import any_lengths
 from benchmarks.storage import LEAST_SAMPLES
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.sync.namespace import Namespace
-from dlspark.testing.warm_sandbox import WarmSandbox
 
 pytestmark = pytest.mark.processes
 

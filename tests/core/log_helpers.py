@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import AlreadyTruncatedError
 from metadata.logs import TruncationStatus
@@ -36,13 +34,6 @@ async def payloads(log, start="earliest"):
             return await drained(reader)
         except AlreadyTruncatedError as error:
             return error
-
-
-async def until(condition):
-    deadline = asyncio.get_running_loop().time() + 10
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.01)
 
 
 def states(segments):

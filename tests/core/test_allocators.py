@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from log_helpers import until
+from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.ledger_allocators import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from log_helpers import until
+from helpers.waiting import until
 
 from dlspark.errors import AlreadyClosedError, MetadataUnavailableError
 from metadata.store import SessionState

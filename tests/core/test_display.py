@@ -16,8 +16,9 @@ from dataclasses import replace
 
 import nbformat
 import pytest
+from helpers.waiting import until
 from IPython.core.formatters import PlainTextFormatter
-from log_helpers import until, written
+from log_helpers import written
 from nbclient import NotebookClient
 
 import dlspark

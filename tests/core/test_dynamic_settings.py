@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.dynamic.operator_files import OperatorFiles
@@ -26,13 +27,6 @@ def directory(tmp_path):
     streams = tmp_path / "streams"
     streams.mkdir()
     return streams
-
-
-async def _eventually(condition):
-    deadline = asyncio.get_running_loop().time() + 10
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.01)
 
 
 # ------------------------------------------------------------------ which values hold
@@ -233,7 +227,7 @@ async def test_looking_goes_on_after_a_look_that_failed():
     files = await OperatorFiles.load(Settings(stream_config_default="d.conf"), Counter(), read=read)
     live = await files.settings_of("flights", Settings())
     files.start(0.01)
-    await _eventually(lambda: live.current.read_ahead_entries == 4)
+    await until(lambda: live.current.read_ahead_entries == 4)
     await files.close()
 
 
@@ -396,10 +390,10 @@ async def test_an_open_reader_fetches_further_ahead(world, directory):
     async with await log.open_reader() as reader:
         await reader.read_next()
         ahead = reader._ahead
-        await _eventually(lambda: len(ahead._queue) == 1)
+        await until(lambda: len(ahead._queue) == 1)
         (directory / "flights.conf").write_text("readAheadMaxRecords=20")
         await namespace.reload_settings()
-        await _eventually(lambda: len(ahead._queue) == 20)
+        await until(lambda: len(ahead._queue) == 20)
 
 
 async def test_a_read_that_waits_is_given_an_idle_limit(change):

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.waiting import until
+from helpers.warm_sandbox import WarmSandbox
 
 from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import new_event_loop
-from dlspark.testing.warm_sandbox import WarmSandbox
 
 pytestmark = pytest.mark.processes
 
@@ -101,10 +102,7 @@ class ManyLogs:
             delivered.append(record.txid)
 
     async def _until_delivered(self, records: int) -> None:
-        deadline = time.monotonic() + 240
-        while min(map(len, self.delivered)) < records:
-            assert time.monotonic() < deadline, Counter(map(len, self.delivered))
-            await asyncio.sleep(0.02)
+        await until(lambda: min(map(len, self.delivered)) >= records, lambda: Counter(map(len, self.delivered)))
 
     async def _note(self, step: str, ours: int = 0) -> None:
         tasks = await self._lasting_tasks()

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from log_helpers import drained, until, written
+from helpers.waiting import until
+from log_helpers import drained, written
 from memory_bookies import MemoryBookie
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor

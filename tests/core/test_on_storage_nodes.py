@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import pytest_asyncio
+from helpers.strangers import write_as_stranger
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.settings import Settings
 from dlspark.testing.cluster import InProcessCluster
-from dlspark.testing.strangers import write_as_stranger
 
 
 @pytest_asyncio.fixture

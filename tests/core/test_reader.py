@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import ROW_SCHEMA
@@ -526,8 +527,7 @@ async def test_storage_nodes_that_are_away_for_a_while_are_waited_for(world):
         for bookie in world.bookies:
             bookie.stop()
         reading = asyncio.ensure_future(_drained(reader))
-        while not namespace.counters["read-retried"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: namespace.counters["read-retried"])
         for bookie in world.bookies:
             bookie.up = True
         assert len(await asyncio.wait_for(reading, 20)) == 49

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 
 import pytest
+from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder, encode_record_set
@@ -154,8 +155,7 @@ async def test_an_entry_is_not_given_up_while_a_node_that_may_have_it_whole_is_a
     having[2].stop()
     async with await log.open_reader() as reader:
         reading = asyncio.ensure_future(_until(reader, 3))
-        while not namespace.counters["read-retried"]:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: namespace.counters["read-retried"])
         having[2].up = True
         assert await asyncio.wait_for(reading, 20) == [b"0", b"1", b"2"]
         assert not reader.gaps
@@ -229,8 +229,7 @@ async def test_what_arrives_ends_idleness(world):
         await reader.read_next()
         reading = asyncio.ensure_future(reader.read_next())
         for warned in range(1, 4):
-            while namespace.counters["reader-idle-warned"] < warned:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+            await until(lambda warned=warned: namespace.counters["reader-idle-warned"] >= warned)
             writer.write(warned + 1, b"y")
             await writer.commit()
             assert (await asyncio.wait_for(reading, 5)).txid == warned + 1
@@ -381,8 +380,7 @@ async def test_what_is_read_ahead_is_bounded_in_bytes_too(world, monkeypatch):
     log = await _written(namespace, "bytes", [[b"x" * 1000] * 100])
     async with await log.open_reader() as reader:
         await reader.read_next()
-        while len(reader._ahead._queue) < 10:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: len(reader._ahead._queue) >= 10)
         await asyncio.sleep(0.05)
         assert reader._ahead._queued_bytes <= 10_000 + 1100
         assert sum(bookie.reads for bookie in world.bookies) <= 20

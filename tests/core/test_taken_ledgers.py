@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from log_helpers import payloads, until
+from helpers.waiting import until
+from log_helpers import payloads
 from memory_bookies import StoredLedger
 
 from dlspark.core.codec.dlsn import DLSN

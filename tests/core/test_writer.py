@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import (
@@ -66,13 +67,6 @@ async def test_a_batch_of_columns_is_written_as_entries_of_its_own(namespace):
     records = await _payloads(namespace, "columns")
     assert [record.payload for record in records[1:-1]] == payloads.to_pylist()
     assert [record.position for record in records] == list(range(1, 5003))
-
-
-async def _until(condition):
-    deadline = asyncio.get_running_loop().time() + 10
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def _sent(writer, future):
@@ -144,7 +138,7 @@ async def test_keep_alives_are_written_while_nothing_else_is(world):
     writer = await log.open_writer()
     await _sent(writer, writer.write(1, b"one"))
     ledger = writer._sequence.current.ledger
-    await _until(lambda: ledger.last_add_confirmed >= 2)
+    await until(lambda: ledger.last_add_confirmed >= 2)
     await writer.close()
     assert [record.payload for record in await _payloads(namespace, "alive")] == [b"one"]
 
@@ -317,7 +311,7 @@ async def test_a_roll_with_nothing_waiting_writes_a_control_record_into_the_new_
     log = await namespace.open_log("idle-roll")
     writer = await log.open_writer()
     await writer.write(1, b"a")
-    await _until(lambda: writer.segment == 2 and writer._sequence.current.ledger.last_add_confirmed == 0)
+    await until(lambda: writer.segment == 2 and writer._sequence.current.ledger.last_add_confirmed == 0)
     await writer.close()
     assert [segment.record_count for segment in await log.segments()] == [1, 0]
     assert [record.payload for record in await _payloads(namespace, "idle-roll")] == [b"a"]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.writing.segment_sequence import MAX_TAKE_OVERS
@@ -39,13 +40,6 @@ async def _all(namespace, name):
         while more := await reader.read_available(1000, wait=True):
             records += more
         return records
-
-
-async def _until(condition):
-    deadline = asyncio.get_running_loop().time() + 10
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.01)
 
 
 async def _outcome(future):
@@ -93,7 +87,7 @@ async def test_an_empty_segment_of_a_crashed_writer_is_removed_with_its_ledger(w
     for bookie in world.bookies:
         bookie.stop()  # The segment starts in metadata, but no record reaches a node.
     writer.write(1, b"lost")
-    await _until(lambda: writer.segment is not None)
+    await until(lambda: writer.segment is not None)
     (segment,) = await one.logs_store.segments("empty")
     await world.crash(one)
     for bookie in world.bookies:
@@ -119,7 +113,7 @@ async def test_recovery_that_was_interrupted_is_repeated_to_the_same_end(world):
     # The multi that completes the segment never reaches the server; the recovering client dies.
     world.tree.inject = lambda s, op, path: Fault.LOSE_REQUEST if s == session and op == "multi" else None
     opening = asyncio.ensure_future((await other.open_log("twice")).open_writer())
-    await _until(lambda: other.counters["lost-answer-not-applied"])
+    await until(lambda: other.counters["lost-answer-not-applied"])
     opening.cancel()
     await asyncio.wait([opening])
     world.tree.inject = None
@@ -478,7 +472,7 @@ async def test_a_session_that_expires_alone_is_survived(world):
     later = writer.write(2, b"two")
     await writer.flush()
     assert await later == DLSN(1, 1, 0)
-    await _until(lambda: writer._lock.held)
+    await until(lambda: writer._lock.held)
     await writer.close()
     assert len(await _all(namespace, "blink")) == 2
 

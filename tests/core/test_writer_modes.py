@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from log_helpers import until
+from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.dynamic.features import SettableFeatures

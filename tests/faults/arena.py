@@ -12,10 +12,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from helpers.fork_server import Child, ForkServer
+from helpers.forwarding import FaultNetwork, ForwardedNetwork
+from helpers.namespaces import NamespacedNetwork, SmallDisk
+
 from dlspark.sandbox import LEDGERS_PATH, NAMESPACE_PATH
-from dlspark.testing.fork_server import Child, ForkServer
-from dlspark.testing.forwarding import FaultNetwork, ForwardedNetwork
-from dlspark.testing.namespaces import NamespacedNetwork, SmallDisk
 
 HERE = Path(__file__).resolve().parent
 ZOOKEEPER = "zookeeper"
@@ -56,7 +57,7 @@ class Arena:
         self.spoilt = False
         """A round has not ended as it should: what runs is in no defined state."""
         self._server = ForkServer(
-            ("fault_client", "dlspark.testing.hosts", "storage_node.bookie.__main__"),
+            ("fault_client", "helpers.hosts", "storage_node.bookie.__main__"),
             log=directory / "processes.log",
             paths=[str(HERE)],
         )
@@ -86,7 +87,7 @@ class Arena:
 
     def _start(self) -> None:
         self.start_zookeeper()
-        done = self._spawn(AUDITORS[0], "dlspark.testing.hosts:initialise", zookeeper=self._zookeeper_for(AUDITORS[0]))
+        done = self._spawn(AUDITORS[0], "helpers.hosts:initialise", zookeeper=self._zookeeper_for(AUDITORS[0]))
         assert done.lines.get(timeout=START_S) == "done", "the metadata could not be initialised"
         done.wait()
         for node in NODES:
@@ -108,7 +109,7 @@ class Arena:
         """Start it and wait until it serves."""
         self.processes[ZOOKEEPER] = self._spawn(
             ZOOKEEPER,
-            "dlspark.testing.hosts:zookeeper",
+            "helpers.hosts:zookeeper",
             directory=str(self.directory / ZOOKEEPER),
             host=self.network.address(ZOOKEEPER),
             port=ZOOKEEPER_PORT,
@@ -135,7 +136,7 @@ class Arena:
         log = self.directory / f"{node}.log"
         self._log_begins[node] = log.stat().st_size if log.exists() else 0
         self.processes[node] = self._spawn(
-            node, "dlspark.testing.hosts:storage_node", settings=settings, routes=self._routes(node), log=str(log)
+            node, "helpers.hosts:storage_node", settings=settings, routes=self._routes(node), log=str(log)
         )
 
     def _routes(self, host: str) -> list[tuple[str, int, str, int]]:

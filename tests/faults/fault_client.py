@@ -25,9 +25,10 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from helpers.hosts import Route, RoutedNetwork, WallClock
+
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings import Settings
-from dlspark.testing.hosts import Route, RoutedNetwork, WallClock
 from metadata.bookies import BookieRegistry
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
 from metadata.ledgers import LedgerStore

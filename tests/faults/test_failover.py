@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.fork_server import Child, ForkServer
+from helpers.warm_sandbox import WarmSandbox
 from verdict import Outcomes, check_round
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.sync.namespace import Namespace
-from dlspark.testing.fork_server import Child, ForkServer
-from dlspark.testing.warm_sandbox import WarmSandbox
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 

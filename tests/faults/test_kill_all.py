@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from helpers.waiting import until
 
 from dlspark.sandbox import LEDGERS_PATH, Sandbox
 from metadata.bookies import BookieRegistry
@@ -175,8 +176,7 @@ async def load_until_killed(arena: Arena, rng: random.Random) -> list[Written]:
         begun = [await begin(client, shape) for shape in SHAPES]
         stop = asyncio.Event()
         writing = [asyncio.ensure_future(write_on(writer, written, stop)) for writer, written in begun]
-        while not all(written.acknowledged for _, written in begun):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: all(written.acknowledged for _, written in begun))
         await asyncio.sleep(rng.uniform(0.0, 1.0))
         await asyncio.to_thread(arena.kill_all)
         stop.set()

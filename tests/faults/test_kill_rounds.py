@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.fork_server import Child, ChildError, ForkServer
+from helpers.warm_sandbox import WarmSandbox
 from record_writer import SETTINGS
 from verdict import Outcomes, check_round
 
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.sync.log import Log
 from dlspark.core.sync.namespace import Namespace
-from dlspark.testing.fork_server import Child, ChildError, ForkServer
-from dlspark.testing.warm_sandbox import WarmSandbox
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 

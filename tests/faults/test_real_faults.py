@@ -19,10 +19,9 @@ from typing import Any
 
 import pytest
 from arena import AUDITORS, CLIENTS, SCRIBES, WRITERS, Arena
+from helpers.namespaces import unavailable
 from judge import judge
 from nemesis import KINDS, LAST_BEGIN_S, ROUNDS_FOR_ALL, Fault, Nemesis, plan
-
-from dlspark.testing.namespaces import unavailable
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 

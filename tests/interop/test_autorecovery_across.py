@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from helpers.waiting import until
 from java_tool import JavaTool
 from test_recovery_across import (
     REPAIR_WITHIN_S,
@@ -23,17 +24,25 @@ from metadata.zookeeper import ZooKeeperStore
 OURS = "127.0.0.1:1"
 ROUNDS = 3
 """Each gives one ledger of either writer to repair."""
+PATIENCE_S = 240.0
+"""Java's auditor and workers wait for sessions to end, and for their own periods."""
 
 
 async def until_auditor(auditors: AuditorStore, *, ours: bool) -> None:
-    while (found := await auditors.auditor()) is None or (found == OURS) != ours:  # noqa: ASYNC110 (a question)
-        await asyncio.sleep(0.1)
+    async def elected() -> bool:
+        found = await auditors.auditor()
+        return found is not None and (found == OURS) == ours
+
+    await until(elected, patience_s=PATIENCE_S, every_s=0.1)
 
 
 async def until_nothing_is_left(marks: ReplicationStore) -> None:
     """No mark, and no lock: who held one has given it back."""
-    while [n async for n in marks.marked()] or await marks.locked():  # noqa: ASYNC110 (a question)
-        await asyncio.sleep(0.2)
+
+    async def nothing_is_left() -> bool:
+        return not [n async for n in marks.marked()] and not await marks.locked()
+
+    await until(nothing_is_left, patience_s=PATIENCE_S, every_s=0.2)
 
 
 async def test_auditors_and_workers_of_both_kinds_share_a_cluster(java: JavaTool, zk: str, tmp_path: Path) -> None:

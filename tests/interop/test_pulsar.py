@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from helpers.waiting import wait_until
 from pulsar_broker import MAX_LEDGER_ENTRIES, PulsarBroker
 
 from dlspark.testing.java_process import OutOfReachError
@@ -54,14 +54,6 @@ def topic(client: pulsar.Client) -> str:
     name = f"topic-{next(_topics)}"
     client.subscribe(f"persistent://public/default/{name}", "keeper").close()
     return name
-
-
-def until(done: Callable[[], bool], what: str) -> None:
-    """Look until it is so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}"
-        time.sleep(0.1)
 
 
 class Sender:
@@ -160,7 +152,7 @@ def test_compaction_keeps_the_last_message_of_each_key(broker: PulsarBroker, cli
             producer.send_async(b"%d of %d" % (turn, key), None, partition_key=str(key))
     producer.flush()
     broker.admin("PUT", f"persistent/public/default/{topic}/compaction")
-    until(
+    wait_until(
         lambda: broker.admin("GET", f"persistent/public/default/{topic}/compaction")["status"] == "SUCCESS",
         "the broker compacts the topic",
     )
@@ -198,14 +190,18 @@ async def test_what_a_topic_no_longer_needs_is_deleted_and_collected_on_the_node
             broker.admin("POST", f"persistent/public/default/{topic}/trim")
         return len(broker.ledgers_of(topic)) <= 1
 
-    until(trimmed, "the broker trims the topic")
+    wait_until(trimmed, "the broker trims the topic", patience_s=PATIENCE_S)
     gone = set(before) - set(broker.ledgers_of(topic))
     assert len(gone) >= 5
     async with broker.cluster.client() as ours:
         for ledger_id in gone:
             await _check_deleted(ours, ledger_id)
     # Two copies of each; a ledger that the trimming started may have come.
-    until(lambda: broker.stored_ledgers() <= stored - 2 * len(gone) + 2, "the nodes collect deleted ledgers")
+    wait_until(
+        lambda: broker.stored_ledgers() <= stored - 2 * len(gone) + 2,
+        "the nodes collect deleted ledgers",
+        patience_s=PATIENCE_S,
+    )
 
 
 async def _check_deleted(client: LedgerClient, ledger_id: int) -> None:

@@ -10,11 +10,11 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.waiting import wait_until
 
 from metadata.embedded import EmbeddedZooKeeper, find_java, four_letters
 from metadata.foundation.errors import CallerError, MetadataUnavailableError
@@ -39,10 +39,7 @@ def gone(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while not gone(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.01)
+    wait_until(lambda: gone(pid), f"process {pid} is still there")
 
 
 async def put(server: EmbeddedZooKeeper, path: str, data: bytes) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.waiting import wait_until
 from metadata_worlds import Heard, ZooKeeperWorld
 
 from metadata.embedded import EmbeddedZooKeeper
@@ -122,9 +123,7 @@ def test_a_loop_that_was_closed_first_raises_in_no_thread(tmp_path: Path) -> Non
         loop.close()
         server.kill()
         client = kept[0]._client
-        deadline = time.monotonic() + 10
-        while client.client_state != "CONNECTING" and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: client.client_state == "CONNECTING")
         client.stop()
         client.close()
     finally:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from helpers.strangers import write_as_stranger
 from sink_world import round_trips
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
@@ -16,7 +17,6 @@ from dlspark.spark.sink.columns import SinkColumns
 from dlspark.spark.sink.messages import JobId, SinkMessage, gather
 from dlspark.spark.sink.session import SinkSession
 from dlspark.spark.sink.staging import Staging
-from dlspark.testing.strangers import write_as_stranger
 
 if TYPE_CHECKING:
     from memory_world import World

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from helpers.waiting import until
 
 from storage_node.edge import Link
 from storage_node.transport import receive_memory
@@ -125,8 +126,7 @@ async def test_whoever_was_stopped_goes_on_without_anybody_else_doing_anything(m
 
 
 async def _fed(sender: Sender) -> None:
-    while sender.starved:  # noqa: ASYNC110  # it is told by a plain call
-        await asyncio.sleep(0.001)
+    await until(lambda: not sender.starved)
 
 
 # ------------------------------------------------------------------------------------------- with real sockets
@@ -179,8 +179,7 @@ async def test_half_frames_of_many_peers_stay_within_the_bound_and_whole_ones_co
 
 
 async def _nobody(network: TcpNetwork) -> None:
-    while network.links():  # noqa: ASYNC110  # the peers' ends come with the loop
-        await asyncio.sleep(0.01)
+    await until(lambda: not network.links())
 
 
 async def test_a_peer_with_many_frames_has_its_share_of_a_turn_and_no_more() -> None:
@@ -206,11 +205,9 @@ async def test_a_peer_with_many_frames_has_its_share_of_a_turn_and_no_more() -> 
 
     listener = await network.listen("127.0.0.1", 0, accept)
     greedy, honest = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(2)]
-    while len(links) < 2:  # noqa: ASYNC110  # the listener accepts with the loop
-        await asyncio.sleep(0)
+    await until(lambda: len(links) >= 2, every_s=0)
     greedy.sendall(framed(b"many") * 200)
-    while not handled:  # noqa: ASYNC110  # until the loop has read it
-        await asyncio.sleep(0)
+    await until(lambda: handled, every_s=0)
     assert len(handled) <= 11, "a turn's share"
     honest.sendall(framed(b"one") * 3)
     await asyncio.wait_for(done.wait(), 60)
@@ -249,5 +246,4 @@ async def test_a_link_that_is_closed_in_the_midst_of_its_frames_hands_out_no_mor
 
 
 async def _nobody_again(network: TcpNetwork, links: list[Link]) -> None:
-    while not links or network.links() or network.pool.users:  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    await until(lambda: links and not network.links() and not network.pool.users)

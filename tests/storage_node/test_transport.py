@@ -7,6 +7,7 @@ import socket
 import struct
 
 import pytest
+from helpers.waiting import until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,8 +132,7 @@ async def test_frames_travel_both_ways_up_to_the_largest() -> None:
     await client.until(closed=True)
     assert client.closed == [None]
     await listener.close()
-    while network.links():  # noqa: ASYNC110  (the last turns of the loop, nothing is waited for)
-        await asyncio.sleep(0)
+    await until(lambda: not network.links(), every_s=0)
 
 
 async def test_small_frames_before_a_large_one_and_behind_it_arrive_whole() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from helpers.waiting import until
 
 from metadata.foundation.pacing import MessageLimit
 
@@ -13,8 +14,7 @@ logger = logging.getLogger("tests.log_limit")
 
 
 async def _logged(caplog: pytest.LogCaptureFixture, count: int) -> None:
-    while len(caplog.messages) < count:  # noqa: ASYNC110  # nobody tells of a line
-        await asyncio.sleep(0.01)
+    await until(lambda: len(caplog.messages) >= count)
 
 
 async def test_the_first_lines_pass_and_the_others_are_counted(caplog: pytest.LogCaptureFixture) -> None:

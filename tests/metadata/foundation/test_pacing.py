@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from helpers.virtual_time import virtual_time
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.foundation.pacing import ByteRate, TokenBucket, for_each
 
 

@@ -6,9 +6,9 @@ import random
 import tracemalloc
 
 import pytest
+from helpers.virtual_time import virtual_time
 from recovery_world import QUICK, World
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.auditors import AuditorStore
 from metadata.bookies import BookieRegistry
 from metadata.foundation.pacing import for_each

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
+from helpers.virtual_time import virtual_time
 from recovery_world import QUICK, World
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.auditors import PeriodicCheck
 from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from helpers.virtual_time import virtual_time
 from model_cluster import ModelBookie
 from recovery_world import QUICK, World, payload
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.ledger_metadata import LedgerState
 from metadata.memory import Fault
 from storage_node.errors import LedgerFencedError

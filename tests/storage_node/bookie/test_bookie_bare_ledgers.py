@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from bookie_harness import DIGEST, KEY, MIB, Cluster, WireClient, entry
+from helpers.waiting import until
 from wire_harness import HeldDisk
 
 from metadata.ledgers import LedgerStore
@@ -113,8 +114,7 @@ async def test_many_new_ledgers_bring_the_next_round_of_garbage_collection_forwa
 
 
 async def _collected(bookie: Bookie) -> None:
-    while bookie.storage.contents.stats.rounds == 0:  # noqa: ASYNC110  # nobody tells of a round's end
-        await asyncio.sleep(0.01)
+    await until(lambda: bookie.storage.contents.stats.rounds != 0)
 
 
 def test_fences_of_deleted_ledgers_are_remembered_for_the_newest_of_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from bookie_harness import DIGEST, KEY, MIB
 from gc_harness import LOG_BYTES, Node, body_of
+from helpers.waiting import until
 
 from metadata.memory import MemoryTree
 from storage_node.bookie.store.compaction import Throttle
@@ -111,8 +112,7 @@ async def test_a_read_under_way_on_the_old_log_comes_to_its_end(node: Node) -> N
 
     node.disk.read_gate = hold
     reading = asyncio.ensure_future(node.read(1, 0))
-    while not entered.is_set():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(entered.is_set)
     assert await node.bookie.compact() >= 5
     assert old not in node.log_ids()
     gate.set()
@@ -201,8 +201,7 @@ async def test_a_copy_that_waits_for_memory_looks_again_before_it_is_made(node: 
     assert writing.is_set()
     compacting = asyncio.ensure_future(node.bookie.storage.compactor.compact(0.9))
     storage = node.bookie.storage
-    while not storage._room_waiters:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: storage._room_waiters)
     await node.add(1, range(60), 2000)
     storage.contents.delete(2, 0)
     node.disk.write_gate = None

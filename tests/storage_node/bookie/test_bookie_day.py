@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from bookie_harness import MIB, WireClient
 from gc_harness import Node, body_of
+from helpers.waiting import until
 
 from metadata.memory import MemoryTree
 from storage_node.protocol.messages import Status
@@ -105,12 +106,12 @@ class Day:
     async def evening(self) -> None:
         """Let the node come to rest, by itself: nothing left to collect, to remove or to rewrite."""
         storage = self.node.bookie.storage
-        for _ in range(600):
+
+        def rests() -> bool:
             busy = set(storage.ledgers) != set(self.sizes) or storage.checkpoints.can_free
-            if not busy and not storage.compactor.candidates(0.8):
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError("the node does not come to rest")
+            return not busy and not storage.compactor.candidates(0.8)
+
+        await until(rests, "the node does not come to rest", every_s=0.05)
 
     @property
     def live(self) -> int:

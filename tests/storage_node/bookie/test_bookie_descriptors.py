@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from bookie_harness import MIB, Cluster, WireClient, entry
 from faulty_disk import FaultyDisk
+from helpers.waiting import until
 
 from storage_node.bookie.disk import descriptors
 from storage_node.bookie.disk.descriptors import SpareDescriptors, connection_limit, raise_limit
@@ -224,8 +225,7 @@ async def write(client: WireClient, numbers: range) -> set[Status]:
 
 
 async def refused(disk: Short) -> None:
-    while not disk.refused:  # noqa: ASYNC110  # the disk's threads tell nobody
-        await asyncio.sleep(0.01)
+    await until(lambda: disk.refused)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from bookie_harness import MIB, Cluster, entry
 from faulty_disk import FaultyDisk
+from helpers.waiting import until
 
 from metadata.bookies import BookieRegistry
 from metadata.memory import MemoryStore
@@ -186,8 +187,8 @@ async def test_read_only_is_announced_in_the_order_that_leaves_the_node_listed(c
     for full in (True, False):
         disk.full = full
         await bookie.check_disks()
-        while not seen or seen[-1] != (([], ["a"]) if full else (["a"], [])):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        wanted = ([], ["a"]) if full else (["a"], [])
+        await until(lambda wanted=wanted: seen[-1:] == [wanted], every_s=0)
     following.cancel()
     await store.close()
     assert ([], []) not in seen, "a node that only changes its mode is never gone"
@@ -278,8 +279,7 @@ async def test_a_journal_that_cannot_grow_makes_the_node_read_only_and_writable_
     while (status := await client.add(entry(5, count, bytes(60_000)))) == Status.EOK:
         count += 1
         assert count < 100
-        while journal._preparing is not None:  # noqa: ASYNC110
-            await asyncio.sleep(0)  # else the adds may use up what is prepared, and wait
+        await until(lambda: journal._preparing is None, every_s=0)
     assert status == Status.EREADONLY
     assert count > 10, "what was prepared took them"
     assert bookie.storage.journal.full
@@ -320,8 +320,7 @@ async def test_records_that_wait_for_space_are_answered_when_there_is_some(clust
 
     written.write_at = only_prepared  # type: ignore[method-assign, assignment]
     adds = [client.send_add(entry(5, number, bytes(200_000))) for number in range(1, 12)]
-    while not bookie.storage.journal.stalled:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: bookie.storage.journal.stalled, every_s=0)
     assert bookie.read_only
     assert not all(add.done() for add in adds)
     await bookie.storage.checkpoint()
@@ -356,8 +355,7 @@ async def test_a_node_stopped_while_records_wait_for_space_loses_only_what_it_ne
 
     written.write_at = only_prepared  # type: ignore[method-assign, assignment]
     adds = [client.send_add(entry(5, number, bytes(200_000))) for number in range(1, 12)]
-    while not bookie.storage.journal.stalled:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: bookie.storage.journal.stalled, every_s=0)
     await asyncio.wait_for(cluster.stop(bookie), 20)
     answers = await asyncio.gather(*adds, return_exceptions=True)
     acknowledged = [
@@ -400,16 +398,14 @@ async def test_entry_logs_without_space_wait_read_only_and_go_on(cluster: Cluste
         errno.ENOSPC
     )
     checkpoint = asyncio.ensure_future(bookie.storage.checkpoint())
-    while not bookie.storage.full:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: bookie.storage.full, every_s=0)
     assert await client.add(entry(5, 3)) == Status.EREADONLY
     assert await client.add(entry(5, 3), recovery=True, priority=100) == Status.EREADONLY
     for number in range(3):
         assert (await client.read(5, number)).status == Status.EOK
     assert (await client.fence(6)).status == Status.ENOENTRY
     await bookie.check_disks()
-    while not bookie.storage.full:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: bookie.storage.full, every_s=0)
     assert not checkpoint.done()
     disk.errors.clear()
     await bookie.check_disks()
@@ -432,8 +428,7 @@ async def test_a_node_stops_while_its_entry_logs_wait_for_space(cluster: Cluster
     assert await client.add(entry(5, 0)) == Status.EOK
     disk.errors[("write", "0000000000000001.log")] = errno.ENOSPC
     checkpoint = asyncio.ensure_future(bookie.storage.checkpoint())
-    while not bookie.storage.full:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: bookie.storage.full, every_s=0)
     await asyncio.wait_for(cluster.stop(bookie), 10)
     await checkpoint
     client = await cluster.connect(await cluster.start())

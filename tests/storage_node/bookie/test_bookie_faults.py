@@ -9,6 +9,7 @@ import threading
 import pytest
 from bookie_harness import KEY, Cluster, entry
 from faulty_disk import FaultyDisk
+from helpers.waiting import until
 
 from metadata.bookies import BookieRegistry
 from metadata.memory import MemoryStore
@@ -72,15 +73,12 @@ async def test_batches_that_finish_out_of_order_are_answered_in_order(cluster: C
     await client.add(entry(5, 0))
     first_gate = disk.gate = threading.Event()
     first = client.send_add(entry(5, 1))
-    while not bookie.storage.journal.journals[0]._calls:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    while disk.waiting == 0:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: bookie.storage.journal.journals[0]._calls, every_s=0)
+    await until(lambda: disk.waiting != 0, every_s=0)
     disk.gate = None
     before = disk.passed
     second = client.send_add(entry(5, 2))
-    while disk.passed == before:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: disk.passed != before, every_s=0)
     for _ in range(3):
         await client.read(5, 0)
     assert not first.done()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from bookie_harness import KEY, WireClient
 from gc_harness import NAME, Node, body_of
+from helpers.waiting import until
 
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import DistributedLogError, MetadataUnavailableError, NoNodeError
@@ -206,14 +207,6 @@ async def test_compaction_needs_no_metadata_and_rounds_go_on_beside_it(node: Nod
     await node.check(1, range(60), 3000)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not come to pass")
-
-
 async def test_a_node_that_cannot_write_collects_nothing(node: Node) -> None:
     await node.add(1, range(2))
     node.bookie.storage.contents.logs.give_up(OSError("injected"))
@@ -228,8 +221,7 @@ async def test_a_long_poll_ends_when_its_ledger_is_collected(node: Node) -> None
     address = node.bookie.address
     client.link = await TcpNetwork().connect(address.host, address.port, client, timeout_ms=5000)
     poll = client.send_poll(1, 5, 60_000)
-    while not node.bookie.storage.ledgers[1].waiters:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: node.bookie.storage.ledgers[1].waiters)
     await node.bookie.collect_garbage()
     answer = await asyncio.wait_for(poll, 10)
     assert isinstance(answer, m.ReadResponse)

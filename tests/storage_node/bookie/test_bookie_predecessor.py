@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from bookie_harness import Cluster
+from helpers.waiting import until
 
 from metadata.bookies import BookieRegistry
 from metadata.embedded import EmbeddedZooKeeper
@@ -70,8 +71,7 @@ async def test_without_a_readable_token_the_registration_waits_for_the_session_t
     former = await crash(cluster, await cluster.start())
     (cluster.tmp_path / "a" / "journal" / "current" / "SESSION").write_bytes(what)
     starting = asyncio.ensure_future(cluster.start())
-    while not cluster.tree._data_watches.get("/ledgers/available/a"):  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: cluster.tree._data_watches.get("/ledgers/available/a"), every_s=0)
     assert not starting.done()
     assert await owner(watcher) == former.session_id
     await former.close()

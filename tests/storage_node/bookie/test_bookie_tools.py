@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from bookie_harness import Cluster, entry
+from helpers.waiting import until
 from typer.testing import CliRunner
 
 from dlspark.cli.main import app
@@ -313,8 +314,7 @@ async def test_decommissioning_marks_the_ledgers_waits_for_their_repair_and_remo
     assert [ledger_id async for ledger_id in replication.marked()] == [0, 1, 2]
     assert await metadata.cookies() == ["a"]
     leaving = asyncio.ensure_future(metadata.decommission("a", now_ms=lambda: 9, timeout_s=30, progress=told.append))
-    while told == [3]:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: told != [3], every_s=0)
     for ledger_id in range(3):
         mark = await replication.read(ledger_id)
         assert mark is not None

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from bookie_harness import MIB, Cluster, entry
+from helpers.waiting import until
 from wire_harness import HeldDisk
 
 from storage_node.protocol.messages import Status
@@ -22,8 +23,7 @@ async def test_large_adds_beyond_what_may_wait_for_memory_are_refused_at_once_an
     await first.add(entry(5, 0))
     disk.holds.add("entries")
     filling = [first.send_add(entry(5, number, bytes(2 * MIB))) for number in range(1, 20)]
-    while not bookie.limits.waiting.used:  # noqa: ASYNC110  # until the memory is full
-        await asyncio.sleep(0.01)
+    await until(lambda: bookie.limits.waiting.used)
     others = [await cluster.connect(bookie) for _ in range(10)]
     waiting = [client.send_add(entry(10 + which, 0, bytes(2 * MIB))) for which, client in enumerate(others)]
     await asyncio.wait_for(_refused(waiting), 30)
@@ -40,5 +40,4 @@ async def test_large_adds_beyond_what_may_wait_for_memory_are_refused_at_once_an
 
 
 async def _refused(adds: list[asyncio.Future[object]]) -> None:
-    while sum(add.done() for add in adds) < 3:  # noqa: ASYNC110  # whichever are
-        await asyncio.sleep(0.01)
+    await until(lambda: sum(add.done() for add in adds) >= 3)

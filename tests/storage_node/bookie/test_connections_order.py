@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from bookie_harness import KEY, Cluster, WireClient, entry
+from helpers.waiting import until
 from wire_harness import HeldDisk
 
 from storage_node.bookie.node.bookie import Bookie
@@ -20,15 +20,6 @@ BIG = 1_000_000
 async def settled(client: WireClient) -> None:
     """What was sent before on this connection was handled: a later request was answered."""
     await client.ask(lambda txn: m.encode_list_entries_request(txn, 1 << 40))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop go on until the condition holds."""
-    for _ in range(100_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it did not come to that")
 
 
 def held(bookie: Bookie) -> int:

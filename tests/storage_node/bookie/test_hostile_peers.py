@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from bookie_harness import MIB, WireClient, entry
+from helpers.waiting import wait_until
 from hostile import ATTACKS, LEDGER
 from test_bookie_process import ROOT, first_line, free_port, initialise
 
@@ -230,9 +231,5 @@ def test_an_honest_client_is_served_while_others_attack_and_nothing_of_it_stays(
     assert not quiet or seen["clock_s"] < WAIT_S, seen
     assert seen["grown"] < GROWTH.get(name, OTHER_GROWTH), f"{seen['grown'] / MIB:.0f} MiB"
     assert node.metric("bookie_SERVER_STATUS") == 1, "it takes adds"
-    for _ in range(600):
-        if node.metric("bookie_connections") == 0:
-            break
-        time.sleep(0.1)
-    assert node.metric("bookie_connections") == 0
+    wait_until(lambda: node.metric("bookie_connections") == 0, "connections are left")
     assert node.log.stat().st_size - began < 100_000, "the log did not grow with what peers sent"

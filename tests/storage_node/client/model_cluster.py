@@ -1,6 +1,6 @@
 """A small cluster in memory for the client's tests: model bookies that speak the real messages.
 
-Tests run it on virtual time (`dlspark.testing.virtual_time`). The network delays each frame by a seeded random time, in
+Tests run it on virtual time (`helpers.virtual_time`). The network delays each frame by a seeded random time, in
 order per link.
 """
 

@@ -12,9 +12,9 @@ import random
 from dataclasses import replace
 
 import pytest
+from helpers.virtual_time import virtual_time
 from model_cluster import FAST, Cluster
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.memory import Fault
 from storage_node.client import LedgerClient, LedgerReader, LedgerWriter

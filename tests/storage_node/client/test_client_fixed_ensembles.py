@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from helpers.virtual_time import virtual_time
 from model_cluster import Cluster
 
-from dlspark.testing.virtual_time import virtual_time
 from storage_node.client import LedgerClient, LedgerWriter
 from storage_node.errors import LedgerFencedError
 from storage_node.protocol.messages import Status

@@ -7,9 +7,9 @@ import pickle
 from dataclasses import replace
 
 import pytest
+from helpers.virtual_time import virtual_time
 from model_cluster import FAST, Cluster
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
 from metadata.ledger_metadata import DigestType, Ensemble
 from storage_node.client import ClientSettings, LedgerWriter, ReplicaReader

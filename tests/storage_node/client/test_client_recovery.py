@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from helpers.virtual_time import virtual_time
 from model_cluster import Cluster
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.foundation.errors import NoNodeError
 from metadata.ledger_metadata import LedgerState
 from metadata.memory import Fault

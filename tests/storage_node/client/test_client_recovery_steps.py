@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from helpers.virtual_time import virtual_time
 from model_cluster import FAST, Cluster
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.memory import Fault

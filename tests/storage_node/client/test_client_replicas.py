@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from helpers.virtual_time import virtual_time
 from model_cluster import FAST, Cluster, ModelBookie
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.bookies import BookieAddress
 from metadata.foundation.errors import CallerError
 from storage_node.client import ClientSettings, LedgerReader, LedgerWriter, ReplicaReader

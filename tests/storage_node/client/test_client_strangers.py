@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from helpers.virtual_time import virtual_time
 from model_cluster import FAST, Cluster, Ledger
 from test_client_writing import contents, payload, write
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.foundation.errors import MetadataUnavailableError, NoNodeError
 from metadata.ledger_metadata import DigestType, LedgerState
 from storage_node.client import LedgerClient, LedgerWriter

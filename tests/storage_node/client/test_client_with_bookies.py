@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.strangers import write_as_stranger
 
-from dlspark.testing.strangers import write_as_stranger
 from metadata.bookies import BookieRegistry
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore

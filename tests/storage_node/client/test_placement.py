@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from helpers.virtual_time import virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_cluster import FAST, Cluster
 
-from dlspark.testing.virtual_time import virtual_time
 from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.foundation.errors import BadVersionError, CallerError, DistributedLogError, MetadataUnavailableError
 from storage_node.client import LedgerClient

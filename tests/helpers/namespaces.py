@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from dlspark.testing.fork_server import Child, ForkServer
+from helpers.fork_server import Child, ForkServer
 from metadata.foundation.errors import CallerError, NotAppliedError
 
 _CLONE_NEWNS: Final = 0x0002_0000
@@ -120,7 +120,7 @@ class NamespacedNetwork:
         self._holders.clear()
 
     def _hold(self, name: str) -> Child:
-        holder = self._server.spawn("dlspark.testing.namespaces:hold", {"name": f"namespace-{name}"})
+        holder = self._server.spawn("helpers.namespaces:hold", {"name": f"namespace-{name}"})
         if holder.lines.get() != "held":
             raise NamespaceError("a network namespace cannot be made")
         return holder

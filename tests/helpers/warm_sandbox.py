@@ -6,7 +6,7 @@ import queue
 import signal
 
 from dlspark.sandbox import START_TIMEOUT_S, Sandbox, SandboxError
-from dlspark.testing.fork_server import Child, ChildError, ForkServer
+from helpers.fork_server import Child, ChildError, ForkServer
 
 NODE = "storage_node.bookie.__main__:main"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dlspark.testing.fork_server import Child, ForkServer
-from dlspark.testing.forwarding import FaultNetwork, ForwardedNetwork
-from dlspark.testing.namespaces import NamespacedNetwork, unavailable
+from helpers.fork_server import Child, ForkServer
+from helpers.forwarding import FaultNetwork, ForwardedNetwork
+from helpers.namespaces import NamespacedNetwork, unavailable
 
 pytestmark = pytest.mark.processes
 

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dlspark.testing.fork_server import ChildError, ForkServer
+from helpers.fork_server import ChildError, ForkServer
+from helpers.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -28,10 +28,12 @@ def echo(name):
 def fail(name):
     raise RuntimeError("as told")
 """
+TESTS = Path(__file__).resolve().parent.parent
 OWNER = """
 import sys
 from pathlib import Path
-from dlspark.testing.fork_server import ForkServer
+sys.path.insert(0, sys.argv[2])
+from helpers.fork_server import ForkServer
 server = ForkServer((), log=Path(sys.argv[1]) / "log", paths=[sys.argv[1]])
 child = server.spawn("program:echo", {"name": "left"})
 print(child.pid, flush=True)
@@ -94,7 +96,10 @@ def test_a_program_that_cannot_run_says_why_in_the_log(server: ForkServer, tmp_p
 def test_a_child_even_a_stopped_one_dies_with_the_owner_of_its_server(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, str(tmp_path), str(TESTS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert owner.stdout is not None
     assert owner.stdin is not None
@@ -104,7 +109,4 @@ def test_a_child_even_a_stopped_one_dies_with_the_owner_of_its_server(tmp_path: 
     owner.wait()
     owner.stdout.close()
     owner.stdin.close()
-    deadline = time.monotonic() + 20
-    while is_alive(pid):
-        assert time.monotonic() < deadline, "the child lives on"
-        time.sleep(0.01)
+    wait_until(lambda: not is_alive(pid), "the child lives on")

@@ -36,7 +36,9 @@ from metadata.foundation.errors import CallerError, NotAppliedError
 START_TIMEOUT_S: Final = 60.0
 END_TIMEOUT_S: Final = 20.0
 _PR_SET_PDEATHSIG: Final = 1
-_REPOSITORY: Final = str(Path(__file__).resolve().parent.parent.parent)
+_TESTS: Final = Path(__file__).resolve().parent.parent
+_PATHS: Final = (str(_TESTS), str(_TESTS.parent))
+"""For children: these helpers, and the packages of the repository."""
 # One thread in the libraries that would start some on import: a process with threads must not be forked.
 _SINGLE: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -133,10 +135,10 @@ class ForkServer:
         # The kernel tells a child of its parent's death when the thread that started it ends: this one ends with us.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="dlspark-fork-server")
         arguments = json.dumps(
-            {"address": self._address, "imports": list(imports), "paths": [*paths, _REPOSITORY], "parent": os.getpid()}
+            {"address": self._address, "imports": list(imports), "paths": [*paths, *_PATHS], "parent": os.getpid()}
         )
-        command = [sys.executable, "-m", "dlspark.testing.fork_server", arguments]
-        search = os.pathsep.join(part for part in (_REPOSITORY, os.environ.get("PYTHONPATH", "")) if part)
+        command = [sys.executable, "-m", "helpers.fork_server", arguments]
+        search = os.pathsep.join(part for part in (*_PATHS, os.environ.get("PYTHONPATH", "")) if part)
         with log.open("ab") as errors:
             self._process = self._starter.submit(
                 lambda: subprocess.Popen(
