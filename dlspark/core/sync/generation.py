@@ -17,8 +17,8 @@ The part holds every public method and property of the class that the first comm
 * static and class methods, and plain attributes, which have neither type nor docstring to take over.
 
 What is made is ordinary checked-in code: type checkers, editors and readers see signatures, types and docstrings.
-`tests/core/sync` holds the files to what this module makes, and every made method to having a docstring. Imports are
-written by hand; the linter tells what is missing.
+`tests/core/sync/test_generated_twins.py` holds the files to what this module makes, and every method to having a
+docstring. Imports are written by hand; the linter tells what is missing.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityErr
 from metadata.allocators import AllocatorStore
 from simulation.environment.loop import SimulatedLoop
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 
 
 @pytest.fixture

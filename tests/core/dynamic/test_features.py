@@ -14,7 +14,7 @@ from dlspark.core.dynamic.watched_file import REJECTED
 from dlspark.core.settings import Settings
 from dlspark.errors import OverCapacityError, SettingsError
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 UPSTREAM_FILES = "org.apache.distributedlog.feature.DynamicConfigurationFeatureProvider"
 
 

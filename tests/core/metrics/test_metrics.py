@@ -40,7 +40,7 @@ from dlspark.errors import (
     WriteError,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 UPSTREAM = """
 log_writer_write log_writer_bulk_write log_writer_mark_end_of_stream log_writer_get_writer
 log_writer_pending_request_dispatch seg_writer_write seg_writer_pending seg_writer_add_complete_callback
