@@ -1,13 +1,13 @@
 """`ReceiveMemory`: what frames that are begun and not ended may take of memory, all links of a network together.
 
-Frames up to SMALL_BYTES are not counted: whoever sends small requests never waits here. Beyond `limit` bytes
+Frames up to SMALL_BYTES are not counted: a client that sends small requests never waits here. Beyond `limit` bytes
 
     slow senders   are cut, the oldest first: nothing of theirs waits in the kernel, and less than PROGRESS_BYTES has
                    come within PROGRESS_S
     the others     are not read any more, but for the ALWAYS_READ that lack least of their frames; those that lack
                    least go on first
 
-So a peer that sends half a frame and waits keeps its memory as long as nobody else needs it, and honest ones lose some
+So a peer that sends half a frame and waits keeps its memory as long as no other needs it, and honest ones lose some
 time at most. No link allocates more than twice what has arrived (`protocol.frames`), whatever it announced.
 """
 
@@ -21,7 +21,7 @@ SMALL_BYTES = 64 * 1024 + 4
 PROGRESS_S = 0.25
 PROGRESS_BYTES = 64 * 1024
 LOOK_S = 0.1
-"""How often it is looked whether somebody can go on, while anybody waits."""
+"""How often it is checked whether a link can go on, while any waits."""
 ALWAYS_READ = 8
 """Links that are read on whatever the others hold, so that something always comes to its end. Those that lack least: an
 entry of 100 KB does not wait for 300 halves of 5 MiB."""
@@ -80,7 +80,7 @@ class ReceiveMemory:
 
     @property
     def short(self) -> bool:
-        """Somebody waits: links read little at a time."""
+        """A link waits: links read little at a time."""
         return bool(self._starved)
 
     def begun(self, sender: Sender, held: int, received: int, lacks: int) -> None:

@@ -1,8 +1,8 @@
 """`Turns`: work of many that would keep the loop for long, shared out over its turns.
 
 Whoever has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each
-of them for `share_s`, and leaves the rest to the next turns. So whoever asks for little waits for one such turn,
-however many there are that ask for much.
+of them for `share_s`, and leaves the rest to the next turns. So a connection that asks for little waits for one such
+turn, however many there are that ask for much.
 """
 
 from __future__ import annotations

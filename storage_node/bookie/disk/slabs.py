@@ -63,7 +63,7 @@ class Slab:
         return self.sealed and self.flying == 0 and self.written >= self.end
 
     def reclaim(self) -> mmap.mmap | None:
-        """Give the memory up, if nobody reads it."""
+        """Give the memory up, if nothing reads it."""
         check(self.settled, "a slab was reclaimed before it was written")
         self.view.release()
         try:

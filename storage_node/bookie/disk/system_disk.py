@@ -142,7 +142,7 @@ class _Pool:
 def _hand_back(loop: asyncio.AbstractEventLoop, deliver: Callable[[], None]) -> None:
     try:
         loop.call_soon_threadsafe(deliver)
-    except RuntimeError:  # the loop is closed: nobody is left to be told
+    except RuntimeError:  # the loop is closed: nothing waits for the result any more
         logger.debug("a disk call ended after its loop was closed")
 
 

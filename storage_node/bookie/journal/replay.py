@@ -1,7 +1,7 @@
 """Reading the journal at start: every record behind the checkpoint's mark, in order, or a refusal
 (docs/reference/node-files.md#how-a-journal-is-read).
 
-Never skips over damage: a torn tail (batches that a crash interrupted, of which nobody was told) ends the replay; a
+Never skips over damage: a torn tail (batches that a crash interrupted, and that were never answered) ends the replay; a
 batch that had been durable and cannot be read any more raises JournalCorruptError, naming file and offset. Starting
 without it would answer "no such entry" for what was acknowledged (I11).
 """
@@ -42,7 +42,7 @@ class JournalMark:
 
 
 class JournalReader:
-    """Reads the files of one journal directory, which must be `owner`'s (None: whoever's)."""
+    """Reads the files of one journal directory, which must be `owner`'s (None: any node's)."""
 
     def __init__(self, disk: Disk, directory: str, owner: JournalOwner | None) -> None:
         self._disk = disk

@@ -30,7 +30,7 @@ from storage_node.bookie.journal.files import node_tag
 from storage_node.bookie.node.identity import SessionFile, name_bookie, software_version, was_read_only, write_status
 from storage_node.bookie.requests.connections import ServedConnection
 from storage_node.bookie.requests.limits import Admission, NodeLimits
-from storage_node.bookie.store.collection import GarbageCollector
+from storage_node.bookie.store.collection import ClusterMetadata, GarbageCollector
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Clock, Disk, DiskFile, FrameHandler, Link, Listener, Network, SystemClock
 from storage_node.errors import BookieConfigurationError, BookieFailedError, TooManyConnectionsError
@@ -172,7 +172,7 @@ class Bookie:
     # ------------------------------------------------------------------------------------ start
 
     async def start(self) -> None:
-        """Recover and serve. On any error nothing is left behind, and the node serves nobody.
+        """Recover and serve. On any error nothing is left behind, and the node serves no client.
 
         Raises:
             BookieConfigurationError, CookieMismatchError: it was not allowed to start.
@@ -362,16 +362,9 @@ class Bookie:
     # ------------------------------------------------------------------------------------ garbage
 
     def _make_collector(self, bookie_id: str, instance_id: str | None) -> GarbageCollector:
-        return GarbageCollector(
-            self.storage,
-            self.settings,
-            bookie_id=bookie_id,
-            instance_id=instance_id,
-            ledgers=self._ledgers,
-            registry=self._registry,
-            replication=ReplicationStore(self._store, self.settings.zk_ledgers_root_path),
-            clock=self.clock,
-        )
+        replication = ReplicationStore(self._store, self.settings.zk_ledgers_root_path)
+        cluster = ClusterMetadata(bookie_id, instance_id, self._ledgers, self._registry, replication)
+        return GarbageCollector(self.storage, self.settings, cluster, self.clock)
 
     @property
     def collector(self) -> GarbageCollector:

@@ -2,8 +2,8 @@
 
 HTTP/1.1, GET and HEAD without bodies, one request a connection. Everything that a client may hold is bounded: the size
 of its request, the time that it takes to send it, the number of connections. One connection too many breaks the oldest,
-so that whoever holds half requests open keeps no probe out. What is shown is for whoever can connect; nothing can be
-changed through it.
+so that a client that holds half requests open keeps no probe out. What is shown is for every client that can connect;
+nothing can be changed through it.
 """
 
 from __future__ import annotations

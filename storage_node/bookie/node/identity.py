@@ -46,7 +46,7 @@ def software_version() -> str | None:
 
 
 def name_bookie(settings: BookieSettings, port: int) -> BookieAddress:
-    """Id and address. Raises BookieConfigurationError for a loopback address that nobody asked for."""
+    """Id and address. Raises BookieConfigurationError for a loopback address that the settings do not ask for."""
     host = settings.advertised_address or _own_host(settings)
     if not settings.allow_loopback and not settings.advertised_address and _is_loopback(host):
         raise BookieConfigurationError(

@@ -279,7 +279,7 @@ def _too_late(request: m.AddRequest | m.WriteLacRequest) -> bytes:
 
 
 def _is_urgent(request: Heard) -> bool:
-    """Recovery's reads and adds carry a priority; fences are asked by nobody else."""
+    """Recovery's reads and adds carry a priority; only recovery asks for fences."""
     if isinstance(request, (m.AddRequest, m.ReadRequest, BatchReadRequest)):
         return request.priority > 0 or (not isinstance(request, m.AddRequest) and request.fence)
     return False

@@ -123,7 +123,7 @@ def _send_list(requester: Requester, request: m.ListEntriesRequest, status: Stat
 
 
 def auth(requester: Requester, request: m.AuthRequest) -> None:
-    """There is no authentication here: whoever begins one is told to go on."""
+    """There is no authentication here: a client that begins one is asked to go on."""
     requester.link.send(dialect_of(request).auth(request))
 
 

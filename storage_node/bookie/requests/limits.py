@@ -75,7 +75,7 @@ class Gate:
 
 
 class Budget:
-    """`limit` bytes, of which nothing is ever refused: who is asked to `wait` shall ask for no more meanwhile."""
+    """`limit` bytes, of which nothing is ever refused: a connection that waits shall ask for no more meanwhile."""
 
     __slots__ = ("_waiting", "limit", "used")
 
@@ -89,7 +89,7 @@ class Budget:
         return self.used > self.limit
 
     def change(self, by: int) -> None:
-        """Somebody holds `by` bytes more (or less) than before."""
+        """A connection holds `by` bytes more (or less) than before."""
         self.used += by
         if by < 0 and self._waiting and self.used <= self.limit // 4 * 3:
             waiting, self._waiting = self._waiting, []
@@ -355,7 +355,7 @@ class Admission:
         return self._count
 
     def arrived(self, guest: G) -> Guest | None:
-        """A connection was made: who must be closed for it, perhaps itself; None: nobody. It is counted out already."""
+        """A connection was made: who must be closed for it, perhaps itself; None: none. It is counted out already."""
         self._count += 1
         self._silent[guest] = None
         if not self.limit or self._count <= self.limit:

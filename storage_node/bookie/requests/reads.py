@@ -319,7 +319,7 @@ def _finish(requester: Requester, request: m.ReadRequest, previous_lac: int, adv
 
 def _finish_small(requester: Requester, request: m.ReadRequest) -> None:
     """Answer without an entry: polls that one large entry ends, by the thousand, were admitted as small requests, and
-    nobody takes their answers. Who only reads late is told the LAC, and reads what is behind it by itself."""
+    their answers are not taken. A client that only reads late learns the LAC, and reads what is behind it by itself."""
     found = requester.storage.find(request.ledger_id, -1)
     if isinstance(found, Status) or not request.piggyback:
         refuse(requester, request, found if isinstance(found, Status) else Status.ETOOMANYREQUESTS)

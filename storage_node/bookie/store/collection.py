@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from metadata.bookies import BookieRegistry
@@ -46,34 +47,36 @@ DELETED_TOGETHER = 16
 """Ledgers deleted in one turn of the loop."""
 
 
-class GarbageCollector:
-    """Collects on one node. `start` begins the rounds, `stop` ends them; `collect` and `compact` may be called as well.
+@dataclass(frozen=True, slots=True)
+class ClusterMetadata:
+    """What one node's garbage collection asks, and for whom."""
 
-    Args:
-        ledgers, registry, replication: the cluster's metadata.
-        instance_id: the cluster that this node belongs to.
-    """
+    bookie_id: str
+    instance_id: str | None
+    """Of the cluster that this node belongs to."""
+    ledgers: LedgerStore
+    registry: BookieRegistry
+    replication: ReplicationStore
+
+
+class GarbageCollector:
+    """Collects on one node. `start` begins the rounds, `stop` ends them; `collect` and `compact` may be called too."""
 
     def __init__(
         self,
         storage: Storage,
         settings: BookieSettings,
-        *,
-        bookie_id: str,
-        instance_id: str | None,
-        ledgers: LedgerStore,
-        registry: BookieRegistry,
-        replication: ReplicationStore,
+        cluster: ClusterMetadata,
         clock: Clock,
     ) -> None:
         self._storage = storage
         self._contents = storage.contents
         self._settings = settings
-        self._bookie_id = bookie_id
-        self._instance_id = instance_id
-        self._ledgers = ledgers
-        self._registry = registry
-        self._replication = replication
+        self._bookie_id = cluster.bookie_id
+        self._instance_id = cluster.instance_id
+        self._ledgers = cluster.ledgers
+        self._registry = cluster.registry
+        self._replication = cluster.replication
         self._clock = clock
         self._throttle = Throttle(settings.gc_metadata_op_rate_limit)
         self._collecting = asyncio.Lock()
@@ -111,7 +114,7 @@ class GarbageCollector:
                 self._compaction = loop.create_task(self._quietly(partial(self.compact, major=False)))
 
     async def _pause(self, wait_s: float) -> None:
-        """Wait for the next round, which comes early where so many ledgers have come that some may be nobody's."""
+        """Wait for the next round, which comes early where so many ledgers have come that some may be made up."""
         soonest_s = min(CROWDED_WAIT_S, wait_s)
         await asyncio.sleep(soonest_s)
         if wait_s > soonest_s:
@@ -121,7 +124,7 @@ class GarbageCollector:
                 pass
 
     async def _quietly(self, work: Callable[[], Awaitable[int]]) -> bool:
-        """Do a part of a round; what it fails with is told to the log. False: it failed."""
+        """Do a part of a round; what it fails with is logged. False: it failed."""
         try:
             await work()
         except (DistributedLogError, OSError) as error:
@@ -227,7 +230,7 @@ class GarbageCollector:
         return deleted
 
     async def _collect_locked(self, ledger_id: int) -> bool:
-        """Delete it if that is still true while nobody can be about to store it here again."""
+        """Delete it if that is still true while no worker can be about to store it here again."""
         lock = await self._replication.lock(ledger_id, self._bookie_id)
         if lock is None:
             return False

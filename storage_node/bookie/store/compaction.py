@@ -118,7 +118,7 @@ class Compactor:
     async def _finish_current(self, threshold: float) -> bool:
         """Go on in a new log if the current one is mostly dead, so that it can be rewritten like the others.
 
-        Without that, a node to which nobody writes any more would keep it for ever. False: a checkpoint failed.
+        Without that, a node to which no client writes any more would keep it for ever. False: a checkpoint failed.
         """
         current = self._contents.logs.current
         usage = None if current is None else self._contents.live.logs.get(current.log_id)

@@ -33,7 +33,7 @@ from storage_node.protocol.frames import Buffer
 MAX_BARE_BY_LAC = 10_000
 MAX_BARE_BY_FENCE = 100_000
 """Ledgers that came into existence without an entry, by an explicit LAC or by a fence: not more than so many. Both are
-asked of nodes that were given entries, so there are few; garbage collection takes those away that are nobody's."""
+asked of nodes that were given entries, so there are few; garbage collection takes away what metadata does not know."""
 CROWD = 100_000
 """Ledgers that came since the last round of garbage collection: the next one does not wait for its time."""
 MAX_FENCES_KEPT = 200_000
@@ -70,7 +70,7 @@ class Ledger:
         self.fence_pending: asyncio.Future[None] | None = None
         """Done when the fence is durable; None before there is a fence, and where it was durable at start."""
         self.lac = -1
-        """The highest LAC that any entry or explicit LAC told of."""
+        """The highest LAC that any entry or explicit LAC has named."""
         self.explicit_lac: bytes | None = None
         self.index = LedgerIndex()
         self.waiters: LacWaiters | None = None
@@ -133,7 +133,7 @@ class LiveBytes:
         self.logs: dict[int, LogUsage] = {}
 
     def of(self, log_id: int) -> LogUsage:
-        """A log's usage, to be changed by whoever puts entries into it."""
+        """A log's usage, to be changed with each entry put into it."""
         usage = self.logs.get(log_id)
         if usage is None:
             usage = self.logs[log_id] = LogUsage()

@@ -434,7 +434,7 @@ class EntryLogs:
         return [path, f"{path.removesuffix('.log')}.idx"]
 
     def halt(self) -> None:
-        """Send no more pieces to the files, and tell nobody."""
+        """Send no more pieces to the files, and inform no one."""
         self.error = self.error or BookieFailedError("the entry logs are closed")
         flushes, self._flushes = self._flushes, []
         for future in (*(flush[2] for flush in flushes), *self._space_waiters):

@@ -1,6 +1,6 @@
 """`Storage`: journal, entry logs, index and ledger state as one thing that survives a crash.
 
-An add or a fence is decided and appended in one step on the loop: nobody comes between a check and its consequence.
+An add or a fence is decided and appended in one step on the loop: nothing comes between a check and its consequence.
 Its record goes into a slab; the journal makes it durable and only then lets it be acknowledged; the entry log follows
 behind. Checkpoints (`store.checkpoints`) make the journal's older part unnecessary.
 

@@ -56,7 +56,7 @@ class LacWaiter:
             finished(advanced)
 
     def cancel(self) -> None:
-        """End the wait without telling anybody."""
+        """End the wait without an answer."""
         if self._finished is not None:
             self._finished = None
             if self._timer is not None:
@@ -116,7 +116,7 @@ class LacWaiters:
         asyncio.get_running_loop().call_soon(self._wake_some)
 
     def _next(self) -> LacWaiter | None:
-        """The next one to be woken; None: nobody else, now."""
+        """The next one to be woken; None: no other, now."""
         while self._due:
             waiter = self._due.popleft()
             if waiter.waiting:
@@ -136,7 +136,7 @@ def _arrival(item: tuple[int, int, LacWaiter]) -> int:
 class PollLine:
     """Parked polls in the order in which they came, at most `limit`: one more ends the oldest.
 
-    So nobody is refused: a client whose poll ends early asks again, and one that parks its polls for hours does not
+    So no poll is refused: a client whose poll ends early asks again, and one that parks its polls for hours does not
     keep others out.
     """
 
@@ -146,7 +146,7 @@ class PollLine:
         self._limit = limit
         self._polls: OrderedDict[LacWaiter, None] = OrderedDict()
         self._over: deque[LacWaiter] = deque()
-        """Their time is over, and they will be told in one of the next turns."""
+        """Their time is over, and they are answered in one of the next turns."""
         self._scheduled = False
 
     def __len__(self) -> int:

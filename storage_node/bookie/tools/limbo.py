@@ -7,7 +7,7 @@ A ledger leaves limbo when that answer is no longer needed:
     whole       it is closed, and every entry that its metadata places on this node is here and intact
 
 Otherwise it stays: `missing` entries have to be replicated elsewhere first (`mark` asks auto-recovery for it); of an
-`open` ledger nobody knows yet where it ends.
+`open` ledger it is not known yet where it ends.
 """
 
 from __future__ import annotations

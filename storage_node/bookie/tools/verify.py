@@ -70,7 +70,7 @@ def verify(node: Offline) -> Verification:
     _check_cookies(node, result)
     _check_checkpoints(node, result)
     if result.lost:
-        return result  # without a cookie or any checkpoint nobody knows what should be here
+        return result  # without a cookie or any checkpoint it is not known what should be here
     try:
         snapshot = node.load()
     except JournalCorruptError as error:
