@@ -1,9 +1,9 @@
 """`Auditor`: finds ledgers that lack copies and publishes them; it repairs nothing.
 
 *Bookie audit*: every ledger's metadata is read; one that names a bookie which is not registered is marked with all such
-bookies. When it begins, once in a while, and when bookies are lost (`losses`). *Ledger check*: every ledger is checked
-by reading (`checker`), once in a long while; when that last was is remembered in the metadata. *Placement check*
-(`placement_check`), on request: so it is. All of them wait while auto-recovery is switched off.
+bookies. When it begins, once in a while, and when bookies are lost (`LossTracker`). *Ledger check*: every ledger is
+checked by reading (`checker`), once in a long while; when that last was is remembered in the metadata. *Placement
+check* (`placement_check`): the same, where it is asked for. All of them wait while auto-recovery is switched off.
 
 An audit that cannot be finished is begun anew: what was lost stays lost until one has run through. Ledgers are walked
 through, never collected: memory does not grow with their number, and only a few reads are under way at once.
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final
 
 from metadata.auditors import AuditorStore, PeriodicCheck
@@ -27,7 +28,6 @@ from metadata.ledgers import LedgerStore, Versioned
 from metadata.replication import ReplicationStore
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
-from storage_node.autorecovery.losses import LossTracker, Verdict
 from storage_node.autorecovery.placement_check import Judge, PlacementCheck, PlacementReport
 from storage_node.edge import Clock
 from storage_node.settings.autorecovery import AutoRecoverySettings
@@ -150,14 +150,14 @@ class Auditor:
     def _delay_s(self) -> int:
         return self._settings.lost_bookie_recovery_delay_s if self._delay is None else self._delay.value
 
-    def _act_on(self, verdict: Verdict) -> None:
-        if verdict is Verdict.WAIT:
+    def _act_on(self, need: AuditNeed) -> None:
+        if need is AuditNeed.WAIT:
             if self._timer is None:
                 logger.info("%s is lost; an audit follows in %d s", ", ".join(self._losses.lost), self._delay_s)
                 self._start_timer()
             return
         self._cancel_timer()
-        if verdict is Verdict.AUDIT:
+        if need is AuditNeed.AUDIT:
             self._wanted.set()
 
     def _start_timer(self) -> None:
@@ -301,3 +301,40 @@ class Auditor:
 
         await for_each(self._ledgers.ids(), self._settings.max_concurrent_ledger_checks, look)
         return report
+
+
+class AuditNeed(Enum):
+    """What to do about the bookies that are lost at present."""
+
+    NOTHING = "nothing"
+    """Nobody is lost: an audit that was to come is not needed."""
+    WAIT = "wait"
+    """Audit after the delay, counted from when this was first said."""
+    AUDIT = "audit"
+
+
+class LossTracker:
+    """Which bookies were there, and which of them are lost and not yet audited. Pure.
+
+    A bookie that is missing for the first time is *lost*. Without a delay, or with more than one lost, an audit is due
+    at once. A single one is given time to come back: a restart should not set the cluster copying.
+    """
+
+    def __init__(self, known: Collection[str]) -> None:
+        self._known = set(known)
+        self.lost: set[str] = set()
+
+    def saw(self, available: Collection[str], delay_s: int) -> AuditNeed:
+        """The lists changed: these bookies are registered now."""
+        self.lost.difference_update(available)
+        self._known.update(available)
+        fresh = self._known.difference(available)
+        self._known -= fresh  # counted once, until it has been seen again
+        self.lost |= fresh
+        if not self.lost:
+            return AuditNeed.NOTHING
+        return AuditNeed.AUDIT if delay_s == 0 or len(self.lost) > 1 else AuditNeed.WAIT
+
+    def audited(self, lost: Collection[str]) -> None:
+        """An audit that began when these were lost has published their ledgers."""
+        self.lost.difference_update(lost)

@@ -27,7 +27,7 @@ from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
 from storage_node.autorecovery.fragments import Fragment, endangered_seats, fragments_of
 from storage_node.client import LedgerClient
-from storage_node.client.copies import LedgerCopies
+from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.errors import DigestError, LedgerStateUnknownError
 from storage_node.protocol.reading import MISSING
 from storage_node.protocol.striping import write_set

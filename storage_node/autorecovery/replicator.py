@@ -18,7 +18,7 @@ from metadata.ledgers import LedgerStore
 from storage_node.autorecovery.checker import BadFragment, Inspection
 from storage_node.autorecovery.fragments import Fragment
 from storage_node.client import LedgerClient
-from storage_node.client.copies import LedgerCopies
+from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.errors import NotEnoughBookiesError, UnauthorizedAccessError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 

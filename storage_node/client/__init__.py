@@ -2,7 +2,7 @@
 
 from storage_node.client.client import LedgerClient
 from storage_node.client.reader import LedgerReader
-from storage_node.client.replicas import LedgerLocation, ReplicaReader
+from storage_node.client.replica_reader import LedgerLocation, ReplicaReader
 from storage_node.client.writer import LedgerWriter
 from storage_node.settings.client import ClientSettings
 

@@ -12,8 +12,7 @@ from metadata.foundation.errors import DistributedLogError, NodeExistsError
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore, Versioned
 from storage_node.client.connections import ConnectionPool
-from storage_node.client.copies import LedgerCopies
-from storage_node.client.disk_space import DiskSpace, ask_disk_space
+from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.client.outages import Members, outlast
 from storage_node.client.pipeline import ClientContext
 from storage_node.client.placement import Placement, RackResolver
@@ -22,7 +21,8 @@ from storage_node.client.placement.factory import make_placement
 from storage_node.client.reader import LedgerReader
 from storage_node.client.recovering import recover as run_recovery
 from storage_node.client.registrations import Registrations
-from storage_node.client.replicas import LedgerLocation
+from storage_node.client.replica_reader import LedgerLocation
+from storage_node.client.requests import DiskSpace, ask_disk_space
 from storage_node.client.writer import LedgerWriter
 from storage_node.edge import Network
 from storage_node.errors import LedgerClosedError, NotEnoughBookiesError, UnauthorizedAccessError

@@ -18,13 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from metadata.foundation.errors import DistributedLogError
-from storage_node.client.answers import answer_error
-from storage_node.client.batches import BatchConnection
-from storage_node.client.channels import Channel, Resolver, Sweeper
+from storage_node.client.channels import Channel, Resolver, Surroundings, Sweeper
 from storage_node.client.health import BookieHealth
 from storage_node.client.placement.quarantine import Quarantine
 from storage_node.edge import Buffer, Network
-from storage_node.errors import ProtocolError, RequestTimeoutError
+from storage_node.errors import ERROR_OF_STATUS, ConnectionClosedError, ProtocolError, RequestTimeoutError
+from storage_node.protocol import v2
 from storage_node.protocol.frames import LENGTH_BYTES
 from storage_node.protocol.messages import (
     AddResponse,
@@ -34,6 +33,7 @@ from storage_node.protocol.messages import (
     decode_response,
     encode_add_response,
 )
+from storage_node.protocol.values import BatchReadResponse
 from storage_node.protocol.writing import Seat
 from storage_node.settings.client import ClientSettings
 
@@ -273,3 +273,83 @@ class ConnectionPool:
         self.sweeper.stop()
         for connection in (*self._connections.values(), *self._batches.values()):
             await connection.close()
+
+
+BatchAnswer: TypeAlias = BatchReadResponse | DistributedLogError
+
+_UNKNOWN_THERE = (Status.EBADREQ, Status.EBADVERSION)
+
+
+class BatchConnection(Channel):
+    """All batch reads of one client from one bookie.
+
+    Only version 2 of the protocol has them, so they go by a connection of their own. A bookie may not know them: it
+    drops the connection, or refuses. Then `refused` is set for good, and entries are read one by one. A connection that
+    is lost after a batch was answered is an ordinary loss.
+    """
+
+    def __init__(self, surroundings: Surroundings, bookie: str) -> None:
+        super().__init__(surroundings, bookie)
+        self.refused = False
+        """The bookie does not serve batch reads."""
+        self._served = False
+        self._requests: dict[int, tuple[float, Callable[[BatchAnswer], None], int]] = {}
+
+    def read(
+        self,
+        request_id: int,
+        ledger_id: int,
+        first: int,
+        *,
+        max_count: int,
+        max_bytes: int,
+        timeout_ms: int,
+        answer: Callable[[BatchAnswer], None],
+    ) -> None:
+        """Ask for entries from `first` on; `answer` is called once, with the response or an error."""
+        around = self._around
+        if not self._requests:
+            around.sweeper.join(self._sweep)
+        self._requests[request_id] = (around.loop.time() + timeout_ms / 1000, answer, timeout_ms)
+        frame = v2.encode_batch_read_request(ledger_id, first, request_id, max_count=max_count, max_bytes=max_bytes)
+        if self._link is not None:
+            self._link.send(frame)
+        else:
+            self._send_later((frame,))
+
+    def forget(self, request_id: int) -> None:
+        """Nobody waits for this request any more."""
+        self._requests.pop(request_id, None)
+
+    def frame_received(self, frame: memoryview) -> None:
+        """One response; only batches are asked for here."""
+        response = v2.decode_response(frame)
+        if not isinstance(response, BatchReadResponse):
+            raise ProtocolError(f"an answer to {response.operation.name} where batches were asked for")
+        self._served = True
+        if response.status in _UNKNOWN_THERE:
+            self.refused = True
+        request = self._requests.pop(response.request_id, None)
+        if request is not None:
+            request[1](response)
+
+    def _sweep(self, now: float) -> bool:
+        for request_id, (deadline, answer, limit_ms) in list(self._requests.items()):
+            if deadline <= now and self._requests.pop(request_id, None) is not None:
+                answer(RequestTimeoutError(f"no batch of entries within {limit_ms} ms", node=self.bookie))
+        return bool(self._requests)
+
+    def _end_all(self, error: DistributedLogError) -> None:
+        requests, self._requests = self._requests, {}
+        if requests and not self._served and isinstance(error, ConnectionClosedError) and not self._around.closed:
+            self.refused = True
+            self._around.health.answered(self.bookie)  # it did what such a bookie does: nothing is wrong with it
+        for _, answer, _ in requests.values():
+            answer(error)
+
+
+def answer_error(status: Status, bookie: str, ledger_id: int | None, entry_id: int | None) -> DistributedLogError:
+    """The error that a status other than EOK stands for."""
+    kind = ERROR_OF_STATUS[int(status)]
+    what = (kind.__doc__ or status.name).split(" (E")[0].split(";")[0].rstrip(".")
+    return kind(f"{what} ({status.name})", node=bookie, ledger_id=ledger_id, entry_id=entry_id)

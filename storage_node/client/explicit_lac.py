@@ -14,7 +14,7 @@ from typing import Any
 from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.connections import ConnectionPool
-from storage_node.client.quorum_requests import ask_bookies
+from storage_node.client.requests import ask_bookies
 from storage_node.protocol.digests import EntryDigest, master_key
 from storage_node.protocol.messages import Operation, encode_write_lac_request
 from storage_node.protocol.striping import write_set

@@ -14,13 +14,12 @@ from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeE
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import Versioned
 from metadata.store import SessionState, WatchEvent
-from storage_node.client.lac_reads import LacQuestion
+from storage_node.client.last_confirmed import LacQuestion, TailRound
 from storage_node.client.outages import outlast
 from storage_node.client.pipeline import ClientContext, Tasks, digest_of
 from storage_node.client.read_ahead import WINDOW_BYTES, WINDOW_ENTRIES, ReadAhead, Window, check_range
 from storage_node.client.reading import EntryFetcher
-from storage_node.client.replicas import LedgerLocation
-from storage_node.client.tailing import TailRound
+from storage_node.client.replica_reader import LedgerLocation
 from storage_node.errors import LedgerClosedError, LedgerRecoveryError, ProtocolError
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.reading import LacRead

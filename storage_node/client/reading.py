@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 
 from metadata.foundation.errors import DistributedLogError, check
 from metadata.ledger_metadata import DigestType, LedgerMetadata
-from storage_node.client.answers import answer_error
-from storage_node.client.batches import BatchAnswer
-from storage_node.client.connections import Answer, ConnectionPool
+from storage_node.client.connections import Answer, BatchAnswer, ConnectionPool, answer_error
 from storage_node.errors import ProtocolError, RequestTimeoutError
 from storage_node.protocol.digests import Entry, EntryDigest
 from storage_node.protocol.messages import Operation, ReadResponse, Status, encode_read_request

@@ -14,8 +14,7 @@ from typing import TypeAlias
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import Versioned
-from storage_node.client.answers import answer_error
-from storage_node.client.connections import Answer
+from storage_node.client.connections import Answer, answer_error
 from storage_node.client.pipeline import AddPipeline, ClientContext, MetadataUpdates, Tasks, digest_of
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.reading import EntryFetcher

@@ -13,7 +13,7 @@ from metadata.foundation.tasks import undisturbed
 from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.explicit_lac import ExplicitLac
 from storage_node.client.pipeline import AddPipeline, ClientContext
-from storage_node.client.quorum_requests import ask_bookies
+from storage_node.client.requests import ask_bookies
 from storage_node.edge import Buffer
 from storage_node.errors import QuorumWriteError
 from storage_node.protocol.messages import Operation, encode_force_ledger_request

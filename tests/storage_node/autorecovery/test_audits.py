@@ -16,9 +16,8 @@ from metadata.ledger_metadata import Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.replication import RepairQueue, ReplicationStore
-from storage_node.autorecovery.auditor import METADATA_READS, Auditor
+from storage_node.autorecovery.auditor import METADATA_READS, AuditNeed, Auditor, LossTracker
 from storage_node.autorecovery.checker import LedgerChecker
-from storage_node.autorecovery.losses import LossTracker, Verdict
 from storage_node.client import LedgerClient
 from storage_node.edge import SystemClock
 
@@ -26,28 +25,28 @@ ALL = {"a", "b", "c"}
 
 
 def test_who_was_known_and_is_not_there_is_lost() -> None:
-    assert LossTracker(ALL).saw({"a", "b"}, 0) is Verdict.AUDIT
-    assert LossTracker(ALL).saw({"a", "b"}, 10) is Verdict.WAIT
-    assert LossTracker(ALL).saw({"a"}, 10) is Verdict.AUDIT
-    assert LossTracker(ALL).saw(ALL | {"d"}, 10) is Verdict.NOTHING
+    assert LossTracker(ALL).saw({"a", "b"}, 0) is AuditNeed.AUDIT
+    assert LossTracker(ALL).saw({"a", "b"}, 10) is AuditNeed.WAIT
+    assert LossTracker(ALL).saw({"a"}, 10) is AuditNeed.AUDIT
+    assert LossTracker(ALL).saw(ALL | {"d"}, 10) is AuditNeed.NOTHING
 
 
 def test_one_that_comes_back_needs_no_audit() -> None:
     losses = LossTracker(ALL)
-    assert losses.saw({"a", "b"}, 10) is Verdict.WAIT
-    assert losses.saw(ALL, 10) is Verdict.NOTHING
-    assert losses.saw({"b", "c"}, 10) is Verdict.WAIT
+    assert losses.saw({"a", "b"}, 10) is AuditNeed.WAIT
+    assert losses.saw(ALL, 10) is AuditNeed.NOTHING
+    assert losses.saw({"b", "c"}, 10) is AuditNeed.WAIT
     assert losses.lost == {"a"}
 
 
 def test_one_after_the_other_counts_as_two() -> None:
     losses = LossTracker(ALL)
-    assert losses.saw({"a", "b"}, 10) is Verdict.WAIT
-    assert losses.saw({"a"}, 10) is Verdict.AUDIT
+    assert losses.saw({"a", "b"}, 10) is AuditNeed.WAIT
+    assert losses.saw({"a"}, 10) is AuditNeed.AUDIT
     losses.audited({"b", "c"})
-    assert losses.saw({"a"}, 10) is Verdict.NOTHING, "audited: that they are still away is no news"
-    assert losses.saw({"a", "b"}, 10) is Verdict.NOTHING
-    assert losses.saw({"a"}, 10) is Verdict.WAIT
+    assert losses.saw({"a"}, 10) is AuditNeed.NOTHING, "audited: that they are still away is no news"
+    assert losses.saw({"a", "b"}, 10) is AuditNeed.NOTHING
+    assert losses.saw({"a"}, 10) is AuditNeed.WAIT
 
 
 def test_who_is_lost_during_an_audit_is_not_covered_by_it() -> None:

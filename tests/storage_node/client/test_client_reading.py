@@ -423,7 +423,7 @@ async def test_a_reader_gives_its_location_too() -> None:
 def test_a_long_poll_that_could_only_time_out_is_refused() -> None:
     with pytest.raises(CallerError, match="long_poll_ms"):
         ClientSettings(long_poll_ms=5_000)
-    with pytest.raises(CallerError, match="add_entry_timeout_ms"):
+    with pytest.raises(CallerError, match="addEntryTimeoutSec=0 is outside"):
         ClientSettings(add_entry_timeout_ms=0)
 
 

@@ -21,7 +21,6 @@ from storage_node.client.health import BookieHealth
 from storage_node.client.placement import (
     Adherence,
     Placement,
-    PlacementSettings,
     RackAwarePlacement,
     StaticResolver,
     UniformPlacement,
@@ -43,6 +42,7 @@ from storage_node.errors import (
     RequestTimeoutError,
 )
 from storage_node.protocol.writing import PickReplacements
+from storage_node.settings.placement import PlacementSettings
 
 ENFORCED = PlacementSettings(
     repp_dns_resolver_class="racks", min_num_racks_per_write_quorum=2, enforce_min_num_racks_per_write_quorum=True
@@ -507,8 +507,8 @@ def test_policies_and_resolvers_are_known_by_upstream_s_names_and_short_ones() -
         ({"dns_resolver_overrides": "a:b"}, "told by a script"),
         ({"enforce_min_num_racks_per_write_quorum": True}, "nothing tells the racks"),
         ({"enforce_min_num_fault_domains_for_write": True}, "never acknowledged"),
-        ({"min_num_racks_per_write_quorum": 0}, "min_num_racks_per_write_quorum is 0"),
-        ({"bookie_quarantine_ratio": 1.5}, "bookie_quarantine_ratio is 1.5"),
+        ({"min_num_racks_per_write_quorum": 0}, "minNumRacksPerWriteQuorum=0 is outside 1"),
+        ({"bookie_quarantine_ratio": 1.5}, "bookieQuarantineRatio=1.5 is outside 0"),
     ],
 )
 def test_settings_that_cannot_be_honoured_are_refused(wrong: dict[str, object], message: str) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
-from storage_node.client.answers import answer_error
-from storage_node.client.connections import Answer
+from storage_node.client.connections import Answer, answer_error
 from storage_node.client.pipeline import ClientContext, digest_of
 from storage_node.client.reading import EntryFetcher
 from storage_node.errors import ProtocolError
