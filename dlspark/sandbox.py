@@ -100,6 +100,7 @@ class Sandbox:
 
     @property
     def state(self) -> SandboxState:
+        """The ports, and the process that owns the sandbox. Raises CallerError before `start`."""
         if self._state is None:
             raise CallerError("the sandbox is not running", advice="Call start() first")
         return self._state
@@ -111,14 +112,17 @@ class Sandbox:
 
     @property
     def zookeeper_address(self) -> str:
+        """ZooKeeper's `host:port`."""
         return f"127.0.0.1:{self.state.zookeeper_port}"
 
     @property
     def node_ids(self) -> list[str]:
+        """The storage nodes' ids, `host:port` each, by index."""
         return [f"127.0.0.1:{port}" for port in self.state.node_ports]
 
     @property
     def node_count(self) -> int:
+        """How many storage nodes the sandbox has, whether they run or not."""
         return len(self.state.node_ports)
 
     def node_pid(self, index: int) -> int | None:
@@ -132,6 +136,7 @@ class Sandbox:
         return self._zookeeper.pid if self._zookeeper is not None else None
 
     def node_directory(self, index: int) -> Path:
+        """Where a storage node's journal and ledgers are."""
         return self.directory / f"node-{index}"
 
     def start(self) -> None:
@@ -202,6 +207,7 @@ class Sandbox:
         self._processes[index].send_signal(signal.SIGSTOP)
 
     def resume_node(self, index: int) -> None:
+        """SIGCONT a storage node that `pause_node` has stopped."""
         self._processes[index].send_signal(signal.SIGCONT)
 
     def start_node(self, index: int) -> None:
@@ -216,6 +222,7 @@ class Sandbox:
             self._zookeeper = None
 
     def start_zookeeper(self) -> None:
+        """Start a killed ZooKeeper again on its own directory; nothing if it runs."""
         if self._zookeeper is None:
             directory, port = self.directory / "zookeeper", self.state.zookeeper_port
             zookeeper = EmbeddedZooKeeper(directory, port=port, tick_ms=self._tick_ms)

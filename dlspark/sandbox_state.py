@@ -36,6 +36,7 @@ class SandboxState:
 
     @property
     def uri(self) -> str:
+        """The URI of the sandbox's namespace."""
         return f"distributedlog://127.0.0.1:{self.zookeeper_port}{NAMESPACE_PATH}"
 
     @classmethod
@@ -62,6 +63,7 @@ class SandboxState:
             ) from error
 
     def save(self, directory: Path) -> None:
+        """Keep the state in `directory`; a reader sees the old file or the new one, whole."""
         path = directory / _STATE_FILE
         scratch = path.with_suffix(".tmp")
         scratch.write_text(json.dumps(asdict(self), indent=2) + "\n")

@@ -115,6 +115,7 @@ class At:
 
     @property
     def as_json(self) -> bool:
+        """Whether the result is printed as JSON."""
         return self.output is Output.JSON
 
     def result(self, result: Mapping[str, Json], text: str | Table | Iterable[str]) -> None:

@@ -46,9 +46,11 @@ class DistributedLogDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The name of the format."""
         return "distributedlog"
 
     def schema(self) -> StructType:
+        """The columns; for a request of the catalog's Java side, the answer, packed into a schema."""
         if REQUEST in self.options:
             from dlspark.spark.catalog.requests import answer
 
@@ -59,6 +61,7 @@ class DistributedLogDataSource(DataSource):
         return table_named(options.text(METADATA) or "").schema if options.given(METADATA) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of a batch query, or of a metadata table."""
         from dlspark.spark.source.readers import batch_reader
 
         options, filters = self._settled(Scope.SOURCE_BATCH), _PUSHDOWN_MODULE in sys.modules
@@ -75,6 +78,7 @@ class DistributedLogDataSource(DataSource):
         return batch_reader(options, schema, filters=filters)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader of a streaming query."""
         from dlspark.spark.source.readers import RefusedStream, stream_reader
 
         try:
@@ -86,11 +90,13 @@ class DistributedLogDataSource(DataSource):
             raise
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """The writer of `df.write`."""
         from dlspark.spark.sink.writer import batch_writer
 
         return batch_writer(self._settled(Scope.SINK_BATCH), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """The writer of one micro-batch of `df.writeStream`."""
         from dlspark.spark.sink.writer import stream_writer
 
         return stream_writer(self._settled(Scope.SINK_STREAM), schema, overwrite)

@@ -171,12 +171,15 @@ class LagListener(StreamingQueryListener):
         """Nothing is known before the first batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Take up the lags that a batch's progress reports."""
         self._safely(lambda: self._progress(event.progress))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """A query that idles is alive, and its lags stay as they were."""
         self._safely(lambda: self._alive(str(event.id)))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """A query that has ended has no lag any more."""
         self._safely(lambda: self._terminated(str(event.id)))
 
     def _safely(self, action: Callable[[], None]) -> None:

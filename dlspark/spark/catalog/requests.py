@@ -132,6 +132,7 @@ class Catalog:
         }
 
     async def do(self, operation: str, request: Json) -> object:
+        """Answer a request for one operation. Raises CallerError, or what reaching metadata raises."""
         return await self._operations[operation](request)
 
     # ------------------------------------------------------------------ namespaces
@@ -145,11 +146,13 @@ class Catalog:
         return [one.name for one in await self._below(self._folder(request)) if one.is_folder]
 
     async def about_namespace(self, request: Json) -> dict[str, str]:
+        """A namespace's properties: where it is."""
         folder = self._folder(request)
         await self._below(folder)
         return {"location": f"{self._uri}/{folder}" if folder else self._uri}
 
     async def create_namespace(self, request: Json) -> object:
+        """Refused in any case: a namespace is there as long as a log in it is."""
         folder = self._folder(request)
         if not folder or await self._admin.below(folder):
             raise _Named("namespace_exists")
@@ -159,6 +162,7 @@ class Catalog:
         )
 
     async def refuse_namespace_change(self, request: Json) -> object:
+        """Refused in any case: a namespace has no properties."""
         raise CallerError(
             "A namespace of this catalog has no properties to change", advice="Tables have: TBLPROPERTIES"
         )
@@ -308,6 +312,7 @@ class Catalog:
         )
 
     async def create_or_replace(self, request: Json) -> Json:
+        """Create a table; one that is there is not replaced, which is an error."""
         return await (self.refuse_replacement if await self._exists(request) else self.create)(request)
 
     async def alter(self, request: Json) -> Json:
@@ -339,6 +344,7 @@ class Catalog:
         return True
 
     async def rename(self, request: Json) -> bool:
+        """Give a log another name; true. A name that is taken is the answer `table_exists`."""
         log = await self._existing(request)
         new = "/".join(map(str, _list(request, "new_table")))
         try:

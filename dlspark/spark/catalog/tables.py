@@ -153,6 +153,7 @@ class TableHandle:
         return replace(self, end_position=position, end_txid=txid)
 
     def to_json(self) -> Json:
+        """The form in which the Java side carries it."""
         return asdict(self)
 
     def options(self, given: Mapping[str, str], scope: Scope) -> dict[str, str]:

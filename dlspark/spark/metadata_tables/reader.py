@@ -86,6 +86,7 @@ class TableReader(DataSourceReader):
         self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
+        """Look at the namespace now; the rows travel in one partition."""
         runtime = Runtime("dlspark-metadata")
         try:
             connect = partial(AsyncNamespace.open, settings=namespace_settings(self._passed_on) or None)
@@ -95,6 +96,7 @@ class TableReader(DataSourceReader):
         return [TablePartition(encoded(rows, self._table, self._names))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows that the partition brought along."""
         assert isinstance(partition, TablePartition)
         with pa.ipc.open_stream(partition.data) as stream:
             yield from stream
@@ -105,6 +107,7 @@ class FilteringTableReader(TableReader):
     """A reader that asks only for the logs that the query's filters leave."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Keep what filters leave of the logs; return the filters that Spark has to apply."""
         of_logs = [one for one in filters if one.attribute == ("log",)]  # type: ignore[attr-defined]
         self._bounds, left = push(of_logs)
         return [one for one in filters if one not in of_logs or one in left]

@@ -108,6 +108,7 @@ class LogTail:
 
     @property
     def highest_txid(self) -> int:
+        """No record that is published here may have a lower transaction id."""
         return self.state.max_txid.value
 
 

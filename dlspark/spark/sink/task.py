@@ -71,6 +71,7 @@ class WriteWindow:
         self._bytes = 0
 
     def push(self, add: asyncio.Future[int], size: int) -> None:
+        """Take up an add under way, of `size` bytes."""
         self._adds.append((add, size))
         self._bytes += size
 

@@ -84,17 +84,20 @@ class BatchWriter(DataSourceArrowWriter):
         _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task: stage its rows; nothing of them is visible yet."""
         from dlspark.spark.sink.staging import run_task
 
         partition = _task_context().partitionId()
         return run_task(self._options, self._columns, self._job, partition, self._stamp_ms, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver: publish what the tasks have staged, all or nothing."""
         from dlspark.spark.sink.driver import commit_batch
 
         commit_batch(self._options, _sink_messages(messages), self._job.batch, self._columns.known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver: sweep what the tasks have staged."""
         from dlspark.spark.sink.driver import abort_jobs
 
         abort_jobs(self._options, {self._job, *(message.job for message in _sink_messages(messages))})
@@ -112,6 +115,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _check_ready(options, self._columns)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task: stage its rows; nothing of them is visible yet."""
         from dlspark.spark.sink.staging import run_task
 
         context = _task_context()
@@ -125,11 +129,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return run_task(self._options, self._columns, job, context.partitionId(), self._stamp_ms, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """On the driver: publish the batch once, however often Spark asks."""
         from dlspark.spark.sink.driver import commit_batch
 
         commit_batch(self._options, _sink_messages(messages), batchId, self._columns.known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """On the driver: sweep what the tasks have staged, as far as their messages came."""
         # Without a message nobody knows the query here: its left-overs wait for the next commit.
         from dlspark.spark.sink.driver import abort_jobs
 

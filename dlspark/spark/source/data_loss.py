@@ -34,9 +34,11 @@ class DataLossPolicy:
             _log.warning("%s", text)
 
     def deleted(self, log: str, position: DLSN, mend: str) -> None:
+        """The log with this position does not exist any more."""
         self.lost(DeletedDataLossError, log, position, "the log does not exist any more", mend)
 
     def recreated(self, log: str, position: DLSN, identity: LogIdentity, mend: str) -> None:
+        """The log of this name is another one than `identity` says, created later."""
         self.lost(
             RecreatedDataLossError,
             log,

@@ -97,6 +97,7 @@ class SourceDriver:
         self._namespace.ledgers.bookies.keep_lists()  # each plan asks for them
 
     async def close(self) -> None:
+        """End the watches and the ZooKeeper session; it can be called again."""
         views, self._views = self._views, {}
         for view in views.values():
             await view.close()

@@ -73,6 +73,7 @@ class DriverLogView:
         return view
 
     async def close(self) -> None:
+        """Close the log and the readers of its segments' entries."""
         await self._records.close()
         await self._log.close()
 

@@ -62,6 +62,7 @@ class Bounds:
         return some and self.end_segment != self.min_segment + 1
 
     def admits(self, log: str) -> bool:
+        """Whether rows of this log may satisfy the filters."""
         return self.logs is None or log in self.logs
 
     def _logs(self, names: frozenset[str]) -> Bounds:

@@ -41,4 +41,5 @@ class FolderWatch:
         self._changed.clear()
 
     async def close(self) -> None:
+        """End the watch."""
         await end_tasks([self._watch])

@@ -41,6 +41,7 @@ class SegmentSpan:
 
     @property
     def start(self) -> DLSN:
+        """The position of its first record."""
         return DLSN(self.lssn, self.first_entry, self.first_slot)
 
     @property
@@ -50,10 +51,12 @@ class SegmentSpan:
 
     @property
     def entries(self) -> int:
+        """How many entries it has."""
         return self.last_entry - self.first_entry + 1
 
     @property
     def bytes(self) -> int:
+        """The estimated stored bytes of its entries."""
         return self.entries * _entry_bytes(self)
 
 

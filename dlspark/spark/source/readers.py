@@ -90,6 +90,7 @@ class BatchReader(DataSourceReader):
         self._take = take
 
     def partitions(self) -> Sequence[InputPartition]:
+        """On the driver: the whole plan, made with a session of its own."""
         runtime = Runtime("dlspark-plan")
         try:
             return runtime.run(self._plan())
@@ -97,6 +98,7 @@ class BatchReader(DataSourceReader):
             runtime.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: the partition's records."""
         begin_use()
         return read_partition(partition, self._names)
 
@@ -122,6 +124,7 @@ class FilteringBatchReader(BatchReader):
     """A reader that also takes filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Keep what filters leave of the query; return the filters that Spark has to apply."""
         self._bounds, left = push(filters)
         return left
 
@@ -153,15 +156,19 @@ class RefusedStream(DataSourceStreamReader):
         self._error = error
 
     def initialOffset(self) -> StoredOffset:
+        """Raise why the query cannot run."""
         raise self._error
 
     def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
+        """Raise why the query cannot run."""
         raise self._error
 
     def partitions(self, start: StoredOffset, end: StoredOffset) -> Sequence[InputPartition]:
+        """Raise why the query cannot run."""
         raise self._error
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raise why the query cannot run."""
         raise self._error
 
 
@@ -190,6 +197,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------ offsets
 
     def initialOffset(self) -> StoredOffset:
+        """Where the query begins; asked without a checkpoint, and again after a crash in its first batch."""
         self._unsaved_start = self._run(self._opened().resolve(self._query.start))
         # The cursor may be there and behind: this is also asked before the first batch is run again.
         self._run(self._opened().begin_cursor(self._unsaved_start))
@@ -205,6 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits.min_records is None else ReadMinRows(limits.min_records)
 
     def latestOffset(self, start: StoredOffset, limit: ReadLimit) -> StoredOffset:
+        """The end of the next batch, within the limits; `start` itself where nothing is new, after a while."""
         begin = Offsets.from_stored(start)
         limits = NO_BATCH_LIMITS if isinstance(limit, ReadAllAvailable) else self._query.limits
         driver = self._opened()
@@ -246,6 +255,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------ batches
 
     def partitions(self, start: StoredOffset, end: StoredOffset) -> Sequence[InputPartition]:
+        """The plan of a batch, from its two offsets alone."""
         begin, until = Offsets.from_stored(start), Offsets.from_stored(end)
         if until.begin is not None:
             begin = Offsets(until.begin)
@@ -255,6 +265,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [LogPartition(spans, driver.client_settings) for spans in self._run(driver.plan(begin, until))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: the partition's records."""
         begin_use()
         return read_partition(partition, self._names)
 
@@ -266,6 +277,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------ life cycle
 
     def stop(self) -> None:
+        """Close the driver with its ZooKeeper session; it can be called again."""
         driver, self._driver = self._driver, None
         runtime, self._runtime = self._runtime, None
         if runtime is None:

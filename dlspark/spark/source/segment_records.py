@@ -48,6 +48,7 @@ class SegmentRecords:
         self._summaries: dict[tuple[int, int], EntrySummary] = {}
 
     async def close(self) -> None:
+        """Close all readers of entries."""
         await self.keep(())
 
     async def keep(self, live: Container[tuple[int, bool]]) -> None:
