@@ -7,7 +7,7 @@ from sink_world import SINK, Process, World, job
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.errors import BatchSweptError
-from dlspark.spark.sink.leftovers import MIN_AGE_MS, LedgerVerdict, SinkLeftovers, find_leftovers, sweep_leftovers
+from dlspark.spark.sink.leftovers import MIN_AGE_MS, SinkLeftovers, StagedVerdict, find_leftovers, sweep_leftovers
 from metadata.foundation.errors import CallerError
 
 HOUR_MS = 3_600_000
@@ -104,7 +104,7 @@ async def test_sinks_of_batch_writes_go_with_their_last_ledger_and_those_of_othe
         "job-died-at-work": ("job", True),
         "job-young": ("job", False),
     }
-    assert found["job-alive"].of(LedgerVerdict.LIVE)
+    assert found["job-alive"].of(StagedVerdict.LIVE)
     await clocked.sweep("job-died-at-work", "job-died-at-its-start", "app-nightly")
     assert await driver.sinks.sinks() == ["app-nightly", "job-alive", "job-young"]
 

@@ -99,7 +99,7 @@ _LONGEST_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class LogTail:
+class LockedLogEnd:
     """Where a log ends, read under its write lock with no segment in progress."""
 
     state: LogEnd
@@ -112,7 +112,7 @@ class LogTail:
         return self.state.max_txid.value
 
 
-_LONGEST = LogTail(LogEnd(Versioned(0, 0), Versioned(0, 0)), 2**31, 2**53)
+_LONGEST = LockedLogEnd(LogEnd(Versioned(0, 0), Versioned(0, 0)), 2**31, 2**53)
 """The end of a log whose numbers take more digits than any log's will."""
 
 
@@ -146,7 +146,7 @@ class HeldLog:
     lock: DistributedLock
     unlock: Delete
     at_once: bool
-    tail: Callable[[], Awaitable[LogTail]]
+    tail: Callable[[], Awaitable[LockedLogEnd]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class LogAccess(Protocol):
         """
         ...
 
-    def publish_ops(self, log: str, tail: LogTail, segments: Sequence[SegmentMetadata]) -> list[Op]:
+    def publish_ops(self, log: str, tail: LockedLogEnd, segments: Sequence[SegmentMetadata]) -> list[Op]:
         """Create the segments' znodes and move the log's two conditional values."""
         ...
 
@@ -442,10 +442,10 @@ class Publisher:
             ops.append(self._sinks.mark_op(paths, job.sink_id, found, mark))
         return ops
 
-    def _begin_tails(self, held: Sequence[HeldLog]) -> list[asyncio.Task[LogTail]]:
+    def _begin_tails(self, held: Sequence[HeldLog]) -> list[asyncio.Task[LockedLogEnd]]:
         gate = asyncio.Semaphore(TAILS_AT_ONCE)
 
-        async def tail(one: HeldLog) -> LogTail:
+        async def tail(one: HeldLog) -> LockedLogEnd:
             async with gate:
                 return await one.tail()
 
@@ -466,7 +466,7 @@ class Publisher:
                 raise swept(batch.given.job) from error
             raise
 
-    async def _restamp(self, publication: Publication, tails: dict[str, LogTail]) -> Publication:
+    async def _restamp(self, publication: Publication, tails: dict[str, LockedLogEnd]) -> Publication:
         """Give a batch without ids of its own one timestamp in each log, not below that log's highest.
 
         The timestamp was chosen when the job began. If another batch was published into the log since, with a later
@@ -535,7 +535,7 @@ class Publisher:
             rest += values + values // 2 + _LOCK_NAME_BYTES  # the lock lies beside the two values
         return sizes, rest
 
-    def _place(self, log: str, segments: Sequence[StagedSegment], tail: LogTail) -> list[SegmentMetadata]:
+    def _place(self, log: str, segments: Sequence[StagedSegment], tail: LockedLogEnd) -> list[SegmentMetadata]:
         """The batch's segments of one log as completed segments that continue it."""
         ordered = order_segments(log, segments)
         check_above(log, tail.highest_txid, ordered[0])

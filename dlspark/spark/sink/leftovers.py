@@ -173,7 +173,7 @@ class LedgerSweeper:
 MIN_AGE_MS = ABANDONED_AFTER_MS
 
 
-class LedgerVerdict(str, Enum):
+class StagedVerdict(str, Enum):
     """What may be done with a staged ledger."""
 
     SETTLED = "settled"
@@ -190,7 +190,7 @@ class Listed:
     log: str
     """Empty where it is not known: condemned ones, and what an older dlspark has listed."""
     listed_ms: int
-    verdict: LedgerVerdict
+    verdict: StagedVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,19 +211,19 @@ class SinkLeftovers:
             return "application"
         return "job" if self.sink_id.startswith(JOB_PREFIX) else "query"
 
-    def of(self, *verdicts: LedgerVerdict) -> list[StagedLedger]:
+    def of(self, *verdicts: StagedVerdict) -> list[StagedLedger]:
         """The ledgers with one of these verdicts."""
         return [one.ledger for one in self.ledgers if one.verdict in verdicts]
 
     @property
     def sweepable(self) -> list[StagedLedger]:
         """What `sweep_leftovers` takes."""
-        return self.of(LedgerVerdict.SETTLED, LedgerVerdict.CONDEMNED, LedgerVerdict.ABANDONED)
+        return self.of(StagedVerdict.SETTLED, StagedVerdict.CONDEMNED, StagedVerdict.ABANDONED)
 
     @property
     def removable(self) -> bool:
         """Whether `sweep_leftovers` takes the sink itself: nobody repeats a batch write under its name."""
-        return self.kind == "job" and (self.stale or (bool(self.ledgers) and not self.of(LedgerVerdict.LIVE)))
+        return self.kind == "job" and (self.stale or (bool(self.ledgers) and not self.of(StagedVerdict.LIVE)))
 
 
 async def find_leftovers(
@@ -304,9 +304,9 @@ def _judged(listings: Sequence[tuple[_Listing, int]], before_ms: int) -> tuple[L
     )
 
 
-def _verdict(listing: _Listing, highest: int, old: bool) -> LedgerVerdict:
+def _verdict(listing: _Listing, highest: int, old: bool) -> StagedVerdict:
     if listing.condemned:
-        return LedgerVerdict.CONDEMNED
+        return StagedVerdict.CONDEMNED
     if listing.ledger.batch <= highest:
-        return LedgerVerdict.SETTLED
-    return LedgerVerdict.ABANDONED if old else LedgerVerdict.LIVE
+        return StagedVerdict.SETTLED
+    return StagedVerdict.ABANDONED if old else StagedVerdict.LIVE

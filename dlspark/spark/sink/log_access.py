@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from dlspark.spark.sink.batch_rules import LogHistory
-from dlspark.spark.sink.commit import HeldLog, LogTail
+from dlspark.spark.sink.commit import HeldLog, LockedLogEnd
 from dlspark.spark.sink.errors import BatchRefusedError, LogBusyError
 from dlspark.spark.sink.messages import Publication, StagedSegment
 from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
@@ -28,7 +28,7 @@ from metadata.store import MetadataStore, Op
 
 Recover = Callable[[str], Awaitable[None]]
 Permit = Callable[[str], Awaitable[None]]
-_Look = tuple[LogTail, list[str]]
+_Look = tuple[LockedLogEnd, list[str]]
 Rewrite = Callable[[Publication, Sequence[StagedSegment], int | None], Awaitable[StagedSegment]]
 
 SEGMENTS_AT_ONCE = 64
@@ -173,7 +173,7 @@ class NamespaceLogs:
                 # The batch's fate is decided; the member node goes with the session at the latest.
                 _log.warning("the lock of log %s was not released, it ends with the session: %s", log, error)
 
-    async def _tail(self, log: str, ahead: asyncio.Task[_Look] | None) -> LogTail:
+    async def _tail(self, log: str, ahead: asyncio.Task[_Look] | None) -> LockedLogEnd:
         """Where `log` ends, whose lock we hold; `ahead` is a look that was made under it."""
         tail, open_segments = await (self._look(log) if ahead is None else ahead)
         if open_segments:
@@ -209,11 +209,11 @@ class NamespaceLogs:
             newest = completed[-1] if completed else None
         if newest is None:
             stored = state.max_lssn.value
-            return LogTail(state, max(self._rules.first_lssn, stored), 0), open_segments
+            return LockedLogEnd(state, max(self._rules.first_lssn, stored), 0), open_segments
         # Sequence ids go on where the newest segment ends; before metadata version 5 there were none
         # (docs/reference/znodes.md#start-sequence-ids).
         sequence_id = newest.effective_start_sequence_id + newest.record_count if newest.version >= 5 else 0
-        return LogTail(state, newest.lssn + 1, sequence_id), open_segments
+        return LockedLogEnd(state, newest.lssn + 1, sequence_id), open_segments
 
     async def _segment(self, path: str | None) -> SegmentMetadata | None:
         """A segment by its znode, if there is one."""
@@ -225,7 +225,7 @@ class NamespaceLogs:
             return None
         return SegmentMetadata.decode(data, path)
 
-    def publish_ops(self, log: str, tail: LogTail, segments: Sequence[SegmentMetadata]) -> list[Op]:
+    def publish_ops(self, log: str, tail: LockedLogEnd, segments: Sequence[SegmentMetadata]) -> list[Op]:
         """Create the segments' znodes and move the log's two conditional values."""
         self._newest[log] = segments[-1].lssn
         return self._logs.publish_ops(log, tail.state, segments)

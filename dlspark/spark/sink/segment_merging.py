@@ -33,7 +33,7 @@ MAX_MERGED_RECORDS = 2**31 - 2**24
 
 
 @dataclass(slots=True)
-class _Run:
+class _MergeRun:
     """Neighbouring segments of one log that become one; None: they belong to their neighbour on the left by now."""
 
     segments: list[StagedSegment] | None
@@ -51,13 +51,13 @@ def plan_merges(
     `by_log` has the segments of each log in their order; `cost` is what a segment takes in the multi. None: it cannot
     be done within the bounds.
     """
-    nodes: list[_Run] = []
+    nodes: list[_MergeRun] = []
     pairs: list[tuple[int, int, int]] = []
     for segments in by_log:
         first = len(nodes)
         for number, segment in enumerate(segments, first):
             right = number + 1 if number + 1 < first + len(segments) else -1
-            nodes.append(_Run([segment], segment.user_bytes, segment.record_count, number - 1, right))
+            nodes.append(_MergeRun([segment], segment.user_bytes, segment.record_count, number - 1, right))
             if right != -1:
                 pairs.append((segment.user_bytes + segments[number - first + 1].user_bytes, number, right))
         if first < len(nodes):
@@ -73,7 +73,7 @@ def plan_merges(
 
 
 def _join(
-    nodes: list[_Run],
+    nodes: list[_MergeRun],
     pairs: list[tuple[int, int, int]],
     left: int,
     right: int,
