@@ -52,7 +52,7 @@ class Below:
 
 
 @dataclass(frozen=True, slots=True)
-class _Znode:
+class _ZnodeRead:
     path: str
     data: bytes
     stat: Stat
@@ -130,7 +130,7 @@ class LogAdmin:
             raise LogExistsError(f"there is a log {new!r} already; nothing was renamed", log=old, path=target.root)
         try:
             nodes = await self._subtree(source.partition)
-            root = _Znode(source.root, *await self._store.get(source.root))
+            root = _ZnodeRead(source.root, *await self._store.get(source.root))
         except NoNodeError as error:
             raise log_not_found(old, error.path) from error
         if source.ledgers not in {node.path for node in nodes}:
@@ -164,9 +164,9 @@ class LogAdmin:
             return [*ops, Create(target.root, data)]
         return [*ops, SetData(target.root, data, present.version)]
 
-    async def _subtree(self, path: str) -> list[_Znode]:
+    async def _subtree(self, path: str) -> list[_ZnodeRead]:
         """The znode and all below it, parents first. Raises NoNodeError for the first."""
-        node = _Znode(path, *await self._store.get(path))
+        node = _ZnodeRead(path, *await self._store.get(path))
         names = (await self._store.children(path))[0] if node.stat.num_children else []
         below = await asyncio.gather(*(self._subtree(f"{path}/{name}") for name in names))
         return [node, *(found for part in below for found in part)]
@@ -269,7 +269,7 @@ class LogAdmin:
         return [*([name] if stat is not None else []), *await self._walk(path, name, room)]
 
 
-def _refuse_locked(log: str, paths: LogPaths, nodes: list[_Znode]) -> None:
+def _refuse_locked(log: str, paths: LogPaths, nodes: list[_ZnodeRead]) -> None:
     """Raise where a lock of the log has members: ephemeral znodes cannot be moved."""
     members = [node for node in nodes if node.stat.ephemeral_owner]
     writers = [node for node in members if node.path.startswith(f"{paths.lock}/")]
@@ -285,7 +285,7 @@ def _refuse_locked(log: str, paths: LogPaths, nodes: list[_Znode]) -> None:
         )
 
 
-def _vacate(root: _Znode) -> Op:
+def _vacate(root: _ZnodeRead) -> Op:
     """The old name's own znode goes, or stays for the logs nested below it without the application's bytes."""
     if root.stat.num_children > 1:
         return SetData(root.path, b"", root.stat.version)
