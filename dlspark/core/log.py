@@ -10,7 +10,7 @@ from dlspark.core.append_stream import AsyncAppendStream
 from dlspark.core.codec.dlsn import DLSN, DLSNRange
 from dlspark.core.display.picture import Unit
 from dlspark.core.display.status import LogPicture, LogStatus, log_picture, log_status
-from dlspark.core.display.tail import INTERRUPTED, LogTail, open_screen
+from dlspark.core.display.tail import INTERRUPTED, TailReader, open_screen
 from dlspark.core.lifecycle.deletion import older_than
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
 from dlspark.core.reading.log_readers import LogReaders
@@ -195,7 +195,7 @@ class AsyncLog(LogReaders):
         In a notebook that is a table that changes in place, elsewhere a line a record. Raises CallerError,
         LogNotFoundError, and what its reader fails with.
         """
-        tail = await LogTail.open(self, last, seconds, records)
+        tail = await TailReader.open(self, last, seconds, records)
         try:
             screen = open_screen(self.name, last)
             try:

@@ -45,6 +45,7 @@ class Edges:
 
     @property
     def stores(self) -> tuple[MetadataStore, ...]:
+        """All four, one for each purpose; some may be the same."""
         return self.logs, self.ledgers, self.reader_logs, self.reader_ledgers
 
 

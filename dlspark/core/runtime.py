@@ -71,10 +71,12 @@ class Runtime:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that its thread runs."""
         return self._loop
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     def run(self, coroutine: Coroutine[object, object, _T]) -> _T:

@@ -36,7 +36,7 @@ MIN_AGE_MS: Final = 24 * 60 * 60 * 1000
 _AT_ONCE: Final = 32
 
 
-class LedgerVerdict(str, Enum):
+class AuditVerdict(str, Enum):
     """What becomes of a ledger that was looked at."""
 
     ORPHAN = "orphan"
@@ -52,7 +52,7 @@ class UnnamedLedger:
     """A ledger that nothing names."""
 
     ledger_id: int
-    verdict: LedgerVerdict
+    verdict: AuditVerdict
     created_ms: int
     """By ZooKeeper's clock, milliseconds since the epoch."""
     length: int | None
@@ -84,10 +84,11 @@ class LedgerAudit:
 
     @property
     def orphans(self) -> list[int]:
-        return [one.ledger_id for one in self.unnamed if one.verdict is LedgerVerdict.ORPHAN]
+        return [one.ledger_id for one in self.unnamed if one.verdict is AuditVerdict.ORPHAN]
 
     @property
     def clean(self) -> bool:
+        """Whether there is nothing to be done about it."""
         return not (self.orphans or self.missing or self.shared or self.unreadable)
 
 
@@ -114,7 +115,7 @@ async def audit_ledgers(namespaces: Sequence[Services], *, min_age_ms: int = MIN
     return LedgerAudit(
         ledgers=len(ids),
         uses={use.value: sum(any(one.use is use for one in named[i]) for i in ids & named.keys()) for use in Use},
-        unnamed=tuple(one for one in judged if one.verdict is not LedgerVerdict.GONE),
+        unnamed=tuple(one for one in judged if one.verdict is not AuditVerdict.GONE),
         missing=tuple(await _missing(namespaces, named, ids)),
         shared=tuple(_shared(named)),
         unreadable=tuple(unreadable.values()),
@@ -202,18 +203,18 @@ class _Judge:
             except CorruptDataError:
                 pass  # Undecided: whose it is cannot be told.
         if stat is None:
-            return UnnamedLedger(ledger_id, LedgerVerdict.GONE, 0, None)
+            return UnnamedLedger(ledger_id, AuditVerdict.GONE, 0, None)
         length = metadata.length if metadata is not None and metadata.is_closed else None
         return UnnamedLedger(ledger_id, self._verdict(metadata, stat.ctime_ms), stat.ctime_ms, length)
 
-    def _verdict(self, metadata: LedgerMetadata | None, created_ms: int) -> LedgerVerdict:
+    def _verdict(self, metadata: LedgerMetadata | None, created_ms: int) -> AuditVerdict:
         if metadata is None or not self._complete:
-            return LedgerVerdict.UNDECIDED
+            return AuditVerdict.UNDECIDED
         if metadata.custom:
-            return LedgerVerdict.FOREIGN
+            return AuditVerdict.FOREIGN
         if self._services.clock.now_ms() - created_ms < self._min_age_ms:
-            return LedgerVerdict.YOUNG
-        return LedgerVerdict.ORPHAN
+            return AuditVerdict.YOUNG
+        return AuditVerdict.ORPHAN
 
 
 # ---------------------------------------------------------------------- deleting
@@ -224,7 +225,7 @@ class LedgerDeletion:
     """What was done with one ledger that was to be deleted."""
 
     ledger_id: int
-    verdict: LedgerVerdict
+    verdict: AuditVerdict
     deleted: bool
 
 
@@ -247,8 +248,8 @@ async def delete_ledgers(
     judge = _Judge(namespaces[0], min_age_ms, complete=not unreadable)
     done = []
     for ledger_id in wanted:
-        verdict = (await judge.unnamed(ledger_id)).verdict if ledger_id in left else LedgerVerdict.IN_USE
-        doomed = verdict is LedgerVerdict.ORPHAN or (force and verdict in (LedgerVerdict.YOUNG, LedgerVerdict.FOREIGN))
+        verdict = (await judge.unnamed(ledger_id)).verdict if ledger_id in left else AuditVerdict.IN_USE
+        doomed = verdict is AuditVerdict.ORPHAN or (force and verdict in (AuditVerdict.YOUNG, AuditVerdict.FOREIGN))
         if doomed and not dry_run:
             await cluster.delete(ledger_id)
         done.append(LedgerDeletion(ledger_id, verdict, doomed))

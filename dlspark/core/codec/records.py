@@ -111,11 +111,13 @@ class LogRecord:
 
     @property
     def dlsn(self) -> DLSN:
+        """Where the record is in its log."""
         lssn, entry_id, _, _, _ = self._shared
         return DLSN(lssn, entry_id, self._slot)
 
     @property
     def flags(self) -> int:
+        """The bits of the header: control, end of stream, record set."""
         return self._shared[3]
 
     @property
@@ -130,14 +132,17 @@ class LogRecord:
 
     @property
     def is_control(self) -> bool:
+        """Whether a writer wrote it for itself: no reader gets it."""
         return bool(self.flags & FLAG_CONTROL)
 
     @property
     def is_end_of_stream(self) -> bool:
+        """Whether it seals the log."""
         return bool(self.flags & FLAG_END_OF_STREAM)
 
     @property
     def is_record_set(self) -> bool:
+        """Whether its payload holds several payloads."""
         return bool(self.flags & FLAG_RECORD_SET)
 
     @property

@@ -33,7 +33,7 @@ _REFRESH_S: Final = 0.2
 _HEAD: Final = "DLSN, transaction id, sequence id, bytes, payload"
 
 
-class LogTail:
+class TailReader:
     """A reader at the end of a log that knows when to stop. `ending` says why it did."""
 
     def __init__(self, reader: AsyncLogReader, last: int, seconds: float | None, records: int | None) -> None:
@@ -47,7 +47,7 @@ class LogTail:
         self._left = records
 
     @classmethod
-    async def open(cls, log: LogReaders, last: int, seconds: float | None, records: int | None) -> LogTail:
+    async def open(cls, log: LogReaders, last: int, seconds: float | None, records: int | None) -> TailReader:
         """Begin `last` records before the end. Raises CallerError, LogNotFoundError."""
         if isinstance(last, bool) or not isinstance(last, int) or not 0 <= last <= MAX_LAST:
             raise CallerError(f"{last!r} records cannot be shown", advice=f"Give a number from 0 to {MAX_LAST}")
@@ -92,6 +92,7 @@ class LogTail:
         return found
 
     async def close(self) -> None:
+        """Close its reader."""
         await self._reader.close()
 
 

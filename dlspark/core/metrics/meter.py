@@ -125,10 +125,12 @@ class OpenTelemetry(Tracing):
 
     @contextmanager
     def span(self, name: str, **attributes: str | int | None) -> Iterator[None]:
+        """A span around what the block does."""
         with self._tracer.start_as_current_span(name, attributes=_attributes(attributes)):
             yield
 
     def past(self, name: str, seconds: float, error: BaseException | None, **attributes: str | int | None) -> None:
+        """A span of something that has ended."""
         from opentelemetry.trace import Status, StatusCode
 
         end_ns = time.time_ns()

@@ -92,6 +92,7 @@ class LogReadAhead:
         return None
 
     def peek(self) -> FetchedEntry | None:
+        """The next entry, which stays; None if none is there yet."""
         return self._queue[0] if self._queue else None
 
     def has_queued(self, position: DLSN) -> bool:
@@ -331,8 +332,10 @@ class LogReadAhead:
 
     @property
     def services(self) -> Services:
+        """Of the namespace."""
         return self._services
 
     @property
     def settings(self) -> Settings:
+        """What holds now."""
         return self._settings

@@ -39,6 +39,7 @@ class SegmentList:
         self._changed = asyncio.Event()
 
     def use_settings(self, settings: Settings) -> None:
+        """Called when the log's dynamic settings change."""
         self._settings = settings
 
     async def load(self) -> SegmentListing:

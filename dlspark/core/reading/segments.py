@@ -225,6 +225,7 @@ class SegmentReader:
         return entry
 
     async def close(self) -> None:
+        """Close the ledger."""
         await self._ledger.close()
 
 

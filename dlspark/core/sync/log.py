@@ -13,7 +13,7 @@ from dlspark.core.codec.dlsn import DLSN, DLSNRange
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.display.picture import Unit
 from dlspark.core.display.status import LogPicture, LogStatus, shown
-from dlspark.core.display.tail import INTERRUPTED, LogTail, open_screen
+from dlspark.core.display.tail import INTERRUPTED, TailReader, open_screen
 from dlspark.core.log import AsyncLog
 from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.reader import Start
@@ -54,7 +54,7 @@ class Log:
 
     def tail(self, last: int = 10, *, seconds: float | None = None, records: int | None = None) -> None:
         """Show the last records, and what comes; see `AsyncLog.tail`. An interrupt ends it without an error."""
-        tail = self._runtime.run(LogTail.open(self._inner, last, seconds, records))
+        tail = self._runtime.run(TailReader.open(self._inner, last, seconds, records))
         try:
             screen = open_screen(self._inner.name, last)
             try:

@@ -408,7 +408,7 @@ def test_a_tail_ends_when_its_time_is_over_or_the_log_is_sealed(orders, capsys):
 
 def test_an_interrupt_ends_a_tail_without_an_error_and_closes_its_reader(orders, capsys, monkeypatch):
     opened = []
-    begin = tail.LogTail.open.__func__
+    begin = tail.TailReader.open.__func__
 
     async def remembered(cls, *args):
         opened.append(await begin(cls, *args))
@@ -418,7 +418,7 @@ def test_an_interrupt_ends_a_tail_without_an_error_and_closes_its_reader(orders,
         """What Ctrl-C does: a signal to the main thread, which soon waits for records that do not come."""
         threading.Thread(target=signal.pthread_kill, args=(threading.main_thread().ident, signal.SIGINT)).start()
 
-    monkeypatch.setattr(tail.LogTail, "open", classmethod(remembered))
+    monkeypatch.setattr(tail.TailReader, "open", classmethod(remembered))
     monkeypatch.setattr(tail.TerminalScreen, "add", stop)
     orders.tail(1, seconds=60)
     assert capsys.readouterr().out.splitlines()[-1] == "interrupted"
