@@ -31,10 +31,7 @@ NAMES_TWICE: dict[str, str] = {
     "Event": "of the writer's machine and of the recovery's: each is named by its module",
     "State": "as Event",
     "Kind": "of settings, and of protobuf fields; still",
-    "LedgerVerdict": "the audit's of all ledgers, and the sink's of those that it staged; still",
-    "LogTail": "what notebooks show, and where a commit finds a log's end; still",
     "_Batch": "private; still",
-    "_Run": "private; still",
 }
 """Class -> why two modules may each have one of this name."""
 

@@ -8,7 +8,7 @@ _ONE_LOOP = "one event loop does all the work, there are no pools of threads"
 _LOOP_TIMERS = "the event loop keeps the time"
 _NO_POOLS = "there are no pools of threads whose tasks could be measured"
 _ONE_READ = "one read of the metadata store tells whether a log exists"
-_INJECTION = "faults are injected by dlspark.testing, not by settings"
+_INJECTION = "tests inject faults at the edges, not settings"
 _PROXY = "it bounds a write proxy, which these settings do not configure"
 WITHOUT_MEANING: Mapping[str, str] = {
     "zkcNumRetryThreads": "requests are repeated by the event loop, without threads",
