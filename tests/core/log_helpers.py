@@ -39,7 +39,7 @@ async def payloads(log, start="earliest"):
 
 
 async def until(condition):
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + 60
     while not condition():
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.01)

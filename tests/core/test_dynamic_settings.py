@@ -30,7 +30,7 @@ def directory(tmp_path):
 
 
 async def _eventually(condition):
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + 60
     while not condition():
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.01)

@@ -69,7 +69,7 @@ async def test_a_batch_of_columns_is_written_as_entries_of_its_own(namespace):
 
 
 async def _until(condition):
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + 60
     while not condition():
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.01)

@@ -42,7 +42,7 @@ async def _all(namespace, name):
 
 
 async def _until(condition):
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + 60
     while not condition():
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.01)
