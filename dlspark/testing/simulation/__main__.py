@@ -24,7 +24,7 @@ from dlspark.testing.simulation.runner import print_failure, print_progress, pri
 from dlspark.testing.simulation.scenarios import run_seed
 
 ENOUGH_FOR_ALL_POINTS = 300
-CHAINS_ALONE = ("ledger.", "reader.", "recovery.closed", "recovery.of-doubtful", "writer.")
+CHAINS_ALONE = ("ledger.", "net.late-answers", "reader.", "recovery.closed", "recovery.of-doubtful", "writer.")
 """Points of the workload that has chains of ledgers."""
 
 
