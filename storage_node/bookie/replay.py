@@ -66,19 +66,33 @@ class JournalReader:
                     path=self._path(file_id),
                 )
 
-    def _check_headers(self, files: list[int]) -> None:
-        """Raise JournalCorruptError if a file in use has no intact header. It is durable before the first batch is
-        written, so a file that holds any batch has had one; without it the batches must not be passed over."""
+    def _check_headers(self, mark: Mark, files: list[int]) -> None:
+        """Raise JournalCorruptError if a file in use has no intact header, or the mark's file is cut off.
+
+        Header and first zeros are durable before the first batch is written, and before any mark names the file. So a
+        file that holds any batch has had a header, and so has the mark's, even if nothing is left of its batches: they
+        must not be passed over (I11).
+        """
         for file_id in files:
             found = self._header_of(file_id)
             damaged = found is None or found[0] != file_id
-            if damaged and self._has_batches(file_id):
+            if damaged and (file_id == mark.file_id or self._has_batches(file_id)):
                 raise self._corrupt(f"the header of the journal file {file_name(file_id)} is damaged", file_id, 0)
+        size = self._size_of(mark.file_id)
+        if size < mark.offset or size <= FIRST_BATCH_AT:
+            raise self._corrupt(f"the journal file {file_name(mark.file_id)} is cut off", mark.file_id, size)
 
     def _header_of(self, file_id: int) -> tuple[int, JournalOwner] | None:
         file = self._disk.open(self._path(file_id))
         try:
             return parse_file_header(file.read_at(0, BLOCK))
+        finally:
+            file.close()
+
+    def _size_of(self, file_id: int) -> int:
+        file = self._disk.open(self._path(file_id))
+        try:
+            return file.size()
         finally:
             file.close()
 
@@ -127,7 +141,7 @@ class JournalReader:
             raise self._corrupt(
                 f"journal file {file_name(mark.file_id)}, where the last checkpoint points, is missing", mark.file_id, 0
             )
-        self._check_headers(files)
+        self._check_headers(mark, files)
         first = expected = mark.sequence + 1
         for index, file_id in enumerate(files):
             file = self._disk.open(self._path(file_id))

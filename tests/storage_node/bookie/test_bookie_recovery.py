@@ -218,6 +218,21 @@ async def test_a_missing_or_beheaded_journal_file_refuses_the_start(cluster: Clu
     await check(await cluster.connect(await cluster.start()), 5, range(40), 1_000_000)
 
 
+@pytest.mark.parametrize("how", ["emptied", "zeroed", "cut behind its header"])
+async def test_a_journal_file_of_which_nothing_is_left_refuses_the_start(cluster: Cluster, how: str) -> None:
+    """The checkpoint's mark names it, so it has been whole: a node that passed over it would deny all it had (I11)."""
+    bookie = await cluster.start()
+    await fill(await cluster.connect(bookie), 5, range(3))
+    await cluster.kill(bookie)
+    (path,) = cluster.journal()
+    data = path.read_bytes()
+    path.write_bytes({"emptied": b"", "zeroed": bytes(len(data)), "cut behind its header": data[:4096]}[how])
+    with pytest.raises(JournalCorruptError, match="cut off" if how.startswith("cut") else "header"):
+        await cluster.start()
+    path.write_bytes(data)
+    await check(await cluster.connect(await cluster.start()), 5, range(3))
+
+
 async def test_a_stale_tail_of_a_recycled_file_is_not_replayed(cluster: Cluster) -> None:
     bookie = await cluster.start(journal_max_backups=5)
     client = await cluster.connect(bookie)
