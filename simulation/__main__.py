@@ -23,7 +23,7 @@ from simulation.runs.failover import run_failovers, table
 from simulation.runs.seeds import print_failure, print_progress, print_summary, run_many, run_seed
 
 ENOUGH_FOR_ALL_POINTS = 300
-CHAINS_ALONE = ("ledger.", "reader.", "recovery.closed", "recovery.of-doubtful", "writer.")
+CHAINS_ALONE = ("ledger.", "net.late-answers", "reader.", "recovery.closed", "recovery.of-doubtful", "writer.")
 """Points of the workload that has chains of ledgers."""
 
 
