@@ -110,3 +110,14 @@ def test_every_public_method_is_described_on_a_page(name: str) -> None:
     words = set(re.findall(r"\w+", text))
     for method, _ in inspect.getmembers(getattr(dlspark, name)):
         assert method.startswith("_") or method in words, f"{name}.{method}"
+
+
+def test_the_walks_through_the_house_pass_files_that_are_there() -> None:
+    """A path in a row of docs/architecture.md is whole, or begins in the folder of the one before it, or beside that."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for row in re.findall(r"^\|.*\|$", page, re.MULTILINE):
+        before = Path()
+        for name in re.findall(r"`([\w/-]+\.py)`", row):
+            found = [folder / name for folder in (Path(), before, before.parent) if (ROOT / folder / name).is_file()]
+            assert found, f"{name} in {row}"
+            before = found[0].parent
