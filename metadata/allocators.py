@@ -8,13 +8,13 @@ The rules are those of docs/reference/znodes.md#ledger-allocators.
 A znode's data is empty, or the decimal id of one ledger. Four conditional sets, each on the version seen last, are
 all that ever happens to it:
 
-    record      data = id          before that ledger exists, so that a crash leaves none that nobody knows
-    claim       data as it is      the version moves: whoever saw the old one can no longer hand the ledger over
+    record      data = id          before that ledger exists, so that a crash leaves none that is not named
+    claim       data as it is      the version moves: a process that read the old one cannot hand the ledger over
     hand over   data = empty       in the transaction that makes the ledger a segment
     clear       data = empty       once the ledger was deleted
 
-So a ledger that is named here is in no segment, and after a `claim` only who made it may delete it or hand it over.
-BadVersionError means that somebody else uses the allocator.
+So a ledger that is named here is in no segment, and after a `claim` only the process that made the claim may delete it
+or hand it over. BadVersionError means that another process uses the allocator.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Allocation:
 
 
 class AllocatorStore:
-    """Allocators in one metadata store. `counters` tells how often an answer was lost, and what had come of it."""
+    """Allocators in one metadata store. `counters` counts lost answers, by whether the change was applied."""
 
     def __init__(self, store: MetadataStore, counters: Counter[str] | None = None) -> None:
         self._store = store
@@ -74,11 +74,11 @@ class AllocatorStore:
         return await self._put(allocation, str(ledger_id).encode("ascii"))
 
     async def claim(self, allocation: Allocation) -> Allocation:
-        """Take the ledger that is named from everybody else who may have seen it. Raises as `record`."""
+        """Take the named ledger from all processes that may have read its id before. Raises as `record`."""
         return await self._put(allocation, allocation.data)
 
     async def clear(self, allocation: Allocation) -> Allocation:
-        """Name no ledger any more; the one that was named is gone. Raises as `record`."""
+        """Name no ledger any more: call it once the named ledger is deleted. Raises as `record`."""
         return await self._put(allocation, b"")
 
     async def _put(self, allocation: Allocation, data: bytes) -> Allocation:

@@ -70,7 +70,7 @@ class AuditorStore:
     async def vote(self, bookie_id: str) -> str:
         """Stand for election in this session; the name of the vote. Voting twice gives the first one again.
 
-        A vote of a lost answer would be a candidate behind whom nobody stands: so our own are looked for first.
+        A vote whose answer was lost would be a candidate that no process acts for: so our own are looked for first.
         """
 
         async def cast() -> str:
@@ -93,7 +93,7 @@ class AuditorStore:
         return sorted(filter(_VOTE.fullmatch, names), key=lambda name: int(name[2:]))
 
     async def withdraw(self, vote: str) -> None:
-        """Take a vote back; one that is gone is fine."""
+        """Take a vote back; a vote that is gone already is fine."""
 
         async def delete() -> None:
             try:
@@ -108,11 +108,11 @@ class AuditorStore:
         return await repeat(self._store, lambda: self._store.exists(join(self._election, vote), watch)) is not None
 
     async def announce(self, bookie_id: str) -> None:
-        """Write who audits into the election's own znode, whatever it says: for people."""
+        """Write who audits into the election's own znode, for people. The votes decide, so no version is checked."""
         await repeat(self._store, lambda: self._store.put(self._election, _vote_of(bookie_id), ANY_VERSION))
 
     async def auditor(self) -> str | None:
-        """Who audits: the lowest vote's owner; None where nobody stands, or the vote does not say."""
+        """Who audits: the owner of the lowest vote; None where there is no vote, or it does not name one."""
         for name in await self.votes():
             path = join(self._election, name)
             try:
@@ -136,7 +136,7 @@ class AuditorStore:
         return int(message.ctime) if message.HasField("ctime") else None
 
     async def set_last_run_ms(self, check: PeriodicCheck, now_ms: int) -> None:
-        """Remember that a check ran. There is one auditor: the last one to say so is right."""
+        """Remember that a check ran. There is one auditor: the last time that was written is right."""
         path = join(self._base, check.value)
         message: Any = CHECK_TIME(ctime=now_ms)
         data: bytes = message.SerializeToString()

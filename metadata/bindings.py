@@ -134,7 +134,7 @@ class Binding:
         for servers in (self.bk_servers, self.bk_reader_servers, self.dl_servers, self.dl_reader_servers):
             if servers is not None and not all(_SERVER.fullmatch(part) for part in re.split("[,;]", servers)):
                 raise CallerError(
-                    f"{servers!r} are no ZooKeeper servers; nothing was bound",
+                    f"{servers!r} are not ZooKeeper servers; nothing was bound",
                     path=path,
                     advice='Give them as "host:port" or "host:port,host:port"',
                 )

@@ -51,7 +51,7 @@ _PLAIN_COOKIE_LAYOUT: Final = 3
 
 
 class UnknownBookieError(NotAppliedError):
-    """The bookie is not registered, and its id is no address either: nothing was sent to it."""
+    """The bookie is not registered, and its id is not an address either: nothing was sent to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class BookieAddress:
         for endpoint in message.endpoints:
             if endpoint.protocol == _PROTOCOL:
                 if not endpoint.host or not 0 < endpoint.port < 65536:
-                    raise CorruptDataError(f"endpoint {endpoint.host!r}:{endpoint.port} is no address", path=path)
+                    raise CorruptDataError(f"endpoint {endpoint.host!r}:{endpoint.port} is not an address", path=path)
                 return cls(bookie_id, endpoint.host, endpoint.port)
         raise UnknownBookieError(f"no endpoint speaks {_PROTOCOL}", node=bookie_id, path=path)
 
@@ -108,7 +108,7 @@ class Registration:
     address: BookieAddress | None
     error: str | None = None
     version: str | None = None
-    """Of its software, where it tells: nodes of this project do."""
+    """Its software's version, where the registration has it: those of this project's nodes do."""
 
 
 def _version_in(data: bytes, path: str) -> str | None:
@@ -203,7 +203,7 @@ def check_bookie_id(bookie_id: str) -> None:
 class BookieRegistry:
     """Registrations and cookies of one cluster. What `register` and `watch` set up ends with the store's session.
 
-    `version` is what registrations tell of the node's software.
+    `version` is the node's software version, for its registrations.
     """
 
     def __init__(
@@ -251,8 +251,11 @@ class BookieRegistry:
             raise
 
     async def unregister(self, bookie_id: str) -> None:
-        """Take back whatever this session announced of the bookie."""
-        await self.let_go(bookie_id)
+        """Delete this session's registrations of the bookie, and do not register it again.
+
+        Where it raises, what is left ends with the session.
+        """
+        await self.let_go(bookie_id)  # first: a renewal under way would register it again
         for folder in (self._available, self._readonly):
             await repeat(self._store, partial(self._withdraw, join(folder, bookie_id)))
 
@@ -277,6 +280,7 @@ class BookieRegistry:
             folder, other = (self._readonly, self._available) if readonly else (self._available, self._readonly)
             deadline = asyncio.get_running_loop().time() + self._predecessor_timeout_ms / 1000
             path = join(folder, bookie_id)
+            # In this order: a bookie in both lists is found, one in neither would look lost to the auditor.
             await repeat(self._store, lambda: self._claim(path, address.encode(self._version), deadline))
             await repeat(self._store, lambda: self._withdraw(join(other, bookie_id)))
 
@@ -312,7 +316,7 @@ class BookieRegistry:
                 ) from None
 
     async def _withdraw(self, path: str) -> None:
-        """Delete our own registration; one of another session is left to expire."""
+        """Delete our own registration; another session's is left to expire."""
         stat = await self._store.exists(path)
         if stat is not None and stat.ephemeral_owner == self._store.session_id:
             try:
@@ -332,7 +336,7 @@ class BookieRegistry:
                     self._renewals[bookie_id] = asyncio.get_running_loop().create_task(self._renew(bookie_id))
 
     async def _renew(self, bookie_id: str) -> None:
-        """Register again in the new session, until it worked or nobody wants it any more."""
+        """Register again in the new session, until it worked or the bookie was let go."""
         while bookie_id in self._registered and self._store.state is not SessionState.CLOSED:
             if not await reconnected(self._store, self._predecessor_timeout_ms):
                 continue
@@ -349,11 +353,11 @@ class BookieRegistry:
     # ---- discovery --------------------------------------------------------------------------------------------------
 
     async def writable(self) -> list[BookieAddress]:
-        """Writable bookies by id. One that cannot be resolved is left out."""
+        """Writable bookies by id. A bookie that cannot be resolved is left out, with a warning in the log."""
         return await self._addresses(self._available)
 
     async def readonly(self) -> list[BookieAddress]:
-        """Read-only bookies by id. One that cannot be resolved is left out."""
+        """Read-only bookies by id. A bookie that cannot be resolved is left out, with a warning in the log."""
         return await self._addresses(self._readonly)
 
     def keep_lists(self) -> None:
@@ -520,7 +524,7 @@ class BookieRegistry:
 
 
 class _ListWatch:
-    """Listens to both lists as long as anybody listens to it: list, wait for a watch, list again."""
+    """Watches both lists as long as it has listeners: list, wait for a watch, list again."""
 
     def __init__(self, registry: BookieRegistry) -> None:
         self._registry = registry
@@ -562,7 +566,7 @@ class _ListWatch:
         registry = self._registry
         last: tuple[tuple[list[str], int], tuple[list[str], int]] | None = None
         me = asyncio.current_task()
-        while self._task is me:  # a cancellation may be lost (`end_tasks`), and nobody waits for this end
+        while self._task is me:  # a cancellation may be lost (`end_tasks`), and no caller waits for this task's end
             self._changed.clear()
             try:
                 if not await reconnected(registry._store, registry._predecessor_timeout_ms):

@@ -49,7 +49,7 @@ HEAP_MB: Final = 64
 """Enough for tens of thousands of znodes. With a hundred thousand ledgers the server stalls until sessions are lost."""
 _MAIN: Final = "org.apache.zookeeper.server.ZooKeeperServerMain"
 
-# A path of the data directory relative to the working directory needs no escaping, whatever the directory's name is.
+# A path of the data directory relative to the working directory needs no escaping, for any name of the directory.
 _CONFIG: Final = """\
 tickTime={tick_ms}
 minSessionTimeout={minimum_ms}
@@ -160,7 +160,7 @@ class EmbeddedZooKeeper:
             if not lost_race or attempt == _PORT_ATTEMPTS - 1:
                 break
             self._reap()
-            self._port = 0  # somebody took the free port first: another one
+            self._port = 0  # another process took the free port first: choose another
         self._fail(java)
 
     def _spawn(self, command: list[str]) -> None:
@@ -320,7 +320,7 @@ def find_java() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _java_version(java: str, _changed: int) -> int:
-    """The major version; 0 where it cannot be told."""
+    """The major version; 0 where it is not known."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -76,7 +76,7 @@ class LedgerMetadata:
 
     @property
     def last_ensemble(self) -> Ensemble:
-        """The newest fragment: the one that an open ledger is written to."""
+        """The newest fragment; an open ledger is written to it."""
         return self.ensembles[-1]
 
     @property

@@ -8,11 +8,11 @@
 
 The formats, and what others rely on: docs/reference/znodes.md#bookkeepers-tree.
 
-Lost answers. `create` is decided by the creator token: a random number in the new metadata tells our own znode from
-another's. `write` is decided by reading back: our bytes one version on are our write, other bytes there are somebody
-else's; the expected version means that it was not applied, and it is sent again. Only a znode that has moved further
-leaves the outcome unknown. `delete` and `format` may simply be run again, as may `generate_id` (an id is lost, its
-znode goes with the session).
+Lost answers. `create` is decided by the creator token: a random number in the new metadata distinguishes our own znode
+from another client's. `write` is decided by reading back: our bytes one version on are our write, other bytes there
+are another client's; the expected version means that it was not applied, and it is sent again. Only a znode that has
+moved further leaves the outcome unknown. `delete` and `format` may simply be run again, as may `generate_id` (an id is
+lost, its znode goes with the session).
 """
 
 from __future__ import annotations
@@ -154,11 +154,11 @@ class LedgerStore:
     # ---- cluster ----------------------------------------------------------------------------------------------------
 
     async def format(self, layout: LedgerLayout | None = None) -> list[str]:
-        """Initialise the cluster's tree; one that exists is verified and completed, never replaced.
+        """Initialise the cluster's tree; an existing tree is verified and completed, never replaced.
 
         Returns the znodes that were missing. Without a `layout` a new tree gets the hierarchical one. Raises
-        CorruptDataError for a LAYOUT that is none, CallerError for a tree of another layout than `layout`, or whose
-        ledgers do not tell of which it is. Safe to repeat, also after an unknown outcome.
+        CorruptDataError for a LAYOUT that cannot be read, CallerError for a tree of another layout than `layout`, or
+        whose ledgers do not show of which it is. Safe to repeat, also after an unknown outcome.
         """
         return await repeat(self._store, lambda: self._format(layout))
 
@@ -190,7 +190,7 @@ class LedgerStore:
                 made = [node.path for node in missing]
                 break
             except NodeExistsError:
-                continue  # somebody else is at it: see what is left
+                continue  # another process formats it too: see what is left
         await self.layout()
         return made
 
@@ -205,10 +205,10 @@ class LedgerStore:
     async def layout(self) -> LedgerLayout:
         """The cluster's layout, read once, and written where there is none yet.
 
-        Bookies, auto-recovery and clients of Apache BookKeeper do the same: the first one that finds no LAYOUT writes
-        that of its configuration, which without any is the hierarchical one. Apache Pulsar's set-up leaves it to them.
-        Raises CallerError where the cluster was never initialised, and where its ledgers are laid out otherwise, which
-        only a person can settle.
+        Bookies, auto-recovery and clients of Apache BookKeeper do the same: the first that finds no LAYOUT writes the
+        one of its configuration, by default the hierarchical one. Apache Pulsar's set-up leaves it to them. Raises
+        CallerError where the cluster was never initialised, and where its ledgers are laid out otherwise, which only a
+        person can settle.
         """
         if self._layout is None:
             self._layout = await self.stored_layout() or await self._choose_layout()
@@ -260,15 +260,18 @@ class LedgerStore:
                 self._reserved = await self._draw_id()
 
     async def generate_id(self) -> int:
-        """A ledger id that nobody had before."""
-        async with self._reserving:  # one that is under way is waited for: it was asked for first
+        """A ledger id that was never given out before. After a lost answer another one is drawn; the lost id is unused.
+
+        Raises CallerError once the ids of a layout with short ids are used up.
+        """
+        async with self._reserving:  # a reservation that is under way was asked for first: wait for it
             reserved, self._reserved = self._reserved, None
         return await self._draw_id() if reserved is None else reserved
 
     async def skip_ids(self, count: int) -> None:
-        """Pass over the next `count` ids, in one transaction: nobody gets them. One that is at hand is dropped, too.
+        """Pass over the next `count` ids, in one transaction: they are never given out. A reserved id is dropped, too.
 
-        Of a sequence that nobody has drawn from yet, nothing is passed over.
+        Nothing is passed over in a sequence from which no id was drawn yet.
         """
         if count < 1:
             return
@@ -351,7 +354,7 @@ class LedgerStore:
             try:
                 await self._store.delete(join(self._idgen_long, f"HOB-{high:010d}"), 0)
             except (NoNodeError, NotEmptyError, BadVersionError, MetadataUnavailableError, OutcomeUnknownError):
-                pass  # best effort: somebody else does it, or the next id
+                pass  # best effort: another process does it, or the next id
 
     async def _make(self, path: str) -> None:
         try:
@@ -391,6 +394,7 @@ class LedgerStore:
             else:
                 await self._store.create(path, data, make_parents=True)
         except NodeExistsError as error:
+            # Our own token: an earlier try was applied, and its answer was lost.
             found = await self._found(ledger_id, path)
             if found is None or found.value.creator_token != metadata.creator_token:
                 raise NodeExistsError("the ledger id is taken", ledger_id=ledger_id, path=path) from error
@@ -445,10 +449,10 @@ class LedgerStore:
     ) -> Versioned[LedgerMetadata]:
         """Replace a ledger's metadata if it still has `version`: the compare-and-set of all ledger state changes.
 
-        `guard` is called right before each request goes out, and raises where it must not any more.
+        `guard` is called right before each request is sent, and raises where the write must not be made any more.
 
-        Raises BadVersionError when somebody was first (read again and decide anew), NoNodeError, or OutcomeUnknownError
-        when the answer was lost and the znode has moved on further than one version.
+        Raises BadVersionError when another client was first (read again and decide anew), NoNodeError, or
+        OutcomeUnknownError when the answer was lost and the znode has moved on further than one version.
         """
         # Never -1, which matches any version: docs/reference/znodes.md#conditional-sets.
         check(version >= 0, f"ledger metadata is only ever set with the version read, not {version}")
@@ -467,22 +471,24 @@ class LedgerStore:
             except OutcomeUnknownError as error:
                 lost = error
             except (BadVersionError, NoNodeError) as error:
+                # After a lost answer it may be our own write that has moved the version: look before saying so (I2).
                 if lost is None:
                     raise _at(error, ledger_id) from error
             found, found_version = await self._reread(path, lost)
             if found_version == version + 1 and found == data:
                 return Versioned(metadata, found_version)
             if found_version == version + 1:
-                raise BadVersionError("somebody else's update was first", ledger_id=ledger_id, path=path) from lost
+                raise BadVersionError("another client's update was first", ledger_id=ledger_id, path=path) from lost
             if found_version != version:
-                raise lost
+                raise lost  # our write may be one of the steps in between: only the caller can judge
+            # Unchanged: send it again. Both requests depend on one version, so at most one of them is applied.
         raise lost or MetadataUnavailableError("the session kept being lost", ledger_id=ledger_id, path=path)
 
     async def _reread(self, path: str, lost: OutcomeUnknownError) -> tuple[bytes, int]:
         """Data and version after a lost answer, as committed now."""
 
         async def look() -> tuple[bytes, int]:
-            await self._store.sync(path)
+            await self._store.sync(path)  # the server that answers may lag behind the one that applied the write
             data, stat = await self._store.get(path)
             return data, stat.version
 
@@ -516,8 +522,8 @@ class LedgerStore:
 
     async def ids(self) -> AsyncIterator[int]:
         """Every ledger id, ascending. What is created or deleted meanwhile may or may not show; any failure to list is
-        raised, a missing root too, so an id that does not come was not there (I13). Whoever must not miss what others
-        have created syncs the store first."""
+        raised, a missing root too, so an id that does not come was not there (I13). A caller that must not miss what
+        other clients have created syncs the store first."""
         layout = await self.layout()
         tops = (await repeat(self._store, lambda: self._store.children(self._root)))[0]
         if layout is LedgerLayout.FLAT:
@@ -587,5 +593,5 @@ class _Refused(Exception):
 
 
 def _at(error: BadVersionError | NoNodeError, ledger_id: int) -> BadVersionError | NoNodeError:
-    """The same error with the ledger as its place."""
+    """The same error, which names the ledger."""
     return type(error)(error.message, ledger_id=ledger_id, path=error.path)

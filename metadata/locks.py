@@ -7,12 +7,12 @@ before it:
 
     INIT -> ACQUIRING -> HELD -> (session expired) LOST -> HELD | FAILED;      any -> CLOSED
 
-A lock lost with its session is acquired again in the background, without waiting, until that worked or somebody else
+A lock lost with its session is acquired again in the background, without waiting, until that worked or another client
 has it; meanwhile its holder may go on, because fencing and conditional sets keep the log safe. The rules are
 those of docs/reference/znodes.md#lock-protocol. One of them is not upstream's: a timeout of 0 **or less** tries once.
 
-A member that nobody waits for would block everybody else until its session ends. So each store's live members are
-known to this module: what else carries our session is the remains of a lost answer, and is removed.
+A member without a lock object that waits for it would block all other clients until its session ends. So this module
+knows the live members of each store: what else carries our session is left over from a lost answer, and is removed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LockSessionExpiredError(LockingError):
 
 
 class OwnershipAcquireFailedError(NotAppliedError):
-    """Somebody else, `owner`, has the lock."""
+    """Another client, `owner`, has the lock."""
 
     code: ClassVar[int] = 302
 
@@ -108,7 +108,7 @@ _Queue: TypeAlias = tuple[list[str], Stat]
 
 
 class _Registry:
-    """The members of one store that some lock object of this process stands behind."""
+    """The members of one store that belong to a lock object of this process."""
 
     def __init__(self) -> None:
         self.live: set[str] = set()
@@ -116,7 +116,7 @@ class _Registry:
 
     @contextmanager
     def entering(self, lock_path: str) -> Iterator[None]:
-        """While a member of this lock is being created: its path is not known yet."""
+        """While a member of this lock is being created: its path is not known yet, so no member may be disowned."""
         self._entering[lock_path] += 1
         try:
             yield
@@ -126,7 +126,7 @@ class _Registry:
                 del self._entering[lock_path]
 
     def disowns(self, lock_path: str, name: str) -> bool:
-        """True where surely nobody stands behind the member."""
+        """True where the member certainly belongs to no lock object of this process."""
         return lock_path not in self._entering and join(lock_path, name) not in self.live
 
 
@@ -152,7 +152,7 @@ def sequence_of(name: str) -> int:
 
 
 def parse_member(name: str) -> LockId | None:
-    """The owner as the name tells it; None where the name does not (a `_` in the client id, an old prefix)."""
+    """The owner that the name gives; None where it gives none (a `_` in the client id, an old prefix)."""
     parts = name.split("_")
     if len(parts) != 4 or not parts[2].startswith("s"):
         return None
@@ -173,7 +173,7 @@ class DistributedLock:
         *,
         on_reacquired: Callable[[float, bool], None] | None = None,
     ) -> None:
-        """`on_reacquired` is told how many seconds it took to get a lost lock back, and whether that worked."""
+        """`on_reacquired` is called with the seconds that it took to get a lost lock back, and whether that worked."""
         check_path(path)
         self._on_reacquired = on_reacquired
         self._store = store
@@ -191,12 +191,13 @@ class DistributedLock:
 
     @property
     def held(self) -> bool:
-        """Whether we own the lock, as far as this session knows."""
+        """Whether we own the lock, by what this session has heard; `confirmed` asks the store."""
         return self._state is _State.HELD
 
     @property
     def member_path(self) -> str:
-        """Our member's znode: a transaction that checks it holds only while we own the lock. Raises LockingError."""
+        """Our member's znode: a transaction that checks it is applied only while we own the lock (I7). Raises
+        LockingError."""
         if self._state is not _State.HELD or self._member is None:
             raise self._not_held()
         return self._member.path
@@ -204,7 +205,7 @@ class DistributedLock:
     def release_op(self) -> Delete:
         """Gives the lock up within a transaction, which fails unless we own the lock. Raises LockingError.
 
-        Once the transaction has been applied, tell `deleted`; `release` is to be called after that as after any end.
+        Once the transaction has been applied, call `deleted`, and `release` afterwards as in any other case.
         """
         return Delete(self.member_path)
 
@@ -219,8 +220,8 @@ class DistributedLock:
         """Take the lock, waiting at most `timeout_ms`; 0 or less tries once, without queueing behind another owner.
 
         `asked` may start tasks; what they ask of the store goes out behind the request for the lock. Returns whether
-        that was answered under the lock: the first request for it was granted, and nobody was before us. A session's
-        requests are answered in their order.
+        that was answered under the lock: the first request for it was granted, and no other member was before ours. A
+        session's requests are answered in their order.
 
         Raises OwnershipAcquireFailedError with the owner's name, LockSessionExpiredError, NoNodeError where the lock's
         path does not exist. After any error we own nothing and may try again.
@@ -250,7 +251,7 @@ class DistributedLock:
         looking: list[asyncio.Task[_Queue]] = []
 
         def ask_behind() -> None:
-            # One round trip for both: mostly nobody holds the lock, and the first look settles it.
+            # One round trip for both: usually no client holds the lock, and the first look settles it.
             looking.append(asyncio.get_running_loop().create_task(self._list()))
             if asked is not None:
                 asked()
@@ -269,6 +270,7 @@ class DistributedLock:
         self._member = member
         self._remembered = {LockId(self._client_id, member.session_id)}
         self._state = _State.HELD
+        # After a second try or look, what `asked` sent may have been answered before we owned the lock.
         return tries == looks == 1
 
     async def _foreign_owner(self) -> str | None:
@@ -301,14 +303,14 @@ class DistributedLock:
             await self._drop(creating.result()[0])
 
     async def _create_member(self, asked: Callable[[], None]) -> tuple[_Member, int]:
-        """Create our member. A lost answer may leave one that nobody knows: such remains are removed first."""
+        """Create our member. A lost answer may leave one that no lock object knows: it is removed first."""
         doubt: OutcomeUnknownError | None = None
         for tries in range(1, MAX_REPEATS + 1):
             if not await reconnected(self._store, REPEAT_TIMEOUT_MS):
                 break
             session_id = self._store.session_id
             if doubt is not None:
-                await self._remove_remains()
+                await self._remove_remains()  # or we would queue behind ourselves until the session ends
             prefix = join(self._path, member_prefix(self._client_id, session_id))
             if tries == 1:
                 asked()  # The tasks it starts run once this one waits, which is when the request is on its way.
@@ -339,7 +341,7 @@ class DistributedLock:
                 names = await self._members()
             self._ensure_current(member)
             if member.name not in names:
-                raise LockingError("our member of the lock's queue was deleted by somebody else", path=member.path)
+                raise LockingError("our member of the lock's queue was deleted by another client", path=member.path)
             position = names.index(member.name)
             if position == 0:
                 return looks
@@ -396,6 +398,7 @@ class DistributedLock:
 
     def _in_order(self, queue: _Queue) -> list[str]:
         names, stat = queue
+        # The same path with another creation is another log's lock: to be first in its queue protects nothing of ours.
         if self._creation not in (-1, stat.czxid):
             raise self._replaced()
         self._creation = stat.czxid
@@ -419,7 +422,7 @@ class DistributedLock:
         return LockId(data.decode("utf-8", "replace"), stat.ephemeral_owner)
 
     def _is_remains(self, name: str, owner: LockId) -> bool:
-        """True for a member of our own client and session that no lock object stands behind.
+        """True for a member of our own client and session that belongs to no lock object.
 
         Upstream claims past any member of its own client and session. Here another lock object of this process is an
         owner like any other, so that two writers in one process exclude each other too.
@@ -428,7 +431,8 @@ class DistributedLock:
         return ours and self._registry.disowns(self._path, name)
 
     async def _remove_remains(self) -> None:
-        """Delete members of our client whose session is ours and that nobody in this process stands behind."""
+        """Delete members of our client and session that belong to no lock object of this process."""
+        # The server that answers may lag behind the one that applied the creation whose answer was lost.
         await repeat(self._store, lambda: self._store.sync(self._path))
         for name in await self._members():
             path = join(self._path, name)
@@ -462,8 +466,8 @@ class DistributedLock:
     async def ensure_held(self) -> None:
         """A holder's check: returns while the lock is held, or lost and being acquired again.
 
-        Raises OwnershipAcquireFailedError once somebody else has it, and LockingError where it was never acquired, was
-        released, or is gone with what it protected.
+        Raises OwnershipAcquireFailedError once another client has it, and LockingError where it was never acquired,
+        was released, or is gone with what it protected.
         """
         if self._state in (_State.HELD, _State.LOST):
             return
@@ -476,6 +480,7 @@ class DistributedLock:
             return False
 
         async def look() -> bool:
+            # A server that lags behind would still show the member of a session that has ended (I5).
             await self._store.sync(member.path)
             return await self._store.exists(member.path) is not None
 
@@ -507,7 +512,7 @@ class DistributedLock:
         while self._state is _State.LOST:
             try:
                 if await reconnected(self._store, REPEAT_TIMEOUT_MS):
-                    await self._acquire(0)
+                    await self._acquire(0)  # never queued: once another client owned the log, what we know of it is old
             except (OwnershipAcquireFailedError, LockReplacedError) as error:
                 self._failure = error
                 self._state = _State.FAILED
@@ -537,7 +542,7 @@ class DistributedLock:
         goes with the session.
         """
         if self._state is not _State.CLOSED:
-            self._close()
+            self._close()  # before the member goes: an expiry from here on must not start another acquisition
         if self._reacquiring is not None:
             await end_tasks([self._reacquiring], drop_errors=True)
             self._reacquiring = None

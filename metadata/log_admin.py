@@ -2,7 +2,7 @@
 
 Renaming is one multi: the new znodes are created, the old ones deleted with the versions that were read, so that a
 crash leaves the log under one of its names and a change meanwhile fails it. Everything below `P` goes along; what a
-segment's znode says does not depend on the log's name. Whoever has the log under lock keeps it from being renamed.
+segment's znode says does not depend on the log's name. A lock on the log keeps it from being renamed.
 """
 
 from __future__ import annotations
@@ -75,11 +75,10 @@ class LogAdmin:
         """Give a log another name, with the operations of `extra` in the same transaction. Its readers must be opened
         again.
 
-        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while somebody
-        writes the log, LockingError while a reader has a lock on it, CallerError for names that cannot be, or for a
-        log of more segments than fit into one transaction. Lost answers are looked after; where the connection stays
-        away an OutcomeUnknownError is raised, and the log has one of its two names, or where another log has taken the
-        new one since.
+        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while the log has
+        a writer, LockingError while a reader has a lock on it, CallerError for names that cannot be, or for a log of
+        more segments than fit into one transaction. Lost answers are resolved; where the connection stays away, or
+        another log has taken the new name since, an OutcomeUnknownError is raised: the log has one of its two names.
         """
         old, new = self._logs.validate_name(old), validate_new_name(new, self._logs.partition)
         if f"{new}/".startswith(f"{old}/"):
@@ -108,8 +107,8 @@ class LogAdmin:
         await repeat(self._store, attempt)
 
     async def _check_moved(self, old: str, new: str, ops: list[Op]) -> None:
-        """Raise OutcomeUnknownError unless `new` has a ledger of those that `ops` took there: nothing else tells it
-        from a log that somebody has made since."""
+        """Raise OutcomeUnknownError unless `new` has a ledger of those that `ops` took there: nothing else
+        distinguishes it from a log that was made since."""
         moved = {
             SegmentMetadata.decode(op.data, op.path, skip_minimum_version=True).ledger_id
             for op in ops
@@ -119,7 +118,7 @@ class LogAdmin:
             raise OutcomeUnknownError(
                 f"the answer to its renaming was lost; the log is gone now, and {new!r} has no segment of it",
                 log=old,
-                advice=f"Either it was renamed, empty or with {new!r} made again since, or somebody else deleted it",
+                advice=f"Either it was renamed, empty or with {new!r} made again since, or another client deleted it",
             )
 
     async def _rename_ops(self, old: str, new: str, extra: Callable[[], Awaitable[list[Op]]]) -> list[Op]:

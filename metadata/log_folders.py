@@ -8,10 +8,10 @@ names are in the same folder.
     NS/.subnamespaces                  data: path of the sub-namespace in which a log was created last
     NS/.subnamespaces/NS_<10 digits>   a sub-namespace; sequential
 
-Whoever creates a log reads the version of `.subnamespaces`, then looks for the log everywhere, then creates it in one
-transaction that also sets `.subnamespaces` with that version. So of two that create logs at the same time one has to
-look again, and a log is never in two folders, whether Java or we create it. Upstream knows logs by the names of the
-children of a sub-namespace; so here a log with slashes in its name is where its first component is.
+A client that creates a log reads the version of `.subnamespaces`, then looks for the log everywhere, then creates it
+in one transaction that also sets `.subnamespaces` with that version. So of two clients that create logs at the same
+time one has to look again, and a log is never in two folders, whether Java or we create it. Upstream knows logs by the
+names of the children of a sub-namespace; so here a log with slashes in its name is where its first component is.
 
 What is known of a log's folder is relied on until a watch says that the log's znode went. ZooKeeper keeps a watch until
 it is heard, so one session leaves MAX_WATCHED of them at most: the folders of logs that are looked up beyond those are
@@ -41,7 +41,7 @@ from metadata.store import MetadataStore, Op, SetData, Watcher, WatchEvent, join
 
 
 class DuplicateLogError(CorruptDataError):
-    """A log is in two sub-namespaces of a federated namespace: neither can be told to be the right one."""
+    """A log is in two sub-namespaces of a federated namespace: nothing shows which is the right one."""
 
     code: ClassVar[int] = 600
 
@@ -49,7 +49,7 @@ class DuplicateLogError(CorruptDataError):
 @dataclass(frozen=True, slots=True)
 class LogFolder:
     """Where to create a log. `guard` joins the transaction that creates the first component of its name, and fails it
-    where somebody else may have created that elsewhere meanwhile: then choose again."""
+    where another client may have created that elsewhere meanwhile: then choose again."""
 
     folder: str
     guard: tuple[Op, ...] = ()
@@ -64,7 +64,7 @@ class LogFolders(Protocol):
         ...
 
     def known(self, name: str) -> str | None:
-        """Where the log is, as far as that is known without asking."""
+        """Where the log is, if that is known without asking; None otherwise."""
         ...
 
     async def find(self, name: str) -> str | None:
@@ -136,7 +136,7 @@ class FederatedFolders(LogFolders):
         self._index = join(root, SUB_NAMESPACES)
         self._max_logs = max_logs
         self._ask_on_miss = ask_on_miss
-        self._watched: set[str] = set()  # those whose znode has a watch of ours, as far as we know
+        self._watched: set[str] = set()  # those on whose znodes we left a watch that was not heard yet
         self._fresh: dict[str, str] = {}  # of those, the ones that have their folders: nothing was heard since
         self._passing: OrderedDict[str, str] = OrderedDict()  # the last known folders of all others
         self._changes = 0  # watches heard: what was read before one is not kept after it
@@ -192,6 +192,7 @@ class FederatedFolders(LogFolders):
 
     async def _keep(self, first: str, folder: str) -> bool:
         """Remember the place, for as long as the znode exists if it can be watched; False when it has just gone."""
+        # A watch that is heard while the answers are on their way makes what they say old: it is not relied on then.
         changes = self._changes
         watch = _Forget(self, first) if first in self._watched or len(self._watched) < MAX_WATCHED else None
         if watch is not None:
@@ -206,7 +207,7 @@ class FederatedFolders(LogFolders):
         return True
 
     def _pass(self, first: str, folder: str) -> None:
-        """Keep a place that is asked for again the next time, for who needs the one that he has looked up before."""
+        """Keep a place for callers that need the one that they have looked up before; `find` asks for it again."""
         self._passing[first] = folder
         self._passing.move_to_end(first)
         if len(self._passing) > MAX_PASSING:
@@ -234,14 +235,14 @@ class FederatedFolders(LogFolders):
         return await repeat(self._store, look)
 
     async def _list_folders(self) -> list[str]:
-        """The namespace's own znode, then the others, oldest first; kept until a watch tells of another."""
+        """The namespace's own znode, then the others, oldest first; kept until a watch reports another."""
         if self._folders is not None:
             return self._folders
         changes = self._changes
         try:
             names, _ = await self._store.children(self._index, self._folders_changed)
         except NoNodeError:
-            return [self._root]  # bound as plain, or by hand: there is no watch that would tell
+            return [self._root]  # bound as plain, or by hand: not kept, as no watch would report the first one
         folders = [self._root, *(join(self._index, name) for name in names if name.startswith(_PREFIX))]
         if self._changes == changes:
             self._folders = folders

@@ -12,7 +12,7 @@ from metadata.store import Create, check_path
 
 LAYOUT_VERSION: Final = b"\xff\xff\xff\xff"
 RESERVED: Final = (".", "<")
-"""How names begin that are no logs'."""
+"""How names begin that are not logs'."""
 
 
 class InvalidLogNameError(CallerError):
@@ -28,7 +28,7 @@ class LogNotFoundError(CallerError):
 
 
 class LogExistsError(NotAppliedError):
-    """Somebody else is creating the log, or has just created it."""
+    """Another client is creating the log, or has just created it."""
 
     code: ClassVar[int] = 522
 
@@ -115,8 +115,8 @@ class LogState(LogEnd):
 def validate_name(name: str) -> str:
     """The name, if it can be a log's. Raises InvalidLogNameError.
 
-    A leading slash is refused here, and so everywhere: with two spellings of one name, whoever keeps something by name
-    (offsets, locks, the parts of a batch) would take one log for two.
+    A leading slash is refused here, and so everywhere: with two spellings of one name, code that keeps something by
+    name (offsets, locks, the parts of a batch) would take one log for two.
     """
     if name.startswith("/"):
         plain = name.lstrip("/")

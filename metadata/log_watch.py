@@ -1,6 +1,6 @@
-"""`watch_logs`: logs that come and go, told by ZooKeeper's watches; nothing polls.
+"""`watch_logs`: logs that come and go, reported by ZooKeeper's watches; nothing polls.
 
-All who watch through one `LogStore` share one watch a list in the session, and leave no other behind when they end.
+All watchers of one `LogStore` share one watch a list in the session, and leave no other behind when they end.
 """
 
 from __future__ import annotations
@@ -83,22 +83,22 @@ class _Lists:
                     return frozenset()
 
     def session_changed(self, state: SessionState) -> None:
-        """A list that is answered while its session is being closed leaves no watch that would tell of the end."""
+        """The session's end: a list that is answered while the session closes leaves no watch that would report it."""
         if state is SessionState.CLOSED:
             self.heard.set()
 
     def close(self) -> None:
-        """Hear of nothing any more."""
+        """Take the watches back."""
         self.logs.list_watches.leave(_FOLDERS, self.folders_changed)
         for where in {*self.names, *(what for what in self.fresh if what is not None)}:
             self.logs.list_watches.leave(where, self.names_changed)
 
 
 async def watch_logs(logs: LogStore, prefix: str = "", *, existing: bool = False) -> AsyncGenerator[LogChange, None]:
-    """Tell of every log that comes or goes, until the session is closed; with `existing` first of those there are.
+    """Yield every log that comes or goes, until the session is closed; with `existing` first those that exist.
 
-    What comes and goes again between two looks may not be told. A lost connection or session is waited for; what
-    changed meanwhile is told then.
+    A log that comes and goes again between two looks may be left out. A lost connection or session is waited for; what
+    changed meanwhile is yielded then.
     """
     lists = _Lists(logs, validate_folder(prefix))
     forget_session = logs.store.on_session(lists.session_changed)

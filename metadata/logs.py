@@ -117,7 +117,7 @@ _NUMBER: Final = re.compile(rb"-?\d{1,19}")
 class LogStore:
     """The logs of the namespace at `namespace_path`, which must exist to create logs in it.
 
-    `log_folders` tells where each log is; a plain namespace has all of them below its own znode.
+    `log_folders` finds each log; a plain namespace has all of them below its own znode.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class LogStore:
         self._partition = partition
         self._watches = SharedWatches()
         self.list_watches = SharedWatches()
-        """For who lists names, by the path of what is listed."""
+        """Watches of those that list names, by the path of what is listed."""
         self._lister = SegmentLister(
             store,
             cache if cache is not None else SegmentCache(),
@@ -261,11 +261,11 @@ class LogStore:
             try:
                 whole = await self._create_at(chosen, plain, metadata)
             except BadVersionError:
-                continue  # somebody else has created a log meanwhile, perhaps this one
+                continue  # another client has created a log meanwhile, perhaps this one
             except NodeExistsError as error:
                 if error.path in ancestors(self.paths_in(chosen.folder, plain).root):
                     continue  # a folder that another new log shares with this one is there by now
-                raise LogExistsError("somebody else has just created the log", log=name, path=error.path) from error
+                raise LogExistsError("another client has just created the log", log=name, path=error.path) from error
             except NoNodeError as error:
                 raise NotBoundError(
                     "the namespace does not exist", path=self._namespace, advice="Bind the namespace first"
@@ -285,6 +285,7 @@ class LogStore:
         if metadata and root is not None and stats[len(parents) + 1] is None:
             missing.append(SetData(paths.root, metadata, root.version))  # so far only a folder of nested logs
         if missing:
+            # The guard is for a new first component alone: an existing one fixes the folder (`metadata.log_folders`).
             await self._store.multi([*(chosen.guard if stats[0] is None else ()), *missing])
         return not any(stats[len(parents) :])
 
@@ -316,11 +317,12 @@ class LogStore:
     async def open(self, name: str) -> LogState:
         """The log's conditional values and their versions.
 
-        Raises LogNotFoundError, also for a half-made log, and CorruptDataError. A `maxtxid` that is no number counts
-        as -999, as upstream has it: it is overwritten by the next completion.
+        Raises LogNotFoundError, also for a half-made log, and CorruptDataError. A `maxtxid` that is not a number
+        counts as -999, as upstream has it: it is overwritten by the next completion.
         """
         paths = await self.located(name)
         try:
+            # The locks' znodes are read only to see that they exist: a log without one of them is half-made.
             end, allocation, _, _ = await asyncio.gather(
                 self.end(name), self._get(paths.allocation), self._get(paths.lock), self._get(paths.read_lock)
             )
@@ -329,7 +331,8 @@ class LogStore:
         return LogState(end.max_lssn, end.max_txid, allocation)
 
     async def end(self, name: str) -> LogEnd:
-        """What `open` tells of a log that is known to be whole, but for what an allocated ledger needs."""
+        """What `open` returns, without the allocation, of a log that is known to be whole. Raises as `open` does, but
+        does not notice that a lock or `allocation` is missing."""
         paths = await self.located(name)
         try:
             ledgers, max_txid, version = await asyncio.gather(
@@ -350,10 +353,10 @@ class LogStore:
         return LogEnd(Versioned(int(ledgers.value), ledgers.version), Versioned(highest, max_txid.version))
 
     async def snapshot(self, name: str) -> LogSnapshot:
-        """State and segments of one moment, for who is going to change them.
+        """State and segments of one moment, for a caller that is going to change them.
 
         Raises as `open` and `segments` do, and BadVersionError where the log was changed meanwhile: every transaction
-        that begins or ends a segment sets `ledgers`, and the listing tells that znode's version beside the names.
+        that begins or ends a segment sets `ledgers`, and the listing has that znode's version beside the names.
         """
         state = await self.open(name)
         for _ in range(RELISTS):
@@ -458,7 +461,7 @@ class LogStore:
             raise log_not_found(name, error.path) from error
 
     def unwatch(self, name: str, watch: Watcher) -> None:
-        """Tell `watch` of no change of the log's segments any more."""
+        """Take a watch of `listing` back: it does not hear of the log's segments any more."""
         self._watches.leave(name, watch)
 
     async def ask(self, name: str, question: Callable[[SegmentListing], Awaitable[T]]) -> T:
@@ -476,13 +479,14 @@ class LogStore:
     async def claim(
         self, name: str, state: LogState, extra: Sequence[Op] = (), *, ledgers: bool = True, allocation: bool = True
     ) -> LogState:
-        """Set `ledgers` and `allocation`, or one of them, as they are: whoever built on their versions before can begin
-        and end no segment any more, and name no ledger for one. `extra` is in the same transaction.
+        """Set `ledgers` and `allocation`, or one of them, as they are: a process that builds on their versions from
+        before cannot begin or end a segment any more, nor name a ledger for one. `extra` is in the same transaction.
 
-        Raises BadVersionError when somebody else owns the log, or an OutcomeUnknownError.
+        Raises BadVersionError when another process owns the log, or an OutcomeUnknownError.
         """
         paths = await self.located(name)
         lssn, allocated = state.max_lssn, state.allocation
+        # The values stay, the versions move: a deposed owner's transaction fails from here on, however late (I7).
         ops: Ops = []
         if ledgers:
             ops.append(SetData(paths.ledgers, _decimal(lssn.value), lssn.version))
@@ -505,13 +509,15 @@ class LogStore:
         """Make an in-progress segment of an allocated ledger, with `extra` in the same transaction.
 
         `hand_over` clears the allocator that names the ledger; without it that is the log's own, as `state` has it.
-        Raises BadVersionError or NodeExistsError when somebody else owns the log or the allocator, or an
+        Raises BadVersionError or NodeExistsError when another process owns the log or the allocator, or an
         OutcomeUnknownError.
         """
         check(segment.in_progress, "a segment starts in progress", log=name)
         paths = await self.located(name)
         if hand_over is None:
             hand_over = SetData(paths.allocation, b"", state.allocation.version)
+        # The allocator gives the ledger up in the step that lists it: what an allocator names may be deleted.
+        # `ledgers` depends on the version that this owner knows: a deposed one begins no segment (I7).
         ops: Ops = [
             hand_over,
             Create(paths.segment(segment), segment.encode()),
@@ -538,6 +544,7 @@ class LogStore:
         paths = await self.located(name)
         lssn = max(completed.lssn, state.max_lssn.value)
         txid = max(completed.last_txid, state.max_txid.value)
+        # Both sets depend on versions that this owner knows: a deposed one gives a segment no other end (I2, I7).
         ops: Ops = [
             Create(paths.segment(completed), completed.encode()),
             Delete(paths.segment(in_progress)),
@@ -556,8 +563,8 @@ class LogStore:
     ) -> None:
         """Remove the znode of an in-progress segment whose ledger is gone; a missing one is a success.
 
-        Raises BadVersionError when somebody else owns the log (its segment may have the number now), or an
-        OutcomeUnknownError.
+        Raises BadVersionError when another process owns the log (its own segment may have this name by now, I7), or
+        an OutcomeUnknownError.
         """
         check(segment.in_progress, "a completed segment is not removed by recovery", log=name)
         paths = self.paths(name)
@@ -569,7 +576,8 @@ class LogStore:
                 raise
 
     async def delete_segment(self, name: str, segment: SegmentMetadata) -> None:
-        """Remove a segment's znode, whoever owns the log; a missing one is a success. Its ledger must be gone."""
+        """Remove a segment's znode without a check of who owns the log; a missing one is a success. Its ledger must be
+        gone."""
         path = (await self.located(name)).segment(segment)
 
         async def delete() -> None:
@@ -581,7 +589,10 @@ class LogStore:
         await repeat(self._store, delete)
 
     def publish_ops(self, name: str, state: LogEnd, segments: Sequence[SegmentMetadata]) -> Ops:
-        """Operations that append completed segments and move `ledgers` and `maxtxid`, to be joined into one multi."""
+        """Operations that append completed segments and move `ledgers` and `maxtxid`, to be joined into one multi.
+
+        They depend on the versions in `state`, so they fail where the log was changed since it was read (I7).
+        """
         check(bool(segments), "nothing to publish", log=name)
         check(not any(segment.in_progress for segment in segments), "only completed segments are published", log=name)
         check(gap_in(segments) is None, "published segments must follow each other", log=name)  # I7

@@ -90,7 +90,7 @@ class _Znode:
     version: int = 0
     created: int = 0  # children ever created: the next sequential suffix
     children: set[str] = field(default_factory=set)
-    guard: str | None = None  # the identity that alone may change it; None: everybody
+    guard: str | None = None  # the identity that alone may change it; None: any session
 
     def stat(self) -> Stat:
         return Stat(
@@ -170,6 +170,7 @@ class MemoryTree:
             self._stalled = [] if self._stalled is None else self._stalled
 
     def resume(self) -> None:
+        """End a stall: the requests that were held are applied, in the order in which they were made."""
         with self.lock:
             waiting, self._stalled = self._stalled or [], None
         for _, wake in waiting:
@@ -342,7 +343,7 @@ class MemoryTree:
         return None, [WatchEvent(EventKind.DELETED, op.path), WatchEvent(EventKind.CHILDREN, parent_path)], revert
 
     def _fire(self, events: Sequence[WatchEvent]) -> None:
-        """Deliver each event once to whoever watches its path; a deletion also ends a watch on the children."""
+        """Deliver each event once to the watchers of its path; a deletion also ends a watch on the children."""
         for event in events:
             tables = [self._child_watches if event.kind is EventKind.CHILDREN else self._data_watches]
             if event.kind is EventKind.DELETED:
@@ -405,7 +406,7 @@ class MemoryStore(MetadataStore):
 
     async def end_session(self, token: bytes) -> None:
         if len(token) != _TOKEN_BYTES:
-            raise CallerError("this is no session's token")
+            raise CallerError("this is not a session's token")
         session_id = int.from_bytes(token, "big")
 
         def end(session: _Session, answered: bool) -> None:
@@ -548,7 +549,7 @@ class MemoryStore(MetadataStore):
             self._tree.disconnect(session.id)
             asyncio.get_running_loop().call_soon(self._tree.reconnect, session.id)
 
-    # ---- what the tree tells (under its lock, from any thread) ------------------------------------------------------
+    # ---- called by the tree (under its lock, from any thread) -------------------------------------------------------
 
     def _bind_loop(self) -> None:
         if self._loop is None:

@@ -30,7 +30,7 @@ _SCHEME: Final = "distributedlog"
 _BACKEND: Final = "bk"
 _URI: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)(/[^?#]*)?([?#].*)?", re.DOTALL)
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:@\[\]]+)(?::(\d{1,5}))?")
-_RESERVED: Final = (".", "<")  # how the names of children begin that are no logs
+_RESERVED: Final = (".", "<")  # how the names of children begin that are not logs
 
 
 class NotBoundError(CallerError):
@@ -55,7 +55,7 @@ class NamespaceUri:
         """Read a URI. Raises CallerError saying what is wrong with it."""
         match = _URI.fullmatch(uri.strip())
         if match is None:
-            raise _bad_uri(uri, "it is no URI")
+            raise _bad_uri(uri, "it is not a URI")
         scheme, authority, path, rest = match.groups()
         name, _, backend = scheme.lower().partition("-")
         if name != _SCHEME:
@@ -81,7 +81,7 @@ def _server(uri: str, part: str) -> str:
     match = _HOST.fullmatch(part)
     port = int(match[2] or DEFAULT_ZOOKEEPER_PORT) if match else 0
     if match is None or not 0 < port < 65536:
-        raise _bad_uri(uri, f"{part!r} is no ZooKeeper server")
+        raise _bad_uri(uri, f"{part!r} is not a ZooKeeper server")
     return f"{match[1]}:{port}"
 
 
@@ -108,7 +108,7 @@ class NamespaceStore:
         return self._path
 
     async def bind(self, binding: Binding, create: bool = True) -> None:
-        """Store the binding, replacing one that is there; with `create` the path is made, otherwise it must exist.
+        """Store the binding in place of any other; with `create` the path is made, otherwise it must exist.
 
         Raises NotBoundError for a missing path, CallerError for a binding that makes no sense or to make a federated
         namespace a plain one. Safe to repeat.
@@ -139,7 +139,7 @@ class NamespaceStore:
         return data
 
     async def _replace(self, binding: Binding, current: Binding | None, version: int) -> bool:
-        """Store the binding over `current` of that version; False when somebody else was first."""
+        """Store the binding over `current` of that version; False when another client was first."""
         if current is not None and current.federated and not binding.federated:
             raise CallerError(
                 "a federated namespace cannot be bound as a plain one: the logs of its sub-namespaces would be lost; "
@@ -165,7 +165,7 @@ class NamespaceStore:
     async def update(self, change: Callable[[Binding], Binding]) -> Binding:
         """Replace the namespace's own binding by what `change` makes of it; returns the new one.
 
-        `change` may be called again when somebody else changes the binding meanwhile. Raises NotBoundError where the
+        `change` may be called again when another client changes the binding meanwhile. Raises NotBoundError where the
         path itself has no binding, and what `bind` raises.
         """
 

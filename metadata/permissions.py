@@ -5,7 +5,7 @@
 
 An entry is a TJSON struct of booleans, each optional: 1 deny write, 2 deny truncate, 3 deny delete, 4 deny acquire,
 5 deny release. What is absent is allowed, and so is everything where there is no entry. Upstream's write proxies
-enforce it; here the library does too, as far as it does these things itself.
+enforce it; here the library does too, for those of these actions that it does itself.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ ALLOW_ALL: Final = Permissions()
 class PermissionStore:
     """The entries below `root`, the znode path of a namespace's access control.
 
-    Every method raises InvalidLogNameError for what is no log's name, and CorruptDataError for an entry that is none.
+    Every method raises InvalidLogNameError for a name that cannot be a log's, and CorruptDataError for data that is not
+    an entry.
     """
 
     def __init__(self, store: MetadataStore, root: str) -> None:
@@ -165,7 +166,7 @@ class PermissionStore:
                     f"the namespace's access control denies {action.name.lower()}; nothing was done",
                     log=log,
                     path=self._root,
-                    advice="Let whoever administers the namespace change the log's entry or the default one",
+                    advice="Ask the namespace's administrator to change the log's entry or the default one",
                 )
 
     async def move_ops(self, old: str, new: str) -> list[Op]:

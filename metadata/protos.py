@@ -169,7 +169,7 @@ def _complete(message: Message, path: str) -> Message:
     if missing:
         raise CorruptDataError(f"{message.DESCRIPTOR.name} lacks {', '.join(missing)}", path=path)
     if not _strings_are_text(message):
-        raise CorruptDataError(f"{message.DESCRIPTOR.name} has a string that is no UTF-8", path=path)
+        raise CorruptDataError(f"{message.DESCRIPTOR.name} has a string that is not UTF-8", path=path)
     return message
 
 

@@ -12,10 +12,10 @@ What the znodes hold, and the rules of their use: docs/reference/znodes.md#under
 
 *Marks and their versions.* A mark is deleted only with the version that the repairer read after it had the lock. Every
 new loss sets the mark, which moves its version on, so that a repairer who looked before the loss cannot remove it. A
-mark that says everything already is left alone, unless somebody holds the lock: that one may have looked before.
+mark that says everything already is left alone, unless the ledger is locked: the lock's holder may have looked before.
 
-*Locks* are ephemeral and belong to one session. A lock whose session has ended is nobody's; its former holder must not
-delete anything: by then another may hold it.
+*Locks* are ephemeral and belong to one session. A lock ends with its session; its former holder must not delete
+anything: by then another worker may hold it.
 
 The auditors' own znodes (votes, times of the last checks) are `metadata.auditors`'.
 """
@@ -63,7 +63,7 @@ _DELAY: Final = re.compile(rb"\s*\d{1,10}\s*")
 
 @dataclass(frozen=True, slots=True)
 class UnderReplicatedLedger:
-    """A mark: the bookies whose copies are missing, and when that was last found (None: not told)."""
+    """A mark: the bookies whose copies are missing, and when that was last found (None: not known)."""
 
     missing: tuple[str, ...]
     ctime_ms: int | None = None
@@ -164,8 +164,8 @@ class ReplicationStore:
     async def mark(self, ledger_id: int, missing: Iterable[str], now_ms: int | None = None) -> bool:
         """Publish that these bookies' copies of a ledger are missing; False where the mark said so already.
 
-        `now_ms` becomes the mark's time. Whatever a repairer has looked at before this call was made, it will not
-        remove the mark. Safe to repeat.
+        `now_ms` becomes the mark's time. A repairer that looked at the ledger before this call will not remove the
+        mark. Safe to repeat.
         """
         wanted = tuple(dict.fromkeys(missing))
         if not wanted:
@@ -175,7 +175,7 @@ class ReplicationStore:
             try:
                 return await repeat(self._store, partial(self._mark, ledger_id, path, wanted, now_ms))
             except (BadVersionError, NoNodeError, NodeExistsError):
-                continue  # repaired, or marked by somebody else, in between: look again
+                continue  # repaired, or marked by another process, in between: look again
         raise BadVersionError("the mark kept changing while it was being set", ledger_id=ledger_id, path=path)
 
     async def _mark(self, ledger_id: int, path: str, wanted: tuple[str, ...], now_ms: int | None) -> bool:
@@ -185,6 +185,8 @@ class ReplicationStore:
             return True
         merged = tuple(dict.fromkeys((*found.value.missing, *wanted)))
         news = merged != found.value.missing
+        # While the ledger is locked, the mark is set even as it is: its holder may have looked at the copies before
+        # this loss, and the new version keeps it from removing the mark.
         if not news and await self._store.exists(self.lock_path(ledger_id)) is None:
             return False
         ctime_ms = found.value.ctime_ms if now_ms is None else now_ms
@@ -228,7 +230,7 @@ class ReplicationStore:
             except NoNodeError:
                 continue
             except (NotEmptyError, MetadataUnavailableError, OutcomeUnknownError):
-                break  # in use; or left for the next one who passes: an empty folder harms nobody
+                break  # in use; or left for the next removal: an empty folder does no harm
         return True
 
     async def marked(self) -> AsyncIterator[int]:
@@ -244,7 +246,7 @@ class ReplicationStore:
     async def folder(self, name: str, watch: Watcher | None = None) -> tuple[list[str], list[int]]:
         """A folder of marks (the outermost is ""): its folders and its ledgers, ascending. `watch` hears of a change.
 
-        One that is gone is empty: it was pruned since its parent was listed
+        A folder that is gone counts as empty: it was pruned since its parent was listed
         (docs/reference/znodes.md#parents).
         """
         path = join(self._marks, *name.split("/")) if name else self._marks
@@ -259,7 +261,11 @@ class ReplicationStore:
     # ---- locks ------------------------------------------------------------------------------------------------------
 
     async def lock(self, ledger_id: int, owner: str) -> LedgerLock | None:
-        """Take a ledger's lock for this session; None where somebody has it. `owner` is for people."""
+        """Take a ledger's lock for this session; None where it is taken, also by this process. `owner` is for people.
+
+        After an error a lock may be left by a lost answer: it is found as ours when it is taken again, and ends with
+        the session.
+        """
         path = self.lock_path(ledger_id)
         if path in self._held:
             return None
@@ -285,7 +291,7 @@ class ReplicationStore:
             except NodeExistsError:
                 stat = await self._store.exists(path)
                 session_id = self._store.session_id
-                # Nobody else in this process stands behind it: then an answer was lost, and it is ours.
+                # No other object of this process holds it (`_HELD`): an answer was lost, and the lock is ours.
                 return session_id if stat is not None and stat.ephemeral_owner == session_id else None
             return session_id
 
@@ -296,7 +302,7 @@ class ReplicationStore:
         return lock.path in self._held and self._store.session_id == lock.session_id
 
     async def unlock(self, lock: LedgerLock) -> None:
-        """Give a lock back. Idempotent; one whose session has ended went with it."""
+        """Give a lock back. Idempotent; a lock whose session has ended went with it."""
 
         async def delete() -> None:
             stat = await self._store.exists(lock.path)
@@ -312,7 +318,7 @@ class ReplicationStore:
             self._held.discard(lock.path)
 
     async def lock_owner(self, ledger_id: int) -> str | None:
-        """Who has a ledger locked; None where nobody has, or the lock does not say."""
+        """Who holds a ledger's lock; None where it is not locked, or the lock does not say."""
         path = self.lock_path(ledger_id)
         try:
             data, _ = await repeat(self._store, lambda: self._store.get(path))
@@ -322,7 +328,7 @@ class ReplicationStore:
         return str(message.bookieId) if message.HasField("bookieId") else None
 
     async def locked(self, watch: Watcher | None = None) -> set[int]:
-        """Ids of the ledgers that somebody has locked."""
+        """Ids of the ledgers that are locked, by any worker; `watch` hears of a lock that comes or goes."""
 
         async def children() -> list[str]:
             return (await self._store.children(self._locks, watch))[0]
@@ -357,14 +363,14 @@ class ReplicationStore:
 
     async def wait_until_enabled(self) -> None:
         """Return once auto-recovery is switched on."""
-        while not await self.enabled():  # without a watch: while it is on, nobody waits for one
+        while not await self.enabled():  # without a watch: while it is on, a watch would only stay behind
             switched = asyncio.Event()
             if await self.enabled(lambda _event, switched=switched: switched.set()):  # type: ignore[misc]
                 return
             await switched.wait()
 
     async def lost_bookie_recovery_delay(self, watch: Watcher | None = None) -> Versioned[int] | None:
-        """Seconds to wait for a single lost bookie before its ledgers are marked; None where nobody has set it: then
+        """Seconds to wait for a single lost bookie before its ledgers are marked; None where it was never set: then
         `watch` hears of its creation. Raises CorruptDataError."""
 
         async def read() -> Versioned[int] | None:
@@ -375,13 +381,13 @@ class ReplicationStore:
                     return None
                 data, stat = await self._store.get(self._delay)
             if not _DELAY.fullmatch(data):
-                raise CorruptDataError(f"{data[:20]!r} is no number of seconds", path=self._delay)
+                raise CorruptDataError(f"{data[:20]!r} is not a number of seconds", path=self._delay)
             return Versioned(int(data), stat.version)
 
         return await repeat(self._store, read)
 
     async def initialize_lost_bookie_recovery_delay(self, seconds: int) -> bool:
-        """Set the delay unless somebody has; False where it was set."""
+        """Set the delay where it was never set; False where it was."""
         return await self._ensure(self._delay, _seconds(seconds))
 
     async def set_lost_bookie_recovery_delay(self, seconds: int) -> None:
@@ -394,7 +400,7 @@ class ReplicationStore:
                 await repeat(self._store, lambda: self._replace_delay(data))
                 return
             except (BadVersionError, NoNodeError):
-                continue  # set by somebody else meanwhile, or by us: the last one wins
+                continue  # set by another process meanwhile, or by us: the last one wins
         raise BadVersionError("the delay kept changing while it was being set", path=self._delay)
 
     async def _replace_delay(self, data: bytes) -> None:
@@ -422,7 +428,7 @@ class RepairTask:
 
 
 class RepairQueue:
-    """Hands `owner` the marked ledgers that nobody repairs yet, each under its lock. Not for use by several tasks.
+    """Hands `owner` the marked ledgers that no worker repairs yet, each under its lock. Not for use by several tasks.
 
     A descent through the folders of marks, in random order so that many workers do not meet. What it has listed is used
     up before anything is listed again: with a hundred thousand marks a folder's names are a megabyte.
@@ -481,7 +487,7 @@ class RepairQueue:
         if lock is None:
             return None
         try:
-            mark = await self._marks.read(ledger_id)  # the version that counts: nobody else removes it from here on
+            mark = await self._marks.read(ledger_id)  # the version that counts: only we may remove it from here on
         except BaseException:
             await self._marks.unlock(lock)
             raise

@@ -4,9 +4,9 @@ Every transaction here begins with a guard, a check that the caller's lock membe
 nothing, however late its request arrives (I7). The rules are those of
 docs/reference/znodes.md#hiding-and-deleting-segments. Marking a segment deletes its znode and creates it again with
 new data, as upstream does; both happen in one multi, so a segment is never seen twice or missing. A znode that was made
-anew has version 0 again, and tells nobody that it was: so each marking sets the log's own znode `P` as it is, and
+anew has version 0 again, which does not show that it was: so each marking sets the log's own znode `P` as it is, and
 depends on its version from before the list was read. Where owners have no lock to keep them apart (`writeLockEnabled`
-off) the one that read an older list changes nothing, and a truncation never moves back (I8).
+off), an owner that read an older list changes nothing, and a truncation never moves back (I8).
 
 Taking a segment off the list and deleting its ledger cannot be one step: they are in different parts of the metadata,
 often in different ensembles. The list comes first, so no listed segment is ever without its ledger; and the same
@@ -17,8 +17,8 @@ transaction notes the ledger, so that none is forgotten:
 | `P/deletedLedgers` | empty; made on demand, goes with its last child |
 | `P/deletedLedgers/<ledger id>` | empty: no segment has this ledger any more, it is to be deleted |
 
-A note is final and ledger ids are not given twice, so anybody may delete a noted ledger at any time. These znodes are
-not upstream's; it leaves them alone, and removes them with the log.
+A note is final and ledger ids are not given twice, so any process may delete a noted ledger at any time. These znodes
+are not upstream's; it leaves them alone, and removes them with the log.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class SegmentChanges:
     # ---- truncation -------------------------------------------------------------------------------------------------
 
     async def turn(self) -> Turn:
-        """What `mark` depends on: made before the list is read that decides what to mark. Raises LogNotFoundError."""
+        """What `mark` depends on. Call it before you read the list that decides what to mark.
+
+        Raises LogNotFoundError.
+        """
         path = self._paths.partition
         try:
             data, stat = await repeat(self._store, lambda: self._store.get(path))
@@ -89,7 +92,7 @@ class SegmentChanges:
             check(before.ledger_id == after.ledger_id, "a truncated segment keeps its ledger")  # I2
         for transaction in _transactions([self._marking(*change) for change in changes], guard):
             await self._apply([*transaction, turn])
-            turn = replace(turn, version=turn.version + 1)
+            turn = replace(turn, version=turn.version + 1)  # the set of `P` in it was our own
 
     def _marking(self, before: SegmentMetadata, after: SegmentMetadata) -> Ops:
         path = self._paths.segment(before)
@@ -114,6 +117,7 @@ class SegmentChanges:
         Their transactions depend on the versions in `state`, which move here (I7). Raises as `mark` does.
         """
         highest = max([state.max_lssn.value, *(segment.lssn + 1 for segment in segments)])
+        # In the first transaction: a writer that could still begin a segment behind it would bring the log back (I7).
         depose: Ops = [
             SetData(self._paths.ledgers, str(highest).encode(), state.max_lssn.version),
             SetData(self._paths.allocation, b"", state.allocation.version),
@@ -126,7 +130,7 @@ class SegmentChanges:
         notes = notes_path(self._paths)
         for transaction in _transactions(units, guard):
             if await repeat(self._store, lambda: self._store.exists(notes)) is None:
-                transaction.insert(1, Create(notes))
+                transaction.insert(1, Create(notes))  # behind the guard: `check_guard` knows that one by its index
             await self._apply(transaction)
 
     def _removal(self, segment: SegmentMetadata) -> Ops:
@@ -158,7 +162,7 @@ class SegmentChanges:
         try:
             await repeat(self._store, lambda: self._store.delete(path))
         except NoNodeError:
-            pass  # our own earlier try, or somebody else who looked after it
+            pass  # removed by our own earlier try, or by another process
 
 
 def check_guard(error: DistributedLogError, log: str) -> None:
@@ -167,7 +171,7 @@ def check_guard(error: DistributedLogError, log: str) -> None:
         raise LockingError(
             "the lock was lost; nothing of this step was changed",
             log=log,
-            advice="Somebody else may own the log now; take the lock again",
+            advice="Another client may own the log now; take the lock again",
         ) from error
 
 

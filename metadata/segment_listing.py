@@ -1,8 +1,8 @@
 """`SegmentListing`: a log's segments by their names; what their znodes hold is read when it is asked for, and kept.
 
-A name tells a segment's LSSN and whether it is in progress, so a position in a log of 10,000 segments costs one request
-for the names and one for each of a handful of segments. Old logs have names that do not tell
-(docs/reference/znodes.md#segment-names): those are read whole, and so is a log in which a name and its znode's data
+A name gives a segment's LSSN and whether it is in progress, so a position in a log of 10,000 segments costs one request
+for the names and one for each of a handful of segments. Old logs have names that do not give these
+(docs/reference/znodes.md#segment-names): they are read whole, and so is a log in which a name and its znode's data
 disagree, for then the data is right.
 
 When kept data is still right: a segment's znode is never set anew. Completion makes another name; truncation deletes
@@ -42,7 +42,7 @@ class SegmentVanishedError(NotAppliedError):
 
 
 class ListedSegment(NamedTuple):
-    """A segment as its name tells it."""
+    """What a segment's name says of it."""
 
     lssn: int
     in_progress: bool
@@ -223,7 +223,7 @@ class SegmentLister:
         return self._listing(log, path, told, data, stat)
 
     async def segments(self, log: str, path: str, watch: Watcher | None = None) -> list[SegmentMetadata]:
-        """All of them, read. One that keeps vanishing while it is read is left out. Raises as `listing` does."""
+        """All segments, read. A segment that keeps vanishing while it is read is left out. Raises as `listing` does."""
         for _ in range(RELISTS):
             listing = await self.listing(log, path, watch)
             try:
@@ -235,7 +235,7 @@ class SegmentLister:
     # ------------------------------------------------------------------ by name
 
     def _told(self, log: str, names: Sequence[str]) -> list[ListedSegment] | None:
-        """The segments in order as their names tell them; None where names do not tell."""
+        """The segments in order, by their names; None where the names do not give numbers."""
         if self._skip_minimum_version or log in self._misnamed:
             return None  # Segments of version 1 have no LSSN of their own, whatever they are called.
         found = []
@@ -278,7 +278,7 @@ class SegmentLister:
                 break
         gap = gap_in(segments) if self._validate_sequence else None
         if gap is not None and len(segments) < len(names):
-            # Somebody rolls faster than we read. What lies before the gap is right, and the watch brings the rest.
+            # The writer rolls faster than we read. What lies before the gap is right, and the watch brings the rest.
             return [segment for segment in segments if segment.lssn <= gap[0]], stat
         if gap is not None:
             raise SegmentListError(
@@ -321,5 +321,5 @@ class SegmentLister:
 
 
 def _has_gap(listed: Sequence[ListedSegment]) -> bool:
-    """Two names that do not follow each other; a number twice is one, too: the data must tell."""
+    """Whether two names do not follow each other; a number twice counts as well: then the data must decide."""
     return any(listed[i + 1].lssn != listed[i].lssn + 1 for i in range(len(listed) - 1))

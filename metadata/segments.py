@@ -9,7 +9,7 @@
 | 5 | V;ledger;firstTx;lssn;minEid;minSlot;startSeqId | as 3, then ;startSeqId |
 
 V packs a signed 64-bit number: bits 0-7 version, 8-9 truncation, 28-31 region, 32-63 the record count of a completed
-segment. Version 1 has neither truncation nor region in V. The number of fields tells completed from in progress.
+segment. Version 1 has neither truncation nor region in V. The number of fields shows whether the segment is completed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SegmentMetadata:
         """This segment with the name that its znode gets: by its number (1), or by transaction ids (0):
         docs/reference/znodes.md#segment-names.
 
-        Only names by transaction ids tell segments of metadata version 1 apart.
+        Segments of metadata version 1 have no numbers: only transaction ids make their names distinct.
         """
         if name_version == 1 and self.lssn != UNASSIGNED_LSSN:
             return replace(self, name=None)

@@ -1,12 +1,12 @@
 """What both stores share on the client's side.
 
 SessionHub        the session's state, its listeners, and watches that became void
-RequestObservers  who wants to know how long requests take
+RequestObservers  callbacks that hear how long requests take
 SharedWatches     many listeners to the same thing, one watch in the store
 
 A watch does not survive a lost connection, because changes may pass unseen while it is down. It is then void, and says
-so once with `EventKind.SESSION`: when the connection is back, or when the session ended, whichever comes first. Whoever
-set it must look again.
+so once with `EventKind.SESSION`: when the connection is back, or when the session ended, whichever comes first. Its
+owner must look again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ P = ParamSpec("P")
 
 
 def call_safely(callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call a user's callback; its error goes to the loop's exception handler and stops nobody else's callback."""
+    """Call a user's callback; its error goes to the loop's exception handler and does not stop other callbacks."""
     try:
         callback(*args, **kwargs)
     except Exception as error:
@@ -32,7 +32,7 @@ def call_safely(callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs
         try:
             asyncio.get_running_loop().call_exception_handler(context)
         except RuntimeError:
-            raise error from None  # outside a loop there is nobody to tell but the caller
+            raise error from None  # outside a loop only the caller can hear of it
 
 
 class SessionHub:
@@ -61,9 +61,9 @@ class SessionHub:
             self._voided.append((path, watcher))
 
     def hear(self, state: SessionState, session_id: int) -> None:
-        """Enter `state`, tell the listeners, then the void watches. CLOSED is final."""
+        """Enter `state`, call the listeners, then the void watches. CLOSED is final."""
         if self.state is SessionState.CLOSED:
-            self.tell_void()  # watches that learned of the end only after the state did
+            self.tell_void()  # watches that became void only after the state was heard
             return
         changed = state is not self.state or session_id != self.session_id
         self.state, self.session_id = state, session_id
@@ -74,6 +74,7 @@ class SessionHub:
             self.tell_void()
 
     def tell_void(self) -> None:
+        """Fire the watches that became void (`EventKind.SESSION`), each once."""
         with self._lock:
             voided, self._voided = self._voided, []
         for path, watcher in voided:
@@ -100,6 +101,7 @@ class RequestObservers:
         return _Request(self, operation, path)
 
     def tell(self, operation: str, path: str, seconds: float, error: BaseException | None) -> None:
+        """Call each observer with a request that has ended; an error of one does not keep it from the others."""
         for observer in self._observers:
             call_safely(observer, operation, path, seconds, error)
 
@@ -112,7 +114,7 @@ class _Request:
         self._operation = operation
         self._path = path
         self._began = 0.0
-        # Kept: the block may end outside of it, where a request that nobody waits for any more is thrown away.
+        # Kept: the block may end outside of the loop, where an abandoned request is garbage-collected.
         self._loop = asyncio.get_running_loop()
 
     def __enter__(self) -> None:
@@ -137,10 +139,10 @@ class _SharedWatch:
 
 
 class SharedWatches:
-    """Listeners by key. Each is told of the next event, once, as a store's own watchers are.
+    """Listeners by key. Each hears of the next event, once, as a store's own watchers do.
 
-    A store keeps a watch until it is heard. Without sharing, whoever listens to what rarely changes and goes again
-    would leave one behind each time; here the store knows one watch for each key, and listeners come and go.
+    A store keeps a watch until it is heard. Without sharing, each listener that comes and goes would leave a watch
+    behind on what rarely changes; here the store has one watch for each key, and listeners come and go.
     """
 
     def __init__(self) -> None:
@@ -151,12 +153,13 @@ class SharedWatches:
         return sum(map(len, self._listeners.values()))
 
     def watch(self, key: str, listener: Watcher) -> Watcher:
-        """The watch to leave with the store, for `listener` to be told; one that is left already may tell it first."""
+        """The watch to leave with the store so that `listener` hears of the next event. An equal watch that was left
+        before may fire first."""
         self._listeners.setdefault(key, {})[listener] = None
         return _SharedWatch(self, key)
 
     def leave(self, key: str, listener: Watcher) -> None:
-        """Tell this listener nothing more; it may have been told, or never have listened."""
+        """Drop this listener; harmless where it was called already, or never listened."""
         listeners = self._listeners.get(key, {})
         listeners.pop(listener, None)
         if not listeners:

@@ -43,7 +43,7 @@ def history_kept(logs: int) -> int:
 class SinkMark:
     """The old form: every batch up to `batch` (`NO_BATCH`: none), the last one by `attempt`.
 
-    `rows` has (batch, rows) of the newest batches, newest first; two marks are told apart by batch and attempt alone.
+    `rows` has (batch, rows) of the newest batches, newest first; two marks are equal by batch and attempt alone.
     It says nothing of logs, so it is still written only for batch writes, whose sink has one publication.
     """
 
@@ -83,7 +83,7 @@ class SinkMark:
 class LogMark:
     """What a sink has published into one log: its last batch there, by `attempt`, and the rows of the newest ones.
 
-    `rows` has (batch, rows), newest first; below `since` some are missing. Told apart by batch and attempt alone.
+    `rows` has (batch, rows), newest first; below `since` some are missing. Equal by batch and attempt alone.
     """
 
     batch: int = NO_BATCH
@@ -105,6 +105,7 @@ class LogMark:
 
     def moved(self, batch: int, attempt: str, rows: int, keep: int) -> LogMark:
         """The mark after the publication of `batch`, with the rows of `keep` batches."""
+        # `since` follows the newest batch that is left out: a batch from there on without rows here did not write.
         every = ((batch, rows), *self.rows)
         return LogMark(batch, attempt, every[:keep], every[keep][0] + 1 if len(every) > keep else self.since)
 
@@ -126,8 +127,8 @@ class LogMark:
 class Floor(NamedTuple):
     """What an older dlspark had published when a newer one took the sink over: into which logs it does not say.
 
-    `zxid` is the transaction that moved `mark` last, and so made the segments of its last batch; 0: that cannot be
-    told, because the znodes were copied from elsewhere.
+    `zxid` is the transaction that moved `mark` last, and so made the segments of its last batch; 0: not known, because
+    the znodes were copied from elsewhere.
     """
 
     mark: SinkMark
@@ -196,7 +197,7 @@ class _MarkFields:
         version = found.get("v") if isinstance(found, dict) else None
         if version not in versions:
             known = " or ".join(map(str, versions))
-            raise _bad_mark(path, f"{data[:60]!r} is no mark of version {known}")
+            raise _bad_mark(path, f"{data[:60]!r} is not a mark of version {known}")
         return cls(found, path, version)
 
     def batch(self) -> int:
@@ -231,7 +232,7 @@ class _MarkFields:
         match pair:
             case [int(batch), int(rows)]:
                 return batch, rows
-        raise _bad_mark(self.path, f"{pair!r} is no number of rows of a batch")
+        raise _bad_mark(self.path, f"{pair!r} is not a number of rows of a batch")
 
 
 def _encoded(fields: dict[str, object]) -> bytes:

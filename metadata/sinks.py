@@ -15,14 +15,14 @@ The data byte by byte, and the rules for other readers of it: docs/reference/zno
 
 Fault model: any process may die, and any request may be applied with its answer lost, at any line. Two rules decide:
 
-* A ledger is listed before it exists, or by the transaction that makes it, so whatever a crash leaves can be found.
+* A ledger is listed before it exists, or by the transaction that makes it, so what a crash leaves can be found.
 * A listing node is a **token**. It is created with version 0. Publishing a ledger deletes the node at version 0 in the
   very multi that refers to the ledger from a log and moves the log's mark; sweeping first sets the node's data, which
   makes it version 1. So a ledger is published or swept and never both, however stale the reads of either side were.
 
-A mark only rises: a batch at or below it takes no rows into its log any more (I9, D15), whoever brought them there. The
-numbers of rows tell a replay from another batch of the same number: one that a checkpoint rolled back, or copied, has
-cut anew.
+A mark only rises: a batch at or below it takes no rows into its log any more (I9, D15), whichever attempt published
+them. The numbers of rows distinguish a replay from another batch of the same number, planned anew from a checkpoint
+that was rolled back or copied.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def application_sink(application_id: str) -> str:
 
 
 def job_sink(attempt: str) -> str:
-    """The sink id of one batch write that nobody will repeat under the same name."""
+    """The sink id of one batch write, which is never repeated under the same name."""
     return _sink_name(JOB_PREFIX + attempt)
 
 
@@ -105,7 +105,7 @@ class StagedLedger:
 
     @classmethod
     def parse(cls, name: str) -> StagedLedger | None:
-        """None for a name that is not of this form (somebody else's znode)."""
+        """The listing of this name; None for a name that is not of this form, another program's znode."""
         match = _STAGED_NAME.match(name)
         return cls(int(match[1]), match[2], int(match[3]), match[4] or "") if match else None
 
@@ -142,7 +142,7 @@ class SinkStore:
         return SinkPaths(f"{self.root}/{sink_id}")
 
     async def ensure(self, sink_id: str) -> Versioned[SinkState]:
-        """The sink's state; the sink is created if nobody did so yet."""
+        """The sink's state; the sink is created if it does not exist yet. Safe to repeat."""
         found = await self.read(sink_id)
         if found is not None:
             return found
@@ -189,7 +189,7 @@ class SinkStore:
         try:
             await repeat(self._store, lambda: self._store.create(path, log.encode()))
         except NodeExistsError:
-            pass  # the name is nobody else's: an earlier try whose answer was lost
+            pass  # only this task uses the name: an earlier try whose answer was lost
 
     def listing_op(self, sink_id: str, ledger: StagedLedger, log: str) -> Op:
         """`list_ledger` as part of the transaction that makes the ledger: then neither is ever without the other, and
@@ -224,17 +224,19 @@ class SinkStore:
         """The sink's part of a publishing multi: set its state, take the winners' tokens. The state comes first.
 
         One of the old form is replaced at the version that was found, so that nothing which an older dlspark publishes
-        meanwhile is overlooked, and so is a batch write's, which is its only mark. Others are set whatever they are:
-        the logs' marks decide, and forks of a query that write to other logs do not hold each other up.
+        meanwhile is overlooked, and so is a batch write's, which is its only mark. Others are set at any version: the
+        logs' marks decide, and forks of a query that write to other logs do not hold each other up.
         """
         paths = self.paths(sink_id)
         conditional = found.value.old
+        # At the version of a listing that no sweep has condemned: the batch fails as a whole rather than in part (I9).
         tokens = [Delete(paths.staged(ledger), LISTED_VERSION) for ledger in winners]
         state = SetData(paths.root, _state_data(sink_id, moved), found.version if conditional else ANY_VERSION)
         return [state, *tokens]
 
     def mark_op(self, log: LogPaths, sink_id: str, found: Versioned[LogMark] | None, moved: LogMark) -> Op:
         """The log's part of a publishing multi that moves the sink's mark in it, from what was found."""
+        # Created, or set at the version found: a publication that was delayed, or another driver's, fails (D13).
         path = log.sink_mark(sink_id)
         if found is None:
             return Create(path, moved.encode())
@@ -244,6 +246,7 @@ class SinkStore:
         """Make sure that `ledger` can never be published. False: it has been, or it is gone; leave it alone."""
         path = self.paths(sink_id).staged(ledger)
         try:
+            # Before the ledger is deleted: the new version fails a publication of it, also one already sent (I9).
             await repeat(self._store, lambda: self._store.put(path, SWEPT, LISTED_VERSION))
         except BadVersionError:
             return True  # condemned before: by a sweep that did not get to its end, or by our own lost request
@@ -261,6 +264,7 @@ class SinkStore:
 
     async def remove(self, sink_id: str) -> bool:
         """Remove a sink that lists no ledger. False: something is still listed, and its mark stays."""
+        # `attempts` first, in one multi: a listing that was added meanwhile keeps the mark as well.
         paths = self.paths(sink_id)
         ops: list[Op] = [Delete(paths.attempts), Delete(paths.root)]
         try:

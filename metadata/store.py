@@ -75,7 +75,7 @@ class SessionState(Enum):
 Watcher: TypeAlias = Callable[[WatchEvent], None]
 SessionListener: TypeAlias = Callable[[SessionState], None]
 RequestObserver: TypeAlias = Callable[[str, str, float, BaseException | None], None]
-"""Told of a request that has ended: its operation, its path, how many seconds it took, what it raised."""
+"""Called after a request has ended with its operation, its path, the seconds that it took, and what it raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ class MetadataStore(Protocol):
     """A session with the metadata store. All coroutines run on, and all callbacks are made from, one event loop.
 
     A session may have an identity (`acl_id`). Then what it creates can be changed by sessions with the same identity
-    alone, and be read by everybody: others meet NoAuthError when they set the data, or create or delete a child. A
-    session with `restrict` off has the identity and creates znodes that are open to all.
+    alone, and be read by all: others meet NoAuthError when they set the data, or create or delete a child. A session
+    with `restrict` off has the identity and creates znodes that are open to all.
     """
 
     retry_policy: RetryPolicy | None
@@ -152,7 +152,9 @@ class MetadataStore(Protocol):
         ...
 
     @property
-    def state(self) -> SessionState: ...
+    def state(self) -> SessionState:
+        """What has been heard of the session so far: the server may have expired it before that is heard here."""
+        ...
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
         """Call `listener` at each change of state; returns a function that unsubscribes it."""
@@ -169,10 +171,10 @@ class MetadataStore(Protocol):
         ...
 
     async def end_session(self, token: bytes) -> None:
-        """End the session with this token, as if it had expired: its ephemerals go, and whatever it still sends is
-        refused. One that has ended already is fine. Only for a session whose owner is known to be dead.
+        """End the session with this token, as if it had expired: its ephemerals go, and all that it still sends is
+        refused. A session that has ended already is fine. Only for a session whose owner is known to be dead.
 
-        Raises MetadataUnavailableError where no server answered; CallerError for what is no token.
+        Raises MetadataUnavailableError where no server answered; CallerError for bytes that are not a token.
         """
         ...
 

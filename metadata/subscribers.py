@@ -36,13 +36,13 @@ class SubscriberStore:
     async def path(self, log: str, subscriber: str) -> str:
         """The subscriber's znode. Raises CallerError for what cannot be a subscriber's id."""
         if not isinstance(subscriber, str) or not subscriber or "/" in subscriber:
-            raise CallerError(f"{subscriber!r} is no subscriber's id", log=log, advice="Give a name without '/'")
+            raise CallerError(f"{subscriber!r} is not a subscriber's id", log=log, advice="Give a name without '/'")
         path = f"{(await self._logs.located(log)).subscribers}/{subscriber}"
         check_path(path)
         return path
 
     async def names(self, log: str) -> list[str]:
-        """The ids of all subscribers; none where nobody ever subscribed. Raises LogNotFoundError."""
+        """The ids of all subscribers; empty where there never was one. Raises LogNotFoundError."""
         paths = await self._logs.located(log)
         try:
             found, _ = await repeat(self.store, lambda: self.store.children(paths.subscribers))

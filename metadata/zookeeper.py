@@ -6,7 +6,7 @@ watch events and changes of state reach the event loop as one queue, in the orde
 loop never waits for the thread; what might wait (starting and stopping kazoo) runs in a short-lived thread.
 
 What a lost connection means to a request: made while the session is not CONNECTED it is refused unsent
-(MetadataUnavailableError). Otherwise kazoo may have written it to the socket, and nobody can tell whether the server
+(MetadataUnavailableError). Otherwise kazoo may have written it to the socket, and it is not known whether the server
 applied it: ConnectionLossError or SessionExpiredError, both outcome unknown. Requests are never sent a second time.
 kazoo does not set watches again after a reconnection, so every watch is void then (`metadata.session`).
 """
@@ -66,9 +66,9 @@ from metadata.zookeeper_edge import BoundedConnection, LoopHandler
 
 _LOG: Final = logging.getLogger(__name__)
 _KAZOO_LOG: Final = logging.getLogger(f"{__name__}.kazoo")
-# A dozen lines for each session, none of which anybody can act on. What is wrong it says as warnings.
+# Below warnings it logs a dozen lines for each session, which call for no action.
 _KAZOO_LOG.setLevel(logging.WARNING)
-_KAZOO_LOG.addHandler(logging.NullHandler())  # lost connections are told by errors and states, not on the terminal
+_KAZOO_LOG.addHandler(logging.NullHandler())  # errors and states report lost connections, not the terminal
 MAX_IN_FLIGHT: Final = 128
 """Requests handed to kazoo at a time. It wakes its thread by one byte on a socket pair for each, and a full one would
 block the loop; further requests wait their turn."""
@@ -207,11 +207,12 @@ class ZooKeeperStore(MetadataStore):
         return session_id.to_bytes(_SESSION_ID_BYTES, "big", signed=True) + password if session_id else b""
 
     async def end_session(self, token: bytes) -> None:
-        """Resume it and close it. The server orders that close before anything its old connection may still hold: a
-        resumed session refuses what comes through another connection, and a closed one refuses everything."""
+        """Resume the session and close it. The server orders that close before anything that the session's old
+        connection may still hold: a resumed session refuses what comes through another connection, and a closed one
+        refuses everything."""
         session_id, password = int.from_bytes(token[:_SESSION_ID_BYTES], "big", signed=True), token[_SESSION_ID_BYTES:]
         if not session_id or len(password) != _PASSWORD_BYTES:
-            raise CallerError("this is no session's token")
+            raise CallerError("this is not a session's token")
         former = ZooKeeperStore(self._servers, *self._timeouts_ms, (session_id, password))
         former._client.start_async()
         try:

@@ -1,11 +1,11 @@
-"""kazoo's edge to threads, sockets and time, as `metadata.zookeeper` needs it. Nobody else imports this module.
+"""kazoo's edge to threads, sockets and time, for `metadata.zookeeper` alone: no other module imports this one.
 
 Fault model of the network here: a server may accept a connection and never answer on it (it stands still, a half-open
 link leads to it, or it is ZooKeeper 3.9, which forgets a connection that reaches it while it still reads its database),
-take no connection at all, or fall silent on one that worked. kazoo gives each of these up to a whole session timeout
-(it waits for the answer to a handshake as long as the session lives, and while requests go out it never asks whether
-anything comes back), so one such server costs the session although it, or another one, would answer if asked again.
-Here an attempt at a connection has a part of it, and so has silence: see `BoundedConnection`.
+take no connection at all, or fall silent on a connection that worked. kazoo waits up to a whole session timeout in each
+of these cases (for the answer to a handshake as long as the session lives, and while requests go out it never asks
+whether anything comes back), so one such server costs the session although it, or another one, would answer if asked
+again. Here an attempt at a connection has a part of that time, and so has silence: see `BoundedConnection`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         """Nothing to stop; answers that are still to come go to the loop."""
 
     def post(self, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Any thread: run `callback` on the loop. A loop that is closed has nobody left who waits."""
+        """Run `callback` on the loop; may be called from any thread. On a closed loop nothing waits for it any more."""
         try:
             self._loop.call_soon_threadsafe(partial(callback, *args, **kwargs))
         except RuntimeError:
@@ -73,6 +73,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
                 raise
 
     def dispatch_callback(self, callback: Any) -> None:
+        """kazoo's way to make a callback, a watch's for one: on the loop, in the order of its calls."""
         self.post(callback.func, *callback.args)
 
     @contextmanager
@@ -137,7 +138,7 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
             raise OSError(code, f"cannot connect: {errno.errorcode.get(code, code)}")
 
     def abort(self) -> None:
-        """Break the connection: kazoo's thread wakes up and finds that it was told to stop."""
+        """Break the connection: kazoo's thread wakes up and finds that it was asked to stop."""
         self._aborted = True
         connection = self._socket
         if connection is not None:
@@ -179,7 +180,7 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
 
     def _attempt_limit_s(self) -> float:
         hosts: int = len(self.client.hosts)
-        if self.client._session_id:  # `client_id` tells it only while connected
+        if self.client._session_id:  # `client_id` has it only while connected
             most_s = self._session_s / max(hosts, _ATTEMPTS_A_SESSION)
         else:
             most_s = min(self._connect_timeout_s, self._session_s) / hosts

@@ -108,7 +108,7 @@ class NodeExistsError(NotAppliedError):
 
 
 class BadVersionError(NotAppliedError):
-    """A conditional update found another version: somebody else was first."""
+    """A conditional update found another version: another client was first."""
 
 
 class NotEmptyError(NotAppliedError):

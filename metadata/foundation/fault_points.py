@@ -15,9 +15,9 @@ The value `@/path` names a file with that object instead, read at each point: a 
 | `raise` | raise RuntimeError |
 | `lose` | raise ConnectionLossError: an answer that got lost |
 
-An action happens once for each `flag` file: whoever creates it is struck, later passers-by are not, unless the action
-says `"everyone": true`. A test proves by the file that its point was reached. With `"after": n` a process passes the
-point n times, counted for each flag, before it is struck.
+An action happens once for each `flag` file: it strikes the process that creates the file, and no later one, unless the
+action says `"everyone": true`. A test proves by the file that its point was reached. With `"after": n` a process passes
+the point n times, counted for each flag, before it is struck.
 """
 
 from __future__ import annotations

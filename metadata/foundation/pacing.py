@@ -21,7 +21,7 @@ class TokenBucket:
     """Holds a second's worth of tokens, at least one, and is full at first.
 
     The first request in line takes its token at once, also one that is not there yet, and waits until it would be. The
-    others wait behind it, so nobody overtakes. `now` tells seconds.
+    others wait behind it, so no request overtakes. `now` returns seconds.
     """
 
     def __init__(self, per_second: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -41,7 +41,7 @@ class TokenBucket:
         return max(-self._tokens / self._rate, 0.0)
 
     async def take(self) -> None:
-        """Wait for one's turn and a token. Who is cancelled while waiting for the token has used it up."""
+        """Wait for one's turn and a token. A caller that is cancelled while it waits for the token has used it up."""
         async with self._turn:
             delay_s = self.reserve_s()
             if delay_s:

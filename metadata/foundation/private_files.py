@@ -19,7 +19,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_private_directory(path: str | os.PathLike[str]) -> None:
-    """Create a directory for this user alone, and its parents as usual; one that is there is closed to others.
+    """Create a directory for this user alone, and its parents as usual; an existing one is closed to others.
 
     Raises OSError where it cannot be created.
     """

@@ -34,7 +34,7 @@ os.execv(command[0], command)
 def ending_with_parent(command: Sequence[str], number: signal.Signals = signal.SIGKILL) -> list[str]:
     """The command line that runs `command` (its first word a path) and gets signal `number` when this process ends.
 
-    The kernel sends it at the end of the *thread* that starts the command: that one has to live as long.
+    The kernel sends it at the end of the *thread* that starts the command: that thread has to live as long.
     """
     return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(number)), *command]
 
@@ -45,7 +45,7 @@ _STATE_FIELD = 0
 
 
 def started(pid: int) -> str | None:
-    """When the process started, as text to be compared; None where there is none that runs (or it is a zombie)."""
+    """When the process started, as text to be compared; None where no such process runs (or it is a zombie)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

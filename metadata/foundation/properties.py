@@ -1,8 +1,8 @@
 """Properties files, as Java writes them: where they may lie, and what is in them.
 
 Files are read whole and are small. They are local: a path, or a `file:` URL as upstream's `loadConf(URL)` takes it.
-Settings are not fetched over the network: whoever answered in the server's place would decide where data goes, and
-nothing could be opened while that server is away. Whatever fetches the file can check it before it is used.
+Settings are not fetched over the network: a host that answered in the server's place would decide where data goes, and
+nothing could be opened while that server is away. The tool that fetches the file can check it before it is used.
 
 A key that is there twice is refused, rather than one of its values believed.
 """
@@ -43,9 +43,10 @@ def local_path(location: str | os.PathLike[str], error: type[DistributedLogError
 
 
 def read_if_exists(path: Path) -> bytes | None:
-    """The bytes of a file, None if there is none. Raises OSError, also for what is no file, or too long to be one."""
+    """The bytes of a file, None if there is none. Raises OSError, also for a path that is not a file, and for a file
+    above MAX_FILE_BYTES."""
     try:
-        mode = path.stat().st_mode  # `exists` of Python 3.14 hides why it cannot tell.
+        mode = path.stat().st_mode  # `exists` of Python 3.14 hides why it does not know.
     except (FileNotFoundError, NotADirectoryError):
         return None
     if not stat.S_ISREG(mode):  # A pipe would be waited for.
@@ -74,7 +75,7 @@ def parse_properties(data: bytes, path: Path, error: type[DistributedLogError]) 
 def read_properties(
     location: str | os.PathLike[str], error: type[DistributedLogError], *, named_by: str
 ) -> dict[str, str]:
-    """What a properties file says. Raises `error`; `named_by` tells people where its path may come from."""
+    """What a properties file says. Raises `error`; `named_by` says in it where the path may come from."""
     path = local_path(location, error)
     try:
         data = read_if_exists(path)

@@ -6,7 +6,7 @@ The settings of a room are the fields of a frozen dataclass. Beside each field s
 
 A `Registry` has a room's settings by key. It reads values, checks them, and refuses a key that it does not know with
 the nearest one that it does: a setting never silently does nothing. Files, environment variables and options all hand
-over texts, which are read in one way whatever room they are for:
+over texts, which are read in one way for all rooms:
 
 | kind | text |
 |---|---|
@@ -150,7 +150,7 @@ class Setting:
 
 
 def declared(info: Setting, default: object) -> object:
-    """The dataclass field of a setting; `MISSING` for one that has to be given."""
+    """The dataclass field of a setting; a `default` of `MISSING` makes it one that has to be given."""
     metadata = {"setting": info}
     if default is MISSING:
         return field(repr=not info.secret, metadata=metadata)

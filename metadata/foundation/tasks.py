@@ -2,9 +2,9 @@
 `Once` and `each` for what is closed.
 
 Before Python 3.12 a cancellation that meets the result of an `asyncio.wait_for` is lost: `wait_for` returns the result,
-the task goes on as if nobody had cancelled it, and who waits for its end may wait for ever. So there a cancellation is
-repeated until it has had its effect. A task may then be cancelled while it tidies up; what must not be cut off there
-belongs into `undisturbed`, with a time limit of its own.
+the task goes on as if it had not been cancelled, and a caller that waits for its end may wait for ever. So there a
+cancellation is repeated until it has had its effect. A task may then be cancelled while it tidies up; what must not be
+cut off there belongs into `undisturbed`, with a time limit of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ AGAIN_S: Final = 1.0 if sys.version_info < (3, 12) else None
 async def end_tasks(tasks: Iterable[asyncio.Future[Any]], *, drop_errors: bool = False) -> None:
     """Cancel tasks and wait until they have ended, also where the caller is cancelled meanwhile.
 
-    Their errors are the caller's to look at, and reported by the event loop if nobody does; not with `drop_errors`.
+    Their errors are for the caller to look at, and the event loop reports those that no code looked at; with
+    `drop_errors` they are dropped.
     """
     ending = list(tasks)
     try:
@@ -31,7 +32,7 @@ async def end_tasks(tasks: Iterable[asyncio.Future[Any]], *, drop_errors: bool =
             await undisturbed(_cancel_until_done(ending))
     finally:
         for task in ending:
-            # Not done: this coroutine is being closed by somebody whose event loop has ended.
+            # Not done: this coroutine is being closed after its event loop has ended.
             if drop_errors and task.done() and not task.cancelled():
                 task.exception()
 
@@ -61,7 +62,7 @@ async def _ended(task: asyncio.Task[T]) -> T:
 
 
 class Once:
-    """Work that is done once, to its end, whoever asks for it and is cancelled meanwhile: for closing."""
+    """Work that is done once, to its end, though several callers ask for it and may be cancelled: for closing."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._work = work
@@ -73,7 +74,7 @@ class Once:
         return self._task is not None
 
     async def run(self) -> None:
-        """Begin the work, or wait until it has ended. Its failure is raised for who began it."""
+        """Begin the work, or wait until it has ended. Its failure is raised to the caller that began it."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
             await _ended(self._task)
@@ -82,7 +83,7 @@ class Once:
 
 
 async def each(steps: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Run all steps in order, whatever becomes of those before. Raises the first failure, after all."""
+    """Run all steps in order, also after one that failed. Raises the first failure once all have run."""
     failures: list[Exception] = []
     for step in steps:
         try:

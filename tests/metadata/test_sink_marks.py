@@ -115,10 +115,10 @@ def test_a_damaged_mark_is_an_error_with_its_place_and_never_a_mark(data: bytes)
 
 
 def test_forms_are_not_taken_for_each_other() -> None:
-    with pytest.raises(CorruptDataError, match="no mark of version 2"):
+    with pytest.raises(CorruptDataError, match="not a mark of version 2"):
         LogMark.decode(SinkMark(7, "a").encode(), "/x")
     for new in (LogMark(7, "a"), SinkState(7, "a")):
-        with pytest.raises(CorruptDataError, match="no mark of version 1"):
+        with pytest.raises(CorruptDataError, match="not a mark of version 1"):
             SinkMark.decode(new.encode(), "/x")
     with pytest.raises(CorruptDataError):
         SinkState.decode(b'{"v":2,"batch":3,"attempt":"b","floor":7}', stat(1), "/x")

@@ -454,4 +454,4 @@ async def test_sinks_are_told_with_their_mark_and_what_is_staged(world: World) -
     assert found[query]["published_at"] is not None
     assert (found[application]["kind"], found[application]["name"]) == ("application", "nightly/1")
     assert (found[application]["batch"], found[application]["published_at"]) == (None, None)
-    assert "no mark of version" in str(found[job]["error"])
+    assert "not a mark of version" in str(found[job]["error"])

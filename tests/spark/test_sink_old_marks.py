@@ -190,7 +190,7 @@ async def test_where_transactions_do_not_tell_any_more_the_batch_is_refused(
 async def test_an_old_sink_is_taken_over_and_an_older_dlspark_refuses_it_then(driver: Process, old: OldDriver) -> None:
     assert await driver.commit(await stage(driver, 3, {"flights": 4, "trains": 1})) is CommitOutcome.PUBLISHED
     data, _ = await driver.store.get(ROOT)
-    with pytest.raises(CorruptDataError, match="no mark of version 1"):
+    with pytest.raises(CorruptDataError, match="not a mark of version 1"):
         SinkMark.decode(data, ROOT)  # the first thing that a task and a commit of version 0.1.0 do
     with pytest.raises(BadVersionError):
         await old.publish(3, {"flights": 4, "trains": 1})  # one that had read its mark before
