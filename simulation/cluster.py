@@ -1,4 +1,4 @@
-"""`World`: a whole cluster in one simulated machine room: storage nodes, clients, metadata, and who watches them.
+"""`World`: a whole cluster in one simulated machine room: storage nodes, clients, metadata, and the checkers.
 
     world = World(seed)
     host = world.add_node()            a storage node on a disk of its own; `start`, `kill`, `pause` it
@@ -104,6 +104,7 @@ class Machine:
 
     @property
     def running(self) -> bool:
+        """Whether its process lives; a paused one does."""
         return self.process is not None and not self.process.dead
 
     def begin(self) -> tuple[Process, SimulatedStore]:
@@ -168,6 +169,7 @@ class NodeMachine(Machine):
 
     @property
     def bookie_id(self) -> str:
+        """The id under which the node registers, the same over all restarts."""
         return f"{self.name}:{PORT}"
 
     @property
@@ -259,6 +261,7 @@ class ClientMachine(Machine):
         self._ledgers: LedgerClient | None = None
 
     def start(self) -> LedgerClient:
+        """Begin a fresh process with a metadata session, and give it a ledger client."""
         _, store = self.begin()
         world = self.world
         rng = world.rng(f"client/{self.name}/{self.runs}")
@@ -325,15 +328,18 @@ class World:
         self.log_checkers.metadata_applied(ops)
 
     def add_node(self) -> NodeMachine:
+        """A host for a storage node, with an empty disk; the node is not started."""
         node = NodeMachine(self, f"b{len(self.nodes)}")
         self.nodes.append(node)
         return node
 
     def add_client(self, name: str, settings: ClientSettings = CLIENT_SETTINGS) -> ClientMachine:
+        """A host for a client; one of the same name is replaced. No process is started."""
         client = self.clients[name] = ClientMachine(self, name, settings)
         return client
 
     def node_of(self, bookie_id: str) -> NodeMachine:
+        """The host of the node with this bookie id."""
         return self.nodes[int(bookie_id.partition(":")[0][1:])]
 
     async def format(self) -> None:

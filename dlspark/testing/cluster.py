@@ -61,6 +61,7 @@ class InProcessCluster:
 
     @property
     def uri(self) -> str:
+        """The namespace's URI, for messages and paths only: no server listens there; `connect` gives clients."""
         return URI
 
     @property

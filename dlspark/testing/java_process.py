@@ -1,11 +1,11 @@
-"""The real Java software as a process that one talks to: fetched by Maven once, compiled once, one command a line.
+"""The real Java software as a process that takes commands: fetched by Maven once, compiled once, one command a line.
 
 A little Java program of one's own (`JavaProgram`) is compiled against Apache BookKeeper and DistributedLog as Maven
 fetches them. It takes commands on standard input and answers on standard output, both JSON, a line each:
 `{"id": 7, "do": "ping"}` is answered by `{"id": 7, "ok": ...}` or `{"id": 7, "error": ..., "message": ...}`, in any
 order. The end of standard input ends it.
 
-`OutOfReachError` says that the software cannot be had here: no Java 17 compiler, or Maven absent or without its
+`OutOfReachError` says that the software is not available here: no Java 17 compiler, or Maven absent or without its
 repository. Everything else that goes wrong is a failure.
 """
 
@@ -44,7 +44,7 @@ _UNREACHABLE = re.compile(
 
 
 class OutOfReachError(Exception):
-    """The Java software can not be had on this machine; the text is the reason for skipping."""
+    """The Java software is not available on this machine; the text is the reason for skipping."""
 
 
 class JavaError(Exception):
@@ -57,7 +57,7 @@ class JavaError(Exception):
         self.error: str = answer["error"]
         self.code: int | None = answer.get("code")
         self.owner: str | None = answer.get("owner")
-        """Who holds what was refused, where the program tells."""
+        """The holder of what was refused, where the program names it."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class JavaTool:
     def __init__(self, software: JavaSoftware, log: Path) -> None:
         self.log = log
         self.kept: dict[str, Any] = {}
-        """Whatever tests want to find again in the same process."""
+        """What tests keep here to find it again in the same process."""
         flags = ["-Dio.netty.tryReflectionSetAccessible=true", "-Djava.net.preferIPv4Stack=true"]
         flags += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED_PACKAGES]
         command = ["java", *software.program.flags, *flags, "-cp", software.classpath, software.program.main]
@@ -171,6 +171,7 @@ class JavaTool:
 
     @property
     def pid(self) -> int:
+        """The Java process's id."""
         return self._process.pid
 
     def submit(self, do: str, **arguments: object) -> Future[Any]:

@@ -1,8 +1,8 @@
 """`Durability`: what lies on the nodes' disks for certain, from the bytes that became durable and nothing else.
 
-a journal batch     counts once it is synced and every batch before it: replay goes no further than the first one
-                    that is missing. It must not claim more to be durable than is (a tail could not be told from
-                    damage then)
+a journal batch     counts once it is synced and every batch before it: replay goes no further than the first batch
+                    that is missing. It must not claim more to be durable than is (replay could not distinguish a
+                    torn tail from damage then)
 a checkpoint        the journal behind it may go, so each log that it names must be on the medium: its name, and its
                     bytes up to where the checkpoint says (D7, D8)
 """
@@ -64,7 +64,7 @@ class Durability:
         """How many nodes have each (ledger, entry)."""
 
     def node_starts(self, host: str) -> None:
-        """The numbers of a journal's batches go on wherever replay finds its end."""
+        """A node is about to start: the numbers of a journal's batches go on where replay finds its end."""
         self.nodes[host].journals.clear()
 
     def synced(self, node: WatchedNode, path: str, written: Sequence[tuple[int, bytes]]) -> None:

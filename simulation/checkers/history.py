@@ -49,11 +49,13 @@ class History:
         self._loop = loop
 
     def begin(self, client: str, kind: str, subject: str) -> RecordedOperation:
+        """A request of `client` begins now. It stays open until `end`, so for good where its process is killed."""
         operation = RecordedOperation(client, kind, subject, self._loop.time())
         self.operations.append(operation)
         return operation
 
     def end(self, operation: RecordedOperation, error: BaseException | None = None) -> None:
+        """The request was answered now: ok, or what `error` says of it."""
         operation.ended = self._loop.time()
         operation.outcome = OperationOutcome.OK if error is None else outcome_of(error)
         if error is not None:
@@ -72,6 +74,7 @@ class History:
             self.end(operation)
 
     def counts(self) -> Counter[str]:
+        """How many requests of each kind ended how, as `add.ok`; `open` for those that never ended."""
         return Counter(f"{o.kind}.{o.outcome.value}" for o in self.operations)
 
 
@@ -84,6 +87,7 @@ class Trace:
         self.lines: list[str] | None = [] if keep else None
 
     def note(self, what: str) -> None:
+        """Add an event, at the present virtual time. Two runs of one seed must give the same sum."""
         line = f"{self._loop.time():.6f} {what}"
         self.sum = zlib.crc32(line.encode(), self.sum)
         if self.lines is not None:

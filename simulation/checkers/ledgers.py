@@ -2,7 +2,7 @@
 
 They see three things that no product code can hide: every frame a node sends, every byte that becomes durable, every
 transaction of the metadata. From these they know which entries lie where for certain, what nodes have promised, and
-how each ledger's metadata developed; workloads tell them what clients pushed, were told, and read.
+how each ledger's metadata developed; workloads report what clients pushed, what they were answered, and what they read.
 
     at every answer of a node   an EOK only for what is in a synced journal (journal before ack); a fencing read only
                                 after a synced fence (D19); "no such entry" never for what it promised (I11, D3);
@@ -95,9 +95,9 @@ class LedgerCheckers:
         self._fence_reads: dict[tuple[SimulatedLink, int], tuple[int, float]] = {}
         self.violation: ViolationError | None = None
         self.on_first_fence: Callable[[SimulatedLink], None] = lambda link: None
-        """Told of each read with which a recovery begins, before it is on its way."""
+        """Called with the link of each read with which a recovery begins, before the read is on its way."""
         self.on_replaced: Callable[[LedgerMetadata, LedgerMetadata], None] = lambda old, new: None
-        """Told of each ensemble change of a writer, before the writer hears that it is applied."""
+        """Called with each ensemble change of a writer, before the writer hears that it is applied."""
 
     def fail(self, message: str) -> NoReturn:
         """Note the first violation and stop the run."""
@@ -109,6 +109,7 @@ class LedgerCheckers:
         raise error
 
     def truth(self, ledger_id: int) -> LedgerTruth:
+        """What is known of a ledger; an id that was not met before begins with nothing."""
         truth = self.ledgers.get(ledger_id)
         if truth is None:
             truth = self.ledgers[ledger_id] = LedgerTruth(ledger_id)
@@ -149,7 +150,7 @@ class LedgerCheckers:
                     self.on_first_fence(link)
 
     def _version_two_answered(self, host: str, response: ResponseV2) -> None:
-        """Reads of ranges speak version 2, on connections of their own; nobody fences there."""
+        """Reads of ranges speak version 2, on connections of their own; no request fences there."""
         if isinstance(response, m.ReadResponse | BatchReadResponse):
             key = (response.ledger_id, response.entry_id)
             if response.status in MISSING and key in self.nodes[host].promised and self._owes(host, *key):
@@ -187,7 +188,7 @@ class LedgerCheckers:
             return
         size = DIGEST_BYTES[ledger.metadata.digest_type] if ledger.metadata.digest_type is not None else 0
         if bytes(body[ENTRY_HEADER_BYTES + size :]) != ledger.pushed.get(entry_id):
-            self.fail(f"{host} returns bytes for entry {entry_id} of ledger {ledger_id} that nobody wrote (I12)")
+            self.fail(f"{host} returns bytes for entry {entry_id} of ledger {ledger_id} that no writer wrote (I12)")
 
     # ------------------------------------------------------------------------------------ nodes
 
@@ -223,7 +224,7 @@ class LedgerCheckers:
                 self.fail(f"{node.name} {what} without entry {entry_id} of ledger {ledger_id}, acknowledged before")
 
     def _check_replayed(self, host: str, storage: Storage) -> None:
-        """What is in memory right after the start came from the journal: its bytes were written by somebody (I12)."""
+        """What is in memory right after the start came from the journal: its bytes are those of a writer (I12)."""
         for ledger_id, truth in self.ledgers.items():
             ledger = storage.ledgers.get(ledger_id)
             if ledger is not None and not truth.foreign:
@@ -260,6 +261,7 @@ class LedgerCheckers:
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
+        """A transaction was applied: judge each change of a ledger's znode, before any client hears of it."""
         for op in ops:
             ledger_id = ledger_of(op.path)
             if ledger_id is None:
@@ -327,7 +329,7 @@ class LedgerCheckers:
             self.fail(f"{name} was closed at {new.last_entry}; a reader saw LAC {ledger.highest_lac} (I6)")
         length = sum(len(ledger.pushed.get(entry_id, b"")) for entry_id in range(new.last_entry + 1))
         if new.last_entry >= 0 and new.last_entry not in ledger.pushed:
-            self.fail(f"{name} was closed at {new.last_entry}, which nobody wrote")
+            self.fail(f"{name} was closed at {new.last_entry}, which was never written")
         if new.length != length:
             self.fail(f"{name} was closed with length {new.length}; its entries have {length} bytes")
         for entry_id in range(new.last_entry + 1):
@@ -347,7 +349,7 @@ class LedgerCheckers:
             )
 
     def _lac_carried(self, ledger_id: int, entry_id: int, lac: int) -> None:
-        """A node stores an entry with this LAC: whoever recovers the ledger believes in everything up to there."""
+        """A node stores an entry with this LAC: every later recovery believes in all entries up to there."""
         truth = self.truth(ledger_id)
         for earlier in range(truth.carried + 1, lac + 1):
             self._check_replicas(truth, earlier, f"as entry {entry_id} was stored, which carries LAC {lac} (I6, I18)")
@@ -366,7 +368,7 @@ class LedgerCheckers:
         truth.pushed[entry_id] = payload
 
     def acknowledged(self, ledger_id: int, entry_id: int) -> None:
-        """A writer was told that an entry is stored."""
+        """A writer's add was answered: the entry is stored."""
         self._world.trace.note(f"ack {ledger_id}/{entry_id}")
         truth = self.truth(ledger_id)
         if entry_id != truth.acknowledged + 1:
@@ -378,7 +380,7 @@ class LedgerCheckers:
         self._check_replicas(truth, entry_id, "when it was acknowledged")
 
     def refused(self, ledger_id: int, entry_id: int, error: BaseException) -> None:
-        """A writer was told that an entry was not acknowledged; some errors say that it is not in the ledger."""
+        """A writer's add ended with an error: not acknowledged; some errors say that the entry is not in the ledger."""
         truth = self.truth(ledger_id)
         if truth.deleted or outcome_of(error) is not OperationOutcome.FAILED:
             return
@@ -417,7 +419,7 @@ class LedgerCheckers:
         truth.highest_read = max(truth.highest_read, entry_id)
 
     def end_seen(self, client: str, ledger_id: int, last_entry: int, length: int) -> None:
-        """A client was told a ledger's end."""
+        """A client learned a ledger's end: from its own closing, a recovery or a reader."""
         metadata = self.truth(ledger_id).metadata
         if metadata is None or not metadata.is_closed:
             self.fail(f"{client}: ledger {ledger_id} is said to end at {last_entry}, but it is not closed (I2)")

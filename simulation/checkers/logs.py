@@ -1,12 +1,12 @@
-"""`LogCheckers`: the invariants of logs, held against what writers are told, what readers read, and the segment lists.
+"""`LogCheckers`: the invariants of logs, held against what writers hear, what readers read, and the segment lists.
 
 Every record of a run has a payload of its own, so that wherever it shows up it is known. A writer's *session* is one
 opened writer; a reader's *span* is what one opened reader delivered, from its start on.
 
     at every metadata change    it depends on the version of the list that was read, and on a lock (I7);
                                 the segments follow each other, all but the newest completed; two in progress only while
-                                their one owner rolls; each has its ledger, a completed one a closed one that reaches
-                                as far; what is completed never changes nor goes (I2, I7)
+                                their one owner rolls; each has its ledger, a completed segment a closed ledger that
+                                holds all of it; what is completed never changes nor goes (I2, I7)
     at every acknowledgement    in write order within the session, at a position of its own (I3, I4); in a segment of
                                 the session's that is in the list (I7), not beyond the end of a completed one (I5)
     at every record read        written, and not called "not written"; at the position that was acknowledged, the same
@@ -52,7 +52,7 @@ class WriterSession:
     last_acknowledged: DLSN = DLSN.NON_INCLUSIVE_LOWER_BOUND
     failed: bool = False
     overtaken: bool = False
-    """Somebody completed a segment of it while its process was paused."""
+    """Another client completed a segment of it while its process was paused."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,9 +118,11 @@ class LogTruth:
     spans: list[ReadSpan] = field(default_factory=list)
 
     def ordered(self) -> list[SegmentMetadata]:
+        """The segments by LSSN; of two with one number the completed one first."""
         return sorted(self.segments.values(), key=lambda segment: (segment.lssn, segment.in_progress))
 
     def segment(self, lssn: int) -> SegmentMetadata | None:
+        """The listed segment with this LSSN, None where there is none."""
         return next((segment for segment in self.segments.values() if segment.lssn == lssn), None)
 
 
@@ -133,20 +135,21 @@ class LogCheckers:
         self.logs: dict[str, LogTruth] = {}
         self.deliveries = Deliveries(self._fail, world.reached)
         self._owners: dict[int, WriterSession] = {}
-        """Who created which ledger."""
+        """The session that created each ledger."""
         self.on_rolled: Callable[[str], None] = lambda client: None
-        """Told of the client whose writer has just started a segment beside one in progress."""
+        """Called with the client whose writer has just started a segment beside one in progress."""
         self._sessions: defaultdict[str, int] = defaultdict(int)
         self._events = 0
 
     def truth(self, log: str) -> LogTruth:
+        """What is known of a log; a name that was not met before begins with nothing."""
         truth = self.logs.get(log)
         if truth is None:
             truth = self.logs[log] = LogTruth(log)
         return truth
 
     def truth_of(self, session: WriterSession) -> LogTruth:
-        """Of the log that the session writes."""
+        """What is known of the log that the session writes."""
         return self.truth(session.log)
 
     def _fail(self, log: str, message: str) -> None:
@@ -171,6 +174,7 @@ class LogCheckers:
         return WriterSession(log, client.name, client.process, self._sessions[log])
 
     def ledger_created(self, session: WriterSession, ledger_id: int) -> None:
+        """The session made a ledger: a segment with it is the session's own."""
         self._owners[ledger_id] = session
 
     def written(self, session: WriterSession, txid: int, payload: bytes) -> WrittenRecord:
@@ -181,7 +185,7 @@ class LogCheckers:
         return record
 
     def acknowledged(self, record: WrittenRecord, dlsn: DLSN) -> None:
-        """A writer was told where its record is."""
+        """A record was acknowledged at `dlsn`."""
         session, truth = record.session, self.truth_of(record.session)
         self._world.trace.note(f"log-ack {session.log} {dlsn} {session.client}/{session.number}")
         if dlsn <= session.last_acknowledged:
@@ -193,7 +197,7 @@ class LogCheckers:
         if segment is None:
             self._fail(session.log, f"{dlsn} was acknowledged in a segment that is not in the list (I7)")
         elif self._owners.get(segment.ledger_id) is not session:
-            self._fail(session.log, f"{dlsn} was acknowledged to one who does not own its segment (I5)")
+            self._fail(session.log, f"{dlsn} was acknowledged to a writer that does not own its segment (I5)")
         elif not segment.in_progress and dlsn > DLSN(segment.lssn, segment.last_entry, segment.last_slot):
             self._fail(
                 session.log,
@@ -206,7 +210,7 @@ class LogCheckers:
         return truth.segment(lssn)
 
     def refused(self, record: WrittenRecord, error: BaseException) -> None:
-        """A writer was told that its record failed, or may have."""
+        """A record's write ended with an error: it failed, or may have."""
         session = record.session
         self.session_failed(session)
         record.outcome, record.ended = outcome_of(error), self._tick()
@@ -215,7 +219,7 @@ class LogCheckers:
             self._fail(session.log, f"{record.dlsn} was read before, and was then called not written: {error!r}")
 
     def session_failed(self, session: WriterSession) -> None:
-        """A writer has failed; perhaps it was somebody else's turn while its process stood still."""
+        """A writer has failed; perhaps another client took the log over while its process stood still."""
         if session.overtaken and not session.failed:
             self._world.reached("log.deposed-while-paused")
         session.failed = True
@@ -244,7 +248,7 @@ class LogCheckers:
         truth = self.truth(log)
         record = truth.records.get(seen.payload)
         if record is None:
-            self._fail(log, f"{span.name} read at {dlsn} what nobody wrote: {seen.payload[:40]!r} (I3)")
+            self._fail(log, f"{span.name} read at {dlsn} what was never written: {seen.payload[:40]!r} (I3)")
             return
         if record.outcome is OperationOutcome.FAILED:
             self._fail(log, f"{span.name} read at {dlsn} a record that was called not written")
@@ -282,7 +286,7 @@ class LogCheckers:
         self.deliveries.metadata_applied(ops)
 
     def _check_conditions(self, truth: LogTruth, op: Op, partition: str, ops: Sequence[Op]) -> None:
-        """Whoever changes a list depends on the version that was read, and on a lock (I7)."""
+        """Every change of a list depends on the version that was read, and on a lock (I7)."""
         read = f"{partition}/ledgers"
         if not any(one.path == read and one.version != ANY_VERSION for one in ops if isinstance(one, Check | SetData)):
             self._fail(truth.name, f"{op.path} was changed in a transaction that depends on no version of {read} (I7)")
@@ -365,7 +369,7 @@ class LogCheckers:
             self._fail(truth.name, f"its segments are {numbers} (I7)")
         in_progress = [segment.in_progress for segment in segments]
         if any(in_progress[:-2]) or in_progress[-2:] == [True, False]:
-            self._fail(truth.name, f"segments {numbers} are in progress as {in_progress} tells (I7)")
+            self._fail(truth.name, f"segments {numbers} are in progress as {in_progress} says (I7)")
         for segment in segments:
             deleted = self._ledgers.truth(segment.ledger_id).deleted
             if deleted and not segment.in_progress:
@@ -498,6 +502,7 @@ class Deliveries:
     # ------------------------------------------------------------------------------------ subscribers
 
     def subscriber(self, log: str, name: str) -> Subscriber:
+        """What is known of a subscriber; a new one is at the log's beginning."""
         return self.subscribers.setdefault((log, name), Subscriber())
 
     def subscribed(self, span: ReadSpan, subscriber: str, stored_before: DLSN) -> None:

@@ -1,12 +1,12 @@
 """`MovingNamesCheckers`: what `LogCheckers` holds logs to, where names move: logs are renamed, deleted and made again.
 
-An *incarnation* is one log from its creation to its deletion, whatever it is called. All that `LogCheckers` knows is
-kept by incarnation: paths are translated on their way to it.
+An *incarnation* is one log from its creation to its deletion, under all of its names. What `LogCheckers` knows is kept
+by incarnation: paths are translated on their way to it.
 
 a log is renamed        everything below its znode is there under the new name, and nothing else is; the old name has
                         no log any more
-a log's segments go     only where somebody asked for its deletion; all of them at once, their ledgers noted
-a log's znodes go       every ledger that it ever listed is deleted (nothing is left that nobody would find)
+a log's segments go     only where a client asked for its deletion; all of them at once, their ledgers noted
+a log's znodes go       every ledger that it ever listed is deleted (a ledger that is left could not be found any more)
 a writer                all its segments are of one incarnation; so are its acknowledgements (I7)
 a reader                all its records are of one incarnation, which had the reader's name after it was opened
 at the end              what `LogCheckers` asks for, of what each name leads to by then: a renamed log has everything
@@ -70,13 +70,13 @@ class MovingNamesCheckers(LogCheckers):
         self._opening: dict[str, int] = {}
 
     def truth(self, log: str) -> LogTruth:
-        """Of an incarnation, or of the one that a name leads to."""
+        """What is known of an incarnation, or of the log that a name leads to."""
         return super().truth(self.present.get(log, log))
 
     # ------------------------------------------------------------------------------------ what is asked for
 
     def deleting(self, name: str) -> None:
-        """Somebody is about to delete the log of this name."""
+        """A client is about to delete the log of this name."""
         self.deletable.add(name)
 
     def opening(self, reader: str) -> None:
@@ -162,7 +162,7 @@ class MovingNamesCheckers(LogCheckers):
             if segment is None or f"{partition}/{NOTES}/{segment.ledger_id}" not in created:
                 continue
             if log not in self.deletable:
-                self._fail(truth.name, f"segment {segment.lssn} was taken off the list, and nobody asked for it (I8)")
+                self._fail(truth.name, f"segment {segment.lssn} was taken off the list without a deletion (I8)")
             del truth.segments[name]
             self._gone[truth.name, segment.lssn] = segment
             self._begins[truth.name] = max(self.begin_of(truth), DLSN(segment.lssn + 1, 0, 0))
@@ -228,7 +228,7 @@ class MovingNamesCheckers(LogCheckers):
         name = opened.name
         incarnation = self._home_of(seen)
         if incarnation is None:
-            self._fail(name, f"{span.name} read at {seen.dlsn} what nobody wrote to it: {seen.payload[:40]!r}")
+            self._fail(name, f"{span.name} read at {seen.dlsn} what was never written to it: {seen.payload[:40]!r}")
             return
         if not any(c.name == name and (c.until is None or c.until > opened.until) for c in self._called[incarnation]):
             self._fail(name, f"{span.name} read {seen.dlsn} of {incarnation}, which was called so no more")

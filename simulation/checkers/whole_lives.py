@@ -1,6 +1,6 @@
 """`WholeLifeCheckers`: what `LogCheckers` holds logs to, for logs that are truncated, purged and deleted (I8).
 
-a segment is marked         it is completed and stays the same but for its truncation; hidden is only what somebody
+a segment is marked         it is completed and stays the same but for its truncation; hidden is only what a client
                             asked for, and nothing that is in progress; the point below which all is hidden never
                             goes back; what is hidden is the head of the list
 a segment leaves the list   the oldest ones first, never the newest completed one unless the log is being deleted;
@@ -8,7 +8,7 @@ a segment leaves the list   the oldest ones first, never the newest completed on
                             truncation it is truncated); its ledger is noted by the same transaction
 a ledger is deleted         no segment in any list has it
 a reader has a record       it is at or above what was hidden when the reader was opened, unless it ignores that
-a reader is told that its position was truncated    that is so
+a reader gets the error that its position was truncated    that is so
 at the end                  everything acknowledged that is not hidden is there; sequence ids count on
 """
 
@@ -49,22 +49,24 @@ class WholeLifeCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ what is asked for
 
     def truncating(self, log: str, dlsn: DLSN) -> DLSN:
-        """Somebody is about to truncate; returns what is hidden already."""
+        """A client is about to truncate; returns the point below which all is hidden already."""
         self._asked[log] = max(self._asked[log], dlsn)
         return self._points[log]
 
     def truncated(self, log: str, before: DLSN, told: DLSN) -> None:
-        """A truncation was answered."""
+        """A truncation was answered: `told` is the position it returned, `before` what `truncating` returned."""
         self._world.reached("life.truncated")
         if not before <= max(told, DLSN.INITIAL) or told > max(self._points[log], DLSN.INITIAL):
-            self._fail(log, f"a truncation told {told}; the log began at {before} and begins at {self._points[log]}")
+            self._fail(
+                log, f"a truncation returned {told}; the log began at {before} and begins at {self._points[log]}"
+            )
 
     def purging(self, log: str, txid: int) -> None:
-        """Somebody is about to purge by transaction id."""
+        """A client is about to purge by transaction id."""
         self._purge_below[log] = max(self._purge_below[log], txid)
 
     def deleting(self, log: str) -> None:
-        """Somebody is about to delete the log, whole."""
+        """A client is about to delete the log, whole."""
         self._deleting.add(log)
 
     # ------------------------------------------------------------------------------------ metadata
@@ -127,9 +129,9 @@ class WholeLifeCheckers(LogCheckers):
         elif settings.retention_hours > 0:
             self._world.reached("life.expired")
             if settings.explicit_truncation and segment.truncation != TruncationStatus.TRUNCATED:
-                self._fail(truth.name, f"{name} expired though nobody had truncated it (I8)")
+                self._fail(truth.name, f"{name} expired though it was not truncated (I8)")
         else:
-            self._fail(truth.name, f"{name} was purged, and nobody asked for it (I8)")
+            self._fail(truth.name, f"{name} was purged, and no client asked for it (I8)")
 
     def _check_head(self, truth: LogTruth) -> None:
         segments = truth.ordered()
@@ -174,10 +176,10 @@ class WholeLifeCheckers(LogCheckers):
         return self.begin_of(truth)
 
     def lost_position(self, span: ReadSpan, position: DLSN) -> None:
-        """A reader was told that the position where it was is truncated."""
+        """A reader got the error that the position where it was is truncated."""
         self._world.reached("life.reader-truncated")
         if position >= self._points[span.log]:
-            self._fail(span.log, f"{span.name} at {position} was told of a truncation to {self._points[span.log]} (I8)")
+            self._fail(span.log, f"{span.name} at {position} heard of a truncation to {self._points[span.log]} (I8)")
 
     # ------------------------------------------------------------------------------------ the end
 
@@ -191,7 +193,7 @@ class WholeLifeCheckers(LogCheckers):
         return seen[0].sequence_id if seen else 0
 
     def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:
-        """No number is missing between two records; what is still there is as everybody sees it."""
+        """No number is missing between two records; what is still there is the same for all readers."""
         present = {one.dlsn: one for one in seen}
         for index, one in enumerate(span.read):
             if index and one.sequence_id != span.read[index - 1].sequence_id + 1:

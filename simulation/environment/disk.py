@@ -44,7 +44,7 @@ Reached = Callable[[str], None]
 
 
 class PowerCut(BaseException):
-    """Ends a blocking call in the middle. Not an error: nobody is left to handle it."""
+    """Ends a blocking call in the middle. Not an error: no code that could handle it is left."""
 
 
 @dataclass(slots=True, eq=False)
@@ -171,9 +171,9 @@ class SimulatedDisk:
         self.capacity = capacity
         self.faults = DiskFaults()
         self.synced: Synced | None = None
-        """Told of every successful sync: path, and what became durable."""
+        """Called after every successful sync with the path, and what became durable."""
         self.reached: Reached = lambda point: None
-        """Told of every fault that befell something."""
+        """Called with the name of every fault that befell something."""
         self.keeps_order = rng.random() < 0.5
         """Names that were not synced become durable in the order in which they were made."""
         self.tears = False
@@ -196,12 +196,15 @@ class SimulatedDisk:
             self._budget -= 1
 
     def may_fail(self, kind: str, path: str) -> None:
+        """Raise OSError (EIO) with the probability that the faults give this kind of call: `eio_read`, `eio_write`,
+        `eio_sync`."""
         probability: float = getattr(self.faults, kind)
         if probability and self.rng.random() < probability:
             self.reached(f"disk.{kind.replace('_', '-')}")
             raise OSError(errno.EIO, "simulated", path)
 
     def write(self, file: SimulatedFile, offset: int, data: bytes) -> None:
+        """Put bytes into the page cache. Raises OSError, EIO or ENOSPC, with nothing written."""
         self.step()
         inode = file.inode
         self.may_fail("eio_write", file.path)
@@ -215,12 +218,13 @@ class SimulatedDisk:
         inode.pending.append((offset, data))
 
     def sync(self, file: SimulatedFile) -> None:
+        """Put a file's unsynced writes on the medium. Where it raises OSError (EIO), some of them are lost for good."""
         self.step()
         inode = file.inode
         try:
             self.may_fail("eio_sync", file.path)
         except OSError:
-            self._keep_some(inode)  # marked clean all the same: a second sync would report success
+            self._keep_some(inode)  # marked clean all the same, as by Linux: a second sync would report success
             raise
         written, inode.pending = inode.pending, []
         for offset, data in written:
@@ -274,7 +278,7 @@ class SimulatedDisk:
         return directory, name
 
     def close_to_others(self, path: str) -> None:
-        """Nobody else is there."""
+        """The simulated host has no other users: nothing to do."""
 
     def make_directory(self, path: str) -> None:
         while path not in self._directories and path != "/":
@@ -393,7 +397,7 @@ class SimulatedDisk:
                 try:
                     call.work()
                 except (PowerCut, Exception):
-                    pass  # cut off, or failed: nobody is left to be told
+                    pass  # cut off, or failed: the process that asked is dead
                 self._budget = None
             self._loop.graveyard.extend(active)
             active.clear()

@@ -6,7 +6,7 @@ of several processes goes first in a turn is drawn, because nothing in the world
 
 Every callback belongs to the process in whose context it was scheduled. A paused process's callbacks are kept until it
 goes on (SIGSTOP); a killed one's are never run. What a dead process still holds is kept until the end of the run: its
-`finally` clauses must not run in the middle of somebody else's life.
+`finally` clauses must not run while other processes live.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ------------------------------------------------------------------------------------ processes
 
     def process(self, host: str, name: str) -> Process:
+        """A new process on a host. What is started in its context belongs to it."""
         process = Process(host, name)
         self.processes.append(process)
         return process
@@ -113,9 +114,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         process.held.clear()
 
     def pause(self, process: Process) -> None:
+        """SIGSTOP: callbacks of this process are kept until `resume`."""
         process.paused = process.halted = True
 
     def resume(self, process: Process) -> None:
+        """SIGCONT: what was kept runs first, in its order. A dead process stays dead."""
         process.paused = False
         process.halted = process.dead
         if not process.dead:
@@ -229,7 +232,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return [repr(task) for p in self.processes if not p.dead for task in p.tasks if not task.done()]
 
     def finish(self) -> None:
-        """End the loop; coroutines that still wait are closed with nobody left to be told."""
+        """End the loop; coroutines that still wait are closed, and what they raise by that is dropped."""
         self._finished = True
         asyncio._set_running_loop(self)  # the clauses of the closed ones may look for it
         with unheard():
@@ -256,7 +259,7 @@ def _close(task: asyncio.Task[object]) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """While what the dead left behind is taken apart: what its clauses complain of concerns nobody."""
+    """While the remains of dead processes are taken apart: warnings and errors of their clauses mean nothing then."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with warnings.catch_warnings():

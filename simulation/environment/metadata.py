@@ -2,13 +2,13 @@
 
 `MetadataService` is the server and what is wrong with it; `SimulatedStore` is one process's session. Requests and
 answers of a session travel in order, so that an event is heard before any answer that shows its cause; different
-sessions hear of the same change at different times. A request that was sent is applied whatever becomes of its sender.
+sessions hear of the same change at different times. A request that was sent is applied even if its sender dies.
 
 Fault model: a lost request, an answer lost after the request was applied, a refusal, a broken connection with the
 session living on, an expired session, a stall of the whole store, a host that cannot reach it. Changes may be lost more
-often than other requests, and for longer (`lose_changes`): whoever asked for one is in doubt while others go on. A
-session whose process is dead, paused or out of reach for longer than its timeout ends at the server; a living process
-hears of it later.
+often than other requests, and for longer (`lose_changes`): the client that asked for one is in doubt while others go
+on. A session whose process is dead, paused or out of reach for longer than its timeout ends at the server; a living
+process hears of it later.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class MetadataService:
         """Of conditional changes of `doubtful` hosts, either the request or the answer is lost: a probability."""
         self.doubtful: Callable[[str], bool] = lambda host: True
         self.away_s = (0.01, 0.01)
-        """How long a connection is gone that broke under a request."""
+        """For how long a connection is gone that broke under a request: seconds, at least and at most."""
         self.expiring = 0.0
-        """The share of those whose session ends with it."""
+        """The share of these connections whose session ends with it."""
         self.doubted: Callable[[str], None] = lambda path: None
-        """Told of the path of each change that was lost, and again when the asker looks what became of it."""
+        """Called with the path of each change that was lost, and again when its client looks what became of it."""
         self._doubts: dict[tuple[SimulatedStore, str], None] = {}
         self.stalled = False
         self.stores: dict[SimulatedStore, None] = {}
@@ -78,6 +78,7 @@ class MetadataService:
         self._waiting: list[Callable[[], None]] = []
 
     def delay(self, host: str) -> float:
+        """Seconds that a message between the host and the server takes, drawn anew each time."""
         return self.rng.uniform(0.2, 1.8) * self.latency_s * self.slow.get(host, 1.0)
 
     def draw(self, store: SimulatedStore, name: str, path: str) -> Fault | None:
@@ -118,6 +119,7 @@ class MetadataService:
             serve()
 
     def resume(self) -> None:
+        """End a stall: the requests that were held are served in the order of their arrival."""
         self.stalled = False
         waiting, self._waiting = self._waiting, []
         for serve in waiting:
@@ -184,6 +186,7 @@ class MetadataService:
             self.lost(store)
 
     def join(self, host: str) -> None:
+        """The host can reach the store again; its sessions hear of it at their next try."""
         self.unreachable.discard(host)
 
 
@@ -201,10 +204,12 @@ class SimulatedStore(MemoryStore):
 
     @property
     def session(self) -> Session:
+        """The session at the server; another one after an expiry."""
         return self._session
 
     @property
     def live(self) -> bool:
+        """Whether the process lives and has not closed the session."""
         return not self.process.dead and self.state is not SessionState.CLOSED
 
     async def close(self) -> None:

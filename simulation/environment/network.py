@@ -2,7 +2,7 @@
 
 Fault model of TCP: bytes of one connection arrive in order or not at all; different connections know nothing of each
 other. A blocked direction holds bytes back (they are sent again when it opens). A broken connection delivers any prefix
-of what was under way in each direction, and each side hears of it in its own time, so that nobody knows what arrived.
+of what was under way in each direction, and each side hears of it in its own time, so that neither knows what arrived.
 A host that lost its power says nothing at all: its peers' links are half-open until they send something and the host
 is back, or until they give up. Connecting takes both directions.
 
@@ -160,7 +160,7 @@ class SimulatedLink(Link):
                     self._fabric.loop.call_soon(_resolve, waiter, context=self.process.context)
 
     def shut(self, error: Exception | None) -> None:
-        """This end is over; its handler is told, in its process."""
+        """This end is over; its handler hears of it, in its process."""
         if self.closed:
             return
         self.closed = True
@@ -268,7 +268,7 @@ class Fabric:
             link.other.arrive(data)
 
     def _arrive_at_dead(self, link: SimulatedLink, since: float) -> None:
-        """Nobody owns the connection at its other end any more: a host that is up resets it."""
+        """The process at the other end is dead: its host's kernel resets the connection, once the host is up."""
         if link.closed:
             return
         source, target = link.process.host, link.other.process.host
@@ -322,6 +322,7 @@ class Fabric:
         return (one, other) not in self.blocked and (other, one) not in self.blocked and other not in self.silent
 
     def listen(self, process: Process, port: int, accept: Callable[[Link], FrameHandler]) -> SimulatedListener:
+        """Accept connections to a port of the process's host. Raises OSError where a living process has the port."""
         taken = self.listeners.get((process.host, port))
         if taken is not None and not taken.process.dead:
             raise OSError(98, "the address is in use", f"{process.host}:{port}")
@@ -331,6 +332,7 @@ class Fabric:
     # ------------------------------------------------------------------------------------ faults
 
     def block(self, source: str, target: str) -> None:
+        """Hold back what `source` sends to `target`, until `unblock`: nothing is lost, and no connection breaks."""
         self.blocked.add((source, target))
 
     def unblock(self, source: str, target: str) -> None:
@@ -343,7 +345,7 @@ class Fabric:
                     self._carry(link, data)
 
     def heal(self) -> None:
-        """Everybody reaches everybody, at full speed."""
+        """Every host reaches every other one, at full speed."""
         self.slow.clear()
         for source, target in sorted(self.blocked):
             self.unblock(source, target)

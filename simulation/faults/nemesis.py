@@ -61,7 +61,7 @@ class Nemesis:
         self._stopped = False
 
     def contest(self) -> None:
-        """Only what makes messages late or lost: many hands at one ledger meet most often so."""
+        """Only what makes messages late or lost: several clients of one ledger meet most often so."""
         self.kinds = [
             self.one_way,
             self.partition,
@@ -163,6 +163,7 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ network
 
     def partition(self) -> None:
+        """A node and another host cannot reach each other, for up to 2 s."""
         one, other = self._machine().name, self._node().name
         if one != other:
             self._block(one, other)
@@ -170,12 +171,14 @@ class Nemesis:
             self.world.reached("net.partition")
 
     def one_way(self) -> None:
+        """What a node sends to another host, or what it should receive from it, is held back for up to 2 s."""
         one, other = self._machine().name, self._node().name
         if one != other:
             self._block(*((one, other) if self.rng.random() < 0.5 else (other, one)))
             self.world.reached("net.one-way-partition")
 
     def isolate(self) -> None:
+        """A host reaches no other host, for up to 2 s each; the metadata store it reaches."""
         name = self._machine().name
         for other in (*self.world.nodes, *self.world.clients.values()):
             if other.name != name:
@@ -188,6 +191,7 @@ class Nemesis:
         self._later(0.05, 2.0, self.world.fabric.unblock, source, target)
 
     def break_links(self) -> None:
+        """One to three connections break, with any prefix of what is under way delivered."""
         links = [link for link in self.world.fabric.links if link.client]
         for link in self.rng.sample(links, min(len(links), self.rng.randint(1, 3))):
             self.world.reached("net.broken-link")
@@ -231,6 +235,7 @@ class Nemesis:
         self.world.ledger_checkers.on_first_fence = lambda link: None
 
     def slow_link(self) -> None:
+        """Messages between a node and another host take 5 to 400 times as long for a while."""
         one, other = self._machine().name, self._node().name
         factor = self.rng.choice((5.0, 50.0, 400.0))
         self.world.fabric.slow[(one, other)] = self.world.fabric.slow[(other, one)] = factor
@@ -292,9 +297,11 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ processes
 
     def kill_node(self) -> None:
+        """SIGKILL a node; it starts again within a second."""
         self._end(self._node(), power=False)
 
     def power_off(self) -> None:
+        """A node's host loses its power, and with it what was not synced; it starts again within a second."""
         self._end(self._node(), power=True)
 
     def power_off_at_moment(self) -> None:
@@ -331,6 +338,7 @@ class Nemesis:
             self._later(0.5, 1.0, self._start, node)
 
     def kill_at_step(self) -> None:
+        """Kill a process right before one of its next callbacks, so at any await point; some nodes lose their power."""
         machine = self._machine()
         process = machine.process
         if machine.running and process is not None:
@@ -347,6 +355,7 @@ class Nemesis:
             machine.kill()
 
     def kill_client(self) -> None:
+        """SIGKILL a client; its workload starts it again."""
         machine = self.rng.choice(list(self.world.clients.values()))
         if machine.running:
             self.world.reached("process.kill-client")
@@ -366,9 +375,11 @@ class Nemesis:
             client.kill()
 
     def pause(self) -> None:
+        """SIGSTOP a process for 1 ms to 7 s: longer than some sessions live."""
         self._pause(self._machine())
 
     def pause_at_step(self) -> None:
+        """Pause a process right before one of its next callbacks."""
         machine = self._machine()
         if machine.running and machine.process is not None:
             machine.process.at_step(self.rng.randint(1, MAX_STEP), lambda: self._pause(machine))
@@ -389,17 +400,21 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ disks
 
     def slow_disk(self) -> None:
+        """A node's disk takes 10 to 600 times as long for a while."""
         node = self._node()
         node.disk.faults.slow = self.rng.choice((10.0, 100.0, 600.0))
         self.world.reached("disk.slow")
         self._later(0.1, 1.5, self._mend_disk, node)
 
     def full_disk(self) -> None:
+        """A node's disk takes no more bytes for a while."""
         node = self._node()
         node.disk.faults.full = True
         self._later(0.2, 2.0, self._mend_disk, node)
 
     def failing_disk(self) -> None:
+        """Writes or syncs of a node fail, some or all of them, for a while. The node may stop by that: it is started
+        again."""
         node = self._node()
         share = self.rng.choice((0.01, 0.1, 1.0))
         setattr(node.disk.faults, self.rng.choice(("eio_write", "eio_sync")), share)
@@ -407,6 +422,7 @@ class Nemesis:
         self._later(1.0, 1.5, self._start, node)
 
     def unreadable_disk(self) -> None:
+        """Some reads of a node's disk fail for a while."""
         node = self._node()
         node.disk.faults.eio_read = self.rng.choice((0.05, 0.5))
         self._later(0.1, 1.5, self._mend_disk, node)
@@ -427,6 +443,7 @@ class Nemesis:
                 self.world.reached("disk.bit-flip")
 
     def lose_file(self) -> None:
+        """An entry log or sidecar of the one node that may be damaged is gone, perhaps with a power cut."""
         disk = self._victim.disk
         files = [*disk.files(".log", "/ledgers"), *disk.files(".idx")]
         if files:
@@ -448,6 +465,7 @@ class Nemesis:
     # ------------------------------------------------------------------------------------ metadata and clocks
 
     def flaky_metadata(self) -> None:
+        """Some requests to the metadata store, of any host, are lost or refused, or lose their answers, for a while."""
         service = self.world.service
         service.lose, service.lose_reply, service.refuse = (self.rng.choice((0.0, 0.03, 0.2)) for _ in range(3))
         self._later(0.2, 2.0, self._steady_metadata)
@@ -471,16 +489,19 @@ class Nemesis:
         return self.rng.choice(owners) if owners else None
 
     def disconnect_session(self) -> None:
+        """A process's connection to the metadata store breaks, for up to a second; its session may live on."""
         owner = self._store_owner()
         if owner is not None and owner.store is not None:
             self.world.service.disconnect(owner.store, self.rng.uniform(0.01, 1.0))
 
     def expire_session(self) -> None:
+        """A process's metadata session ends at once: its ephemerals go before it hears of it."""
         owner = self._store_owner()
         if owner is not None and owner.store is not None:
             self.world.service.expire(owner.store)
 
     def stall_metadata(self) -> None:
+        """The metadata store serves no request for up to 2 s."""
         self.world.service.stalled = True
         self._later(0.1, 2.0, self.world.service.resume)
 
@@ -495,6 +516,7 @@ class Nemesis:
         self.world.service.slow.pop(name, None)
 
     def cut_off_metadata(self) -> None:
+        """A host cannot reach the metadata store, for up to 6 s: its sessions may end."""
         owner = self._store_owner()
         if owner is not None:
             self.world.reached("metadata.unreachable")
@@ -512,6 +534,7 @@ class Nemesis:
         self.world.reached("metadata.nodes-unreachable")
 
     def jump_clock(self) -> None:
+        """A host's wall clock jumps, by up to an hour back or a day ahead, and stays so."""
         machine = self._machine()
         machine.clock.offset_ms += self.rng.choice(JUMPS_MS)
         self.world.reached("clock.jump")

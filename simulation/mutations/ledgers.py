@@ -177,7 +177,7 @@ RECOVERY = {
 
 METADATA = {
     "lost-answer": Mutation(
-        "after a lost answer the bytes tell whose write it was",
+        "after a lost answer the bytes show whose write it was",
         LedgerStore,
         "write",
         edited(("if found_version == version + 1 and found == data:", "if found_version == version + 1:")),

@@ -157,7 +157,7 @@ OWNERS = {
         edited(("[*ops, *extra]", "[*ops]")),
     ),
     "moved-versions": Mutation(
-        "after a lost answer the list tells whose transaction it was (I7)",
+        "after a lost answer the list shows whose transaction it was (I7)",
         OwnersTransactions,
         "run",
         edited(("if applied(found):", "if versions(found.state) != versions(before):")),

@@ -93,7 +93,7 @@ class FailoverWorkload(LogWorkload):
         self._tick_of_second = 0
         self._answers: list[tuple[Sequence[WrittenRecord], Answer]] = []
         self._told: set[int] = set()
-        """Records, by identity, whose outcome the first writer had told when it was stopped."""
+        """Records, by identity, whose outcome the first writer had reported when it was stopped."""
         self._second_acknowledged = asyncio.Event()
         self._second_left = asyncio.Event()
 
@@ -176,11 +176,11 @@ class FailoverWorkload(LogWorkload):
             if self._second_acknowledged.is_set():
                 deadline = deadline or self.world.loop.time() + HEALTHY_S
                 if self.world.loop.time() > deadline:
-                    self.world.ledger_checkers.fail("the first writer goes on, and is told of nothing")
+                    self.world.ledger_checkers.fail("the first writer goes on, and gets no error")
                 if rng.random() < 0.2:
                     await writer.flush()
         await writer.flush()  # It says what the handle ended with.
-        self.world.ledger_checkers.fail("records were refused, and the writer's handle does not tell of it")
+        self.world.ledger_checkers.fail("records were refused, and the writer's handle does not report it")
 
     async def _second(self, log: SimulatedLog, client: ClientMachine) -> None:
         """Take over, write for a while beside the first one, leave."""
@@ -215,10 +215,10 @@ class FailoverWorkload(LogWorkload):
     def _write_few(self, writer: AsyncLogWriter, session: WriterSession) -> None:
         self._burst(writer, session, self._rng)
 
-    # ------------------------------------------------------------------------------------ what the first is told
+    # ------------------------------------------------------------------------------------ what the first one hears
 
     def check_first(self) -> None:
-        """Of what the first writer was told after the second one's first acknowledgement."""
+        """Judge the answers that the first writer got after the second one's first acknowledgement."""
         for session in self._first_sessions:
             for record in session.records:
                 if record.ended <= self._tick_of_second:

@@ -77,8 +77,8 @@ def undisturbed() -> Iterator[None]:
 
 
 def run_seed(seed: int, *, trace: bool = False, logs: bool = False, names: bool = False) -> RunReport:
-    """One run, to its end or to its first violation. With `logs` its workload is logs, whatever the seed says, and with
-    `names` logs whose names move."""
+    """One run, to its end or to its first violation. With `logs` its workload is logs for every seed, and with `names`
+    logs whose names move."""
     report = RunReport(seed)
     began = time.perf_counter()
     with undisturbed():
@@ -176,7 +176,7 @@ async def _heal(world: World, nemesis: Nemesis) -> None:
     for node in world.nodes:
         if node.serving and node.bookie is not None and node.bookie.storage.writing_failed:
             world.reached("node.degraded")
-            node.kill()  # read-only until somebody mends the disk and starts it again
+            node.kill()  # read-only until an operator mends the disk and starts it again
     await all_serve(world, "after healing")
 
 
@@ -207,6 +207,7 @@ class RunsSummary:
     failures: list[RunReport] = field(default_factory=list)
 
     def add(self, report: RunReport) -> None:
+        """Count a run's report in."""
         self.runs += 1
         self.points += report.points
         self.operations += report.operations

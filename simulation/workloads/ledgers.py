@@ -1,8 +1,8 @@
 """Ledger workloads: writers that fence each other, readers at the tail, recoverers beside them, a deleter.
 
-A *chain* is a sequence of ledgers, as a log's segments are: whoever wants to write recovers the last one and goes on in
-a ledger of its own. Programs run in client processes and know nothing of each other but the chain; they are killed and
-paused like nodes, and started again. Whatever a client is told goes to the checkers and into the history.
+A *chain* is a sequence of ledgers, as a log's segments are: a client that wants to write recovers the last ledger and
+goes on in one of its own. Programs run in client processes and know nothing of each other but the chain; they are
+killed and paused like nodes, and started again. All answers that clients get go to the checkers and into the history.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class LedgerChain:
 
 
 def draw_chains(rng: Random, *, contested: bool = False, replacing: bool = False) -> list[LedgerChain]:
+    """One or two chains, with quorums and digests drawn for the kind of run."""
     digests = (DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC)
     sizes = TIGHT_SIZES if replacing or (contested and rng.random() < 0.5) else SIZES
     return [
@@ -179,7 +180,7 @@ class LedgerWorkload(Workload):
         await reader.close()
 
     async def recover_some(self, client: ClientMachine) -> None:
-        """Recover ledgers at random moments, beside everybody else."""
+        """Recover ledgers at random moments, beside writers and other recoverers."""
         rng = self.world.rng(f"recover/{client.name}/{client.runs}")
         for _ in range(12 if self.contested else rng.randint(1, 3)):
             await asyncio.sleep(rng.uniform(0.02, 0.3) if self.contested else rng.uniform(0.1, 1.0))
@@ -192,7 +193,7 @@ class LedgerWorkload(Workload):
                 await self.recover(rng.choice(chain.ledgers[-2:]), client)
 
     async def recover_doubtful(self, client: ClientMachine) -> None:
-        """Recover each ledger as soon as a change of its metadata was lost: who asked for that is in doubt then."""
+        """Recover each ledger as soon as a change of its metadata was lost: the client that made it is in doubt."""
         rng = self.world.rng(f"doubts/{client.name}/{client.runs}")
         doubts: list[str] = []
         self.world.service.doubted = doubts.append

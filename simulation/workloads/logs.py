@@ -2,8 +2,8 @@
 
 Writers take a log over from each other: by its lock, by recovery of what is in progress, by segments of their own that
 are small and roll soon. Readers follow from the beginning, a position or a transaction id, one record or many or whole
-batches at a time, and start again elsewhere. Everybody is killed, paused and started again. What they are told goes to
-`checkers.logs`; the entries of the segments go to `checkers.ledgers` as well.
+batches at a time, and start again elsewhere. All of them are killed, paused and started again. The answers that they
+get go to `checkers.logs`; the entries of the segments go to `checkers.ledgers` as well.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SUBSCRIBED_SHARE = 0.4
 """Logs with subscribers."""
 SESSION_TIMEOUTS_S = (0.4, 1.0, 4.0)
 NEVER = (AlreadyTruncatedError, PositionGapError, SegmentListError, SegmentStateError, InvariantViolation)
-"""Errors that say that a log is not what it must be, where nobody truncates it."""
+"""Errors that say that a log is not what it must be, as long as it is not truncated."""
 COUNTED = (
     "lost-answer-applied",
     "lost-answer-not-applied",
@@ -75,10 +75,12 @@ class SimulatedLog:
 
     @property
     def timed(self) -> bool:
+        """Whether its segments roll by time."""
         return self.settings.rolling_minutes > 0
 
 
 def draw_log(name: str, rng: Random) -> SimulatedLog:
+    """A log with settings that are drawn: quorums, buffers, flushes, small segments, short waits."""
     ensemble_size, write_quorum, ack_quorum = rng.choice(SIZES)
     settings = Settings(
         zk_session_timeout_s=4,
@@ -130,7 +132,7 @@ class LogWorkload(Workload):
         self.records_left = rng.randint(60, 200)
 
     async def prepare(self) -> None:
-        """Bind the namespace. The logs are made by whoever writes first. Sessions may end soon, and locks with them."""
+        """Bind the namespace. A log's first writer makes the log. Sessions may end soon, and locks with them."""
         self.world.service.session_timeout_s = self.world.rng("sessions").choice(SESSION_TIMEOUTS_S)
         client = self.world.add_client("binder")
         _, store = client.begin()
@@ -169,6 +171,7 @@ class LogWorkload(Workload):
         return namespace
 
     async def close_namespace(self, namespace: AsyncNamespace) -> None:
+        """Close a namespace, and count what its counters saw as points of the run."""
         for counter in COUNTED:
             if namespace.counters[counter]:
                 self.world.reached(f"log.{counter}")
@@ -210,7 +213,7 @@ class LogWorkload(Workload):
     async def _write_session(
         self, log: SimulatedLog, client: ClientMachine, work: Callable[[AsyncLogWriter, WriterSession], Awaitable[None]]
     ) -> None:
-        """Open a writer, do something with it; whatever happens, every record has an outcome afterwards."""
+        """Open a writer, do something with it. Afterwards every record has an outcome, in all cases."""
         session = self.world.log_checkers.session(log.name, client)
         namespace = await self.open_namespace(log, client, session)
         try:
@@ -438,7 +441,7 @@ def _without_lock(log: SimulatedLog) -> SimulatedLog:
 def _watched(
     create: Callable[P, Coroutine[object, None, LedgerWriter]], created: Callable[[LedgerWriter], None]
 ) -> Callable[P, Coroutine[object, None, LedgerWriter]]:
-    """`create`, with somebody told of each ledger."""
+    """`create`, with `created` called with each ledger's writer."""
 
     async def watched(*arguments: P.args, **options: P.kwargs) -> LedgerWriter:
         writer = await create(*arguments, **options)
@@ -486,6 +489,7 @@ class SubscribedReaders:
                 self._clients[f"sub{index}"] = rng.choice((1, 2))
 
     def start_programs(self) -> None:
+        """Start the readers of all subscribers, each on a client of its own."""
         for subscriber, count in self._clients.items():
             for index in range(count):
                 self._workload.add_program(f"{subscriber}.{index}-{self._log.name}", partial(self._read, subscriber))

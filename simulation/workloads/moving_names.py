@@ -1,9 +1,9 @@
 """`MovingNamesWorkload`: logs that are renamed, deleted and made again under their writers and readers.
 
-A few names, and fewer logs. Whoever writes to a name without a log makes one; renamers move logs between names,
-deleters delete them. Readers keep their handles and open one reader after the other. Writers lose their sessions in the
-middle of something, so that what they send last meets another log of the same name. At the end every name's log is
-written and read, renamed and read again, deleted and made anew.
+A few names, and fewer logs. A writer of a name without a log makes one; renamers move logs between names, deleters
+delete them. Readers keep their handles and open one reader after the other. Writers lose their sessions in the middle
+of something, so that what they send last meets another log of the same name. At the end every name's log is written and
+read, renamed and read again, deleted and made anew.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MovingNamesWorkload(LogWorkload):
                 await self.close_namespace(namespace)
 
     async def delete(self, client: ClientMachine) -> None:
-        """Delete logs, which somebody makes again."""
+        """Delete logs, which writers make again."""
         while not self.over:
             rng = self.world.rng(f"delete/{client.name}/{client.runs}/{self.opened}")
             await asyncio.sleep(rng.uniform(0.1, 0.8))

@@ -1,8 +1,8 @@
 """What all workloads share: programs on clients of their own that are killed, paused and started again.
 
-A program meets errors of the product and tries again; a broken invariant ends the run. `over` tells all programs to
-come to their end, and `finished` waits until they have. A `Deposer` takes the session, and with it the lock, from a
-log's owner in the middle of something.
+A program meets errors of the product and tries again; a broken invariant ends the run. `over` asks all programs to end,
+and `finished` waits until they have. A `Deposer` takes the session, and with it the lock, from a log's owner in the
+middle of something.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WITHIN_STEPS = 70
 """Callbacks within which an owner is deposed, and within which it then stands still."""
 STANDS_STILL_S = (0.02, 0.35)
 FAR_SHARE = 0.7
-"""Of the deposed ones, which are far away; the others stand still."""
+"""Of the deposed clients, which are far from the metadata store; the others stand still."""
 
 Program = Callable[[ClientMachine], Awaitable[None]]
 
@@ -37,7 +37,7 @@ class Workload:
         self.over = False
         """Programs come to their end."""
         self.contested = False
-        """Everybody disturbs everybody, all the time."""
+        """All clients of a ledger disturb each other, all the time."""
         self.replacing = False
         """Nodes are replaced all the time, and nothing else is wrong."""
         self._programs: list[asyncio.Task[None]] = []

@@ -96,7 +96,7 @@ class WholeLifeWorkload(LogWorkload):
         await self.truncate_at(truncate, log, self._somewhere(log, rng))
 
     async def truncate_at(self, truncate: Callable[[DLSN], Awaitable[DLSN]], log: str, dlsn: DLSN) -> None:
-        """Truncate, and hold what is told against what is so."""
+        """Truncate, and check the answer against the segment list."""
         before = self.life_checkers.truncating(log, dlsn)
         with self.world.history.operation("keeper", "truncate", log):
             told = await truncate(dlsn)
@@ -153,7 +153,7 @@ class WholeLifeWorkload(LogWorkload):
             await self.close_namespace(namespace)
 
     async def _read_sealed(self, log: SimulatedLog, client: ClientMachine) -> None:
-        """Readers come to the end of the stream, and nobody writes behind it."""
+        """Readers come to the end of the stream, and a write behind it is refused."""
         namespace = await self.open_namespace(log, client, self.life_checkers.session(log.name, client))
         try:
             handle = await namespace.open_log(log.name)
@@ -231,6 +231,7 @@ class RivalTruncators:
         self._deposer = Deposer(workload, "life.rival")
 
     def start_programs(self) -> None:
+        """Start both rivals, each on a client of its own."""
         for index in range(2):
             self._workload.add_program(f"rival{index}-{self._log.name}", self._truncate)
 

@@ -68,14 +68,15 @@ class Child:
 
     @property
     def running(self) -> bool:
+        """Whether its end was not heard yet."""
         return not self._ended.is_set()
 
     def send(self, line: str) -> None:
-        """Give it a line on standard input; one that has ended gets nothing."""
+        """Give it a line on standard input; nothing happens where the child has ended."""
         try:
             self._connection.sendall(line.encode() + b"\n")
         except OSError:
-            pass  # its end is told by `lines`
+            pass  # `lines` reports its end
 
     def close_input(self) -> None:
         """End its standard input, which asks most programs to end in order."""
@@ -132,7 +133,7 @@ class ForkServer:
         self._directory = tempfile.TemporaryDirectory(prefix="dlspark-fork-")
         self._address = f"{self._directory.name}/socket"
         self._children: list[Child] = []
-        # The kernel tells a child of its parent's death when the thread that started it ends: this one ends with us.
+        # The kernel signals a child when the thread that started it ends: this thread ends with our process.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="dlspark-fork-server")
         arguments = json.dumps(
             {"address": self._address, "imports": list(imports), "paths": [*paths, *_PATHS], "parent": os.getpid()}

@@ -1,7 +1,7 @@
 """`ForwardedNetwork`: hosts on loopback addresses of their own, and between every two a forwarder that can fail.
 
-Works anywhere on Linux, without root. Whoever dials another host dials a forwarder, one for each (dialling host, host,
-port); it passes bytes on in both directions, each behind a gate. A closed gate is what a lost direction looks like to
+Works anywhere on Linux, without root. To reach another host a process dials a forwarder, one for each (dialling host,
+host, port); it passes bytes on in both directions, each behind a gate. A closed gate is what a lost direction is to
 TCP: nothing passes, nothing is said, and what was sent arrives once the gate opens, because TCP sends again. So a
 connection is half-open while its peer's end, even its peer's death, waits behind the gate.
 
@@ -47,13 +47,17 @@ class FaultNetwork(Protocol):
         """From now on nothing from `source` reaches `target`; the other direction is not touched."""
         ...
 
-    def unblock(self, source: str, target: str) -> None: ...
+    def unblock(self, source: str, target: str) -> None:
+        """Let a direction pass again: what was sent meanwhile arrives, where the network kept it."""
+        ...
 
     def delay(self, source: str, target: str, seconds: float) -> None:
         """From now on everything from `source` reaches `target` so much later (0: at once). See `can_delay`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Take the network down, with every fault in it. Idempotent."""
+        ...
 
 
 class ForwardedNetwork:

@@ -37,7 +37,7 @@ from storage_node.transport.tcp import TcpNetwork
 
 T = TypeVar("T")
 Route = tuple[str, int, str, int]
-"""Whoever wants to reach the first host and port has to dial the second."""
+"""To reach the first host and port, dial the second."""
 
 
 class RoutedNetwork(TcpNetwork):

@@ -173,6 +173,7 @@ class SmallDisk:
         return (stats.f_blocks - stats.f_bfree) * stats.f_frsize
 
     def make_room(self) -> None:
+        """Give the file system its first size again."""
         self._resize(self._size_bytes)
 
     def _resize(self, size_bytes: int) -> None:

@@ -1,7 +1,7 @@
-"""`write_as_stranger`: adds under ledger ids of a cluster by somebody who knows its storage nodes and nothing else.
+"""`write_as_stranger`: adds under ledger ids of a cluster by a client that knows its storage nodes and nothing else.
 
-Storage nodes ask nobody for credentials unless they are told to: whoever can connect may add the first entry under an
-id that nobody uses yet. This does, with a client whose metadata is its own.
+Storage nodes ask for no credentials unless they are configured to: every client that can connect may add the first
+entry under an id that is not used yet. This does, with a client whose metadata is its own.
 """
 
 from __future__ import annotations

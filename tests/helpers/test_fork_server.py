@@ -1,4 +1,4 @@
-"""Children of a fork server are real processes that die when told to, and never outlive who asked for them."""
+"""Children of a fork server are real processes that die when asked to, and never outlive the server's owner."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Waiting for a condition, by the clock: however busy the machine is, a test waits as long as it must, and no longer.
 
-A test that fails waits out its patience; one that passes goes on as soon as the condition holds. So the patience is
+A test that fails waits out its patience; a test that passes goes on as soon as the condition holds. So the patience is
 long, and no number of turns or sleeps stands for it.
 """
 
@@ -27,7 +27,7 @@ async def until(
     """Wait on the loop until `condition` is true, or what it returns is true when awaited.
 
     It is asked every `every_s` seconds of the loop's time; 0 is each turn of the loop. Raises AssertionError after
-    `patience_s` seconds on the clock, whatever the loop's time is; `what` is its text, or returns it by then.
+    `patience_s` seconds on the clock, which the loop's time may not follow; `what` is its text, or returns it by then.
     """
     deadline = time.monotonic() + patience_s
     while True:

@@ -12,7 +12,7 @@ NODE = "storage_node.bookie.__main__:main"
 
 
 class WarmSandbox(Sandbox):
-    """The same processes on the same directories, forked from one that has imported everything (Linux)."""
+    """The same processes on the same directories, forked from a process that has imported everything (Linux)."""
 
     _forks: ForkServer | None = None
 
