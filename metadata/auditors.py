@@ -38,7 +38,7 @@ class PeriodicCheck(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBookies:
-    """Who is there, by id."""
+    """The bookies that are registered, by id."""
 
     writable: frozenset[str]
     readonly: frozenset[str]

@@ -303,7 +303,7 @@ class BookieRegistry:
             if stat is None:
                 continue
             if stat.ephemeral_owner == self._store.session_id:
-                await self._store.put(path, data, stat.version)
+                await self._store.put(path, data, stat.version)  # ours, perhaps with an older address
                 return
             left = deadline - asyncio.get_running_loop().time()
             try:
@@ -381,7 +381,7 @@ class BookieRegistry:
         names, _ = await repeat(self._store, lambda: self._ids(folder, watch))
         read = await asyncio.gather(*(self._address(folder, name) for name in names))
         found = [address for address in read if address is not None]
-        if self._keeping and not fired:
+        if self._keeping and not fired:  # a watch that fired meanwhile would not fire again for what was read
             self._kept[folder] = found
         return list(found)
 
@@ -424,7 +424,8 @@ class BookieRegistry:
             names, _ = await repeat(self._store, lambda folder=folder: self._ids(folder, None))  # type: ignore[misc]
             for one in await asyncio.gather(*(self._described(folder, name, readonly) for name in names)):
                 if one is not None:
-                    found[one.bookie_id] = one  # Of one that has just changed its mode, the list read last counts.
+                    # While it changes its mode a bookie may be in both lists: the one read last counts.
+                    found[one.bookie_id] = one
         return [found[name] for name in sorted(found)]
 
     async def _described(self, folder: str, bookie_id: str, readonly: bool) -> Registration | None:
@@ -567,7 +568,7 @@ class _ListWatch:
         last: tuple[tuple[list[str], int], tuple[list[str], int]] | None = None
         me = asyncio.current_task()
         while self._task is me:  # a cancellation may be lost (`end_tasks`), and no caller waits for this task's end
-            self._changed.clear()
+            self._changed.clear()  # before the lists are read: a change from here on is seen in them, or sets it again
             try:
                 if not await reconnected(registry._store, registry._predecessor_timeout_ms):
                     continue

@@ -254,7 +254,7 @@ class LedgerStore:
     # ---- ids --------------------------------------------------------------------------------------------------------
 
     async def reserve_id(self) -> None:
-        """Have an id at hand, so that the next `generate_id` need not wait. Asked ahead of time, while others work."""
+        """Draw the id of the next `generate_id` ahead of time, so that it need not wait. Raises as `generate_id`."""
         async with self._reserving:
             if self._reserved is None:
                 self._reserved = await self._draw_id()
@@ -530,7 +530,7 @@ class LedgerStore:
             for number in sorted(int(match[1]) for match in map(_FLAT_LEAF.fullmatch, tops) if match):
                 yield number
             return
-        for width, levels in ((2, 1), (3, 3)):
+        for width, levels in ((2, 1), (3, 3)):  # short ids before long ones: ascending
             for top in tops:
                 if re.fullmatch(rf"\d{{{width}}}", top):
                     async for number in self._ids_below(join(self._root, top), top, levels):

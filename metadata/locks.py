@@ -261,7 +261,7 @@ class DistributedLock:
             try:
                 self._ensure_current(member)
                 looks = await self._claim(member, deadline, looking)
-                self._ensure_current(member)
+                self._ensure_current(member)  # it may have gone with its session while the answer was on its way
             except BaseException:
                 await undisturbed(self._drop(member))
                 raise
@@ -318,7 +318,7 @@ class DistributedLock:
                 with self._registry.entering(self._path):
                     data = self._client_id.encode("utf-8")
                     path = await self._store.create(prefix, data, ephemeral=True, sequential=True)
-                    self._registry.live.add(path)
+                    self._registry.live.add(path)  # before `entering` ends: it must never look left over
             except OutcomeUnknownError as error:
                 doubt = error
                 await asyncio.sleep(0)
@@ -349,7 +349,7 @@ class DistributedLock:
             if owner is None or before is None:
                 continue
             if owner in self._remembered and before == owner:
-                return looks + 1  # left over from our expired session: it goes by itself
+                return looks + 1  # left over from our expired session: the server deletes it with that session
             if self._is_remains(names[0], owner) or self._is_remains(names[position - 1], before):
                 await self._remove_remains()
                 continue
@@ -506,7 +506,7 @@ class DistributedLock:
             self._member = None
 
     async def _reacquire(self) -> None:
-        """Acquire again without waiting, as often as it takes; another owner ends it for good, or another lock."""
+        """Try to acquire again until it worked, without waiting; another owner, or another lock, ends it for good."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while self._state is _State.LOST:

@@ -64,7 +64,7 @@ class _Lists:
 
     async def _asked(self, what: str | None, question: Awaitable[T]) -> T:
         """The answer, fresh unless its watch is heard on the way."""
-        self.fresh.add(what)
+        self.fresh.add(what)  # before the answer: a watch that is heard meanwhile must be able to take it out
         try:
             return await question
         except BaseException:

@@ -104,6 +104,7 @@ class SegmentCache:
 
     def keep(self, log: str, data: dict[str, SegmentMetadata], segment: SegmentMetadata) -> None:
         """Keep a segment among `data`, if there is room; other logs make room."""
+        # Only in the data of the listing that it was read for: after a refresh the name may be another segment's.
         kept = self._logs.get(log)
         if kept is None or kept.data is not data or len(data) >= self._max_segments:
             return

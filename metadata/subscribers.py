@@ -68,6 +68,7 @@ class SubscriberStore:
         """
         ops: list[Op] = [SetData(await self.path(log, subscriber), position, version)]
         if member is not None:
+            # A reader that has lost its lock, late as it may be, must not move the position under its successor.
             ops.append(Check(member, ANY_VERSION))
         await self.store.multi(ops)
 

@@ -175,6 +175,7 @@ class LedgerCheckers:
         if not isinstance(response, m.ReadResponse):
             return
         key = (response.ledger_id, response.entry_id)
+        # Only what was promised before the read was asked for: an entry may arrive between question and answer.
         lacks = response.status in MISSING and truth.promised.get(key, asked_at) < asked_at
         if lacks and self._owes(host, *key):
             self.fail(f"{host} says it lacks entry {key[1]} of ledger {key[0]}, which it had acknowledged (I11)")

@@ -410,6 +410,7 @@ class LogCheckers:
 
     def _check_order(self, log: str, seen: Sequence[SeenRecord], records: list[WrittenRecord]) -> None:
         """In an order that time allows: nothing stands before what had been acknowledged when it was written."""
+        # From the end on: `earliest_end` is when the first of the records behind was acknowledged.
         earliest_end, first = self._events + 1, self.first_sequence_id(seen)
         for one, record in zip(reversed(seen), reversed(records), strict=True):
             if earliest_end < record.began:

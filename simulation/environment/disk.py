@@ -260,7 +260,7 @@ class SimulatedDisk:
     # ------------------------------------------------------------------------------------ moments
 
     def at_moment(self, moment: str, trap: Callable[[], None]) -> None:
-        """Call `trap` once, right after the next moment of this name; it replaces one that waits."""
+        """Call `trap` once, right after the next moment of this name; it replaces a trap that waits."""
         self._trap = (moment, trap)
 
     def _moment(self, name: str) -> None:
@@ -321,7 +321,7 @@ class SimulatedDisk:
         inode = directory.names.get(old_name)
         if inode is None or target is not directory:
             raise FileNotFoundError(errno.ENOENT, "no such file, or another directory", old)
-        directory.change((new_name, inode), (old_name, None))
+        directory.change((new_name, inode), (old_name, None))  # in one step: no power cut leaves neither name
 
     def remove(self, path: str) -> None:
         directory, name = self._at(path)
@@ -399,7 +399,7 @@ class SimulatedDisk:
                 except (PowerCut, Exception):
                     pass  # cut off, or failed: the process that asked is dead
                 self._budget = None
-            self._loop.graveyard.extend(active)
+            self._loop.graveyard.extend(active)  # kept: their callbacks must not be finalised within the run
             active.clear()
         for queued in self._queued.values():
             self._loop.graveyard.extend(queued)

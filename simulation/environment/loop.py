@@ -171,7 +171,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps += count
         if self.steps > MAX_STEPS:
             raise SimulationStuckError(f"more than {MAX_STEPS} callbacks: a livelock")
-        for _ in range(count):
+        for _ in range(count):  # what these callbacks schedule belongs to the next turn, as in asyncio
             handle = ready.popleft()
             if handle._cancelled:
                 continue

@@ -227,6 +227,7 @@ class SimulatedStore(MemoryStore):
             raise MetadataUnavailableError(f"{name} was not sent", path=path)
         reply: asyncio.Future[T] = service.loop.create_future()
         self._under_way[reply] = (name, partial(_refuse, reply))
+        # Never before the session's request before it: the server serves a session in order.
         when = self._out_at = max(service.loop.time() + service.delay(self.process.host), self._out_at + TICK_S)
         session = self._session
         serve = partial(self._serve, session, session.losses, name, path, action, fault, reply)
@@ -245,7 +246,7 @@ class SimulatedStore(MemoryStore):
     ) -> None:
         """At the server."""
         if fault is Fault.LOSE_REQUEST:
-            self._break()
+            self._break()  # before the action, which is refused then: the request is not applied
         outcome: T | DistributedLogError
         if name == "get":
             self._service.looked(self, path)
@@ -257,7 +258,7 @@ class SimulatedStore(MemoryStore):
             if isinstance(error, BadVersionError):
                 self._service.reached("metadata.cas-conflict")
         if fault is Fault.LOSE_REPLY:
-            self._break()
+            self._break()  # after the action: it is applied, and its client does not know
             outcome = ConnectionLossError(f"the connection was lost during {name}", path=path)
         self._post(self._answer, reply, outcome)
 
