@@ -72,7 +72,7 @@ class LogFolders(Protocol):
         ...
 
     async def choose(self, name: str) -> LogFolder:
-        """Where to create the log: where it is, if it is, however much of it. Raises NotBoundError."""
+        """Where to create the log: the folder of what exists of it, else one with room. Raises NotBoundError."""
         ...
 
     async def folders(self, watch: Watcher | None = None) -> list[str]:
@@ -151,10 +151,14 @@ class FederatedFolders(LogFolders):
     # ---- looking up -------------------------------------------------------------------------------------------------
 
     def known(self, name: str) -> str | None:
+        """The folder while its watch stands, else the last one known, which may be out of date; None for a log that was
+        not looked up."""
         first = _first(name)
         return self._fresh.get(first) or self._passing.get(first)
 
     async def find(self, name: str) -> str | None:
+        """The log's folder, as of what was committed before this call, unless it is known by a watch, or `ask_on_miss`
+        is off. None where there is no such log. Raises DuplicateLogError."""
         first = _first(name)
         kept = self._fresh.get(first)
         if kept is not None:
@@ -273,6 +277,8 @@ class FederatedFolders(LogFolders):
     # ---- creating ---------------------------------------------------------------------------------------------------
 
     async def choose(self, name: str) -> LogFolder:
+        """Where to create the log, with the guard that keeps another client from creating it elsewhere. May make a sub-
+        namespace. Raises NotBoundError; DuplicateLogError."""
         return await repeat(self._store, lambda: self._choose(_first(name)))
 
     async def _choose(self, first: str) -> LogFolder:

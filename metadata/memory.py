@@ -69,7 +69,7 @@ _TOKEN_BYTES: Final = 8
 
 
 class Fault(Enum):
-    """What befalls one request. The two LOSE faults also break the connection, which comes back at once."""
+    """What goes wrong with one request. The two LOSE faults also break the connection, which comes back at once."""
 
     LOSE_REQUEST = "lose_request"
     LOSE_REPLY = "lose_reply"

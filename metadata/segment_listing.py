@@ -238,7 +238,7 @@ class SegmentLister:
     def _told(self, log: str, names: Sequence[str]) -> list[ListedSegment] | None:
         """The segments in order, by their names; None where the names do not give numbers."""
         if self._skip_minimum_version or log in self._misnamed:
-            return None  # Segments of version 1 have no LSSN of their own, whatever they are called.
+            return None  # Segments of version 1 have no LSSN of their own, so their names cannot be trusted.
         found = []
         for name in names:
             parts = _TELLING.fullmatch(name)

@@ -162,8 +162,8 @@ class BoundedConnection(ConnectionHandler):  # type: ignore[misc]
     """kazoo's connection, with limits near those of ZooKeeper's own client in place of kazoo's.
 
     An attempt at a connection takes no more than the session's timeout divided by the number of servers, and no more
-    than a third of it; the first ones less. Silence takes no more than two thirds of it, whatever is being sent. A
-    session that is still to be made has `connect_timeout_s` for all servers.
+    than a third of it; the first ones less. Silence takes no more than two thirds of it, also while requests are sent.
+    A session that is still to be made has `connect_timeout_s` for all servers.
     """
 
     def __init__(self, client: KazooClient, handler: LoopHandler, connect_timeout_s: float) -> None:

@@ -70,6 +70,7 @@ class WatchedTree(MemoryTree):
         self._applied = applied
 
     def apply(self, session: _Session, ops: Sequence[Op]) -> list[OpResult]:
+        """Apply the transaction, then show it to the checker: only what was applied is shown."""
         results = super().apply(session, ops)
         self._applied(ops)
         return results

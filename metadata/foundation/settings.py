@@ -203,7 +203,7 @@ def setting(
     secret: bool = False,
     section: str = "",
 ) -> object:
-    """A field with its setting. A default of None: not set, whatever follows from that."""
+    """A field with its setting. A default of None: not set; what follows from that is the room's to decide."""
     info = Setting(kind, key, meaning, minimum, maximum, scale, choices, other_keys, own, secret, section)  # type: ignore[arg-type]
     return declared(info, default)
 
@@ -350,7 +350,7 @@ def written(value: object) -> str:
 
 
 def properties_entry(comment: str, key: str, value: object) -> str:
-    """A setting in a properties file for people: what it means, then its key and value; None stands as a comment."""
+    """A setting in a properties file for people: its meaning, then its key and value; None is written as a comment."""
     lines = textwrap.wrap(comment, _PAGE_WIDTH - 2, break_long_words=False, break_on_hyphens=False)
     head = "".join(f"# {line}\n" for line in lines)
     return f"{head}#{key}=\n" if value is None else f"{head}{key}={written(value)}\n"

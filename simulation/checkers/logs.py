@@ -1,6 +1,6 @@
 """`LogCheckers`: the invariants of logs, held against what writers hear, what readers read, and the segment lists.
 
-Every record of a run has a payload of its own, so that wherever it shows up it is known. A writer's *session* is one
+Every record of a run has a payload of its own, by which it is recognised in every place. A writer's *session* is one
 opened writer; a reader's *span* is what one opened reader delivered, from its start on.
 
     at every metadata change    it depends on the version of the list that was read, and on a lock (I7);

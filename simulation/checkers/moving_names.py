@@ -86,6 +86,7 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
+        """A transaction: judge what it does to names, then give the rest, by incarnation, to `LogCheckers`."""
         self._moment += 1
         begun = [name for op in ops if isinstance(op, Create) and (name := _log_of(op.path)) is not None]
         ended = [name for op in ops if isinstance(op, Delete) and (name := _log_of(op.path)) is not None]
@@ -192,6 +193,7 @@ class MovingNamesCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ writers
 
     def session(self, log: str, client: WatchedClient) -> WriterSession:
+        """A writer is about to be opened; which incarnation it writes shows with its first segment."""
         session = super().session(log, client)
         self._homes[session] = LogTruth(log)
         return session

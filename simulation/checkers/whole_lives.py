@@ -72,6 +72,7 @@ class WholeLifeCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ metadata
 
     def metadata_applied(self, ops: Sequence[Op]) -> None:
+        """A transaction: judge what it hides and takes off a list, and give the rest to `LogCheckers`."""
         marked = _pairs(ops)
         rest: list[Op] = []
         changed: dict[str, LogTruth] = {}

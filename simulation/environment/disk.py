@@ -59,7 +59,7 @@ class Inode:
 
 @dataclass(slots=True)
 class DiskFaults:
-    """What befalls calls from now on; probabilities for each call."""
+    """What goes wrong with calls from now on; `eio_...` are probabilities for each call."""
 
     eio_read: float = 0.0
     eio_write: float = 0.0
@@ -173,7 +173,7 @@ class SimulatedDisk:
         self.synced: Synced | None = None
         """Called after every successful sync with the path, and what became durable."""
         self.reached: Reached = lambda point: None
-        """Called with the name of every fault that befell something."""
+        """Called with the coverage point of every fault that took effect."""
         self.keeps_order = rng.random() < 0.5
         """Names that were not synced become durable in the order in which they were made."""
         self.tears = False
@@ -189,7 +189,7 @@ class SimulatedDisk:
     # ------------------------------------------------------------------------------------ primitive operations
 
     def step(self) -> None:
-        """One primitive operation; a call cut off by a crash comes to its end here."""
+        """One primitive operation; a call cut off by a crash ends here, with `PowerCut`."""
         if self._budget is not None:
             if self._budget == 0:
                 raise PowerCut
@@ -306,6 +306,7 @@ class SimulatedDisk:
         return None if inode is None else bytes(inode.data)
 
     def write_file(self, path: str, data: bytes) -> None:
+        """Replace a file by a new one that is synced under another name first, as the real disk does."""
         temporary = f"{path}.new"
         self.remove(temporary)
         file = self.open(temporary, create=True)
@@ -337,6 +338,7 @@ class SimulatedDisk:
         directory.settle(len(directory.changes))
 
     def lock(self, path: str) -> SimulatedFile:
+        """Raises BlockingIOError while a living process holds the lock: the lock of a dead one is free."""
         holder = self._locks.get(path)
         if holder is not None and holder.holder is not None and not holder.holder.dead:
             raise BlockingIOError(errno.EWOULDBLOCK, "locked", path)
@@ -351,6 +353,8 @@ class SimulatedDisk:
     # ------------------------------------------------------------------------------------ Disk: pools
 
     def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run the call in its pool; it takes effect at the end of its virtual time, or in part where its process is
+        killed."""
         process = PROCESS.get()
         if process is None:
             raise RuntimeError("a disk is used by processes only")
@@ -361,7 +365,7 @@ class SimulatedDisk:
         return entry.future
 
     def close(self) -> None:
-        """Calls under way come to their end by themselves."""
+        """Nothing to do: calls under way end by themselves."""
 
     def _start_calls(self, pool: str) -> None:
         active, queued, kind = self._active[pool], self._queued[pool], pool.partition("-")[0]

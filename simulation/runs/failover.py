@@ -11,7 +11,7 @@ lock all that time, recovers, writes. Then, or already on the way there, the fir
 * the second one opens the log at its first try: a last transaction of the first one, in the middle of its recovery,
   makes it begin that again, under its own lock
 
-`LogCheckers` watches all of it, besides what every frame and every transaction of the metadata is held to.
+`LogCheckers` watches all of it, besides the checks of every frame and every transaction of the metadata.
 """
 
 from __future__ import annotations

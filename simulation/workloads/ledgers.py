@@ -273,6 +273,7 @@ class LedgerWorkload(Workload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
+        """Every ledger that was not deleted can be recovered and read whole, and a new one written."""
         for chain in self.chains:
             for ledger_id in chain.ledgers:
                 if not self.world.ledger_checkers.truth(ledger_id).deleted:

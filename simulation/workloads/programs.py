@@ -35,7 +35,7 @@ class Workload:
     def __init__(self, world: World) -> None:
         self.world = world
         self.over = False
-        """Programs come to their end."""
+        """Programs are to end."""
         self.contested = False
         """All clients of a ledger disturb each other, all the time."""
         self.replacing = False
@@ -105,9 +105,7 @@ class Workload:
         """Wait for all programs."""
         _, left = await asyncio.wait(self._programs, timeout=limit_s)
         if left:
-            self.world.ledger_checkers.fail(
-                f"{len(left)} programs did not come to their end within {limit_s} s of a healthy cluster"
-            )
+            self.world.ledger_checkers.fail(f"{len(left)} programs did not end within {limit_s} s of a healthy cluster")
         for program in self._programs:
             program.result()
 

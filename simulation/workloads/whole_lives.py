@@ -125,6 +125,7 @@ class WholeLifeWorkload(LogWorkload):
     # ------------------------------------------------------------------------------------ reading
 
     async def tail(self, reader: AsyncLogReader, span: ReadSpan, rng: Random, count: int) -> None:
+        """Where a truncation has passed the reader, check that this is so, and raise its AlreadyTruncatedError."""
         try:
             await super().tail(reader, span, rng, count)
         except AlreadyTruncatedError:
@@ -134,6 +135,7 @@ class WholeLifeWorkload(LogWorkload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
+        """Besides, some logs are sealed and read to their end; all are deleted, with a first try that is cut off."""
         await super().verify(client)
         rng = self.world.rng("life/end")
         for log in self.logs:
