@@ -157,8 +157,11 @@ class FederatedFolders(LogFolders):
         return self._fresh.get(first) or self._passing.get(first)
 
     async def find(self, name: str) -> str | None:
-        """The log's folder, as of what was committed before this call, unless it is known by a watch, or `ask_on_miss`
-        is off. None where there is no such log. Raises DuplicateLogError."""
+        """The log's folder, None where there is no such log. Raises DuplicateLogError.
+
+        A folder that a watch guards is returned without asking. Else the answer is as of what was committed before this
+        call; with `ask_on_miss` off, as of the lists that are kept.
+        """
         first = _first(name)
         kept = self._fresh.get(first)
         if kept is not None:
@@ -277,8 +280,10 @@ class FederatedFolders(LogFolders):
     # ---- creating ---------------------------------------------------------------------------------------------------
 
     async def choose(self, name: str) -> LogFolder:
-        """Where to create the log, with the guard that keeps another client from creating it elsewhere. May make a sub-
-        namespace. Raises NotBoundError; DuplicateLogError."""
+        """Where to create the log, with the guard that keeps another client from creating it elsewhere.
+
+        Makes a sub-namespace where none has room. Raises NotBoundError, DuplicateLogError.
+        """
         return await repeat(self._store, lambda: self._choose(_first(name)))
 
     async def _choose(self, first: str) -> LogFolder:

@@ -389,7 +389,7 @@ class LogWorkload(Workload):
     # ------------------------------------------------------------------------------------ the end
 
     async def verify(self, client: ClientMachine) -> None:
-        """A new writer writes to each log, and a new reader reads it from its beginning to that (`LogCheckers.final`)."""
+        """A new writer writes to each log, and a new reader reads all of it (`LogCheckers.final`)."""
         for log in self.logs:
             written: list[DLSN] = []
             await self.patiently(f"writing {log.name}", partial(self._write_last, log, client, written))
