@@ -480,7 +480,8 @@ class DistributedLock:
             return False
 
         async def look() -> bool:
-            # A server that lags behind would still show the member of a session that has ended (I5).
+            # A server that lags behind would still show the member of a session that has ended: a deposed owner would
+            # take itself for the owner and recover the log once more (I7).
             await self._store.sync(member.path)
             return await self._store.exists(member.path) is not None
 

@@ -264,7 +264,7 @@ class SinkStore:
 
     async def remove(self, sink_id: str) -> bool:
         """Remove a sink that lists no ledger. False: something is still listed, and its mark stays."""
-        # `attempts` first, in one multi: a listing that was added meanwhile keeps the mark as well.
+        # In one multi: a listing that is added meanwhile keeps `attempts`, and so the sink with its mark.
         paths = self.paths(sink_id)
         ops: list[Op] = [Delete(paths.attempts), Delete(paths.root)]
         try:
