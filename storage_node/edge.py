@@ -82,7 +82,7 @@ class Link(Protocol):
         """Queue one or several whole frames, length prefixes included, in any number of pieces.
 
         The buffers must not be changed afterwards. Nothing is refused: the caller bounds `queued_bytes`. On a closed
-        link the bytes are dropped (`link_closed` tells).
+        link the bytes are dropped (the handler learns of the close by `link_closed`).
         """
         ...
 
@@ -90,9 +90,13 @@ class Link(Protocol):
         """Wait until `queued_bytes` is below the low-water mark. Raises ConnectionClosedError if the link is closed."""
         ...
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        """Read no more from the peer, whose sends then wait; frames that arrived before may still be delivered."""
+        ...
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        """Deliver frames again; does nothing if reading was not paused."""
+        ...
 
     def close(self) -> None:
         """Close now; idempotent. `link_closed` follows exactly once, from the loop."""
@@ -120,7 +124,9 @@ class FrameHandler(Protocol):
 
 class Listener(Protocol):
     @property
-    def port(self) -> int: ...
+    def port(self) -> int:
+        """The port that is listened on; the one that was taken where 0 was asked for."""
+        ...
 
     async def close(self) -> None:
         """Stop accepting. Accepted links live on."""
@@ -141,7 +147,9 @@ class DiskFile(Protocol):
     """An open file. A direct file takes writes whose offsets, lengths and buffer addresses are multiples of 4096."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """The path that it was opened under; a later rename does not change it."""
+        ...
 
     @property
     def direct(self) -> bool:
@@ -160,15 +168,21 @@ class DiskFile(Protocol):
         """All `length` bytes if that needs no waiting, else None."""
         ...
 
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes of the file as it is now. Raises OSError."""
+        ...
 
-    def truncate(self, size: int) -> None: ...
+    def truncate(self, size: int) -> None:
+        """Cut the file off, or lengthen it by zeros, to `size` bytes; not durable before a sync. Raises OSError."""
+        ...
 
     def sync_data(self) -> None:
         """fdatasync: what was written before is durable on return. Blocking. Raises OSError; never retry."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give the descriptor back. It syncs nothing."""
+        ...
 
 
 class Disk(Protocol):
@@ -198,7 +212,9 @@ class Disk(Protocol):
         """Replace the file atomically and durably (temporary file, sync, rename, sync of the directory)."""
         ...
 
-    def rename(self, old: str, new: str) -> None: ...
+    def rename(self, old: str, new: str) -> None:
+        """Rename atomically; a file of the new name is replaced. Durable after `sync_directory`. Raises OSError."""
+        ...
 
     def remove(self, path: str) -> None:
         """Delete a file; a missing one is fine."""

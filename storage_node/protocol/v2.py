@@ -214,7 +214,7 @@ def _auth_message(frame: memoryview) -> tuple[str, bytes]:
     values = decode(_AUTH, frame[4:])
     plugin, payload = values["plugin"], values["payload"]
     if not isinstance(plugin, memoryview) or not isinstance(payload, memoryview):
-        raise ProtocolError("an AUTH packet whose fields are no bytes")
+        raise ProtocolError("an AUTH packet whose fields are not bytes")
     return str(plugin, "utf-8", "replace"), bytes(payload)
 
 
@@ -222,6 +222,7 @@ def _auth_message(frame: memoryview) -> tuple[str, bytes]:
 
 
 def encode_add_response(status: Status, ledger_id: int, entry_id: int, *, version: int = VERSION) -> bytes:
+    """The whole frame. Ledger and entry id are all that a client matches the answer by."""
     return _FRAMED_ANSWER.pack(ANSWER_BYTES, _word(version, ADD), _CODES[status], ledger_id, entry_id)
 
 
