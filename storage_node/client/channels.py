@@ -1,7 +1,7 @@
 """`Channel`: one connection that is opened by the first thing sent, and again by the first after a loss.
 
-What is sent never waits: while the connection is being opened it queues up. Whoever uses a channel hears once of each
-loss, and then nothing that was sent before will be answered. Time limits are swept by one `Sweeper` a client.
+What is sent never waits: while the connection is being opened it queues up. The user of a channel is notified once of
+each loss; nothing that was sent before it will be answered. Time limits are swept by one `Sweeper` for each client.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Sweeper:
             self._timer = self._loop.call_later(self._interval_s, self._sweep)
 
     def leave(self, member: Callable[[float], bool]) -> None:
+        """Call `member` no more; does nothing where it has not joined, or has left by itself."""
         self._members.pop(member, None)
 
     def stop(self) -> None:

@@ -46,11 +46,15 @@ Answer: TypeAlias = Response | DistributedLogError
 
 
 class AddOwner(Protocol):
-    """Who sent an add; called back once for each add and seat."""
+    """The sender of an add; called back once for each add and seat."""
 
-    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None: ...
+    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
+        """The seat's bookie has answered EOK for these entries, in this order."""
+        ...
 
-    def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None: ...
+    def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None:
+        """The bookie answered otherwise, or not in time, or its connection was lost: it may have stored the entry."""
+        ...
 
 
 _Add: TypeAlias = tuple[AddOwner, Seat, int, float, int]
@@ -102,7 +106,7 @@ class Connection(Channel):
             self._send_later((frame,))
 
     def forget(self, txn_id: int) -> None:
-        """Nobody waits for this request any more."""
+        """The answer is not wanted any more: if it comes it is dropped."""
         self._requests.pop(txn_id, None)
 
     # ------------------------------------------------------------------------------------ FrameHandler
@@ -162,12 +166,13 @@ class Connection(Channel):
         self._heard = self._pool.loop.time()
 
     def batch_done(self) -> None:
+        """The EOKs of one read are passed on together."""
         self._heard = self._pool.loop.time()
         if self._acknowledged:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Tell owners of their EOKs, in order; those in a row of one owner and seat cost one call, and one drain."""
+        """Notify owners of their EOKs, in order; those in a row of one owner and seat cost one call, and one drain."""
         adds, self._acknowledged = self._acknowledged, []
         owner, seat = adds[0][:2]
         entry_ids: list[int] = []
@@ -318,7 +323,7 @@ class BatchConnection(Channel):
             self._send_later((frame,))
 
     def forget(self, request_id: int) -> None:
-        """Nobody waits for this request any more."""
+        """The answer is not wanted any more: if it comes it is dropped."""
         self._requests.pop(request_id, None)
 
     def frame_received(self, frame: memoryview) -> None:

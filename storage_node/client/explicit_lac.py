@@ -1,6 +1,6 @@
-"""`ExplicitLac`: tells bookies the LAC where no later add does, so that readers see the last entries of a quiet ledger.
+"""`ExplicitLac`: writes the LAC to bookies where no later add carries it, for readers at the end of a quiet ledger.
 
-With an interval, the LAC is written once for so long no add has carried a later one; what fails is logged and tried
+With an interval, the LAC is written once no add has carried a later one for that long; what fails is logged and tried
 again, later each time. `flush` writes it at once and says whether it worked.
 """
 

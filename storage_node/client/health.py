@@ -117,6 +117,7 @@ class BookieHealth:
     # ------------------------------------------------------------------------------------ what follows
 
     def failed_within(self, bookie: str, window_ms: int) -> bool:
+        """Whether a request to the bookie failed in the last `window_ms`."""
         when = self._failed.get(bookie)
         return when is not None and self._loop.time() - when < window_ms / 1000
 

@@ -53,7 +53,7 @@ _LAST_ENTRY = -1
 
 
 async def recover(context: ClientContext, ledger_id: int, current: Versioned[LedgerMetadata]) -> LedgerMetadata:
-    """Fence the ledger, find its end and close it; returns its closed metadata, whoever closed it.
+    """Fence the ledger, find its end and close it; returns its closed metadata, also where another client closed it.
 
     Raises LedgerRecoveryError where the bookies' answers do not decide: then it is not closed, and can be tried again.
     """
@@ -248,7 +248,7 @@ class _Round:
             recovering=True,
             spans_domains=self._spread,
         )
-        machine.be_cautious()
+        machine.be_cautious()  # a bookie with another key must be found before the entry counts as stored
         self._adds = _AddsAgain(self._context, machine, self._added_again, self._add_failed)
 
     def _add_again(self, entry: Entry) -> None:

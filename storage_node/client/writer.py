@@ -61,7 +61,7 @@ class LedgerWriter(AddPipeline):
         self.machine.be_cautious()
 
     async def _replace(self, effect: ReplaceLedger) -> None:
-        # Not cut off: half of a reference that was moved could not be told from none.
+        # Not cancelled in between: a reference that was moved by half would look like one that was not moved.
         await undisturbed(self._go_elsewhere(effect))
 
     async def _go_elsewhere(self, effect: ReplaceLedger) -> None:
@@ -71,7 +71,7 @@ class LedgerWriter(AddPipeline):
             return
         ledgers = self._context.ledgers
         try:
-            # Whoever takes ids takes those that come next: pass over more of them each time.
+            # A client that takes ids takes the next ones: pass over more of them each time.
             await ledgers.skip_ids(min(2**effect.attempt, MAX_SKIPPED_IDS) - 1)
             other = await make_another()
         except DistributedLogError as error:
@@ -83,7 +83,7 @@ class LedgerWriter(AddPipeline):
             await other.abandon()  # given up meanwhile
             return
         fresh = other.machine
-        other._on_end(other)
+        other._on_end(other)  # its client forgets it: the ledger is this writer's from here on
         self._guard(lambda: self.machine.replaced(fresh.ledger_id, fresh.metadata, fresh.version))
         try:
             await ledgers.delete(taken)
@@ -161,6 +161,7 @@ class LedgerWriter(AddPipeline):
 
     async def _force_all(self, effect: ForceSync) -> None:
         bookies = [seat.bookie for seat in self.machine.seats]
+        # Before and after: a bookie that has restarted syncs what it has now, which may not be what it had (I1).
         self._check_links()
         await ask_bookies(
             self._pool,
@@ -238,7 +239,7 @@ class LedgerWriter(AddPipeline):
         )
 
     def _give_room(self, _now: float = 0.0) -> bool:
-        """Wake who waits for room, if there is some; True while somebody still waits."""
+        """Wake the calls that wait for room, if there is some; True while any still waits."""
         if self._room_waiters and self._has_room():
             waiters, self._room_waiters = self._room_waiters, []
             for waiter in waiters:
@@ -250,8 +251,8 @@ class LedgerWriter(AddPipeline):
         """Wait for the outstanding adds, then close the ledger at the last of them, for ever. Idempotent.
 
         After a failed write the ledger is closed at the last acknowledged entry, unless it was fenced or taken over:
-        then that error is raised and whoever took it closes it. Raises OutcomeUnknownError where the metadata store
-        went away; close may be called again.
+        then that error is raised, and the client that took the ledger over closes it. Raises OutcomeUnknownError where
+        the metadata store went away; close may be called again.
         """
         if self.machine.state is State.CLOSED:
             return self.machine.metadata
@@ -279,7 +280,7 @@ class LedgerWriter(AddPipeline):
         await self.stop()
         self._on_end(self)
 
-    # ------------------------------------------------------------------------------------ what the pipeline tells
+    # ------------------------------------------------------------------------------------ called by the pipeline
 
     def _acknowledged(self, last: int) -> None:
         if self._explicit_interval:

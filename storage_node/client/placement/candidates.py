@@ -71,7 +71,7 @@ class Candidates:
 
 
 def _distinct(stages: Sequence[list[str]]) -> list[list[str]]:
-    """Without a stage that has nobody new."""
+    """Without the stages that add no bookie."""
     kept: list[list[str]] = []
     for stage in stages:
         if not kept or len(stage) > len(kept[-1]):
