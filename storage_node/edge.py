@@ -1,8 +1,8 @@
 """The edges that are injected into the storage node and its client: clock, network, disk.
 
 Everything above them is deterministic given their answers; a simulator implements the same protocols. Elapsed time is
-the running loop's (`loop.time`, `call_later`, `wait_for`); `Clock` gives that of the wall, and one that does not stop
-with a suspended machine.
+the running loop's (`loop.time`, `call_later`, `wait_for`); `Clock` gives the wall clock's time, and a time that goes on
+while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Wall-clock time, and time that passes whatever becomes of this machine."""
+    """Wall-clock time, and time that passes while the machine is suspended."""
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -70,7 +70,7 @@ class Link(Protocol):
 
     @property
     def peer(self) -> str:
-        """Who is at the other end, for people: `host:port`."""
+        """The other end's `host:port`, for messages."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class FrameHandler(Protocol):
     """What a connection delivers to. Calls come from the loop, never from inside `send` or `close`."""
 
     def frame_received(self, frame: memoryview) -> None:
-        """A frame's body without its length; the view stays valid and unchanged as long as anyone holds it.
+        """A frame's body without its length; the view stays valid and unchanged for as long as it is held.
 
         Raising an exception closes the link with it.
         """

@@ -35,7 +35,7 @@ STOP_TIMEOUT_S: Final = 5.0
 
 
 class AutoRecovery:
-    """Auto-recovery on the cluster at `root`, under the name `bookie_id`. Whoever made `store` closes it, after `stop`.
+    """Auto-recovery on the cluster at `root`, under the name `bookie_id`. The caller closes `store`, after `stop`.
 
     `failed` is set where it had to give up because of a bug; `failure` then says why.
     """
@@ -136,7 +136,7 @@ class AuditorElection:
                 await asyncio.sleep(RETRY_S)
 
     async def withdraw(self) -> None:
-        """Let somebody else follow at once, after `run` has been cancelled."""
+        """Let another candidate follow at once, after `run` has been cancelled."""
         vote, self._vote = self._vote, None
         if vote is not None:
             await self._auditors.withdraw(vote)

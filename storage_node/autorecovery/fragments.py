@@ -80,7 +80,7 @@ class StripedEntries:
 
 
 def fragments_of(metadata: LedgerMetadata, last_add_confirmed: int) -> list[Fragment]:
-    """A ledger's fragments, ascending. `last_add_confirmed` counts for one that is not closed only."""
+    """A ledger's fragments, ascending. `last_add_confirmed` counts only while it is open."""
     closed = metadata.is_closed
     last_key = metadata.last_ensemble.first_entry
     # Of an open ledger that has nothing in its last fragment yet, the first entry to come is looked at.

@@ -1,8 +1,8 @@
 """`FragmentReplicator`: stores the missing copies of a fragment on other bookies, then says so in the metadata.
 
 In this order and no other: choose replacements, copy every entry that they must have, wait until all are on their
-disks, and only then swap the names in that one ensemble by compare-and-set. A crash before leaves copies that nobody
-refers to (their bookies collect them); after it the fragment is whole. State, end and keys of a ledger are never
+disks, and only then swap the names in that one ensemble by compare-and-set. A crash before leaves copies that are not
+referred to (their bookies collect them); after it the fragment is whole. State, end and keys of a ledger are never
 touched, so that this may run beside a writer, a recovery, or another replicator of the same fragment.
 """
 
@@ -70,7 +70,7 @@ class FragmentReplicator:
         return stored
 
     async def _copy(self, ledger: Inspection, part: BadFragment) -> tuple[Mapping[int, str], int]:
-        """Choose replacements and store their copies; who was chosen, and the number of copies.
+        """Choose replacements and store their copies. Returns the chosen bookies by index, and the number of copies.
 
         A bookie that answers EUA keeps, under this ledger's id, what others wrote: another one is chosen.
         """
@@ -117,7 +117,7 @@ class FragmentReplicator:
             current = await self._ledgers.read(ledger_id)
             changed = current.value.with_copies_on(fragment.first, swaps)
             if changed is None:
-                logger.info("ledger %d: somebody else has repaired the fragment at %d", ledger_id, fragment.first)
+                logger.info("ledger %d: the fragment at %d was repaired elsewhere", ledger_id, fragment.first)
                 return
             try:
                 await self._ledgers.write(ledger_id, changed, current.version, guard=guard)

@@ -122,7 +122,7 @@ class LedgerClient:
             custom=dict(custom or {}),
         )
         ledger_id, created = await self._create(metadata, before_create, ledger_id)
-        self._use()  # closed meanwhile: the ledger exists, empty; the caller who noted its id deletes it
+        self._use()  # closed meanwhile: the ledger exists, empty; the caller that noted its id deletes it
         spans = None
         if self._settings.placement.enforce_min_num_fault_domains_for_write:
             spans = partial(context.placement.spans_fault_domains, write_quorum=write_quorum)
@@ -231,7 +231,7 @@ class LedgerClient:
         return await ask_disk_space(self._use().pool, bookie)
 
     async def delete(self, ledger_id: int) -> None:
-        """Delete a ledger's metadata; one that does not exist is fine. Bookies collect its entries later."""
+        """Delete a ledger's metadata; does nothing where there is none. Bookies collect its entries later."""
         self._use()
         await self._ledgers.delete(ledger_id)
 

@@ -302,4 +302,4 @@ class LedgerWriter(AddPipeline):
     def _end_close(self, error: DistributedLogError) -> None:
         if self._closing is not None and not self._closing.done():
             self._closing.set_exception(error)
-            self._closing.exception()  # seen: `close` raises it to all who wait
+            self._closing.exception()  # seen: `close` raises it to every caller that waits

@@ -39,7 +39,7 @@ from storage_node.protocol.wire import Field, Kind, Message, decode, varint
 
 VERSION = 2
 ADD, READ, AUTH, READ_LAC, WRITE_LAC, BOOKIE_INFO, BATCH_READ = range(1, 8)
-"""Opcodes. READ_LAC, WRITE_LAC and BOOKIE_INFO have no packet that anybody could read."""
+"""Opcodes. READ_LAC, WRITE_LAC and BOOKIE_INFO have no packet that another implementation could read."""
 FENCE, RECOVERY_ADD, HIGH_PRIORITY = 1, 2, 4
 KEY_BYTES = 20
 PRIORITY = 100
@@ -242,7 +242,7 @@ def encode_batch_read_response(
     *,
     version: int = VERSION,
 ) -> list[bytes | memoryview]:
-    """The pieces of the frame. `entry_id` is the first one that was asked for."""
+    """The pieces of the frame. `entry_id` is the first entry that was asked for."""
     length = _BATCH_ANSWER.size + sum(BATCH_ENTRY_BYTES + len(entry) for entry in entries)
     word = _word(version, BATCH_READ)
     pieces: list[bytes | memoryview] = [

@@ -30,13 +30,15 @@ GROWTH_BYTES = 512 * 1024
 
 
 class Sender(Protocol):
-    """A link, as far as its begun frame is concerned."""
+    """What `ReceiveMemory` needs of a link."""
 
     def starve(self) -> None:
         """Read no more until `feed`."""
         ...
 
-    def feed(self) -> None: ...
+    def feed(self) -> None:
+        """Read again."""
+        ...
 
     def has_more(self) -> bool:
         """Bytes that arrived wait in the kernel."""
@@ -64,7 +66,7 @@ class _Begun:
         self.marked_at, self.marked_bytes = now, self.received
 
     def is_slow(self, now: float) -> bool:
-        """Too little came since the mark, and it is old enough to tell."""
+        """Whether too little came since the mark, which is old enough to judge by."""
         return now - self.marked_at >= PROGRESS_S and self.received - self.marked_bytes < PROGRESS_BYTES
 
 
@@ -122,7 +124,7 @@ class ReceiveMemory:
         return before < ALWAYS_READ
 
     def _cut_slow(self, now: float) -> None:
-        """Make room at the expense of those who do not use theirs."""
+        """Make room by cutting links that hold memory and send too little."""
         for sender, begun in list(self._begun.items()):
             if self.used <= self.limit:
                 return
@@ -131,7 +133,7 @@ class ReceiveMemory:
                 self.ended(sender)
 
     def _feed(self) -> None:
-        """Let those go on for whom there is room, and the first ones in any case."""
+        """Let as many links go on as there is room for, and the first ones in any case."""
         if not self._starved:
             return
         by_need = sorted(self._begun, key=self._lacks)

@@ -1,8 +1,8 @@
 """`Turns`: work of many that would keep the loop for long, shared out over its turns.
 
-Whoever has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each
-of them for `share_s`, and leaves the rest to the next turns. So a connection that asks for little waits for one such
-turn, however many there are that ask for much.
+What has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each of
+them for `share_s`, and leaves the rest to the next turns. So a connection that asks for little waits for one such turn,
+however many there are that ask for much.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Work: TypeAlias = Callable[[], None]
 
 
 class Turns:
-    """A line of those who have more to do, on one loop.
+    """A line of work that has more to do, on one loop.
 
     Args:
-        now: a clock, in seconds. A simulated one stands still during a turn, which serves everybody then.
+        now: a clock, in seconds. A simulated one stands still during a turn, which then serves the whole line.
     """
 
     __slots__ = ("_line", "_scheduled", "now", "share_s")
@@ -40,7 +40,7 @@ class Turns:
         return len(self._line)
 
     def join(self, work: Work) -> None:
-        """Have `work` called in one of the next turns, behind those who joined before."""
+        """Have `work` called in one of the next turns, behind what joined before."""
         self._line[work] = None
         self._share()
         if not self._scheduled:

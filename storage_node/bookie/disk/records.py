@@ -45,7 +45,7 @@ _LEDGER_BODY = Struct(">BB")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record found at `offset` of what was scanned; `intact` tells whether the body has its checksum."""
+    """A record found at `offset` of what was scanned; `intact` says whether the body has its checksum."""
 
     kind: int
     ledger_id: int

@@ -96,6 +96,7 @@ class SlabPool:
 
     @property
     def beyond_limit(self) -> bool:
+        """Whether more slabs are in use than the limit: `take` was asked for one beyond it."""
         return len(self._slabs) > self._limit
 
     def _free_memory(self) -> mmap.mmap | None:

@@ -116,7 +116,8 @@ class JournalReader:
     def keep_for_next_start(self, mark: JournalMark) -> bool:
         """Make sure that the next start can read from `mark` through to a file begun now; False if it cannot.
 
-        It cannot where batches lie behind the torn one that ended the replay: the next number is not theirs to skip.
+        It cannot where batches lie behind the torn one that ended the replay: a file begun now would go on after their
+        numbers, and the next replay would find the torn one's number missing.
         What was read may not be on the disk yet, if only the process had died: so it is synced. Raises OSError.
         """
         if self.last_sequence > self.replayed:

@@ -111,12 +111,14 @@ class Bookie:
 
     @property
     def address(self) -> BookieAddress:
+        """The address that is registered. Raises BookieFailedError before `start`."""
         if self._address is None:
             raise BookieFailedError("the bookie is not started")
         return self._address
 
     @property
     def storage(self) -> Storage:
+        """What the node stores. Raises BookieFailedError before `start`."""
         if self._storage is None:
             raise BookieFailedError("the bookie is not started")
         return self._storage
@@ -133,25 +135,30 @@ class Bookie:
 
     @property
     def connection_count(self) -> int:
+        """Connections of clients that are open."""
         return len(self._connections)
 
     @property
     def takes_high_priority(self) -> bool:
+        """Whether a recovery's adds are taken though the node is read-only: there is room in reserve for them."""
         storage = self.storage
         return not storage.writing_failed and not storage.full and self.disks.takes_high_priority
 
     @property
     def disks(self) -> Disks:
+        """The space of its directories. Raises BookieFailedError before `start`."""
         if self._disks is None:
             raise BookieFailedError("the bookie is not started")
         return self._disks
 
     @property
     def max_list_bytes(self) -> int:
+        """Of the list of a ledger's entries: what fits in a frame."""
         return self.settings.netty_max_frame_size_bytes - ROOM_FOR_IDS
 
     @property
     def max_batch_read_bytes(self) -> int:
+        """Of the answer to a batch read, its first entry excepted."""
         return min(self.settings.max_batch_read_size, self.settings.netty_max_frame_size_bytes)
 
     @staticmethod
@@ -159,13 +166,16 @@ class Bookie:
         return asyncio.get_running_loop().time()
 
     def disk_space(self) -> tuple[int, int]:
+        """(total, free) bytes of the ledger disks together, looked up now."""
         self.disks.look()
         return self.disks.capacity()
 
     def heard(self, connection: ServedConnection) -> None:
+        """Something came from the connection: from now on it is the one that was idle for the shortest time."""
         self._admission.heard(connection)
 
     def closed(self, connection: ServedConnection) -> None:
+        """A connection is closed, and makes room for another."""
         self._connections.pop(connection, None)
         self._admission.left(connection)
 
@@ -303,7 +313,7 @@ class Bookie:
         storage = self.storage
         full = self.disks.full or storage.full
         if storage.wants_descriptors and not self.settings.read_only_mode_enabled:
-            full = self.disks.full  # a lack that ends is no reason to stop
+            full = self.disks.full  # a lack of descriptors passes: no reason to stop
         self.read_only = self.settings.force_read_only_bookie or full or storage.writing_failed
 
     def _no_read_only_mode(self) -> BookieFailedError:
@@ -368,6 +378,7 @@ class Bookie:
 
     @property
     def collector(self) -> GarbageCollector:
+        """Its garbage collection. Raises BookieFailedError before `start`."""
         if self._collector is None:
             raise BookieFailedError("the bookie is not started")
         return self._collector

@@ -41,7 +41,7 @@ _NOT_READY: Final = Reply(b"the node does not serve\n", status=HTTPStatus.SERVIC
 
 @asynccontextmanager
 async def shown(settings: BookieSettings, bookie: Bookie) -> AsyncIterator[HttpServer | None]:
-    """The endpoints for the length of a block, where they are wanted; begun before the node starts, so that they tell
+    """The endpoints for the length of a block, where they are wanted; begun before the node starts, so that they answer
     that it is not ready yet. Raises BookieConfigurationError where the port cannot be listened on."""
     if not settings.http_server_enabled:
         yield None

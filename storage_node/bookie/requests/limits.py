@@ -56,6 +56,7 @@ class Gate:
 
     @property
     def closed(self) -> bool:
+        """Whether the limit is reached; a limit of 0 never is."""
         return 0 < self.limit <= self.taken
 
     def take(self) -> None:
@@ -86,6 +87,7 @@ class Budget:
 
     @property
     def exceeded(self) -> bool:
+        """Whether all connections together hold more than the limit."""
         return self.used > self.limit
 
     def change(self, by: int) -> None:
@@ -238,7 +240,7 @@ class Flow:
         self.done(size)
 
     def done(self, size: int) -> None:
-        """A request of that size is no longer under way."""
+        """A request of that size has ended."""
         self.in_flight -= size
         if self.stopped and self.in_flight <= RESUME_BYTES:
             self._go_on()
@@ -340,7 +342,7 @@ G = TypeVar("G", bound=Guest)
 
 
 class Admission:
-    """At most `limit` connections; 0: any number. `now` tells seconds."""
+    """At most `limit` connections; 0: any number. `now` is a clock, in seconds."""
 
     def __init__(self, now: Callable[[], float], limit: int = 0) -> None:
         self.limit = limit
@@ -355,7 +357,7 @@ class Admission:
         return self._count
 
     def arrived(self, guest: G) -> Guest | None:
-        """A connection was made: who must be closed for it, perhaps itself; None: none. It is counted out already."""
+        """A connection was made. Returns the one to be closed for it, which is counted no more and may be itself."""
         self._count += 1
         self._silent[guest] = None
         if not self.limit or self._count <= self.limit:

@@ -37,6 +37,7 @@ class LimboVerdict:
 
     @property
     def cleared(self) -> bool:
+        """Whether "unknown" is no longer needed as an answer for the ledger."""
         return self.state in CLEARED
 
 

@@ -59,7 +59,7 @@ class HostNames(Protocol):
 
 
 class SystemHostNames:
-    """The machine's resolver."""
+    """The machine's name service; what it does not answer within NAME_TIMEOUT_S counts as unknown."""
 
     def own(self) -> str:
         return socket.gethostname()

@@ -75,7 +75,7 @@ class RackMap:
         return place is not None and place.location is not None and not is_default(place.location)
 
     async def see(self, writable: Sequence[BookieAddress], also: Iterable[BookieAddress] = ()) -> None:
-        """Learn where these bookies are. One that was away, or has another host, is looked up anew.
+        """Learn where these bookies are. A bookie that was away, or has another host, is looked up anew.
 
         `also` are bookies by the addresses in their ids, which count only where they are not writable. Never fails: a
         bookie that cannot be placed is in the default rack.
@@ -137,7 +137,7 @@ class RackMap:
                 if location is not None:
                     found[host] = location
                 elif answer is not None:
-                    _LOG.warning("%r is not a network location, of %s: it counts as not known", answer, host)
+                    _LOG.warning("%r, given for %s, is not a network location: it counts as not known", answer, host)
         ask_again = self._timer.time() + RETRY_S
         for address in wanted:
             location = found.get(address.host)
