@@ -128,7 +128,7 @@ class Auditor:
             except BaseException:
                 self._wanted.set()
                 raise
-            self._losses.audited(lost)
+            self._losses.audited(lost)  # only those that were lost before it began: others it may have passed over
             logger.info(
                 "audited %d ledgers: %d lack the copies of %s",
                 report.ledgers,

@@ -75,8 +75,8 @@ class Inspection:
 
     @property
     def waits_for_writer(self) -> bool:
-        """Whether it is the writer's to do something: a fragment that may still change lacks copies, or a bookie that
-        the ledger is written to takes no writes."""
+        """Whether its writer has to act: a fragment that may still change lacks copies, or a bookie that the ledger is
+        written to takes no writes."""
         seats = endangered_seats(self.metadata, self.last_add_confirmed)
         return bool(seats - self.registered.writable) or not all(part.fragment.settled for part in self.bad)
 
@@ -130,7 +130,7 @@ class LedgerChecker:
     async def _is_unwritten(
         self, metadata: LedgerMetadata, last: Fragment, copies: LedgerCopies, registered: RegisteredBookies
     ) -> bool:
-        """Whether an open ledger's last fragment, which would be one entry, has none yet: all of its bookies say so."""
+        """Whether an open ledger's last fragment, of one entry, has none yet: all of its bookies say so (D3)."""
         if metadata.is_closed or last.first != last.last:
             return False
         for index in write_set(last.first, len(last.bookies), last.write_quorum):

@@ -29,7 +29,7 @@ MAX_ATTEMPTS: Final = 20
 
 
 class Swap(NamedTuple):
-    """A bookie's place in an ensemble goes from one to another."""
+    """One bookie is replaced by another in an ensemble."""
 
     old: str
     new: str
@@ -66,6 +66,7 @@ class FragmentReplicator:
                     ledger_id=ledger.ledger_id,
                 )
 
+        # Every copy is on disk by now: from the swap on readers and recoveries count on them (I1).
         await self._publish(ledger.ledger_id, fragment, swaps, guard)
         return stored
 
@@ -88,7 +89,7 @@ class FragmentReplicator:
                 return picked, await self._copy_to(picked, copies, ledger, part.fragment)
             except UnauthorizedAccessError as error:
                 if error.node is None or error.node in strangers:
-                    raise
+                    raise  # no other choice would help
                 strangers.add(error.node)
                 logger.warning("%s cannot take copies of ledger %d: %s", error.node, ledger.ledger_id, error.message)
 

@@ -8,10 +8,10 @@ mark is removed only with the version that was read under the lock, and only aft
 
 What cannot be finished keeps its lock for a while, so that no worker takes it up at once:
 
-*Its writer is to act*: a fragment that may still change lacks copies, or a bookie that the ledger is written to is not
-writable. A living writer replaces the bookie by itself; if after the grace period it has not, the ledger is recovered,
-which fences the writer and closes the ledger. Then it is taken up again.
-*It could not be repaired*: too few bookies, an entry that no replica gives. Each failure doubles the pause.
+*The writer has to act*: a fragment that may still change lacks copies, or a bookie that the ledger is written to is not
+writable. A living writer replaces the bookie by itself; if it has not done so after the grace period, the ledger is
+recovered, which fences the writer and closes the ledger. Then it is taken up again.
+*It could not be repaired*: too few bookies, or an entry that no replica gives. Each failure doubles the pause.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class ReplicationWorker:
         found = await self._checker.inspect(task.ledger_id)
         for part in found.bad:
             if not part.fragment.settled:
-                continue
+                continue  # entries may still be added to it: copies made now would not be all of them
             try:
                 stored = await self._replicator.repair(found, part, partial(self._marks.holds, task.lock))
             except (*METADATA_AWAY, NoNodeError, InvariantViolation):
@@ -169,6 +169,7 @@ class ReplicationWorker:
                     ", ".join(sorted(part.bookies)),
                     part.fragment.first,
                 )
+        # The mark goes only after a check that finds nothing missing: another bookie may be lost meanwhile (I1).
         return found if found.waits_for_writer else await self._checker.inspect(task.ledger_id)
 
     async def _settle(self, task: RepairTask) -> None:

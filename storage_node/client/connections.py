@@ -87,7 +87,7 @@ class Connection(Channel):
         """Send an add; `answer` is the EOK to come. Deadlines must not decrease from call to call."""
         if not self._adds:
             self._pool.sweeper.join(self._sweep)
-        self._adds[answer] = (owner, seat, entry_id, deadline, txn_id)
+        self._adds[answer] = (owner, seat, entry_id, deadline, txn_id)  # before sending: a lost link must refuse it
         if self._link is not None:
             self._link.send(*frame)
         else:
@@ -118,7 +118,7 @@ class Connection(Channel):
             self._acknowledged.append(add)
             return
         if self._acknowledged:
-            self._pass_on()  # what came first is heard of first
+            self._pass_on()  # answers are passed on in the order in which they came
         response = decode_response(frame)
         if response.operation is Operation.ADD:
             self._other_add_answer(response)
@@ -191,6 +191,7 @@ class Connection(Channel):
             self._pool.quarantine.failed(self.bookie, error)
         if self._acknowledged:
             self._pass_on()  # of a batch that ended with the link: its EOKs are as good as others
+        # Taken out first: an owner may send again at once, on the next link, and that must not be ended here.
         adds, self._adds = self._adds, {}
         requests, self._requests = self._requests, {}
         for owner, seat, entry_id, _, _ in adds.values():
@@ -212,6 +213,7 @@ class Connection(Channel):
             if deadline <= now and self._requests.pop(txn_id, None) is not None:
                 began = min(began, deadline - limit_ms / 1000)
                 answer(self._late(limit_ms, None))
+        # A slow request alone does not show that the link is dead: other answers may have come since it was sent.
         if began < now and self._heard < began and self._link is not None:
             logger.warning("nothing comes from %s any more: its connection is made anew", self.bookie)
             self._link.close()

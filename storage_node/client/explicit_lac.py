@@ -76,7 +76,7 @@ class ExplicitLac:
     async def flush(self) -> int:
         """Write the LAC to the bookies that hold its entry; returns it when an ack quorum has it.
 
-        Raises what kept too many of them; readers may have heard of it all the same, which does no harm.
+        Raises what kept too many of them from it; readers may have seen that LAC even so, which does no harm.
         """
         machine = self._machine
         lac = machine.last_add_confirmed

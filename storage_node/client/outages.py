@@ -1,7 +1,7 @@
 """Waiting for storage nodes that are away: an operation that too few of them answer is tried again for a while.
 
-Off by default: a program that writes or reads a ledger hears of it at once, and decides. Spark's queries cannot: they
-set `outageWaitMillis`. It is looked at in few places, each of which repeats what has had no effect yet:
+Off by default: a program that writes or reads a ledger gets the error at once, and decides. Spark's queries cannot:
+they set `outageWaitMillis`. It is looked at in few places, each of which repeats what has had no effect yet:
 
 | operation | what is repeated |
 |---|---|

@@ -84,7 +84,7 @@ class ClientContext:
     ledgers: LedgerStore
     placement: Placement
     ensemble_change_disabled: Callable[[], bool]
-    """Asked when a bookie has failed: whether writers keep it all the same, and send it again what it failed."""
+    """Asked when a bookie has failed: whether writers keep it even so, and send it again what it failed."""
 
 
 def digest_of(metadata: LedgerMetadata) -> EntryDigest:
@@ -366,7 +366,7 @@ class AddPipeline:
         for entry_id in range(effect.first, effect.last + 1):
             future, size, _, _ = take(entry_id)
             total += size
-            if not future.done():  # its owner may have cancelled it; the entry is written all the same
+            if not future.done():  # its owner may have cancelled it; the entry is written even so
                 future.set_result(entry_id)
         self.outstanding_bytes -= total
         self._outage.over()

@@ -92,7 +92,7 @@ class ReadAhead:
             for piece in self._ahead:
                 piece.future.cancel()
                 if piece.future.done() and not piece.future.cancelled():
-                    piece.future.exception()  # the first error was raised; the others say nothing new
+                    piece.future.exception()  # seen: the first error was raised, and the others add nothing
 
     async def _take(self, piece: _Single) -> Entry:
         failure: DistributedLogError

@@ -121,7 +121,7 @@ class LedgerReader:
             await entries.aclose()
 
     async def read_unconfirmed(self, first: int, last: int) -> list[Entry]:
-        """Entries first..last of an open ledger, confirmed or not: what is beyond the LAC may never come to be.
+        """Entries first..last of an open ledger, confirmed or not: what is beyond the LAC may never be committed.
 
         For looking into a ledger; nothing may be built on it. Raises CallerError beyond a closed ledger's end (I17),
         NoSuchEntryError where none of its replicas has an entry, and what `read` raises.
@@ -275,7 +275,7 @@ class LedgerReader:
             failure = None if machine.known else machine.error
             waited = machine.empties > 0 and self._loop.time() - began >= pause_s
             if not waited and next_entry > self._last_add_confirmed:
-                # Answered at once, with nothing: no bookie has heard of the ledger yet, or none is there.
+                # Answered at once, with nothing: no bookie knows the ledger yet, or none is there.
                 await self._pause(min(pause_s, max(deadline - self._loop.time(), 0)))
                 pause_s = min(pause_s * 2, RETRY_S)
 

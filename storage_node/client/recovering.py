@@ -72,8 +72,8 @@ async def recover(context: ClientContext, ledger_id: int, current: Versioned[Led
 async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetadata) -> SpansDomains | None:
     """What `enforceMinNumFaultDomainsForWrite` asks of the entries that are added again: the same as of a writer's.
 
-    Not where the last ensemble cannot keep it (another client placed it, or racks are not known any more): no
-    acknowledgement would ever do, and the ledger could not be closed for ever.
+    It asks nothing where the last ensemble cannot keep it (another client placed it, or racks are not known any more):
+    no number of acknowledgements would be enough, and the ledger could never be closed.
     """
     if metadata.is_closed or not context.settings.placement.enforce_min_num_fault_domains_for_write:
         return None
@@ -253,7 +253,7 @@ class _Round:
 
     def _add_again(self, entry: Entry) -> None:
         if self._adds is None or self._adds.machine.error is not None:
-            return  # the recovery has heard of the failure already
+            return  # the recovery's machine knows of the failure already
         self._adds.add_entry((entry.payload,), entry.length)
 
     def _added_again(self, last: int) -> None:

@@ -233,7 +233,7 @@ class LedgerWriter(AddPipeline):
         limit = self._max_outstanding
         if self.outstanding_bytes > limit:
             return False
-        # A bookie beyond the ack quorum holds up no acknowledgement, but its queue is memory all the same.
+        # A bookie beyond the ack quorum holds up no acknowledgement, but its queue takes memory even so.
         return self.machine.error is not None or all(
             self._pool.to(seat.bookie, self.ledger_id).queued_bytes <= limit for seat in self.machine.seats
         )

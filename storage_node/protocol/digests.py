@@ -59,7 +59,7 @@ crc32: Checksum = _pick_crc32()
 """`crc32(data, start)`: CRC-32 (IEEE) of data, continuing from the sum `start` (0 at first)."""
 
 crc32_combine: Combine | None = _pick_crc32_combine()
-"""`crc32_combine(a, b, n)`: the CRC-32 of what has sum `a` followed by `n` bytes of sum `b`; None: not to be had."""
+"""`crc32_combine(a, b, n)`: the CRC-32 of what has sum `a` followed by `n` bytes of sum `b`; None: not available."""
 
 crc32c: Checksum = _pick_crc32c()
 """`crc32c(data, start)`: CRC-32C (Castagnoli), continuing from the sum `start` (0 at first)."""

@@ -48,7 +48,7 @@ adds carry the LAC that it found, and not its own progress.
 
 **Delayed changes.** With `delay_ensemble_change` a failed add is only noted, entry by entry, until so many seats of its
 write set have failed or are vacant that it could not reach its ack quorum; then all of these are changed at once.
-A read-only bookie is changed at once all the same. A failure of what was acknowledged without it is nothing.
+A read-only bookie is changed at once even so. A failure of what was acknowledged without it counts for nothing.
 
 **Deferred sync.** Bookies acknowledge before they sync; an acknowledgement moves no LAC, `forced` does. What an old
 ensemble holds unsynced could be lost with it, so such a ledger never changes its ensemble: any failure is final.
@@ -196,7 +196,7 @@ class WriterMachine:
         self._failures: dict[int, int] = {}  # masks of the seats that failed an entry, with delayed changes
         self._seats = [Seat(i, bookie) for i, bookie in enumerate(metadata.last_ensemble.bookies)]
         self._targets: tuple[tuple[Seat, ...], ...] = ()
-        self._failing: set[int] = set()  # failed since the last change began; the next change's business
+        self._failing: set[int] = set()  # failed since the last change began: left to the next one
         self._round: tuple[int, ...] = ()  # the indices that the running change is about
         self._replacements: Mapping[int, str] = {}
         self._suspects: set[str] = set()  # failed since the LAC last moved: not to be picked
@@ -341,7 +341,7 @@ class WriterMachine:
             if not isinstance(error, ReadOnlyError | UnauthorizedAccessError):
                 failed = self._due(entry_id)
                 if not failed:
-                    return self._drain()  # acknowledged without it, or an ack quorum is still to be had from the others
+                    return self._drain()  # acknowledged without it, or the others are still enough for an ack quorum
             else:
                 failed |= self._noted(entry_id)
         self._failing |= failed
@@ -522,7 +522,7 @@ class WriterMachine:
         return self.last_acknowledged < 0 and not self._recovering
 
     def _give_up(self) -> Effects:
-        """The id is taken: close the ledger empty, and go on in another; fail where that may not be.
+        """The id is taken: close the ledger empty, and go on in another; fail where no other may be made.
 
         Only called where the edge owes no answer: none may come for a ledger that is not ours any more.
         """

@@ -2,7 +2,7 @@
 
 Frames up to SMALL_BYTES are not counted: a client that sends small requests never waits here. Beyond `limit` bytes
 
-    slow senders   are cut, the oldest first: nothing of theirs waits in the kernel, and less than PROGRESS_BYTES has
+    slow senders   are cut, the oldest first: no bytes of theirs wait in the kernel, and less than PROGRESS_BYTES has
                    come within PROGRESS_S
     the others     are not read any more, but for the ALWAYS_READ that lack least of their frames; those that lack
                    least go on first
@@ -23,8 +23,8 @@ PROGRESS_BYTES = 64 * 1024
 LOOK_S = 0.1
 """How often it is checked whether a link can go on, while any waits."""
 ALWAYS_READ = 8
-"""Links that are read on whatever the others hold, so that something always comes to its end. Those that lack least: an
-entry of 100 KB does not wait for 300 halves of 5 MiB."""
+"""Links that are read on whatever the others hold, so that some frame always ends. They are those that lack least:
+an entry of 100 KB does not wait for 300 halves of 5 MiB."""
 GROWTH_BYTES = 512 * 1024
 """What a link that is read again may take before it is looked at again."""
 
@@ -108,7 +108,7 @@ class ReceiveMemory:
                 self._watch()
 
     def ended(self, sender: Sender) -> None:
-        """The frame came to its end, or the link did. Idempotent."""
+        """The frame is complete, or the link was closed. Idempotent."""
         self._starved.pop(sender, None)
         begun = self._begun.pop(sender, None)
         if begun is not None:

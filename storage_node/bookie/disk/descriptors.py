@@ -125,7 +125,7 @@ class SpareDescriptors:
             return True
 
     def _fill(self) -> None:
-        """Hold as many as are to be had; the rest comes with a later call."""
+        """Hold as many as there are; the rest comes with a later call."""
         check(self._lock.locked(), "spare descriptors changed without their lock")
         try:
             while len(self._held) < self._wanted:

@@ -208,6 +208,7 @@ class Bookie:
         limit = current_limit()
         self._admission.limit = connection_limit(settings, limit)
         logger.info("%d file descriptors: up to %d connections, the rest for files", limit, self._admission.limit)
+        # Locks first: whatever follows relies on no other process being this node (the former session is ended, too).
         currents = self._claim_directories()
         self._listener = await self._network.listen(settings.listening_address, settings.bookie_port, self._accept)
         self._address = name_bookie(settings, self._listener.port)
@@ -220,6 +221,7 @@ class Bookie:
         )
         folders = list(dict.fromkeys(currents))
         expansion = settings.allow_storage_expansion
+        # Before the storage is opened: a node whose disks are not its own must not answer "no such entry" (I11).
         await check_cookies(self._registry, self._disk, cookie, folders, expansion=expansion)
         self._session = SessionFile(self._disk, currents[0], self._store)
         await self._session.end_former()
@@ -240,6 +242,8 @@ class Bookie:
             raise self._no_read_only_mode()
         self._announced_read_only = self.read_only
         self._note_mode()
+        # Serving before it is registered, so that no client is sent to a node that refuses it; the session's token
+        # before the registration, so that a successor can end whatever was registered.
         self._serving = True
         await self._session.keep()
         await self._registry.register(self._address, readonly=self._announced_read_only)
@@ -384,17 +388,17 @@ class Bookie:
         return self._collector
 
     async def collect_garbage(self, *, moved_away: bool = False) -> int:
-        """Delete now what metadata does not know; how many ledgers that were. See `GarbageCollector.collect`."""
+        """Delete now the ledgers that are not in the metadata; returns how many. See `GarbageCollector.collect`."""
         return await self.collector.collect(moved_away=moved_away)
 
     async def compact(self, *, major: bool = True) -> int:
-        """Rewrite now the logs below the threshold; how many that were."""
+        """Rewrite now the logs below the threshold; returns how many."""
         return await self.collector.compact(major=major)
 
     # ------------------------------------------------------------------------------------ the end
 
     def _give_up(self, failure: BookieFailedError) -> None:
-        """Stop in good order, and say why: the owner of the process sees `failed`."""
+        """Stop in good order, and say why: the process that runs the node waits for `failed`."""
         if self.failure is None and not self._stopped:
             self.failure = failure
             self._run(self._stop_failed(clean=True))
@@ -407,6 +411,7 @@ class Bookie:
             advice="Mend the disk and start the node again; what it had acknowledged is in the journal",
             node=None if self._address is None else self._address.bookie_id,
         )
+        # All in this step: an answer that left after it could be for something that is not on disk (I1).
         self._serving = False
         for connection in list(self._connections):
             connection.close()
@@ -434,6 +439,7 @@ class Bookie:
         if self._stopped:
             return
         self._stopped = True
+        # Unregistered first, and serving until then: clients choose other nodes before this one refuses them.
         unregistered = await self._unregister() if unregister else await self._let_go()
         if self._session is not None:
             await self._session.close(ended=unregistered)

@@ -108,7 +108,7 @@ _ENDPOINTS: Final[dict[str, Callable[[Bookie], Reply]]] = {
 WRITABLE, READ_ONLY, NOT_SERVING = 1, 0, -1
 
 GC_MEANINGS: Final = {
-    "rounds": "Rounds of garbage collection that came to their end",
+    "rounds": "Rounds of garbage collection that were finished",
     "rounds_aborted": "Rounds that deleted nothing, because metadata could not be read",
     "ledgers_collected": "Ledgers deleted because metadata does not know them any more",
     "ledgers_moved_away": "Closed ledgers deleted because other nodes store them by now",

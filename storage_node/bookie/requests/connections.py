@@ -163,7 +163,7 @@ class ServedConnection:
         self._hold(len(frame))
 
     def _hold(self, size: int) -> None:
-        """So many bytes more (or less) of frames wait in line."""
+        """Count bytes of frames that wait in line: more, or less where negative."""
         self._held += size
         self.node.limits.waiting.change(size)
 
@@ -278,7 +278,7 @@ class ServedConnection:
 
 
 def _too_late(request: m.AddRequest | m.WriteLacRequest) -> bytes:
-    """The answer to what has waited in vain for memory."""
+    """The answer to a request that has waited too long for memory."""
     if isinstance(request, m.AddRequest):
         return dialect_of(request).added(request, Status.ETOOMANYREQUESTS)
     return m.encode_write_lac_response(request.txn_id, Status.ETOOMANYREQUESTS, request.ledger_id)

@@ -76,7 +76,7 @@ class Gate:
 
 
 class Budget:
-    """`limit` bytes, of which nothing is ever refused: a connection that waits shall ask for no more meanwhile."""
+    """`limit` bytes, of which nothing is ever refused: a connection that waits must not ask for more meanwhile."""
 
     __slots__ = ("_waiting", "limit", "used")
 
@@ -149,7 +149,7 @@ class Turnstile:
 
 
 class NodeLimits:
-    """A node's, for all of its connections."""
+    """One node's limits, shared by all of its connections."""
 
     def __init__(
         self, now: Callable[[], float], *, adds: int = 0, reads: int = 0, answer_bytes: int, waiting_bytes: int
@@ -167,7 +167,7 @@ class NodeLimits:
         self.turns = Turns(now)
         """Connections whose requests waited in line, and go on."""
         self.lines = MessageLimit(logger)
-        """What peers can have logged."""
+        """Bounds what peers can cause to be logged."""
 
 
 IN_FLIGHT_BYTES = 32 * 1024 * 1024
@@ -181,7 +181,7 @@ TASK_BYTES = 4096
 
 
 class Flow:
-    """One connection's. `go_on` is called when what stopped it may be over."""
+    """One connection's share. `go_on` is called when what stopped it may be over."""
 
     __slots__ = (
         "_budget",
@@ -212,13 +212,13 @@ class Flow:
 
     @property
     def overfull(self) -> bool:
-        """Nothing large may be begun here, whatever was admitted before: its peer does not take what there is."""
+        """Nothing large may be begun here, whatever was admitted before: the peer does not take its answers."""
         return self.in_flight + self._link.queued_bytes > IN_FLIGHT_BYTES or bool(
             self._counted and self._budget.exceeded
         )
 
     def check(self) -> None:
-        """To be called after whatever may have queued or begun something."""
+        """Called after every step that may have queued or begun something."""
         queued = self._link.queued_bytes
         if self.in_flight + queued > IN_FLIGHT_BYTES:
             self.stop()
@@ -253,7 +253,7 @@ class Flow:
             self._watch()
 
     def may_go_on(self) -> bool:
-        """True if nothing here speaks against it. If False, `go_on` will be called."""
+        """Whether the connection may be read on. If not, `go_on` will be called when it may."""
         if self.in_flight > RESUME_BYTES:
             return False
         if self._link.queued_bytes > RESUME_BYTES:
@@ -274,7 +274,7 @@ class Flow:
         self._link.resume_reading()
 
     def settle(self) -> None:
-        """Bring the node's budget up to date; stop if too much of it is used here."""
+        """Bring the node's budget up to date; stop if too much of it is used by this connection."""
         if self.closed:
             return
         self._count()
@@ -326,7 +326,7 @@ class Flow:
 
 
 IDLE_S = 5.0
-"""A connection that was heard of within this time is not closed for another one from the same address."""
+"""A connection from which something came within this time is not closed for another one from the same address."""
 
 
 class Guest(Protocol):
@@ -350,7 +350,7 @@ class Admission:
         self._silent: OrderedDict[Guest, None] = OrderedDict()
         """Those that have asked nothing yet, in the order in which they came."""
         self._heard: dict[str, OrderedDict[Guest, float]] = {}
-        """The others by address, in the order in which they were last heard of, and when that was."""
+        """The others by address, in the order in which something last came from them, and when that was."""
         self._count = 0
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ GcStats     what garbage collection and compaction have done since the node star
 Contents    all of them with the entry logs, kept in step
 
 Everything here is changed on the loop only. What is put here is in memory and on its way to the entry logs; making it
-durable at once is the journal's business, and the caller's.
+durable at once is left to the journal, and to the caller.
 
 A log's `stored` counts every entry that was ever put into it, `live` those whose place in the index is there now. Both
 count records without the gaps between them, so that a log is as full as its entries are alive, whatever their sizes.
@@ -170,7 +170,7 @@ class GcStats:
     """Counters that only grow."""
 
     rounds: int = 0
-    """Rounds of garbage collection that came to their end."""
+    """Rounds of garbage collection that were finished."""
     rounds_aborted: int = 0
     """Rounds that deleted nothing, because metadata could not be read."""
     ledgers_collected: int = 0

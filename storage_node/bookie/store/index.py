@@ -263,7 +263,7 @@ Runs: TypeAlias = "list[tuple[int, int, array[int], array[int]]]"
 def parse_sidecar(data: bytes, log_id: int, length: int) -> tuple[Runs, int] | None:
     """(the runs of a log's first `length` bytes, bytes of the sidecar that say so); None if it does not say all of it.
 
-    Blocks behind `length` belong to a checkpoint that did not come to its end; they are left out.
+    Blocks behind `length` belong to a checkpoint that was not finished; they are left out.
     """
     runs: Runs = []
     at = covered = 0

@@ -80,7 +80,7 @@ class StorageSupervisor(Protocol):
 
 
 class Storage:
-    """What a bookie stores. Everything runs on one loop; `start` before anything else, `stop` at last."""
+    """What a bookie stores. Everything runs on one loop; `start` comes before all other calls, `stop` after them."""
 
     def __init__(
         self,

@@ -225,7 +225,7 @@ class RackAwarePlacement(_Policy):
     def _pick_otherwise(
         self, wanted: PickReplacements, index: int, others: Mapping[int, str], order: Sequence[str]
     ) -> str | None:
-        """It will cost a rack: one with which the rule is kept all the same, else, without enforcement, any."""
+        """It will cost a rack: a bookie with which the rule is kept even so, else, without enforcement, any."""
         size, write_quorum = len(wanted.bookies), wanted.write_quorum
         racks_wanted = self._settings.racks_wanted(write_quorum)
         lawful = replace_lawfully(order, self.racks.rack_of, index, others, size, write_quorum, racks_wanted)
