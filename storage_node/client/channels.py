@@ -46,7 +46,7 @@ class Sweeper:
         self._members.pop(member, None)
 
     def stop(self) -> None:
-        """For good."""
+        """Stop for good: what joins later is not called."""
         self._stopped = True
         self._members.clear()
         if self._timer is not None:
@@ -81,7 +81,7 @@ class Channel:
     def __init__(self, surroundings: Surroundings, bookie: str) -> None:
         self.bookie = bookie
         self.losses = 0
-        """How often what was under way was lost with the link, or no link could be had."""
+        """How often what was under way was lost with the link, or no link could be made."""
         self._around = surroundings
         self._link: Link | None = None
         self._opening: asyncio.Task[None] | None = None

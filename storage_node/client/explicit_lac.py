@@ -27,7 +27,8 @@ LONGEST_PAUSE_S = 5.0
 
 
 class ExplicitLac:
-    """Of one writer. `carried` gives the LAC that its last add carried; `start` runs a background task of it."""
+    """The explicit LAC of one writer. `carried` gives the LAC that its last add carried; `start` runs a background task
+    of it."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class ExplicitLac:
         self._stopped = False
 
     def moved(self) -> None:
-        """The LAC has moved."""
+        """The LAC has moved: write it after the interval, unless an add carries it before."""
         if self._interval_s > 0 and self._timer is None and not self._stopped:
             self._timer = self._pool.loop.call_later(self._pause_s, self._due)
 

@@ -128,6 +128,7 @@ class EntryDigest:
                 ledger_id=ledger_id,
                 entry_id=entry_id,
             )
+        # Nothing of the header is believed before the digest has been compared, the lengths and the LAC neither (I6).
         found_ledger, found_entry, lac, length = ENTRY_HEADER.unpack_from(data)
         payload = data[size:]
         if data[ENTRY_HEADER_BYTES:size] != self._digest(data[:ENTRY_HEADER_BYTES], payload):
@@ -137,6 +138,7 @@ class EntryDigest:
                 ledger_id=ledger_id,
                 entry_id=entry_id,
             )
+        # An intact entry of another place is no better than a damaged one: one value for one position (I3).
         if found_ledger != ledger_id or (entry_id is not None and found_entry != entry_id):
             raise DigestError(
                 f"entry {found_entry} of ledger {found_ledger} came in place of the one asked for",

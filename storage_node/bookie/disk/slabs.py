@@ -65,6 +65,7 @@ class Slab:
     def reclaim(self) -> mmap.mmap | None:
         """Give the memory up, if nothing reads it."""
         check(self.settled, "a slab was reclaimed before it was written")
+        # Before the memory is used again: a view that an answer still holds would send another entry's bytes (I12).
         self.view.release()
         try:
             self._memory.resize(self.size)

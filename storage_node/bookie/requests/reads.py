@@ -122,6 +122,8 @@ async def _finish_fence(requester: Requester, request: m.ReadRequest, pending: a
     """Answer once the fence is durable, whatever the read finds (D19)."""
     found = requester.storage.find(request.ledger_id, request.entry_id)
     body = None if isinstance(found, Status) else await fetch(requester, *found, urgent=True)
+    # The fence took effect before the entry was looked for, so no add can come between. It is the ledger's and not this
+    # request's: a client that leaves must not cancel it.
     await asyncio.shield(pending)
     if isinstance(found, Status):
         refuse(requester, request, found)
