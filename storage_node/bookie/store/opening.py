@@ -78,7 +78,7 @@ def index_logs(disk: Disk, directories: list[str], found: Checkpoint, ledgers: d
         sidecar = disk.read_file(f"{directory}/{sidecar_name(log_id)}")
         parsed = parse_sidecar(sidecar, log_id, length) if sidecar is not None else None
         if parsed is not None:
-            # Also where the log itself is gone: its entries are known, so reading them is an error and not a "no" (I11).
+            # Also where the log itself is gone: its entries are known, so reading one is an error, never a "no" (I11).
             _apply(opened.live, ledgers, log_id, parsed[0])
             if log_name(log_id) not in places:
                 logger.error("entry log %s is missing; its entries will be answered with an error", log_name(log_id))
