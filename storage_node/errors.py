@@ -81,7 +81,7 @@ class NoSpaceToStartError(NotAppliedError):
 
 
 class RackResolutionError(NotAppliedError):
-    """Where hosts are could not be found out: the topology script failed."""
+    """The locations of hosts could not be found out: the topology script failed."""
 
 
 class TooManyConnectionsError(NotAppliedError):

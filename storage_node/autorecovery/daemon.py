@@ -76,8 +76,8 @@ class AutoRecovery:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin. Raises CallerError where no cluster is initialised, CorruptDataError where another kind of
-        auto-recovery has been at work on it."""
+        """Begin. Raises CallerError where no cluster is initialised, CorruptDataError where its under-replication was
+        laid out by another kind of auto-recovery."""
         await self._ledgers.layout()
         await self.marks.prepare()
         loop = asyncio.get_running_loop()

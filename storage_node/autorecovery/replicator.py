@@ -25,7 +25,7 @@ from storage_node.settings.autorecovery import AutoRecoverySettings
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 20
-"""How often the metadata may change under the swap."""
+"""How often the swap is tried while the metadata keeps changing."""
 
 
 class Swap(NamedTuple):

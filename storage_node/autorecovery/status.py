@@ -77,7 +77,7 @@ async def recovery_status(
 
 
 async def _marked(marks: ReplicationStore, ledger_id: int, clock: Clock) -> MarkedLedger | None:
-    """None where the ledger was repaired since it was listed."""
+    """One mark as operators see it; None where the ledger was repaired since it was listed."""
     try:
         found = await marks.read(ledger_id)
     except CorruptDataError:

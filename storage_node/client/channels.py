@@ -76,7 +76,7 @@ class Surroundings(Protocol):
 
 
 class Channel:
-    """The link to one bookie, and everything about getting and losing it. Subclasses give it a protocol."""
+    """The link to one bookie: how it is made, lost and made again. Subclasses give it a protocol."""
 
     def __init__(self, surroundings: Surroundings, bookie: str) -> None:
         self.bookie = bookie
@@ -91,7 +91,7 @@ class Channel:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that have not left yet."""
+        """Bytes that the network has not taken yet."""
         if self._link is not None:
             return self._link.queued_bytes
         return sum(map(len, self._backlog))

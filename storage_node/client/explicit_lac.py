@@ -80,7 +80,7 @@ class ExplicitLac:
         Raises what kept too many of them from it; readers may have seen that LAC even so, which does no harm.
         """
         machine = self._machine
-        lac = machine.last_add_confirmed
+        lac = machine.last_add_confirmed  # once, before the sends: all bookies get the same, and never a later one (I6)
         if lac <= self._told or lac < 0:
             return lac
         metadata: LedgerMetadata = machine.metadata

@@ -20,7 +20,7 @@ from storage_node.protocol.reading import EntryRead, fragment_end
 from storage_node.protocol.striping import write_set
 
 BATCH_BYTES = 1 << 20
-"""What one batch is asked for at most."""
+"""Most bytes that are asked for in one batch."""
 
 BATCH_OVERHEAD_BYTES = 1024
 """Room in a frame for what is not entries."""
@@ -266,6 +266,7 @@ class EntryFetcher:
             return []
         entries: list[Entry] = []
         for entry_id, body in zip(range(first, last + 1), answer.entries, strict=False):
+            # By the id that is expected next: an answer with a gap fails here and is cut off at it (I4, I12).
             try:
                 entries.append(digest.verify(self._ledger_id, entry_id, body))
             except DistributedLogError:

@@ -50,11 +50,12 @@ class LedgerWriter(AddPipeline):
         self._make_another: Callable[[], Awaitable[LedgerWriter]] | None = None
 
     def replace_with(self, make_another: Callable[[], Awaitable[LedgerWriter]]) -> None:
-        """Where others wrote under this ledger's id before its writer did, go on in the ledger that this gives.
+        """Where another client wrote under this ledger's id before its writer did, go on in the ledger that
+        `make_another` returns.
 
-        Called while nothing is acknowledged, with the ledger closed, empty, for ever; it must take the ledger out of
-        wherever it is referred to, and put the new one there. `ledger_id` is another one then, and everything added so
-        far is sent there. Without this the writer fails with LedgerTakenError.
+        It is called while nothing is acknowledged, and the ledger is closed, empty, for ever. It must put the new ledger
+        in the place of this one wherever this one is referred to. After that `ledger_id` is the new one's, and
+        everything added so far is sent there. Without this the writer fails with LedgerTakenError.
         """
         self._make_another = make_another
         self.machine.replacements_left = MAX_REPLACEMENTS

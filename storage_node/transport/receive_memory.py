@@ -71,7 +71,7 @@ class _Begun:
 
 
 class ReceiveMemory:
-    """Of one network, on one loop. A `limit` of 0 bounds nothing."""
+    """The begun frames of one network, on one loop. A `limit` of 0 bounds nothing."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -113,14 +113,14 @@ class TcpNetwork:
         self._stuck: OrderedDict[TcpLink, int] = OrderedDict()
         self._stuck_used = 0
         self._views: OrderedDict[TcpLink, None] = OrderedDict()
-        """Those of them that have not copied their answers yet."""
+        """Stuck links whose queued answers are still views of shared memory, and not copies."""
         self._stuck_limit = stuck_bytes
         self.turns = Turns(time.monotonic)
         """Links that have more to hand out."""
         self.pool = pool or ChunkPool()
         self._links: set[TcpLink] = set()
         self.lines = MessageLimit(logger)
-        """What peers can have logged."""
+        """Bounds what peers can cause to be logged."""
 
     async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:
         """Connect within `timeout_ms`. Raises BookieUnreachableError; nothing was sent then."""

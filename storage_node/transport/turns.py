@@ -34,7 +34,7 @@ class Turns:
         self._line: OrderedDict[Work, None] = OrderedDict()
         self._scheduled = False
         self.share_s = TURN_S
-        """How long one may go on in one turn: the less, the more there are."""
+        """Seconds that each work may take of one turn: less, the more work is in line."""
 
     def __len__(self) -> int:
         return len(self._line)

@@ -3,7 +3,7 @@
 A slab is the image of one region of an entry log: what lies at offset x of the slab will lie at `base + x` of the log.
 From the same memory the journal commits, the entry log is written and, afterwards, reads at the tail are served.
 
-A slab's memory is used again only when its log region is written, the journal needs it no more, and no view of it is
+A slab's memory is used again only when its log region is written, the journal has committed it, and no view of it is
 alive (an answer still in a socket's queue): Python refuses to change the size of a map that has views.
 """
 

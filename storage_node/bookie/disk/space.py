@@ -116,7 +116,7 @@ class _Space:
     full: bool = False
     warned: bool = False
     credit: float = 0.0
-    """How many logs it is behind: see `choose`."""
+    """How many logs it has had less than its share: see `choose`."""
 
     @property
     def usage(self) -> float:

@@ -248,7 +248,7 @@ class JournalFiles:
         logger.debug("journal files below %016x were retired", below)
 
     def spare(self, file_id: int) -> None:
-        """Keep a file whose contents are needed no more, to be used again."""
+        """Keep a file whose contents are not needed any more, to be used again."""
         self._disk.rename(self._path(file_name(file_id)), self._path(f"{SPARE_PREFIX}{file_id:016x}.log"))
 
     def _path(self, name: str) -> str:

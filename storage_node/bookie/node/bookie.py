@@ -1,7 +1,7 @@
 """`Bookie`: the life of a storage node, from the lock on its directories to its last checkpoint.
 
-    start   lock -> listen -> cookies -> end a dead predecessor's session -> recover (replay, checkpoint) -> register
-            -> serve
+    start   lock -> listen -> cookies -> end a dead predecessor's session -> recover (replay, checkpoint) -> serve
+            -> register
     stop    unregister -> no more connections -> everything durable and answered -> last checkpoint -> unlock
     failure of the journal: every connection is closed at once, nothing further is answered, `failed` is set
 
@@ -44,11 +44,11 @@ METADATA_TIMEOUT_S = 5.0
 DRAIN_S = 5.0
 LOCK_NAME = "lock"
 ROOM_FOR_IDS = 128
-"""More than an answer takes besides what it carries."""
+"""More than an answer's ids take beside the list that it carries."""
 DESCRIPTORS_RETRY_S = 1.0
 """A node that lacks file descriptors looks for some after this."""
 NEW_DIRECTORY_BYTES = 16 * 1024
-"""What making a directory takes: some blocks of a file system's own."""
+"""Space that making a directory takes: some blocks of the file system's own."""
 
 
 class Bookie:
@@ -153,12 +153,12 @@ class Bookie:
 
     @property
     def max_list_bytes(self) -> int:
-        """Of the list of a ledger's entries: what fits in a frame."""
+        """Bytes of the list of a ledger's entries that fit in a frame."""
         return self.settings.netty_max_frame_size_bytes - ROOM_FOR_IDS
 
     @property
     def max_batch_read_bytes(self) -> int:
-        """Of the answer to a batch read, its first entry excepted."""
+        """Most bytes of the answer to a batch read; its first entry may be larger."""
         return min(self.settings.max_batch_read_size, self.settings.netty_max_frame_size_bytes)
 
     @staticmethod

@@ -23,7 +23,7 @@ from storage_node.protocol.schema import FREE_DISK_SPACE, TOTAL_DISK_CAPACITY
 
 _HEAD = Struct(">ii56x")
 _GROUP = Struct(">qqii")
-"""Of the list of entries."""
+"""One run of ids in the list of entries."""
 
 
 def write_lac(requester: Requester, request: m.WriteLacRequest) -> Wait | None:

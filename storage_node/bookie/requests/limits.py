@@ -367,7 +367,7 @@ class Admission:
         return leaving
 
     def heard(self, guest: Guest) -> None:
-        """Something came from it."""
+        """Something came from the connection: it is not idle."""
         address = _address(guest)
         known = self._heard.get(address)
         if guest in self._silent:
@@ -380,7 +380,7 @@ class Admission:
         known.move_to_end(guest)
 
     def left(self, guest: Guest) -> None:
-        """It is closed. Idempotent."""
+        """The connection is closed, or about to be; it counts no more. Idempotent."""
         if guest in self._silent:
             del self._silent[guest]
             self._count -= 1

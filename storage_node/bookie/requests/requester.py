@@ -37,12 +37,12 @@ class NodeServices(Protocol):
 
     @property
     def max_batch_read_bytes(self) -> int:
-        """Of the answer to a batch read, its first entry excepted."""
+        """Most bytes of the answer to a batch read; its first entry may be larger."""
         ...
 
     @property
     def max_list_bytes(self) -> int:
-        """Of the list of a ledger's entries."""
+        """Most bytes of the list of a ledger's entries."""
         ...
 
     @property

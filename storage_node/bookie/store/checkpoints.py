@@ -204,7 +204,7 @@ class Checkpointer:
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     async def end(self) -> None:
-        """Begin no more by itself."""
+        """Begin no more checkpoints; `take` may still be called."""
         await end_tasks([task for task in (self._first, self._ticker) if task is not None], drop_errors=True)
         self._first = self._ticker = None
 

@@ -53,7 +53,7 @@ class ClusterMetadata:
 
     bookie_id: str
     instance_id: str | None
-    """Of the cluster that this node belongs to."""
+    """The instance id of the cluster that this node belongs to."""
     ledgers: LedgerStore
     registry: BookieRegistry
     replication: ReplicationStore

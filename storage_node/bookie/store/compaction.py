@@ -1,6 +1,6 @@
 """Compaction: the live entries of a log that is mostly dead are copied to the end of the current one.
 
-In this order (D8), so that at no moment the only durable copy of an entry lies in a file that goes:
+In this order (D8), so that at no moment the only durable copy of an entry lies in a file that is removed:
 
     1. each live record is read, its checksums verified, and appended to the current log; the index names the new place
     2. a checkpoint writes and syncs that log and its sidecar, and leaves the old log out of what it knows

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 ROOM_FOR_KEY = 256
 """More than a LEDGER record takes."""
 MAX_LAC_BYTES = 128
-"""Of an explicit LAC's packet, which every ledger keeps in memory: the largest there is has 36 (with a MAC)."""
+"""Limit of an explicit LAC's packet, which every ledger keeps in memory: the largest has 36 bytes (with a MAC)."""
 
 REPLAY_TURN_BYTES = 8 * MIB
 """Replay lets the writers follow after so many bytes."""

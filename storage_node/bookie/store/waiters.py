@@ -170,7 +170,7 @@ class PollLine:
         return list(polls)
 
     def timed_out(self, poll: LacWaiter) -> None:
-        """Its time is over."""
+        """A poll's time is over: it is answered in one of the next turns."""
         self._over.append(poll)
         if not self._scheduled:
             self._scheduled = True

@@ -25,7 +25,7 @@ Stages = Sequence[Sequence[list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """How bookies are weighed, where they are."""
+    """How bookies are weighed by their free space, where the settings ask for it."""
 
     free_space: FreeSpace
     multiple: int

@@ -1,4 +1,4 @@
-"""Where bookies are: network locations, asked of a resolver once a bookie and kept.
+"""Where bookies are: network locations, asked of a resolver once for each bookie, and kept.
 
 A location is `/rack`, or `/region/rack`; here the whole of it counts as the rack. A bookie whose location is not known
 is in the default rack, together with all others of that kind.
