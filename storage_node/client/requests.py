@@ -24,7 +24,7 @@ async def ask_bookies(
 ) -> None:
     """Send `encode(txn_id)` to all of `bookies`; return when `needed` said EOK.
 
-    Raises the error that says most, as soon as so many cannot be reached any more; some may have done it even so.
+    Raises the error that says most, as soon as `needed` cannot say so any more; some bookies may have done it even so.
     """
     decided: asyncio.Future[None] = pool.loop.create_future()
     asked: list[tuple[str, int]] = []

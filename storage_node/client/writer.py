@@ -53,8 +53,8 @@ class LedgerWriter(AddPipeline):
         """Where another client wrote under this ledger's id before its writer did, go on in the ledger that
         `make_another` returns.
 
-        It is called while nothing is acknowledged, and the ledger is closed, empty, for ever. It must put the new ledger
-        in the place of this one wherever this one is referred to. After that `ledger_id` is the new one's, and
+        It is called while nothing is acknowledged, and the ledger is closed, empty, for ever. It must put the new
+        ledger in the place of this one wherever this one is referred to. After that `ledger_id` is the new one's, and
         everything added so far is sent there. Without this the writer fails with LedgerTakenError.
         """
         self._make_another = make_another

@@ -138,7 +138,7 @@ class EntryDigest:
                 ledger_id=ledger_id,
                 entry_id=entry_id,
             )
-        # An intact entry of another place is no better than a damaged one: one value for one position (I3).
+        # An intact entry of another place is as bad as a damaged one: one value for one position (I3).
         if found_ledger != ledger_id or (entry_id is not None and found_entry != entry_id):
             raise DigestError(
                 f"entry {found_entry} of ledger {found_ledger} came in place of the one asked for",
