@@ -1,8 +1,8 @@
 """The edges that are injected into the storage node and its client: clock, network, disk.
 
 Everything above them is deterministic given their answers; a simulator implements the same protocols. Elapsed time is
-the running loop's (`loop.time`, `call_later`, `wait_for`); `Clock` gives that of the wall, and one that does not stop
-with a suspended machine.
+the running loop's (`loop.time`, `call_later`, `wait_for`); `Clock` gives the wall clock's time, and a time that goes on
+while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Wall-clock time, and time that passes whatever becomes of this machine."""
+    """Wall-clock time, and time that passes while the machine is suspended."""
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -70,7 +70,7 @@ class Link(Protocol):
 
     @property
     def peer(self) -> str:
-        """Who is at the other end, for people: `host:port`."""
+        """The other end's `host:port`, for messages."""
         ...
 
     @property
@@ -82,7 +82,7 @@ class Link(Protocol):
         """Queue one or several whole frames, length prefixes included, in any number of pieces.
 
         The buffers must not be changed afterwards. Nothing is refused: the caller bounds `queued_bytes`. On a closed
-        link the bytes are dropped (`link_closed` tells).
+        link the bytes are dropped (the handler learns of the close by `link_closed`).
         """
         ...
 
@@ -90,9 +90,13 @@ class Link(Protocol):
         """Wait until `queued_bytes` is below the low-water mark. Raises ConnectionClosedError if the link is closed."""
         ...
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        """Read no more from the peer, whose sends then wait; frames that arrived before may still be delivered."""
+        ...
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        """Deliver frames again; does nothing if reading was not paused."""
+        ...
 
     def close(self) -> None:
         """Close now; idempotent. `link_closed` follows exactly once, from the loop."""
@@ -103,7 +107,7 @@ class FrameHandler(Protocol):
     """What a connection delivers to. Calls come from the loop, never from inside `send` or `close`."""
 
     def frame_received(self, frame: memoryview) -> None:
-        """A frame's body without its length; the view stays valid and unchanged as long as anyone holds it.
+        """A frame's body without its length; the view stays valid and unchanged for as long as it is held.
 
         Raising an exception closes the link with it.
         """
@@ -120,7 +124,9 @@ class FrameHandler(Protocol):
 
 class Listener(Protocol):
     @property
-    def port(self) -> int: ...
+    def port(self) -> int:
+        """The port that is listened on; the one that was taken where 0 was asked for."""
+        ...
 
     async def close(self) -> None:
         """Stop accepting. Accepted links live on."""
@@ -141,7 +147,9 @@ class DiskFile(Protocol):
     """An open file. A direct file takes writes whose offsets, lengths and buffer addresses are multiples of 4096."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """The path that it was opened under; a later rename does not change it."""
+        ...
 
     @property
     def direct(self) -> bool:
@@ -160,15 +168,21 @@ class DiskFile(Protocol):
         """All `length` bytes if that needs no waiting, else None."""
         ...
 
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Bytes of the file as it is now. Raises OSError."""
+        ...
 
-    def truncate(self, size: int) -> None: ...
+    def truncate(self, size: int) -> None:
+        """Cut the file off, or lengthen it by zeros, to `size` bytes; not durable before a sync. Raises OSError."""
+        ...
 
     def sync_data(self) -> None:
         """fdatasync: what was written before is durable on return. Blocking. Raises OSError; never retry."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give the descriptor back. It syncs nothing."""
+        ...
 
 
 class Disk(Protocol):
@@ -198,7 +212,9 @@ class Disk(Protocol):
         """Replace the file atomically and durably (temporary file, sync, rename, sync of the directory)."""
         ...
 
-    def rename(self, old: str, new: str) -> None: ...
+    def rename(self, old: str, new: str) -> None:
+        """Rename atomically; a file of the new name is replaced. Durable after `sync_directory`. Raises OSError."""
+        ...
 
     def remove(self, path: str) -> None:
         """Delete a file; a missing one is fine."""

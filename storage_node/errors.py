@@ -10,7 +10,7 @@
     │   ├── BookieUnreachableError       no connection could be made; nothing was sent
     │   ├── NotEnoughBookiesError        fewer usable bookies than the ensemble needs
     │   ├── NoSpaceToStartError          a bookie's disk has no room for what a start must write; it did not start
-    │   ├── RackResolutionError          nobody could tell in which racks bookies are
+    │   ├── RackResolutionError          the racks of bookies could not be found out
     │   ├── TooManyConnectionsError      a bookie has all the connections it may have, and they are in use
     │   ├── LedgerClosedError            the ledger (or this handle) is closed; the add was not sent
     │   ├── LedgerRecoveryError          recovery could not finish; the ledger is as it was
@@ -81,7 +81,7 @@ class NoSpaceToStartError(NotAppliedError):
 
 
 class RackResolutionError(NotAppliedError):
-    """Where hosts are could not be found out: the topology script failed."""
+    """The locations of hosts could not be found out: the topology script failed."""
 
 
 class TooManyConnectionsError(NotAppliedError):

@@ -4,7 +4,7 @@ order, so that processes of both kinds may share a cluster.
     settings     the keys
     election     one auditor a cluster
     losses       when the lists of bookies call for an audit
-    auditor      audits: who is missing, which ledgers lack copies; publishes them
+    auditor      audits: which bookies are missing, which ledgers lack copies; publishes them
     fragments    which entries lie where: arithmetic
     checker      asks bookies for the copies that they should have
     replicator   restores the copies of one fragment

@@ -1,9 +1,10 @@
 """`Auditor`: finds ledgers that lack copies and publishes them; it repairs nothing.
 
-*Bookie audit*: every ledger's metadata is read; one that names a bookie which is not registered is marked with all such
-bookies. When it begins, once in a while, and when bookies are lost (`LossTracker`). *Ledger check*: every ledger is
-checked by reading (`checker`), once in a long while; when that last was is remembered in the metadata. *Placement
-check* (`placement_check`): the same, where it is asked for. All of them wait while auto-recovery is switched off.
+*Bookie audit*: every ledger's metadata is read; a ledger that names bookies which are not registered is marked with
+them. At the beginning of a term, once in a while, and when bookies are lost (`LossTracker`). *Ledger check*: every
+ledger is checked by reading (`checker`), once in a long while; the time of the last one is kept in the metadata.
+*Placement check* (`placement_check`): the same, where it is asked for. All of them wait while auto-recovery is switched
+off.
 
 An audit that cannot be finished is begun anew: what was lost stays lost until one has run through. Ledgers are walked
 through, never collected: memory does not grow with their number, and only a few reads are under way at once.
@@ -55,7 +56,7 @@ class AuditReport:
 
 
 class Auditor:
-    """One term as the cluster's auditor. `registry` tells of changes of the lists of bookies."""
+    """One term as the cluster's auditor. `registry` reports changes of the lists of bookies."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class Auditor:
                 logger.warning("auditing is interrupted, trying again: %s", error)
                 await asyncio.sleep(RETRY_S)
 
-    # ---- who is there -----------------------------------------------------------------------------------------------
+    # ---- registered bookies -----------------------------------------------------------------------------------------
 
     async def _audit_when_wanted(self) -> None:
         while True:
@@ -127,12 +128,12 @@ class Auditor:
             except BaseException:
                 self._wanted.set()
                 raise
-            self._losses.audited(lost)
+            self._losses.audited(lost)  # only those that were lost before it began: others it may have passed over
             logger.info(
                 "audited %d ledgers: %d lack the copies of %s",
                 report.ledgers,
                 report.marked,
-                ", ".join(sorted(report.lost)) or "nobody",
+                ", ".join(sorted(report.lost)) or "no bookie",
             )
 
     async def _follow_lists(self) -> None:
@@ -273,7 +274,7 @@ class Auditor:
         report = self.placement = await PlacementCheck(self._ledgers, self._judge_placement).run()
         logger.log(
             logging.WARNING if report.not_adhering else logging.INFO,
-            "checked the placement of %d closed ledgers: %d do not keep the policy, %d do as far as is known",
+            "checked the placement of %d closed ledgers: %d do not keep the policy, %d do by the racks that are known",
             report.closed,
             report.not_adhering,
             report.softly_adhering,
@@ -307,7 +308,7 @@ class AuditNeed(Enum):
     """What to do about the bookies that are lost at present."""
 
     NOTHING = "nothing"
-    """Nobody is lost: an audit that was to come is not needed."""
+    """No bookie is lost: an audit that was to come is not needed."""
     WAIT = "wait"
     """Audit after the delay, counted from when this was first said."""
     AUDIT = "audit"

@@ -4,7 +4,7 @@ A bookie that is not registered has nothing, without being asked. Of any other o
 should hold of each fragment are read, and more with `auditorLedgerVerificationPercentage`; a copy that it does not
 give is missing, whatever the reason. That is for repair, where one copy too many does no harm. What does harm is to
 take silence for the end of a ledger: so only "no such entry" and "no such ledger" say that nothing was written, never
-an unclean bookie's "unknown" (D3), and of a closed ledger nobody is asked where it ends (D10).
+an unclean bookie's "unknown" (D3), and the end of a closed ledger is taken from its metadata, not asked for (D10).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ READS_OF_ONE_LEDGER: Final = 16
 """Entries of one ledger that a check reads at once."""
 
 METADATA_AWAY: Final = (ConnectionLossError, MetadataUnavailableError, SessionExpiredError)
-"""Errors that say nothing about a ledger: whoever gets one waits and begins anew."""
+"""Errors that say nothing about a ledger: the audit or repair that gets one waits and begins anew."""
 
 _DEFINITE: Final = (*MISSING, DigestError, LedgerStateUnknownError)
 """Answers that asking again will not change."""
@@ -54,12 +54,13 @@ class BadFragment:
 
     @property
     def bookies(self) -> set[str]:
+        """The bookies whose copies are missing."""
         return {self.fragment.bookies[index] for index in self.bad}
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a check found: the ledger as it was, who was registered, and the fragments that lack copies."""
+    """What a check found: the ledger as it was, the registered bookies, and the fragments that lack copies."""
 
     ledger_id: int
     metadata: LedgerMetadata
@@ -74,8 +75,8 @@ class Inspection:
 
     @property
     def waits_for_writer(self) -> bool:
-        """Whether it is the writer's to do something: a fragment that may still change lacks copies, or a bookie that
-        the ledger is written to takes no writes."""
+        """Whether its writer has to act: a fragment that may still change lacks copies, or a bookie that the ledger is
+        written to takes no writes."""
         seats = endangered_seats(self.metadata, self.last_add_confirmed)
         return bool(seats - self.registered.writable) or not all(part.fragment.settled for part in self.bad)
 
@@ -129,7 +130,7 @@ class LedgerChecker:
     async def _is_unwritten(
         self, metadata: LedgerMetadata, last: Fragment, copies: LedgerCopies, registered: RegisteredBookies
     ) -> bool:
-        """Whether an open ledger's last fragment, which would be one entry, has none yet: all of its bookies say so."""
+        """Whether an open ledger's last fragment, of one entry, has none yet: all of its bookies say so (D3)."""
         if metadata.is_closed or last.first != last.last:
             return False
         for index in write_set(last.first, len(last.bookies), last.write_quorum):
@@ -165,7 +166,7 @@ class LedgerChecker:
         return frozenset(bad)
 
     async def _read(self, copies: LedgerCopies, bookie: str, entry_id: int) -> DistributedLogError | None:
-        """Why a bookie does not give its copy, None where it does. One that may only be busy is asked twice."""
+        """Why a bookie does not give its copy, None where it does. A bookie that may only be busy is asked twice."""
         error = await self._read_once(copies, bookie, entry_id)
         if error is None or isinstance(error, _DEFINITE):
             return error

@@ -35,7 +35,7 @@ STOP_TIMEOUT_S: Final = 5.0
 
 
 class AutoRecovery:
-    """Auto-recovery on the cluster at `root`, under the name `bookie_id`. Whoever made `store` closes it, after `stop`.
+    """Auto-recovery on the cluster at `root`, under the name `bookie_id`. The caller closes `store`, after `stop`.
 
     `failed` is set where it had to give up because of a bug; `failure` then says why.
     """
@@ -76,8 +76,8 @@ class AutoRecovery:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Begin. Raises CallerError where no cluster is initialised, CorruptDataError where another kind of
-        auto-recovery has been at work on it."""
+        """Begin. Raises CallerError where no cluster is initialised, CorruptDataError where its under-replication was
+        laid out by another kind of auto-recovery."""
         await self._ledgers.layout()
         await self.marks.prepare()
         loop = asyncio.get_running_loop()
@@ -136,7 +136,7 @@ class AuditorElection:
                 await asyncio.sleep(RETRY_S)
 
     async def withdraw(self) -> None:
-        """Let somebody else follow at once, after `run` has been cancelled."""
+        """Let another candidate follow at once, after `run` has been cancelled."""
         vote, self._vote = self._vote, None
         if vote is not None:
             await self._auditors.withdraw(vote)

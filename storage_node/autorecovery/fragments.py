@@ -2,8 +2,8 @@
 
 A ledger's metadata lists ensembles by their first entries. A *fragment* is what one ensemble holds: its entries run to
 the next one's first entry minus one; the last fragment's end comes from the metadata of a closed ledger (D10), from the
-LAC of an open one. A fragment may be empty: nothing is copied then, but its ensemble should name living bookies all the
-same, or every audit would find it again.
+LAC of an open one. A fragment may be empty: nothing is copied then, but its ensemble should name living bookies even
+so, or every audit would find it again.
 
 A fragment is *settled* when its entries will never change: the ledger is closed, or another fragment follows and all
 before that one is committed. Only settled fragments are repaired: of the others a writer may still change everything.
@@ -80,7 +80,7 @@ class StripedEntries:
 
 
 def fragments_of(metadata: LedgerMetadata, last_add_confirmed: int) -> list[Fragment]:
-    """A ledger's fragments, ascending. `last_add_confirmed` counts for one that is not closed only."""
+    """A ledger's fragments, ascending. `last_add_confirmed` counts only while it is open."""
     closed = metadata.is_closed
     last_key = metadata.last_ensemble.first_entry
     # Of an open ledger that has nothing in its last fragment yet, the first entry to come is looked at.

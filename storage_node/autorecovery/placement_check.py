@@ -2,7 +2,7 @@
 
 Every fragment of a ledger is judged by the policy of auto-recovery's own ledger client (the placement keys in its
 file). A ledger is as good as its worst fragment. An open ledger is passed over: its writer may still replace bookies.
-Where nobody tells the racks all bookies are in one, and no ledger keeps the policy, as upstream has it.
+Where no racks are configured all bookies are in one, and no ledger keeps the policy, as upstream has it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PlacementReport:
     """Those that were judged."""
     not_adhering: int = 0
     softly_adhering: int = 0
-    """They keep the policy as far as it is known where their bookies are."""
+    """They keep the policy in the racks that are known, but not all of their bookies' racks are."""
     unreadable: int = 0
 
 

@@ -1,8 +1,8 @@
 """`FragmentReplicator`: stores the missing copies of a fragment on other bookies, then says so in the metadata.
 
 In this order and no other: choose replacements, copy every entry that they must have, wait until all are on their
-disks, and only then swap the names in that one ensemble by compare-and-set. A crash before leaves copies that nobody
-refers to (their bookies collect them); after it the fragment is whole. State, end and keys of a ledger are never
+disks, and only then swap the names in that one ensemble by compare-and-set. A crash before leaves copies that are not
+referred to (their bookies collect them); after it the fragment is whole. State, end and keys of a ledger are never
 touched, so that this may run beside a writer, a recovery, or another replicator of the same fragment.
 """
 
@@ -25,11 +25,11 @@ from storage_node.settings.autorecovery import AutoRecoverySettings
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 20
-"""How often the metadata may change under the swap."""
+"""How often the swap is tried while the metadata keeps changing."""
 
 
 class Swap(NamedTuple):
-    """A bookie's place in an ensemble goes from one to another."""
+    """One bookie is replaced by another in an ensemble."""
 
     old: str
     new: str
@@ -66,11 +66,12 @@ class FragmentReplicator:
                     ledger_id=ledger.ledger_id,
                 )
 
+        # Every copy is on disk by now: from the swap on readers and recoveries count on them (I1).
         await self._publish(ledger.ledger_id, fragment, swaps, guard)
         return stored
 
     async def _copy(self, ledger: Inspection, part: BadFragment) -> tuple[Mapping[int, str], int]:
-        """Choose replacements and store their copies; who was chosen, and the number of copies.
+        """Choose replacements and store their copies. Returns the chosen bookies by index, and the number of copies.
 
         A bookie that answers EUA keeps, under this ledger's id, what others wrote: another one is chosen.
         """
@@ -88,7 +89,7 @@ class FragmentReplicator:
                 return picked, await self._copy_to(picked, copies, ledger, part.fragment)
             except UnauthorizedAccessError as error:
                 if error.node is None or error.node in strangers:
-                    raise
+                    raise  # no other choice would help
                 strangers.add(error.node)
                 logger.warning("%s cannot take copies of ledger %d: %s", error.node, ledger.ledger_id, error.message)
 
@@ -117,7 +118,7 @@ class FragmentReplicator:
             current = await self._ledgers.read(ledger_id)
             changed = current.value.with_copies_on(fragment.first, swaps)
             if changed is None:
-                logger.info("ledger %d: somebody else has repaired the fragment at %d", ledger_id, fragment.first)
+                logger.info("ledger %d: the fragment at %d was repaired elsewhere", ledger_id, fragment.first)
                 return
             try:
                 await self._ledgers.write(ledger_id, changed, current.version, guard=guard)

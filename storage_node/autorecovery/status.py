@@ -1,4 +1,4 @@
-"""What auto-recovery is at, as its znodes tell: for operators. Nothing here needs a running daemon, or changes one."""
+"""What auto-recovery does at present, by its znodes: for operators. It needs no running daemon, and changes none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_LIMIT: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class MarkedLedger:
-    """A ledger that lacks copies. `missing` is None where the mark cannot be read, `age_s` where it tells no time."""
+    """A ledger that lacks copies. `missing` is None where the mark cannot be read, `age_s` where it has no time."""
 
     ledger_id: int
     missing: tuple[str, ...] | None
@@ -27,7 +27,7 @@ class MarkedLedger:
 
 @dataclass(frozen=True, slots=True)
 class OpenLock:
-    """A ledger that somebody repairs, and who; None: the lock does not say."""
+    """A ledger that is being repaired, and the worker that does so; None: the lock does not name it."""
 
     ledger_id: int
     owner: str | None
@@ -52,8 +52,8 @@ class RecoveryStatus:
 async def recovery_status(
     store: MetadataStore, root: str, clock: Clock, *, limit: int = DEFAULT_LIMIT
 ) -> RecoveryStatus:
-    """Raises CallerError where no cluster is initialised below `root`, CorruptDataError where the delay is no number,
-    and the metadata store's errors."""
+    """The status of the cluster at `root`. Raises CallerError where no cluster is initialised there, CorruptDataError
+    where the delay is not a number, and the metadata store's errors."""
     await LedgerStore(store, root).check_initialised()
     marks = ReplicationStore(store, root)
     delay = await marks.lost_bookie_recovery_delay()
@@ -77,7 +77,7 @@ async def recovery_status(
 
 
 async def _marked(marks: ReplicationStore, ledger_id: int, clock: Clock) -> MarkedLedger | None:
-    """None where the ledger was repaired since it was listed."""
+    """One mark as operators see it; None where the ledger was repaired since it was listed."""
     try:
         found = await marks.read(ledger_id)
     except CorruptDataError:

@@ -6,12 +6,12 @@ The order of znodes is that of docs/reference/wire.md#replication-worker: mark, 
 removed, lock removed; so a crash at any point leaves a mark for the next worker, and the lock goes with the session. A
 mark is removed only with the version that was read under the lock, and only after a check that found nothing missing.
 
-What cannot be finished keeps its lock for a while, so that nobody takes it up at once:
+What cannot be finished keeps its lock for a while, so that no worker takes it up at once:
 
-*Its writer is to act*: a fragment that may still change lacks copies, or a bookie that the ledger is written to is not
-writable. A living writer replaces the bookie by itself; if after the grace period it has not, the ledger is recovered,
-which fences the writer and closes the ledger. Then it is taken up again.
-*It could not be repaired*: too few bookies, an entry that no replica gives. Each failure doubles the pause.
+*The writer has to act*: a fragment that may still change lacks copies, or a bookie that the ledger is written to is not
+writable. A living writer replaces the bookie by itself; if it has not done so after the grace period, the ledger is
+recovered, which fences the writer and closes the ledger. Then it is taken up again.
+*It could not be repaired*: too few bookies, or an entry that no replica gives. Each failure doubles the pause.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ReplicationWorker:
         except InvariantViolation:
             raise
         except DistributedLogError as error:
-            # An open ledger of which too few bookies are left to tell where it ends: that is nobody's to decide (D3).
+            # Also an open ledger of which too few bookies are left to decide where it ends: no guess is made (D3).
             logger.warning("ledger %d cannot be repaired at present: %s", task.ledger_id, error)
         else:
             if found.waits_for_writer:
@@ -148,12 +148,12 @@ class ReplicationWorker:
     async def _repair(self, task: RepairTask) -> Inspection:
         """Restore the copies of the settled fragments; what fails is left for another time, fragment by fragment.
 
-        Returns how the ledger is now; of one that waits for its writer, how it was.
+        Returns how the ledger is now; where it waits for its writer, how it was.
         """
         found = await self._checker.inspect(task.ledger_id)
         for part in found.bad:
             if not part.fragment.settled:
-                continue
+                continue  # entries may still be added to it: copies made now would not be all of them
             try:
                 stored = await self._replicator.repair(found, part, partial(self._marks.holds, task.lock))
             except (*METADATA_AWAY, NoNodeError, InvariantViolation):
@@ -169,6 +169,7 @@ class ReplicationWorker:
                     ", ".join(sorted(part.bookies)),
                     part.fragment.first,
                 )
+        # The mark goes only after a check that finds nothing missing: another bookie may be lost meanwhile (I1).
         return found if found.waits_for_writer else await self._checker.inspect(task.ledger_id)
 
     async def _settle(self, task: RepairTask) -> None:
@@ -184,7 +185,7 @@ class ReplicationWorker:
             lost = not self._marks.holds(task.lock)
             await self._queue.give_back(task)
             if lost:
-                self._news.set()  # the lock went with its session: no event will tell that the ledger is free now
+                self._news.set()  # the lock went with its session: no event will report that the ledger is free now
 
     # ---- later ------------------------------------------------------------------------------------------------------
 
@@ -215,7 +216,7 @@ class ReplicationWorker:
         async def later() -> None:
             await asyncio.sleep(self._settings.open_ledger_grace_period_ms / 1000)
             if not self._marks.holds(task.lock):
-                return  # our session ended: it is somebody else's now
+                return  # our session ended: another worker may have it now
             try:
                 found = await self._checker.inspect(task.ledger_id)
                 if found.waits_for_writer:

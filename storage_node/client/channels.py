@@ -1,7 +1,7 @@
 """`Channel`: one connection that is opened by the first thing sent, and again by the first after a loss.
 
-What is sent never waits: while the connection is being opened it queues up. Whoever uses a channel hears once of each
-loss, and then nothing that was sent before will be answered. Time limits are swept by one `Sweeper` a client.
+What is sent never waits: while the connection is being opened it queues up. The user of a channel is notified once of
+each loss; nothing that was sent before it will be answered. Time limits are swept by one `Sweeper` for each client.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ class Sweeper:
             self._timer = self._loop.call_later(self._interval_s, self._sweep)
 
     def leave(self, member: Callable[[float], bool]) -> None:
+        """Call `member` no more; does nothing where it has not joined, or has left by itself."""
         self._members.pop(member, None)
 
     def stop(self) -> None:
-        """For good."""
+        """Stop for good: what joins later is not called."""
         self._stopped = True
         self._members.clear()
         if self._timer is not None:
@@ -75,12 +76,12 @@ class Surroundings(Protocol):
 
 
 class Channel:
-    """The link to one bookie, and everything about getting and losing it. Subclasses give it a protocol."""
+    """The link to one bookie: how it is made, lost and made again. Subclasses give it a protocol."""
 
     def __init__(self, surroundings: Surroundings, bookie: str) -> None:
         self.bookie = bookie
         self.losses = 0
-        """How often what was under way was lost with the link, or no link could be had."""
+        """How often what was under way was lost with the link, or no link could be made."""
         self._around = surroundings
         self._link: Link | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -90,7 +91,7 @@ class Channel:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that have not left yet."""
+        """Bytes that the network has not taken yet."""
         if self._link is not None:
             return self._link.queued_bytes
         return sum(map(len, self._backlog))

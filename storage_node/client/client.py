@@ -72,6 +72,7 @@ class LedgerClient:
 
     @property
     def settings(self) -> ClientSettings:
+        """The settings that this client was made with; they never change."""
         return self._settings
 
     @property
@@ -99,7 +100,7 @@ class LedgerClient:
         `deferred_sync` bookies acknowledge before they sync, and `LedgerWriter.force` moves the LAC; with `advanced`
         entries are added by `LedgerWriter.add_at`. A `ledger_id` of the caller's must be new: NodeExistsError.
 
-        Ids can be foreseen, and bookies take a first entry from anybody: see `LedgerWriter.replace_with` for what is
+        Ids can be foreseen, and bookies take a first entry from any client: see `LedgerWriter.replace_with` for what is
         done where others have written under this id. Without that the first adds fail with LedgerTakenError.
 
         Raises CallerError, NotEnoughBookiesError, or the metadata store's errors.
@@ -121,7 +122,7 @@ class LedgerClient:
             custom=dict(custom or {}),
         )
         ledger_id, created = await self._create(metadata, before_create, ledger_id)
-        self._use()  # closed meanwhile: the ledger exists, empty; whoever listed it sweeps it
+        self._use()  # closed meanwhile: the ledger exists, empty; the caller that noted its id deletes it
         spans = None
         if self._settings.placement.enforce_min_num_fault_domains_for_write:
             spans = partial(context.placement.spans_fault_domains, write_quorum=write_quorum)
@@ -230,7 +231,7 @@ class LedgerClient:
         return await ask_disk_space(self._use().pool, bookie)
 
     async def delete(self, ledger_id: int) -> None:
-        """Delete a ledger's metadata; one that does not exist is fine. Bookies collect its entries later."""
+        """Delete a ledger's metadata; does nothing where there is none. Bookies collect its entries later."""
         self._use()
         await self._ledgers.delete(ledger_id)
 

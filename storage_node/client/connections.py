@@ -46,11 +46,15 @@ Answer: TypeAlias = Response | DistributedLogError
 
 
 class AddOwner(Protocol):
-    """Who sent an add; called back once for each add and seat."""
+    """The sender of an add; called back once for each add and seat."""
 
-    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None: ...
+    def on_added(self, seat: Seat, entry_ids: Sequence[int]) -> None:
+        """The seat's bookie has answered EOK for these entries, in this order."""
+        ...
 
-    def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None: ...
+    def on_refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> None:
+        """The bookie answered otherwise, or not in time, or its connection was lost: it may have stored the entry."""
+        ...
 
 
 _Add: TypeAlias = tuple[AddOwner, Seat, int, float, int]
@@ -83,7 +87,7 @@ class Connection(Channel):
         """Send an add; `answer` is the EOK to come. Deadlines must not decrease from call to call."""
         if not self._adds:
             self._pool.sweeper.join(self._sweep)
-        self._adds[answer] = (owner, seat, entry_id, deadline, txn_id)
+        self._adds[answer] = (owner, seat, entry_id, deadline, txn_id)  # before sending: a lost link must refuse it
         if self._link is not None:
             self._link.send(*frame)
         else:
@@ -102,7 +106,7 @@ class Connection(Channel):
             self._send_later((frame,))
 
     def forget(self, txn_id: int) -> None:
-        """Nobody waits for this request any more."""
+        """The answer is not wanted any more: if it comes it is dropped."""
         self._requests.pop(txn_id, None)
 
     # ------------------------------------------------------------------------------------ FrameHandler
@@ -114,7 +118,7 @@ class Connection(Channel):
             self._acknowledged.append(add)
             return
         if self._acknowledged:
-            self._pass_on()  # what came first is heard of first
+            self._pass_on()  # answers are passed on in the order in which they came
         response = decode_response(frame)
         if response.operation is Operation.ADD:
             self._other_add_answer(response)
@@ -162,12 +166,13 @@ class Connection(Channel):
         self._heard = self._pool.loop.time()
 
     def batch_done(self) -> None:
+        """The EOKs of one read are passed on together."""
         self._heard = self._pool.loop.time()
         if self._acknowledged:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Tell owners of their EOKs, in order; those in a row of one owner and seat cost one call, and one drain."""
+        """Notify owners of their EOKs, in order; those in a row of one owner and seat cost one call, and one drain."""
         adds, self._acknowledged = self._acknowledged, []
         owner, seat = adds[0][:2]
         entry_ids: list[int] = []
@@ -186,6 +191,7 @@ class Connection(Channel):
             self._pool.quarantine.failed(self.bookie, error)
         if self._acknowledged:
             self._pass_on()  # of a batch that ended with the link: its EOKs are as good as others
+        # Taken out first: an owner may send again at once, on the next link, and that must not be ended here.
         adds, self._adds = self._adds, {}
         requests, self._requests = self._requests, {}
         for owner, seat, entry_id, _, _ in adds.values():
@@ -207,6 +213,7 @@ class Connection(Channel):
             if deadline <= now and self._requests.pop(txn_id, None) is not None:
                 began = min(began, deadline - limit_ms / 1000)
                 answer(self._late(limit_ms, None))
+        # A slow request alone does not show that the link is dead: other answers may have come since it was sent.
         if began < now and self._heard < began and self._link is not None:
             logger.warning("nothing comes from %s any more: its connection is made anew", self.bookie)
             self._link.close()
@@ -318,7 +325,7 @@ class BatchConnection(Channel):
             self._send_later((frame,))
 
     def forget(self, request_id: int) -> None:
-        """Nobody waits for this request any more."""
+        """The answer is not wanted any more: if it comes it is dropped."""
         self._requests.pop(request_id, None)
 
     def frame_received(self, frame: memoryview) -> None:

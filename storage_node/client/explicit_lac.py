@@ -1,6 +1,6 @@
-"""`ExplicitLac`: tells bookies the LAC where no later add does, so that readers see the last entries of a quiet ledger.
+"""`ExplicitLac`: writes the LAC to bookies where no later add carries it, for readers at the end of a quiet ledger.
 
-With an interval, the LAC is written once for so long no add has carried a later one; what fails is logged and tried
+With an interval, the LAC is written once no add has carried a later one for that long; what fails is logged and tried
 again, later each time. `flush` writes it at once and says whether it worked.
 """
 
@@ -27,7 +27,8 @@ LONGEST_PAUSE_S = 5.0
 
 
 class ExplicitLac:
-    """Of one writer. `carried` gives the LAC that its last add carried; `start` runs a background task of it."""
+    """The explicit LAC of one writer. `carried` gives the LAC that its last add carried; `start` runs a background task
+    of it."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class ExplicitLac:
         self._stopped = False
 
     def moved(self) -> None:
-        """The LAC has moved."""
+        """The LAC has moved: write it after the interval, unless an add carries it before."""
         if self._interval_s > 0 and self._timer is None and not self._stopped:
             self._timer = self._pool.loop.call_later(self._pause_s, self._due)
 
@@ -76,10 +77,10 @@ class ExplicitLac:
     async def flush(self) -> int:
         """Write the LAC to the bookies that hold its entry; returns it when an ack quorum has it.
 
-        Raises what kept too many of them; readers may have heard of it all the same, which does no harm.
+        Raises what kept too many of them from it; readers may have seen that LAC even so, which does no harm.
         """
         machine = self._machine
-        lac = machine.last_add_confirmed
+        lac = machine.last_add_confirmed  # once, before the sends: all bookies get the same, and never a later one (I6)
         if lac <= self._told or lac < 0:
             return lac
         metadata: LedgerMetadata = machine.metadata

@@ -1,6 +1,6 @@
 """What this client has lately seen of each bookie: it orders the replicas to ask and the bookies to place on.
 
-Only memory, only advice: nothing is ever excluded for good, and a success wipes the slate clean.
+It is kept in memory and is advice only: no bookie is excluded for good, and a success clears what was held against it.
 
 *Answer times.* Each read's time goes into a moving average of its bookie. A bookie that is clearly slower than the
 fastest one lags, and is asked after those that do not; it stops lagging only when it is nearly as fast again, so that
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 AVERAGE_WEIGHT = 0.2
-"""Of the newest answer time in a bookie's average."""
+"""The weight of the newest answer time in a bookie's average."""
 JUDGE_EVERY = 8
 """Answers of a bookie from one comparison with the others to the next."""
 LAG_FACTOR, LAG_S = 3.0, 0.005
 """A bookie lags when its average is both so many times, and so much, above the fastest one's."""
 LEVEL_FACTOR, LEVEL_S = 1.5, 0.002
-"""It lags no more when its average is within either of these."""
+"""It stops lagging when its average is within either of these."""
 LAG_MEMORY_S = 10.0
 
 FAILED, SLOW, READ_ONLY, LAGGING, GOOD = 4, 3, 2, 1, 0
@@ -62,7 +62,7 @@ class BookieHealth:
     # ------------------------------------------------------------------------------------ what was seen
 
     def failed(self, bookie: str) -> None:
-        """It refused, lost the connection, or did not answer."""
+        """The bookie refused, lost the connection, or did not answer."""
         self._failed[bookie] = self._loop.time()
         if self.on_trouble is not None:
             self.on_trouble()
@@ -74,7 +74,7 @@ class BookieHealth:
             self.on_trouble()
 
     def answered(self, bookie: str, asked: float | None = None) -> None:
-        """It did what it was asked to; `asked` is the time at which it was asked for one entry."""
+        """The bookie did what it was asked to; `asked` is the time at which it was asked for one entry."""
         if self._failed:
             self._failed.pop(bookie, None)
         if asked is None:
@@ -117,6 +117,7 @@ class BookieHealth:
     # ------------------------------------------------------------------------------------ what follows
 
     def failed_within(self, bookie: str, window_ms: int) -> bool:
+        """Whether a request to the bookie failed in the last `window_ms`."""
         when = self._failed.get(bookie)
         return when is not None and self._loop.time() - when < window_ms / 1000
 
@@ -132,7 +133,7 @@ class BookieHealth:
         return sorted(bookies, key=lambda bookie: self._since(self._failed, bookie, now, self._memory_s))
 
     def rank(self, bookie: str) -> int:
-        """Where it stands in reading order: GOOD to FAILED."""
+        """The bookie's rank in reading order: GOOD to FAILED."""
         now = self._loop.time()
         if self._since(self._failed, bookie, now, self._memory_s) or self._since(
             self._absent, bookie, now, self._memory_s
@@ -148,13 +149,13 @@ class BookieHealth:
         return GOOD
 
     def _paces_forgotten(self, bookie: str, now: float) -> None:
-        """What is known of a bookie that has not been asked for long says nothing any more."""
+        """Forget the answer times of a bookie that has not been asked for long: they say nothing any more."""
         pace = self._paces.get(bookie)
         if pace is not None and now - pace.heard > LAG_MEMORY_S:
             del self._paces[bookie]
 
     def _since(self, table: dict[str, float], bookie: str, now: float, memory_s: float) -> float:
-        """0 if there is nothing to remember, else the greater the more recent."""
+        """0 where nothing is remembered; otherwise greater, the more recent it is."""
         when = table.get(bookie)
         if when is None:
             return 0.0

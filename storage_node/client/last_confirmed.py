@@ -100,7 +100,7 @@ class LacQuestion:
         return lac, stored
 
     def _last(self, answer: Answer, bookie: str) -> int:
-        """What the last entry carries, or the bookie has heard besides."""
+        """The LAC that the last entry carries, or a later one that the bookie knows."""
         response = self._checked(answer, bookie)
         if not isinstance(response, ReadResponse) or response.body is None:
             raise ProtocolError("an EOK without an entry", node=bookie)
@@ -108,7 +108,7 @@ class LacQuestion:
         return max(entry.last_add_confirmed, -1 if response.max_lac is None else response.max_lac)
 
     def forget(self) -> None:
-        """Nobody waits for answers any more."""
+        """End the question: answers that still come are dropped."""
         for bookie, txn_id in self._asked:
             self._pool.to(bookie, self._ledger_id).forget(txn_id)
 

@@ -1,7 +1,7 @@
-"""`LedgerCopies`: single copies of one ledger's entries, for auto-recovery: read one, store one more, choose for whom.
+"""`LedgerCopies`: single copies of one ledger's entries, for auto-recovery: read one, store one more, choose bookies.
 
-Writers and readers deal in entries and leave copies to the machines; whoever checks or restores copies cannot. Nothing
-here changes metadata: a copy on a bookie outside of the entry's ensemble is nothing until an update refers to it.
+Writers and readers deal in entries and leave copies to the machines; a check or a repair has to deal in copies. Nothing
+here changes metadata: a copy on a bookie outside of the entry's ensemble counts only once an update refers to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Waiting for storage nodes that are away: an operation that too few of them answer is tried again for a while.
 
-Off by default: a program that writes or reads a ledger hears of it at once, and decides. Spark's queries cannot: they
-set `outageWaitMillis`. It is looked at in few places, each of which repeats what has had no effect yet:
+Off by default: a program that writes or reads a ledger gets the error at once, and decides. Spark's queries cannot:
+they set `outageWaitMillis`. It is looked at in few places, each of which repeats what has had no effect yet:
 
 | operation | what is repeated |
 |---|---|
@@ -70,7 +70,7 @@ class Outage:
         self._pause_s = FIRST_PAUSE_S
 
     async def wait(self, error: DistributedLogError | None = None) -> bool:
-        """Pause before the next try; False, at once, if it has lasted so long that there shall be none."""
+        """Pause before the next try; False, at once, if the outage has lasted too long for another."""
         now = asyncio.get_running_loop().time()
         if self._since is None:
             self._since = now
@@ -84,12 +84,12 @@ class Outage:
         return True
 
     def over(self) -> None:
-        """The operation came through, or a part of it."""
+        """The operation succeeded, or a part of it."""
         self._since = None
         self._pause_s = FIRST_PAUSE_S
 
     def lasted(self, error: DistributedLogError) -> DistributedLogError:
-        """`error`, saying that it was waited for as well."""
+        """`error`; its message now also says how long this has waited."""
         if self._limit_s and self._since is not None:
             error.message = f"{error.message} (waited {self._limit_s:g} s for what is away to come back)"
         return error
@@ -103,11 +103,11 @@ class Members:
         self._needed = needed
 
     async def too_few(self) -> bool:
-        """Whether there have never been so many: then it is not that some are away, and no wait helps."""
+        """Whether fewer nodes than that belong to the cluster: then it is not an outage, and no wait helps."""
         return 0 < len(await self._bookies.cookies()) < self._needed
 
     async def away(self) -> list[str]:
-        """Ids of the nodes that belong to the cluster and are not there."""
+        """Ids of the nodes that belong to the cluster and are not registered."""
         members, writable, readonly = await asyncio.gather(
             self._bookies.cookies(), self._bookies.writable(), self._bookies.readonly()
         )

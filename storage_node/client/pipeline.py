@@ -84,7 +84,7 @@ class ClientContext:
     ledgers: LedgerStore
     placement: Placement
     ensemble_change_disabled: Callable[[], bool]
-    """Asked when a bookie has failed: whether writers keep it all the same, and send it again what it failed."""
+    """Asked when a bookie has failed: whether writers keep it even so, and send it again what it failed."""
 
 
 def digest_of(metadata: LedgerMetadata) -> EntryDigest:
@@ -101,13 +101,14 @@ def check_payload(piece: object) -> None:
 
 
 class Tasks:
-    """Background tasks of one object, all of which end with it (I16); `broken` hears of one that should not fail."""
+    """Background tasks of one object, all of which end with it (I16). One that fails is a bug: `broken` is called."""
 
     def __init__(self, broken: Callable[[InvariantViolation], None]) -> None:
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order: a set's would be another in each run
         self._broken = broken
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it in the background; `stop` cancels what has not ended by then."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -127,7 +128,7 @@ class Tasks:
 
 
 class MetadataUpdates:
-    """Carries out `WriteMetadata` and `ReadMetadata` for a machine, and tells it what came of it."""
+    """Carries out `WriteMetadata` and `ReadMetadata` for a machine, and feeds it the outcome."""
 
     def __init__(
         self,
@@ -147,6 +148,7 @@ class MetadataUpdates:
         self._failed = failed
 
     async def write(self, effect: WriteMetadata) -> None:
+        """The conditional write; exactly one of `written`, `doubtful` and `failed` follows, and nothing is raised."""
         try:
             result = await self._ledgers.write(self._ledger_id, effect.metadata, effect.version)
         except (BadVersionError, OutcomeUnknownError):
@@ -157,6 +159,7 @@ class MetadataUpdates:
             self._written(result.value, result.version)
 
     async def read(self) -> None:
+        """Read the metadata; `found` or `failed` follows, and nothing is raised."""
         try:
             result = await self._ledgers.read(self._ledger_id)
         except DistributedLogError as error:
@@ -188,7 +191,7 @@ class AddPipeline:
         self._next_resend = 0.0
         self._lac_told = -1  # the LAC that the last add carried
         self._quorum_timeout_s = context.settings.add_entry_quorum_timeout_ms / 1000
-        # When which entry was the last pushed, as far as the sweeper has looked and it is not acknowledged yet.
+        # (time, last entry pushed by then) of the sweeper's looks at entries that are not acknowledged yet.
         self._overdue_marks: deque[tuple[float, int]] = deque()
         self._patience: asyncio.TimerHandle | None = None
         self._bind()
@@ -230,6 +233,7 @@ class AddPipeline:
                 advice=f"Largest payload: {self._max_payload} bytes",
                 ledger_id=self.ledger_id,
             )
+        # From here to the packaging nothing can fail: an id that was given out without an entry would be a gap.
         effects = self.machine.add(size, length, entry_id)
         send = cast(Send, effects[0])  # an add's first effect, always
         self._lac_told = send.last_add_confirmed
@@ -314,7 +318,7 @@ class AddPipeline:
             self._broken(error)
 
     def _broken(self, error: InvariantViolation) -> None:
-        """A broken invariant ends this writer, loudly, and nobody else's."""
+        """A broken invariant ends this writer with an error, and no other one."""
         self._run(self.machine.abort(error))
 
     def _run(self, effects: Effects) -> None:
@@ -362,7 +366,7 @@ class AddPipeline:
         for entry_id in range(effect.first, effect.last + 1):
             future, size, _, _ = take(entry_id)
             total += size
-            if not future.done():  # its owner may have cancelled it; the entry is written all the same
+            if not future.done():  # its owner may have cancelled it; the entry is written even so
                 future.set_result(entry_id)
         self.outstanding_bytes -= total
         self._outage.over()
@@ -382,7 +386,7 @@ class AddPipeline:
         picked, failure = await self._replacements(wanted)
         if not self._recovering:  # one is repeated as a whole
             while not self.machine.suffices(picked) and await self._outage.wait(failure):
-                # Nobody else is left: also those that have failed this change are asked, which may be back by now.
+                # No other bookie is left: also pick from those that have failed this change, which may be back by now.
                 gone = {wanted.bookies[index] for index in wanted.indices}
                 excluded = (frozenset(wanted.bookies) - gone) | wanted.strangers
                 picked, failure = await self._replacements(replace(wanted, excluded=excluded))
@@ -400,7 +404,7 @@ class AddPipeline:
     def _send_kept(self, now: float) -> bool:
         """Send pending entries again to the bookies that failed them; True while any wait for that.
 
-        What is acknowledged without such a bookie it does not get: that copy is missing until somebody makes it.
+        Such a bookie does not get what is acknowledged without it: that copy is missing until auto-recovery makes it.
         """
         if now >= self._next_resend:
             self._next_resend = now + self._context.settings.vacancy_retry_ms / 1000
@@ -446,7 +450,7 @@ class AddPipeline:
         raise InvariantViolation(f"asked to force entry {effect.entry_id}", ledger_id=self.ledger_id)
 
     async def _replace(self, effect: ReplaceLedger) -> None:
-        """Only a writer that was told how is asked to."""
+        """Only a writer that `replace_with` was called on is asked to."""
         raise InvariantViolation("asked for another ledger", ledger_id=self.ledger_id) from effect.error
 
     async def stop(self) -> None:
@@ -463,7 +467,7 @@ class AddPipeline:
         """Entries up to `last` are acknowledged."""
 
     def _failed(self, error: DistributedLogError) -> None:
-        """The machine has failed; the futures have been told."""
+        """The machine has failed; every pending add's future has its error."""
 
     def _closed(self, metadata: LedgerMetadata) -> None:
         """The ledger is closed."""

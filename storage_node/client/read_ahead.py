@@ -25,7 +25,7 @@ LEAST_BATCH = 2
 
 FIRST_BATCH = 16
 FIRST_SINGLES = 4
-"""How many are asked for at once before the size of any is known; a batch is bounded in bytes besides."""
+"""How many entries are asked for at once before the size of any is known; a batch is also bounded in bytes."""
 
 Again = Callable[[int, LedgerMetadata, DistributedLogError], Awaitable[Entry]]
 
@@ -92,7 +92,7 @@ class ReadAhead:
             for piece in self._ahead:
                 piece.future.cancel()
                 if piece.future.done() and not piece.future.cancelled():
-                    piece.future.exception()  # the first error was raised; the others say nothing new
+                    piece.future.exception()  # seen: the first error was raised, and the others add nothing
 
     async def _take(self, piece: _Single) -> Entry:
         failure: DistributedLogError
@@ -161,6 +161,7 @@ class ReadAhead:
         missing = batch.first + found
         if missing > batch.last:
             return
+        # At the front of the line: entries are given in order, and those behind are on their way already (I4).
         known = self.metadata()
         bookie = (
             self.fetcher.batch_bookie(known, missing) if found and batch.last - missing + 1 >= LEAST_BATCH else None

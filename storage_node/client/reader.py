@@ -70,6 +70,7 @@ class LedgerReader:
 
     @property
     def metadata(self) -> LedgerMetadata:
+        """The newest metadata that this reader has seen; the watch keeps it up to date."""
         return self._current.value
 
     @property
@@ -120,7 +121,7 @@ class LedgerReader:
             await entries.aclose()
 
     async def read_unconfirmed(self, first: int, last: int) -> list[Entry]:
-        """Entries first..last of an open ledger, confirmed or not: what is beyond the LAC may never come to be.
+        """Entries first..last of an open ledger, confirmed or not: what is beyond the LAC may never be committed.
 
         For looking into a ledger; nothing may be built on it. Raises CallerError beyond a closed ledger's end (I17),
         NoSuchEntryError where none of its replicas has an entry, and what `read` raises.
@@ -132,7 +133,7 @@ class LedgerReader:
         return [entry async for entry in run.entries(first, last)]
 
     async def _fetch_again(self, entry_id: int, known: LedgerMetadata, error: DistributedLogError) -> Entry:
-        """No replica that was `known` had it: perhaps it lies elsewhere by now, and the watch has not told yet."""
+        """No replica that was `known` had it: perhaps it lies elsewhere by now, and the watch has not fired yet."""
         try:
             self._take(await self._context.ledgers.read(self.ledger_id))
         except DistributedLogError as second:
@@ -155,14 +156,14 @@ class LedgerReader:
     async def read_last_acknowledged(self, timeout_ms: int = UNCONFIRMED_MS) -> int:
         """The LAC, as soon as it has reached every entry that was acknowledged before this was asked.
 
-        What was acknowledged last may be stored and not confirmed yet: its writer tells with the next entry, or after
-        `explicitLacInterval`. So where bookies have entries behind the LAC, it is waited for, at most `timeout_ms`: as
-        long, and in vain, where the writer died or is one that tells nothing by itself; nothing else is certain then,
-        before the ledger is recovered (I6). Raises as `read_last_confirmed`.
+        What was acknowledged last may be stored and not confirmed yet: its writer confirms it with the next entry, or
+        after `explicitLacInterval`. So where bookies have entries behind the LAC, this waits until they are confirmed,
+        at most `timeout_ms`. It waits that long in vain where the writer died, or writes no explicit LAC: before the
+        ledger is recovered nothing more than the LAC is certain (I6). Raises what `read_last_confirmed` raises.
         """
         stored = await outlast(self._context.settings.outage_wait_ms, self._read_last_confirmed)
         if stored > self._last_add_confirmed and not self.closed:
-            # Not longer than it has to: the same entry, in vain again, tells nothing new.
+            # Once for each entry: waiting in vain for the same one again would bring nothing new.
             if stored > self._waited_for:
                 try:
                     await self.poll(stored, timeout_ms)
@@ -196,7 +197,7 @@ class LedgerReader:
         return question
 
     async def try_read_last_confirmed(self) -> int:
-        """The LAC as far as it is quickly known: the first news of any bookie, or the best that all of them know.
+        """The LAC, as well as it can be known quickly: the first news of any bookie, or the best that all of them know.
 
         Never less than what this reader knew, but perhaps less than `read_last_confirmed`. Raises LedgerRecoveryError
         where no bookie of the last ensemble answers.
@@ -213,7 +214,7 @@ class LedgerReader:
             if attempt.valid:
                 return self._last_add_confirmed
             error = LedgerRecoveryError(
-                "no storage node of the last ensemble told its LAC",
+                "no storage node of the last ensemble gave its LAC",
                 advice="See that the ledger's storage nodes are up",
                 ledger_id=self.ledger_id,
             )
@@ -268,12 +269,13 @@ class LedgerReader:
             machine = poll.machine
             entry = await poll.run(self._changed)
             self._raise_lac(machine.last_add_confirmed)
+            # The ledger may have been closed while the answer was on its way: its end decides, not the bookie (I17).
             if entry is not None and self._within(next_entry):
                 return entry
             failure = None if machine.known else machine.error
             waited = machine.empties > 0 and self._loop.time() - began >= pause_s
             if not waited and next_entry > self._last_add_confirmed:
-                # Answered at once, with nothing: no bookie has heard of the ledger yet, or none is there.
+                # Answered at once, with nothing: no bookie knows the ledger yet, or none is there.
                 await self._pause(min(pause_s, max(deadline - self._loop.time(), 0)))
                 pause_s = min(pause_s * 2, RETRY_S)
 
@@ -319,7 +321,7 @@ class LedgerReader:
     def _take(self, current: Versioned[LedgerMetadata]) -> None:
         """Adopt metadata that is newer than what is known."""
         if current.version < self._current.version:
-            return
+            return  # an answer that was overtaken: ensembles, and a close, must not be undone (I2)
         changed = current.version > self._current.version
         self._current = current
         if current.value.is_closed:
@@ -344,7 +346,7 @@ class LedgerReader:
             raise self._gone
 
     async def close(self) -> None:
-        """End the watch and whoever waits here. Idempotent."""
+        """End the watch, and every call that waits here. Idempotent."""
         if not self._ended:
             self._ended = True
             self._wake()

@@ -1,8 +1,8 @@
 """`EntryFetcher`: committed entries from their replicas, one by one or a batch at a time.
 
-Every entry is verified before anybody sees it (I12). Replicas are asked in write-set order, those that lag, only read,
-were slow or failed lately behind the others; after a silence the next one is asked beside, and so on with growing
-pauses. A bookie that has answered other reads meanwhile is busy rather than silent, and gets one more pause.
+Every entry is verified before a caller sees it (I12). Replicas are asked in write-set order, with those that lag, are
+read-only, were slow or failed lately behind the others; after a silence the next one is asked beside, and so on with
+growing pauses. A bookie that has answered other reads meanwhile is busy rather than silent, and gets one more pause.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage_node.protocol.reading import EntryRead, fragment_end
 from storage_node.protocol.striping import write_set
 
 BATCH_BYTES = 1 << 20
-"""What one batch is asked for at most."""
+"""Most bytes that are asked for in one batch."""
 
 BATCH_OVERHEAD_BYTES = 1024
 """Room in a frame for what is not entries."""
@@ -57,7 +57,7 @@ class EntryFetcher:
         self._batches = 0
         self._refused = False  # no bookie of an ensemble serves batches
 
-    # ------------------------------------------------------------------------------------ whom to ask
+    # ------------------------------------------------------------------------------------ which replicas to ask
 
     def _order(self, metadata: LedgerMetadata, entry_id: int, bookies: tuple[str, ...]) -> Sequence[int]:
         settings = self._settings
@@ -159,7 +159,7 @@ class EntryFetcher:
         return error
 
     def _settled(self, fetch: _Fetch, _future: asyncio.Future[Entry]) -> None:
-        """Done, failed or cancelled: nobody waits for the other replicas' answers."""
+        """Done, failed or cancelled: the other replicas' answers are not needed any more."""
         self._open.pop(fetch, None)
         for bookie, txn_id in fetch.asked:
             self._pool.to(bookie, self._ledger_id).forget(txn_id)
@@ -211,7 +211,7 @@ class EntryFetcher:
         return self._settings.batch_reads and metadata.ensemble_size == metadata.write_quorum and not self._refused
 
     def batch_bookie(self, metadata: LedgerMetadata, first: int) -> str | None:
-        """Whom to ask for a batch that begins with `first`; None: the entries have to be read one by one."""
+        """The bookie to ask for a batch that begins with `first`; None: the entries have to be read one by one."""
         if not self.batchable(metadata):
             return None
         bookies = metadata.ensemble_for(first).bookies
@@ -266,6 +266,7 @@ class EntryFetcher:
             return []
         entries: list[Entry] = []
         for entry_id, body in zip(range(first, last + 1), answer.entries, strict=False):
+            # By the id that is expected next: an answer with a gap fails here and is cut off at it (I4, I12).
             try:
                 entries.append(digest.verify(self._ledger_id, entry_id, body))
             except DistributedLogError:

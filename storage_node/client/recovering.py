@@ -53,7 +53,7 @@ _LAST_ENTRY = -1
 
 
 async def recover(context: ClientContext, ledger_id: int, current: Versioned[LedgerMetadata]) -> LedgerMetadata:
-    """Fence the ledger, find its end and close it; returns its closed metadata, whoever closed it.
+    """Fence the ledger, find its end and close it; returns its closed metadata, also where another client closed it.
 
     Raises LedgerRecoveryError where the bookies' answers do not decide: then it is not closed, and can be tried again.
     """
@@ -72,8 +72,8 @@ async def recover(context: ClientContext, ledger_id: int, current: Versioned[Led
 async def _spread(context: ClientContext, ledger_id: int, metadata: LedgerMetadata) -> SpansDomains | None:
     """What `enforceMinNumFaultDomainsForWrite` asks of the entries that are added again: the same as of a writer's.
 
-    Not where the last ensemble cannot keep it (another client placed it, or racks are not known any more): no
-    acknowledgement would ever do, and the ledger could not be closed for ever.
+    It asks nothing where the last ensemble cannot keep it (another client placed it, or racks are not known any more):
+    no number of acknowledgements would be enough, and the ledger could never be closed.
     """
     if metadata.is_closed or not context.settings.placement.enforce_min_num_fault_domains_for_write:
         return None
@@ -248,12 +248,12 @@ class _Round:
             recovering=True,
             spans_domains=self._spread,
         )
-        machine.be_cautious()
+        machine.be_cautious()  # a bookie with another key must be found before the entry counts as stored
         self._adds = _AddsAgain(self._context, machine, self._added_again, self._add_failed)
 
     def _add_again(self, entry: Entry) -> None:
         if self._adds is None or self._adds.machine.error is not None:
-            return  # the recovery has heard of the failure already
+            return  # the recovery's machine knows of the failure already
         self._adds.add_entry((entry.payload,), entry.length)
 
     def _added_again(self, last: int) -> None:

@@ -1,4 +1,4 @@
-"""`Registrations`: asks the cluster's lists of bookies when a bookie gave trouble, so that reads go elsewhere at once.
+"""`Registrations`: asks the cluster's lists of bookies when a bookie failed, so that reads go elsewhere at once.
 
 While all is well nothing is asked. What is learned goes into `BookieHealth`: bookies in neither list are asked last,
 read-only ones behind the writable.
@@ -20,7 +20,7 @@ LOOK_EVERY_S = 5.0
 
 
 class Registrations:
-    """Of one client; `stop` it with the client."""
+    """One object for each client; `stop` it with the client."""
 
     def __init__(self, registry: BookieRegistry, pool: ConnectionPool) -> None:
         self._registry = registry

@@ -49,6 +49,7 @@ class ReplicaReader:
 
     @property
     def settings(self) -> ClientSettings:
+        """The settings that this reader was made with; they never change."""
         return self._settings
 
     async def entries(

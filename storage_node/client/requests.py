@@ -24,7 +24,7 @@ async def ask_bookies(
 ) -> None:
     """Send `encode(txn_id)` to all of `bookies`; return when `needed` said EOK.
 
-    Raises the error that says most, as soon as so many cannot be had any more; some may have done it all the same.
+    Raises the error that says most, as soon as `needed` cannot say so any more; some bookies may have done it even so.
     """
     decided: asyncio.Future[None] = pool.loop.create_future()
     asked: list[tuple[str, int]] = []
@@ -72,7 +72,7 @@ async def ask_bookies(
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """Bytes of a bookie's ledger disks together; None for what it does not tell."""
+    """Bytes of a bookie's ledger disks together; None for what it does not report."""
 
     total: int | None
     free: int | None

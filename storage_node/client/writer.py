@@ -50,18 +50,19 @@ class LedgerWriter(AddPipeline):
         self._make_another: Callable[[], Awaitable[LedgerWriter]] | None = None
 
     def replace_with(self, make_another: Callable[[], Awaitable[LedgerWriter]]) -> None:
-        """Where others wrote under this ledger's id before its writer did, go on in the ledger that this gives.
+        """Where another client wrote under this ledger's id before its writer did, go on in the ledger that
+        `make_another` returns.
 
-        Called while nothing is acknowledged, with the ledger closed, empty, for ever; it must take the ledger out of
-        wherever it is referred to, and put the new one there. `ledger_id` is another one then, and everything added so
-        far is sent there. Without this the writer fails with LedgerTakenError.
+        It is called while nothing is acknowledged, and the ledger is closed, empty, for ever. It must put the new
+        ledger in the place of this one wherever this one is referred to. After that `ledger_id` is the new one's, and
+        everything added so far is sent there. Without this the writer fails with LedgerTakenError.
         """
         self._make_another = make_another
         self.machine.replacements_left = MAX_REPLACEMENTS
         self.machine.be_cautious()
 
     async def _replace(self, effect: ReplaceLedger) -> None:
-        # Not cut off: half of a reference that was moved could not be told from none.
+        # Not cancelled in between: a reference that was moved by half would look like one that was not moved.
         await undisturbed(self._go_elsewhere(effect))
 
     async def _go_elsewhere(self, effect: ReplaceLedger) -> None:
@@ -71,7 +72,7 @@ class LedgerWriter(AddPipeline):
             return
         ledgers = self._context.ledgers
         try:
-            # Whoever takes ids takes those that come next: pass over more of them each time.
+            # A client that takes ids takes the next ones: pass over more of them each time.
             await ledgers.skip_ids(min(2**effect.attempt, MAX_SKIPPED_IDS) - 1)
             other = await make_another()
         except DistributedLogError as error:
@@ -83,7 +84,7 @@ class LedgerWriter(AddPipeline):
             await other.abandon()  # given up meanwhile
             return
         fresh = other.machine
-        other._on_end(other)
+        other._on_end(other)  # its client forgets it: the ledger is this writer's from here on
         self._guard(lambda: self.machine.replaced(fresh.ledger_id, fresh.metadata, fresh.version))
         try:
             await ledgers.delete(taken)
@@ -161,6 +162,7 @@ class LedgerWriter(AddPipeline):
 
     async def _force_all(self, effect: ForceSync) -> None:
         bookies = [seat.bookie for seat in self.machine.seats]
+        # Before and after: a bookie that has restarted syncs what it has now, which may not be what it had (I1).
         self._check_links()
         await ask_bookies(
             self._pool,
@@ -232,13 +234,13 @@ class LedgerWriter(AddPipeline):
         limit = self._max_outstanding
         if self.outstanding_bytes > limit:
             return False
-        # A bookie beyond the ack quorum holds up no acknowledgement, but its queue is memory all the same.
+        # A bookie beyond the ack quorum holds up no acknowledgement, but its queue takes memory even so.
         return self.machine.error is not None or all(
             self._pool.to(seat.bookie, self.ledger_id).queued_bytes <= limit for seat in self.machine.seats
         )
 
     def _give_room(self, _now: float = 0.0) -> bool:
-        """Wake who waits for room, if there is some; True while somebody still waits."""
+        """Wake the calls that wait for room, if there is some; True while any still waits."""
         if self._room_waiters and self._has_room():
             waiters, self._room_waiters = self._room_waiters, []
             for waiter in waiters:
@@ -250,8 +252,8 @@ class LedgerWriter(AddPipeline):
         """Wait for the outstanding adds, then close the ledger at the last of them, for ever. Idempotent.
 
         After a failed write the ledger is closed at the last acknowledged entry, unless it was fenced or taken over:
-        then that error is raised and whoever took it closes it. Raises OutcomeUnknownError where the metadata store
-        went away; close may be called again.
+        then that error is raised, and the client that took the ledger over closes it. Raises OutcomeUnknownError where
+        the metadata store went away; close may be called again.
         """
         if self.machine.state is State.CLOSED:
             return self.machine.metadata
@@ -279,7 +281,7 @@ class LedgerWriter(AddPipeline):
         await self.stop()
         self._on_end(self)
 
-    # ------------------------------------------------------------------------------------ what the pipeline tells
+    # ------------------------------------------------------------------------------------ called by the pipeline
 
     def _acknowledged(self, last: int) -> None:
         if self._explicit_interval:
@@ -301,4 +303,4 @@ class LedgerWriter(AddPipeline):
     def _end_close(self, error: DistributedLogError) -> None:
         if self._closing is not None and not self._closing.done():
             self._closing.set_exception(error)
-            self._closing.exception()  # seen: `close` raises it to all who wait
+            self._closing.exception()  # seen: `close` raises it to every caller that waits

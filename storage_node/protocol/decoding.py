@@ -52,7 +52,7 @@ _STATUSES = {int(status): status for status in Status}
 def _number(values: dict[str, Value], name: str) -> int:
     value = values[name]
     if not isinstance(value, int):
-        raise ProtocolError(f"{name} is no number")
+        raise ProtocolError(f"{name} is not a number")
     return value
 
 
@@ -63,7 +63,7 @@ def _maybe_number(values: dict[str, Value], name: str) -> int | None:
 def _view(values: dict[str, Value], name: str) -> memoryview:
     value = values[name]
     if not isinstance(value, memoryview):
-        raise ProtocolError(f"{name} is no byte string")
+        raise ProtocolError(f"{name} is not a byte string")
     return value
 
 
@@ -137,7 +137,7 @@ _REQUESTS: dict[Operation, tuple[str, Callable[[int, dict[str, Value], int], Req
 
 
 def decode_request(frame: memoryview) -> Request:
-    """The request in a frame's body. Raises ProtocolError where the bytes are no request of version 3."""
+    """The request in a frame's body. Raises ProtocolError where the bytes are not a request of version 3."""
     head = bytes(frame[: layouts.HEAD_BYTES])
     start = head[2:7]
     try:
@@ -209,7 +209,7 @@ _RESPONSES: dict[Operation, tuple[str, Callable[[int, Status, dict[str, Value]],
 
 
 def decode_response(frame: memoryview) -> Response:
-    """The response in a frame's body. Raises ProtocolError where the bytes are no response of version 3."""
+    """The response in a frame's body. Raises ProtocolError where the bytes are not a response of version 3."""
     head = bytes(frame[: layouts.HEAD_BYTES])
     start = head[2:7]
     try:

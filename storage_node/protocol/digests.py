@@ -59,7 +59,7 @@ crc32: Checksum = _pick_crc32()
 """`crc32(data, start)`: CRC-32 (IEEE) of data, continuing from the sum `start` (0 at first)."""
 
 crc32_combine: Combine | None = _pick_crc32_combine()
-"""`crc32_combine(a, b, n)`: the CRC-32 of what has sum `a` followed by `n` bytes of sum `b`; None: not to be had."""
+"""`crc32_combine(a, b, n)`: the CRC-32 of what has sum `a` followed by `n` bytes of sum `b`; None: not available."""
 
 crc32c: Checksum = _pick_crc32c()
 """`crc32c(data, start)`: CRC-32C (Castagnoli), continuing from the sum `start` (0 at first)."""
@@ -128,6 +128,7 @@ class EntryDigest:
                 ledger_id=ledger_id,
                 entry_id=entry_id,
             )
+        # Nothing of the header is believed before the digest has been compared, the lengths and the LAC neither (I6).
         found_ledger, found_entry, lac, length = ENTRY_HEADER.unpack_from(data)
         payload = data[size:]
         if data[ENTRY_HEADER_BYTES:size] != self._digest(data[:ENTRY_HEADER_BYTES], payload):
@@ -137,6 +138,7 @@ class EntryDigest:
                 ledger_id=ledger_id,
                 entry_id=entry_id,
             )
+        # An intact entry of another place is as bad as a damaged one: one value for one position (I3).
         if found_ledger != ledger_id or (entry_id is not None and found_entry != entry_id):
             raise DigestError(
                 f"entry {found_entry} of ledger {found_ledger} came in place of the one asked for",

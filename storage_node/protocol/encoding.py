@@ -109,6 +109,7 @@ def encode_read_request(
 
 
 def encode_read_lac_request(txn_id: int, ledger_id: int) -> bytes:
+    """A READ_LAC: answered with the explicit LAC and the last entry, without fencing."""
     return _frame(_header(7, txn_id), 7, b"\x08" + varint(ledger_id))
 
 
@@ -120,27 +121,33 @@ def encode_write_lac_request(txn_id: int, ledger_id: int, lac: int, master_key: 
 
 
 def encode_force_ledger_request(txn_id: int, ledger_id: int) -> bytes:
+    """Ask the bookie to sync what it has acknowledged of the ledger."""
     return _frame(_header(10, txn_id), 10, b"\x08" + varint(ledger_id))
 
 
 def encode_bookie_info_request(txn_id: int, requested: int = 3) -> bytes:
+    """Ask for disk space. `requested` are the flags of `schema`: total capacity, free space, or both (3)."""
     return _frame(_header(8, txn_id), 8, b"\x08" + varint(requested))
 
 
 def encode_list_entries_request(txn_id: int, ledger_id: int) -> bytes:
+    """Ask which entries of a ledger the bookie has."""
     return _frame(_header(11, txn_id), 11, b"\x08" + varint(ledger_id))
 
 
 def encode_auth_request(txn_id: int, plugin: str, payload: bytes = b"") -> bytes:
+    """Begin or continue authentication with the named plug-in; `payload` is the plug-in's own."""
     message = _long_bytes(b"\x0a", plugin.encode()) + _long_bytes(b"\x12", payload)
     return _frame(_header(5, txn_id), 5, message)
 
 
 def encode_start_tls_request(txn_id: int) -> bytes:
+    """Ask to go on in TLS. Storage nodes of this project refuse it."""
     return _frame(_header(9, txn_id), 9, b"")
 
 
 def encode_add_response(txn_id: int, status: int, ledger_id: int, entry_id: int) -> bytes:
+    """The whole frame; the status stands in it twice, in the message and in its sub-message."""
     number = _STATUS_BYTES[status]
     inner = b"\x08" + number + b"\x10" + varint(ledger_id) + b"\x18" + varint(entry_id)
     txn = varint(txn_id)
@@ -200,6 +207,7 @@ def encode_read_lac_response(
     lac_body: bytes | memoryview | None = None,
     last_entry_body: bytes | memoryview | None = None,
 ) -> bytes:
+    """The explicit LAC's packet and the last entry, each as it was written; None: there is none."""
     message = b"\x10" + varint(ledger_id)
     if lac_body is not None:
         message += _long_bytes(b"\x1a", lac_body)
@@ -209,16 +217,19 @@ def encode_read_lac_response(
 
 
 def encode_write_lac_response(txn_id: int, status: int, ledger_id: int) -> bytes:
+    """EOK: the explicit LAC is on disk."""
     return _response(6, txn_id, status, b"\x10" + varint(ledger_id))
 
 
 def encode_force_ledger_response(txn_id: int, status: int, ledger_id: int) -> bytes:
+    """EOK: everything of the ledger that was acknowledged before the request came is synced."""
     return _response(10, txn_id, status, b"\x10" + varint(ledger_id))
 
 
 def encode_bookie_info_response(
     txn_id: int, status: int, total_disk_capacity: int | None = None, free_disk_space: int | None = None
 ) -> bytes:
+    """Bytes of all ledger disks together; None for what was not asked for."""
     message = b""
     if total_disk_capacity is not None:
         message += b"\x10" + varint(total_disk_capacity)
@@ -230,6 +241,7 @@ def encode_bookie_info_response(
 def encode_list_entries_response(
     txn_id: int, status: int, ledger_id: int, availability: bytes | memoryview | None = None
 ) -> bytes:
+    """`availability` is the list in the form of docs/reference/wire.md#list-of-entries; None with an error."""
     message = b"\x10" + varint(ledger_id)
     if availability is not None:
         message += _long_bytes(b"\x1a", availability)
@@ -237,6 +249,7 @@ def encode_list_entries_response(
 
 
 def encode_auth_response(txn_id: int, status: int, plugin: str, payload: bytes = b"") -> bytes:
+    """The plug-in's answer; a node without authentication names one that lets every client go on."""
     start = _header(5, txn_id) + b"\x10" + _STATUS_BYTES[status]
     return _frame(start, 5, _long_bytes(b"\x0a", plugin.encode()) + _long_bytes(b"\x12", payload))
 

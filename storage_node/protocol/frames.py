@@ -1,13 +1,13 @@
 """Frames: `int32 length` and that many bytes, cut out of a byte stream without copying (docs/reference/wire.md#frames).
 
-A `FrameBuffer` lends its free space to whoever receives (`writable`), and hands out each complete frame's body as a
+A `FrameBuffer` lends its free space to the receiving socket (`writable`), and hands out each complete frame's body as a
 memoryview of the chunk it arrived in (`advance`). A frame's view stays valid and unchanged for as long as anyone holds
 it: a chunk is written again only when no view of it is left, which Python itself answers (a bytearray with exported
 views refuses to change its size). Chunks are shared through a `ChunkPool`, since touching fresh memory costs more
 than copying into used memory.
 
-A connection holds a chunk only while a frame is incomplete in it or somebody holds a view of it: a quiet connection
-holds none. While many hold one (a storage node with hundreds of clients), an incomplete frame gets memory of its own
+A connection holds a chunk only while a frame is incomplete in it or a view of it is held: a quiet connection holds
+none. While many hold one (a storage node with hundreds of clients), an incomplete frame gets memory of its own
 that grows with what arrives, so that a peer can occupy no more than twice what it has sent.
 
 Never accepts a frame above `max_frame` (prefix included, as both peers of the protocol check it).
@@ -70,6 +70,7 @@ class ChunkPool:
 
     @property
     def chunk_bytes(self) -> int:
+        """Bytes of a shared chunk; a frame that needs more gets memory of its own."""
         return self._chunk_bytes
 
     @property
@@ -83,7 +84,7 @@ class ChunkPool:
         return self.lent > self._keep
 
     def take(self, need: int) -> bytearray:
-        """A chunk of at least `need` bytes that nobody reads."""
+        """A chunk of at least `need` bytes of which no view is held."""
         self.lent += 1
         if need > self._chunk_bytes:
             return bytearray(need)
@@ -196,7 +197,7 @@ class FrameBuffer:
         return frames
 
     def rewind(self) -> None:
-        """Give the chunk back if everything was consumed and nobody reads it any more.
+        """Give the chunk back if everything was consumed and no view of it is held any more.
 
         Called after the frames of a batch were handled. What is left of an incomplete frame goes into memory of its
         own while chunks are short.

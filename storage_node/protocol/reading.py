@@ -2,8 +2,9 @@
 
 Theory of operation
 -------------------
-The machines decide whom to ask and when an answer is final; bytes, digests, clocks and the choice of the replicas'
-order are the edge's. An answer whose digest fails is reported as a failure of its replica like any other (I12).
+The machines decide which replica to ask and when an answer is final; bytes, digests, clocks and the choice of the
+replicas' order are the edge's. An answer whose digest fails is reported as a failure of its replica like any other
+(I12).
 
 *An entry* (`EntryRead`) is asked of one replica after the other. A failure moves on to the next replica unless another
 question is still open; after a silence the edge calls `speculate`, which asks the next one beside. The first good
@@ -17,7 +18,7 @@ write set (`striping.QuorumCoverage`).
 Where being right is not worth waiting for, `LacTry` takes the first answer with news, or the best of all.
 
 *The next entry* (`TailRead`) is asked of the last ensemble's bookies in turn, beginning with the first replica of the
-entry after it: the add of that one is what tells a bookie that ours is committed. "Nothing yet" from E - A + 1 bookies,
+entry after it: from the add of that entry a bookie learns that ours is committed. "Nothing yet" from E - A + 1 bookies,
 or an LAC that moved without the entry, ends the poll without one. After a silence the next one is asked beside
 (docs/reference/wire.md#polling-for-the-next-entry).
 """
@@ -80,7 +81,7 @@ class EntryRead:
         return not self.done and self._asked == len(self._order) and self._open == 0
 
     def ask_next(self) -> int | None:
-        """The index to ask now: at the start, and to speculate. None if there is nobody left to ask."""
+        """The index to ask now: at the start, and to speculate. None if every one was asked."""
         if self.done or self._asked == len(self._order):
             return None
         index = self._order[self._asked]
@@ -113,7 +114,7 @@ class LacRead:
         self.last_add_confirmed = -1
         self.last_stored = -1
         """The highest entry that any bookie has, confirmed or not. Once `settled` it is not below any entry that was
-        acknowledged before the question: that one lies on an ack quorum, of which somebody has answered."""
+        acknowledged before the question: such an entry lies on an ack quorum, and one of these bookies has answered."""
         self.error: DistributedLogError | None = None
         """The error to report once `failed_for_good`."""
 
@@ -140,7 +141,7 @@ class LacRead:
         """Any other answer, or none: only an explicit negative makes the bookie known (D3)."""
         self._answered.add(index)
         if isinstance(error, MISSING):
-            self._coverage.mark_known(index)
+            self._coverage.mark_known(index)  # it has nothing, so it cannot hide a committed entry
         else:
             self.error = error
 
@@ -161,7 +162,7 @@ class LacTry:
 
     @property
     def finished(self) -> bool:
-        """There is news, or everybody was heard."""
+        """There is news, or every bookie has answered."""
         return self.last_add_confirmed > self._known or len(self._answered) == self._size
 
     def answered(self, index: int, last_add_confirmed: int) -> None:
@@ -201,18 +202,18 @@ class TailRead:
         self.empties = 0
         """Bookies that had nothing to give."""
         self.last_add_confirmed = entry_id - 1
-        """The greatest LAC heard of."""
+        """The greatest LAC that any answer named."""
         self.finished = False
         self.known = False
         """At least one bookie gave a definite answer."""
         self.error: DistributedLogError | None = None
 
     def reorder(self, arrange: Callable[[Sequence[int]], Sequence[int]]) -> None:
-        """Ask in another order; before anybody is asked."""
+        """Ask in another order; called before the first bookie is asked."""
         self._order = tuple(arrange(self._order))
 
     def ask_next(self) -> int | None:
-        """The index to ask now: at the start, and to speculate. None if there is nobody left to ask."""
+        """The index to ask now: at the start, and to speculate. None if every one was asked."""
         if self.finished or self._position == len(self._order):
             return None
         self._position += 1
@@ -238,6 +239,7 @@ class TailRead:
         self.known = True
         self.empties += 1
         if max_lac is not None and max_lac > self.last_add_confirmed:
+            # The entry is committed, but this bookie lacks it: an ordinary read of all its replicas finds it.
             self.last_add_confirmed = max_lac
             self.finished = True
         elif self.empties == self._empties_needed:

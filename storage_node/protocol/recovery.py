@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 1. MARKING. One conditional write sets IN_RECOVERY, after which the writer cannot change the ensemble or close. A
-   ledger found CLOSED is done; one found IN_RECOVERY is recovered beside whoever else does it (I10).
+   ledger found CLOSED is done; one found IN_RECOVERY is recovered beside the clients that recover it already (I10).
 2. FENCING. Every bookie of the *last* ensemble is asked for its last entry, which fences it. It is decided as soon as
    the definite answers cover every write set (D6): from then on no write set can gather an ack quorum of unfenced
    bookies for a new entry (I5). An answer with a bad digest leaves its bookie unknown.
@@ -17,22 +17,22 @@ Theory of operation
 5. SETTLING until every entry found is acknowledged again. Ensemble changes of these adds stay local (I18).
 6. MEASURING, only where no entry was found: the length at LAC0 is read from entry LAC0 itself, which may lie in an
    earlier fragment.
-7. CLOSING. One conditional write publishes the local ensembles, CLOSED, the last entry and the length. If somebody else
-   closed meanwhile, his end is adopted: there is one end for ever (I2). If the ensembles changed under us, the
-   acknowledgements gathered may be void: recovery starts over from what is found.
+7. CLOSING. One conditional write publishes the local ensembles, CLOSED, the last entry and the length. If another
+   client closed the ledger meanwhile, its end is adopted: there is one end for ever (I2). If the ensembles changed
+   meanwhile, the acknowledgements gathered may be void: recovery starts over from what is found.
 
-**Another key.** A bookie that answers EUA to the ledger's own key is an explicit negative like one that says "no such
+**Another key.** A bookie that answers EUA to the ledger's own key counts as an explicit negative, like "no such
 ledger", in steps 2 and 4. A bookie keeps one key for a ledger: that of the first add, fence or explicit LAC, journaled
 before anything that it came with is acknowledged (D19), and it takes nothing under any other key for as long as it
 keeps the ledger, which is as long as the metadata names the bookie. So (a) it holds no entry that the ledger's writer
-had acknowledged there, and (b) it will acknowledge none to the old writer: to that one it is as good as fenced. Both
-hold for what a bookie remembers, no more and no less than "no such ledger" does: one that may have forgotten says
-"unknown" before it compares keys (I11), and one of ours says EUA only once the other key is on its disk (a crash could
-make it forget the key, but not that it answered). So where (W - A) + 1 bookies of an entry's write set say EUA
-the ledger ends before that entry, even if a copy is found elsewhere: it cannot have been acknowledged, and there may be
-too few bookies to store it again. Our own key has to be certain for this: it is the metadata's
-password, and where metadata of the oldest format names none, EUA decides nothing, and recovery fails. Without this
-rule whoever writes under the ids of future ledgers, for which nobody asks credentials, could make logs unrecoverable.
+had acknowledged there, and (b) it will acknowledge none to the old writer: for that writer it is as good as fenced.
+Both hold for what a bookie remembers, just as "no such ledger" does: a bookie that may have forgotten says "unknown"
+before it compares keys (I11), and our storage node says EUA only once the other key is on its disk (a crash could make
+it forget the key, but not that it answered). So where (W - A) + 1 bookies of an entry's write set say EUA, the ledger
+ends before that entry, even if a copy is found elsewhere: it cannot have been acknowledged, and there may be too few
+bookies to store it again. Our own key has to be certain for this. It is the password in the metadata; where metadata of
+the oldest format name none, EUA decides nothing, and recovery fails. Without this rule a client that writes under the
+ids of future ledgers, which needs no credentials, could make logs unrecoverable.
 
 Every step may be repeated by any number of recoverers at once: fences and recovery adds are idempotent, entries have
 one value, and only a conditional write decides. A failure leaves the ledger IN_RECOVERY, for the next attempt.
@@ -245,7 +245,8 @@ class RecoveryMachine:
         if metadata.state is LedgerState.CLOSED:
             return self._done(metadata, version)
         if metadata.state is LedgerState.IN_RECOVERY:
-            return self._fence()
+            return self._fence()  # marked already; the closing write's version decides between two recoveries (I10)
+        # Before any fence: from this write on the old writer cannot move to an ensemble that is not fenced (I5).
         self.state = State.MARKING
         return (WriteMetadata(metadata.with_state(LedgerState.IN_RECOVERY), version),)
 
@@ -302,7 +303,7 @@ class RecoveryMachine:
         if not self._acts(Event.FENCE_FAILED):
             return ()
         if isinstance(error, UnauthorizedAccessError) and not self._key_is_certain:
-            return self._fail(error)
+            return self._fail(error)  # it may be our key that is wrong: that proves nothing about the bookie (D3)
         if self._is_negative(index, error):
             return self._fence_known(index)
         self._fence_error = more_telling(self._fence_error, error)
@@ -311,7 +312,7 @@ class RecoveryMachine:
 
     @property
     def _key_is_certain(self) -> bool:
-        """The key that bookies were shown is the one that the ledger was written with."""
+        """Whether the key that was sent to bookies is the key that the ledger was written with."""
         return self.metadata.password is not None
 
     def _is_negative(self, index: int, error: DistributedLogError) -> bool:
@@ -385,10 +386,10 @@ class RecoveryMachine:
         return self._judge()
 
     def _judge(self) -> Effects:
-        """Take verdicts in entry order, as far as they are decided."""
+        """Take verdicts in entry order, up to the first entry that is not decided yet."""
         effects: list[Effect] = []
         while (verdict := self._verdicts.get(self._next_verdict)) is not None:
-            if self._never_acknowledged(self._next_verdict):
+            if self._never_acknowledged(self._next_verdict):  # before `found`: a copy elsewhere does not change that
                 return (*effects, *self._end_found())
             if verdict.found is not None:
                 effects.append(AddAgain(verdict.found))
@@ -397,7 +398,7 @@ class RecoveryMachine:
                 self._next_verdict += 1
             elif verdict.missing >= self._needed:  # (W - A) + 1 explicit negatives: never acknowledged (D3)
                 return (*effects, *self._end_found())
-            elif len(verdict.answered) == self.metadata.write_quorum:
+            elif len(verdict.answered) == self.metadata.write_quorum:  # all answered, and it is still open (D3)
                 return (*effects, *self._fail(self._ambiguous(self._next_verdict, verdict)))
             else:
                 break
@@ -418,7 +419,7 @@ class RecoveryMachine:
         """An entry that was found could not be replicated."""
         if not self._acts(Event.ADD_FAILED):
             return ()
-        if self._never_acknowledged(self._added + 1):  # there are no bookies for it because there never were any
+        if self._never_acknowledged(self._added + 1):  # too few bookies can store it, as too few ever could
             self._next_verdict, self._length = self._added + 1, None
             return self._end_found()
         return self._fail(self._aborted("an entry of the tail could not be replicated", error))
@@ -433,7 +434,7 @@ class RecoveryMachine:
     def _settle(self) -> Effects:
         last = self._next_verdict - 1
         if self._added < last:
-            return ()
+            return ()  # closing now would name entries that an ack quorum may not have yet (I1)
         if last == -1:
             self._length = 0
         if self._length is None:
@@ -457,6 +458,7 @@ class RecoveryMachine:
     def _write_close(self, base: LedgerMetadata, version: int) -> Effects:
         """The one write that publishes what recovery found and changed (I18)."""
         closing = base
+        # From the last fragment on: the adds may have replaced its ensemble, and begun fragments behind it.
         for ensemble in self._ensembles[len(base.ensembles) - 1 :]:
             closing = closing.with_ensemble(ensemble.first_entry, ensemble.bookies)
         self.metadata, self._version = base, version

@@ -39,7 +39,7 @@ from storage_node.protocol.wire import Field, Kind, Message, decode, varint
 
 VERSION = 2
 ADD, READ, AUTH, READ_LAC, WRITE_LAC, BOOKIE_INFO, BATCH_READ = range(1, 8)
-"""Opcodes. READ_LAC, WRITE_LAC and BOOKIE_INFO have no packet that anybody could read."""
+"""Opcodes. READ_LAC, WRITE_LAC and BOOKIE_INFO have no packet that another implementation could read."""
 FENCE, RECOVERY_ADD, HIGH_PRIORITY = 1, 2, 4
 KEY_BYTES = 20
 PRIORITY = 100
@@ -214,7 +214,7 @@ def _auth_message(frame: memoryview) -> tuple[str, bytes]:
     values = decode(_AUTH, frame[4:])
     plugin, payload = values["plugin"], values["payload"]
     if not isinstance(plugin, memoryview) or not isinstance(payload, memoryview):
-        raise ProtocolError("an AUTH packet whose fields are no bytes")
+        raise ProtocolError("an AUTH packet whose fields are not bytes")
     return str(plugin, "utf-8", "replace"), bytes(payload)
 
 
@@ -222,6 +222,7 @@ def _auth_message(frame: memoryview) -> tuple[str, bytes]:
 
 
 def encode_add_response(status: Status, ledger_id: int, entry_id: int, *, version: int = VERSION) -> bytes:
+    """The whole frame. Ledger and entry id are all that a client matches the answer by."""
     return _FRAMED_ANSWER.pack(ANSWER_BYTES, _word(version, ADD), _CODES[status], ledger_id, entry_id)
 
 
@@ -241,7 +242,7 @@ def encode_batch_read_response(
     *,
     version: int = VERSION,
 ) -> list[bytes | memoryview]:
-    """The pieces of the frame. `entry_id` is the first one that was asked for."""
+    """The pieces of the frame. `entry_id` is the first entry that was asked for."""
     length = _BATCH_ANSWER.size + sum(BATCH_ENTRY_BYTES + len(entry) for entry in entries)
     word = _word(version, BATCH_READ)
     pieces: list[bytes | memoryview] = [

@@ -2,7 +2,7 @@
 
 A response's `status` is resolved as docs/reference/wire.md#status-resolution says: the sub-message's unless the
 outer one is an error.
-Version 2 has no transaction ids: there `txn_id` is 0, and `version` is what the packet says of itself (0 to 2, or what
+Version 2 has no transaction ids: there `txn_id` is 0, and `version` is the packet's own version (0 to 2, or one that
 will be refused), since the answer repeats it.
 """
 
@@ -168,9 +168,9 @@ class ReadResponse:
 
 @dataclass(frozen=True, slots=True)
 class BatchReadResponse:
-    """Consecutive entries from `entry_id` on; none where `status` is no EOK. Version 2 only.
+    """Consecutive entries from `entry_id` on; none where `status` is not EOK. Version 2 only.
 
-    Nobody has checked them: they may lie beyond the LAC or the end of a fragment
+    They are not checked: they may lie beyond the LAC or the end of a fragment
     (docs/reference/wire.md#version-2-batch-read).
     """
 

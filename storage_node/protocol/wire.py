@@ -6,7 +6,7 @@ sub-messages are merged, a missing required field makes the message unparsable. 
 and a property in the tests holds this module to it. Bytes fields are views of the input, never copies.
 
 Beyond that a message may hold MAX_FIELDS fields, those of its sub-messages and unknown ones included: a frame may have
-millions, and reading them would keep everybody else waiting for seconds.
+millions, and reading them would keep all other connections waiting for seconds.
 """
 
 from __future__ import annotations

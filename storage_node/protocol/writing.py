@@ -15,32 +15,32 @@ acknowledged by nodes of the old fragment after it was computed (D5). The metada
 Only then are the pending entries sent to the new bookies, in entry order, and acknowledgement resumes. What a replaced
 bookie had acknowledged of pending entries no longer counts. Answers to a conditional write are: written; version
 conflict; outcome unknown. The last two are resolved alike: read the metadata again and judge by what is found there.
-An ensemble in which no failing bookie is left is adopted, whoever wrote it (it can be our own earlier attempt); else
-the change is tried again upon it; IN_RECOVERY or CLOSED ends this writer.
+An ensemble without any failing bookie is adopted, also where another client wrote it (it can be our own earlier
+attempt); otherwise the change is tried again on top of it; IN_RECOVERY or CLOSED ends this writer.
 
-**Vacancies.** Where no replacement is to be had, the change still succeeds as long as every write set keeps A bookies
-that answer: the seat stays in the metadata and is *vacant*, nothing more is sent to it. `retry_vacancies` looks for a
-replacement again; the same bookie, come back, may take its own seat. Without A bookies left the writer fails.
+**Vacancies.** Where there is no replacement, the change still succeeds as long as every write set keeps A bookies that
+answer: the metadata keep the bookie, its seat is *vacant*, and nothing more is sent to it. `retry_vacancies` looks for
+a replacement again; the same bookie may take its own seat once it is back. With fewer than A bookies the writer fails.
 
-**Strangers.** A bookie keeps one master key for a ledger, that of the first request which brought one, and answers any
-other with EUA. So a bookie that says EUA to the ledger's owner holds what others wrote there under this id, before the
-owner did (nobody needs credentials for that); it never held an entry of the owner's, and never will. It is no place for
-the ledger: it is replaced at once, for good, in the whole of the fragment, since readers would be given what others
-wrote there: what is acknowledged is acknowledged by A bookies beside it, so one that lacks it may be in its place (a
-refusal that comes after the close is too late for that). The ledger itself is given up where
-more than W - A bookies say so, or one of them cannot be replaced, while nothing is acknowledged in it (a single such
-bookie that stayed in the ensemble could give readers entries that the owner never wrote). Giving up is one conditional
-write, which closes the ledger empty: if that is applied, no recovery can ever find an entry in it (I2), so that what is
-pending may be sent again elsewhere and is nowhere twice (I3). Then, as often as `replacements_left` allows, the edge
-makes another ledger and the machine goes on in that, with every pending entry.
+**Strangers.** A bookie keeps one master key for a ledger, the one of the first request that brought a key, and answers
+any other with EUA. So a bookie that says EUA to the ledger's owner holds what another client wrote under this id before
+the owner did (that needs no credentials); it never held an entry of the owner's, and never will. It cannot stay in the
+ensemble, since readers would be given what the other client wrote. So it is replaced at once, for good, in the whole
+fragment. The replacement may lack entries that are acknowledged already: A other bookies have them. (A refusal that
+comes after the close is too late for this.) The ledger itself is given up if nothing is acknowledged in it, and either
+more than W - A bookies say EUA or one of them cannot be replaced: a single such bookie that stayed in the ensemble
+could give readers entries that the owner never wrote. Giving up is one conditional write, which closes the ledger
+empty. Once it is applied, no recovery can ever find an entry in the ledger (I2), so what is pending may be sent again
+elsewhere and is in two places at no time (I3). Then the edge makes another ledger, as often as `replacements_left`
+allows, and the machine goes on in that ledger with every pending entry.
 
 A refusal that comes after the acknowledgement would come too late for readers. So a *cautious* writer acknowledges an
 entry only once each of its bookies has answered something in this ledger, however much more than an ack quorum that is,
 or `heard_enough` says that it has waited long enough: that concerns the first entries, and those after a change.
 
 **Failure** is final: fenced, metadata taken over, no quorum. Every pending add fails, in entry order,
-with the same error. A writer that failed for want of bookies may still close the ledger at its LAC; one that was
-fenced may not, since the end is then the recoverer's to decide (I5).
+with the same error. A writer that failed for want of bookies may still close the ledger at its LAC. A fenced writer may
+not: the client that recovers the ledger decides where it ends (I5).
 
 **Recovering.** With `recovering` the same machine re-adds entries for a recovery: lengths are given, and ensemble
 changes stay in `metadata`, local, until the recovery's one closing write publishes them (I18). For the same reason its
@@ -48,7 +48,7 @@ adds carry the LAC that it found, and not its own progress.
 
 **Delayed changes.** With `delay_ensemble_change` a failed add is only noted, entry by entry, until so many seats of its
 write set have failed or are vacant that it could not reach its ack quorum; then all of these are changed at once.
-A read-only bookie is changed at once all the same. A failure of what was acknowledged without it is nothing.
+A read-only bookie is changed at once even so. A failure of what was acknowledged without it counts for nothing.
 
 **Deferred sync.** Bookies acknowledge before they sync; an acknowledgement moves no LAC, `forced` does. What an old
 ensemble holds unsynced could be lost with it, so such a ledger never changes its ensemble: any failure is final.
@@ -196,7 +196,7 @@ class WriterMachine:
         self._failures: dict[int, int] = {}  # masks of the seats that failed an entry, with delayed changes
         self._seats = [Seat(i, bookie) for i, bookie in enumerate(metadata.last_ensemble.bookies)]
         self._targets: tuple[tuple[Seat, ...], ...] = ()
-        self._failing: set[int] = set()  # failed since the last change began; the next change's business
+        self._failing: set[int] = set()  # failed since the last change began: left to the next one
         self._round: tuple[int, ...] = ()  # the indices that the running change is about
         self._replacements: Mapping[int, str] = {}
         self._suspects: set[str] = set()  # failed since the LAC last moved: not to be picked
@@ -230,6 +230,7 @@ class WriterMachine:
 
     @property
     def seats(self) -> tuple[Seat, ...]:
+        """The seats of the last ensemble, in its order; vacant ones are among them."""
         return tuple(self._seats)
 
     @property
@@ -239,11 +240,12 @@ class WriterMachine:
 
     @property
     def version(self) -> int:
-        """The metadata's version, as far as this writer knows."""
+        """The last version of the metadata that this writer has seen."""
         return self._version
 
     @property
     def pending_count(self) -> int:
+        """How many entries were added and are not acknowledged yet."""
         return len(self._acks)
 
     @property
@@ -302,6 +304,7 @@ class WriterMachine:
         """The bookie in `seat` stored the entries durably."""
         if not seat.current:  # only the bookie that still is at that index counts (D12)
             return ()
+        # One bit for each seat: a bookie that answers twice for an entry still counts once.
         pending, bit = self._acks, seat.bit
         if self._unheard:
             self._unheard &= ~bit
@@ -309,6 +312,7 @@ class WriterMachine:
             acks = pending.get(entry_id)
             if acks is not None:
                 pending[entry_id] = acks | bit
+        # Order (I4): unless the entry after the LAC is complete, nothing behind it can be acknowledged.
         first = pending.get(self.last_acknowledged + 1)
         if first is None or first.bit_count() < self._ack_quorum:
             return ()
@@ -324,6 +328,7 @@ class WriterMachine:
         if isinstance(error, UnauthorizedAccessError):
             self._strangers[seat.bookie] = error
         if self.deferred_sync:
+            # No change: the old ensemble's bookies may hold acknowledged entries that they have not synced (I1).
             if self._strangers and self._is_untouched():
                 return self._give_up()
             return self._fail(errors.stuck(self, "a ledger whose syncs are deferred cannot change its ensemble", error))
@@ -336,7 +341,7 @@ class WriterMachine:
             if not isinstance(error, ReadOnlyError | UnauthorizedAccessError):
                 failed = self._due(entry_id)
                 if not failed:
-                    return self._drain()  # acknowledged without it, or an ack quorum is still to be had from the others
+                    return self._drain()  # acknowledged without it, or the others are still enough for an ack quorum
             else:
                 failed |= self._noted(entry_id)
         self._failing |= failed
@@ -348,7 +353,7 @@ class WriterMachine:
         return self._begin_change()
 
     def _noted(self, entry_id: int) -> set[int]:
-        """The seats that failed this pending entry and that nobody deals with yet."""
+        """The seats that failed this pending entry, without those that are vacant or being changed."""
         mask = self._failures.get(entry_id, 0)
         return {s.index for s in self._seats if s.bit & mask and s.index not in self._round} - self.vacant
 
@@ -369,14 +374,14 @@ class WriterMachine:
     def _drain(self) -> Effects:
         """Acknowledge what is complete (I1), in order (I4), unless frozen (D4); then a requested close may go on."""
         if self.state is not State.WRITING:
-            return ()
+            return ()  # frozen: an acknowledgement now could be by a bookie that the metadata do not name (D4)
         pending, lengths, quorum, unheard = self._acks, self._lengths, self._ack_quorum, self._unheard
         before = head = self.last_acknowledged
         while (acks := pending.get(head + 1)) is not None and acks.bit_count() >= quorum:
             if self._spans_domains is not None and not self._is_spread(acks):
                 break
             if unheard & self._window_masks[(head + 1) % self._size]:
-                break
+                break  # cautious: a refusal that came after the acknowledgement would be too late for readers
             head += 1
             del pending[head]
             length = lengths.pop(head)
@@ -387,6 +392,7 @@ class WriterMachine:
             return self._close_if_drained()
         self.last_acknowledged = head
         if self._suspects:
+            # The LAC has moved, so the ensemble works: bookies that failed before may be picked again.
             self._suspects = {self._seats[index].bookie for index in self._failing}
             self._forgivable &= self._suspects
         if self.close_requested:
@@ -399,6 +405,7 @@ class WriterMachine:
         """Freeze acknowledgement first (D4, D5), then ask for replacements."""
         if len(self._strangers) > self._spare and self._is_untouched():
             return self._give_up()
+        # Whatever arrives from here on is noted but not acknowledged, until `_adopt`: LAC + 1 cannot move any more.
         self.state = State.PICKING
         self._round = tuple(sorted(self._failing | self.vacant))
         self._failing.clear()
@@ -433,6 +440,7 @@ class WriterMachine:
             return self._give_up()
         if not self._quorum_without(left):
             if self._forgivable:
+                # Rather than fail: pick once more, and allow bookies that failed while nothing was pending.
                 self._suspects -= self._forgivable
                 self._forgivable.clear()
                 self._failing.update(self._round)
@@ -450,12 +458,13 @@ class WriterMachine:
             return self._fail(
                 errors.stuck(self, "this writer may change its ensemble no more (maxNumEnsembleChanges)", error)
             )
-        self._changes_left -= 1
+        self._changes_left -= 1  # here and not in `_propose`: a write that has to be repeated counts once
         return self._propose(self.metadata, bookies)
 
     def _propose(self, base: LedgerMetadata, bookies: tuple[str, ...]) -> Effects:
         check(len(set(bookies)) == len(bookies), "an ensemble would hold a bookie twice", ledger_id=self.ledger_id)
         last = base.last_ensemble
+        # A stranger goes out of the whole last fragment, not only from LAC + 1 on: it has none of the entries before.
         rid = tuple(new if old in self._strangers else old for old, new in zip(last.bookies, bookies, strict=True))
         changed = base.with_ensemble(last.first_entry, rid)
         if rid != bookies:
@@ -473,6 +482,7 @@ class WriterMachine:
         bookies = metadata.last_ensemble.bookies
         changed = 0
         for seat in list(self._seats):
+            # A new seat also where the same bookie came back to it: answers to what was sent before do not count (D12).
             if bookies[seat.index] != seat.bookie or self._replacements.get(seat.index) == seat.bookie:
                 seat.current = False
                 self._seats[seat.index] = Seat(seat.index, bookies[seat.index])
@@ -512,13 +522,13 @@ class WriterMachine:
         return self.last_acknowledged < 0 and not self._recovering
 
     def _give_up(self) -> Effects:
-        """The id is taken: close the ledger empty, and go on in another; fail where that may not be.
+        """The id is taken: close the ledger empty, and go on in another; fail where no other may be made.
 
         Only called where the edge owes no answer: none may come for a ledger that is not ours any more.
         """
         if not self.replacements_left:
             return self._fail(errors.taken(self, self._whose_answer()))
-        self._retire()
+        self._retire()  # before the closing write: nothing of this ledger may be acknowledged from here on (I3)
         self._round = ()
         self._targets = ((),) * self._size  # what is added now waits for the next ledger
         self.state = State.GIVING_UP
@@ -537,7 +547,7 @@ class WriterMachine:
     def _judge_given_up(self, metadata: LedgerMetadata, version: int) -> Effects:
         if metadata.state is LedgerState.OPEN:
             self.metadata, self._version = metadata, version
-            return self._give_up()
+            return self._give_up()  # our write was not applied: again, upon what is there now
         if metadata.state is LedgerState.CLOSED and metadata.last_entry == -1:
             return self._given_up(metadata, version)  # ours, or a recoverer's that found nothing either
         return self._fail(errors.taken_over(self, metadata))
@@ -552,13 +562,13 @@ class WriterMachine:
         sends: list[Send] = []
         total = 0
         for entry_id, length in self._lengths.items():
-            self._acks[entry_id] = 0
+            self._acks[entry_id] = 0  # what the former ledger's bookies stored is not in this one
             total = total + length if self.advanced else length
             sends.append(Send(entry_id, -1, total, self._targets[entry_id % self._size]))
         return (Moved(), *sends, *self._close_if_drained())
 
     def replace_failed(self, error: DistributedLogError) -> Effects:
-        """There is no other ledger to be had, or it is not known."""
+        """No other ledger could be made, or it is not known whether one was."""
         if not self._asked(Event.REPLACE_FAILED):
             return ()
         return self._fail(
@@ -595,6 +605,7 @@ class WriterMachine:
         if metadata.state is not LedgerState.OPEN:
             return self._fail(errors.taken_over(self, metadata))
         if metadata.last_ensemble.first_entry > self.last_acknowledged + 1:
+            # Our own changes begin at LAC + 1 and the LAC is frozen: only another writer can have begun one beyond it.
             return self._fail(errors.foreign_fragment(self, metadata))
         self.metadata, self._version = metadata, version
         found = metadata.last_ensemble.bookies
@@ -612,7 +623,7 @@ class WriterMachine:
         if not self._asked(Event.METADATA_FAILED):
             return ()
         if self.state is State.CLOSING or isinstance(error, NoNodeError | OutcomeUnknownError):
-            return self._fail(error)
+            return self._fail(error)  # as it is: it says itself whether the write may have been applied
         if self.state is State.CLOSE_CHECKING:
             return self._fail(errors.unknown_close(self, error))
         if self.state in (State.GIVING_UP, State.GIVE_UP_CHECKING):
@@ -630,7 +641,7 @@ class WriterMachine:
         self.close_requested = True
         if self.state is State.FAILED:
             if isinstance(self.error, _FATAL):
-                raise self.error
+                raise self.error  # the recoverer decides the end (I5)
             return self._write_close(self.metadata)
         return self._close_if_drained() if self.state is State.WRITING else ()
 
@@ -666,7 +677,7 @@ class WriterMachine:
     def _judge_close(self, metadata: LedgerMetadata, version: int) -> Effects:
         if metadata.state is LedgerState.OPEN:
             self._version = version
-            return self._write_close(metadata)
+            return self._write_close(metadata)  # upon what is there now: auto-recovery may have changed an ensemble
         if metadata.state is LedgerState.CLOSED and (metadata.last_entry, metadata.length) == self._end():
             return self._closed(metadata, version)  # ours, or a recoverer's that agrees: equal is equal
         return self._fail(errors.taken_over(self, metadata))
@@ -680,13 +691,13 @@ class WriterMachine:
     # ------------------------------------------------------------------------------------ common
 
     def _asked(self, event: Event) -> bool:
-        """Whether the state's table lets an answer of the edge act; an answer nobody asked for is a bug."""
+        """Whether the state's table lets an answer of the edge act; an answer to no question is a bug."""
         reaction = REACTIONS[self.state][event]
         check(reaction is not Reaction.BUG, f"{event.name} in state {self.state.name}", ledger_id=self.ledger_id)
         return reaction is Reaction.ACT
 
     def _retarget(self) -> None:
-        """Recompute whom each write set is sent to: not to vacant seats, nor to seats that are being changed."""
+        """Recompute the seats that each write set is sent to, without vacant ones and those that are being changed."""
         skip = {*self.vacant, *self._round}
         self._targets = tuple(
             tuple(self._seats[index] for index in window if index not in skip) for window in self._windows
@@ -704,6 +715,7 @@ class WriterMachine:
         return self._spans_domains is None or self._spans_domains([s.bookie for s in self._seats if s.bit & mask])
 
     def _fail(self, error: DistributedLogError) -> Effects:
+        # A fence is never forgotten for a later error: `close` must go on refusing (I5).
         if not isinstance(self.error, _FATAL):
             self.error = error
         self.state = State.FAILED

@@ -17,7 +17,9 @@ class Progress(Protocol):
     error: DistributedLogError | None
 
     @property
-    def last_add_confirmed(self) -> int: ...
+    def last_add_confirmed(self) -> int:
+        """The LAC (-1: none)."""
+        ...
 
 
 def refusal(at: Progress) -> DistributedLogError:
@@ -68,7 +70,7 @@ def taken(at: Progress, cause: DistributedLogError) -> DistributedLogError:
     error = LedgerTakenError(
         f"others wrote under ledger id {at.ledger_id} on {cause.node or 'its nodes'} before its writer did; nothing is "
         "acknowledged in this ledger",
-        advice="Write to another ledger; keep storage nodes out of reach of whoever writes under ids of others",
+        advice="Write to another ledger; keep storage nodes out of reach of clients that write under ids of others",
         ledger_id=at.ledger_id,
         node=cause.node,
     )

@@ -125,7 +125,7 @@ class Acknowledged:
 class PickReplacements:
     """Pick other bookies for some indices of `bookies`, none of `excluded`; answer with `picked`.
 
-    `last_resort`: without a replacement the writer fails, so that a bookie which failed lately is better than none.
+    `last_resort`: without a replacement the writer fails, so a bookie that failed lately is better than none.
     `write_quorum` is the ledger's: racks are counted over so many consecutive indices.
     """
 
@@ -135,7 +135,7 @@ class PickReplacements:
     last_resort: bool
     write_quorum: int = 1
     strangers: frozenset[str] = frozenset()
-    """Those of `excluded` that will never do: they hold what others wrote under the ledger's id."""
+    """Those of `excluded` that can never be picked: they hold what others wrote under the ledger's id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`BookieSettings`: a storage node's settings, by upstream's keys, as far as they are honoured here.
+"""`BookieSettings`: a storage node's settings, by those of upstream's keys that are honoured here.
 
 `node_file` reads them, from a file that holds auto-recovery's as well; `pages` makes conf/bookie.conf from them. That a
 value is within its bounds is checked as it is read; what values say together, when the settings are made.
@@ -357,10 +357,12 @@ class BookieSettings:
 
     @property
     def low_water_mark(self) -> float:
+        """The usage, from 0 to 1, at which a full disk counts as usable again; by default that at which it is full."""
         return self.disk_usage_threshold if self.disk_usage_lwm_threshold is None else self.disk_usage_lwm_threshold
 
     @property
     def high_priority_reserve(self) -> int:
+        """Free bytes above which a read-only node still takes a recovery's adds; by default what a new log needs."""
         given = self.min_usable_size_for_high_priority_writes
         return self.min_usable_size_for_entry_log_creation if given is None else given
 

@@ -18,7 +18,7 @@ from storage_node.settings.placement import PAGE, PlacementSettings
 
 SECOND: Final = 1000
 READ_TIMEOUT: Final = "readTimeout"
-"""BookKeeper's older key: it sets two of the newer ones, as far as they are not given themselves."""
+"""BookKeeper's older key: it sets those of two newer ones that are not given themselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""`NodeFile`: what a storage node's properties file holds, and for whom (conf/bookie.conf).
+"""`NodeFile`: what a storage node's properties file holds, and for which program (conf/bookie.conf).
 
 One file has the settings of a bookie, those of auto-recovery, which runs inside of the node's process or as a process
 of its own, and placement's, for the ledger client that auto-recovery works with. Each program takes what it needs; a
-key that is nobody's is an error for all of them.
+key that belongs to none of them is an error for all.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class MetadataSettings:
 
 
 class NodeFile:
-    """The keys and texts of one file. Values are read, and checked, for whom they are asked for."""
+    """The keys and texts of one file. Values are read, and checked, when a program asks for its settings."""
 
     def __init__(self, values: Mapping[str, str], path: str | None = None) -> None:
-        """Raises BookieConfigurationError for a key that is nobody's; `path` is the place that errors name."""
+        """Raises BookieConfigurationError for a key that no program has; `path` is the place that errors name."""
         self._values = values
         self._path = path
         with self._errors():

@@ -55,7 +55,7 @@ _AFTER_CLIENT: Final = """
 _BEFORE_REFUSED: Final = """
 ## Keys without meaning here
 
-They are refused, so that nobody believes they did something.
+They are refused rather than ignored without a word.
 """
 
 

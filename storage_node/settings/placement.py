@@ -1,4 +1,4 @@
-"""`PlacementSettings`: which bookies an ensemble is made of, by BookKeeper's keys, as far as they are honoured here.
+"""`PlacementSettings`: which bookies an ensemble is made of, by those of BookKeeper's keys that are honoured here.
 
 They are a part of the ledger client's settings (`client`), and may stand in a storage node's file for auto-recovery's.
 """
@@ -163,12 +163,12 @@ class PlacementSettings:
         resolver = _named("reppDnsResolverClass", self.repp_dns_resolver_class, RESOLVERS)
         if self.network_topology_script_file_name and resolver != "script":
             raise CallerError(
-                f"networkTopologyScriptFileName is set, but racks are told by {self.repp_dns_resolver_class}",
+                f"networkTopologyScriptFileName is set, but racks come from {self.repp_dns_resolver_class}",
                 advice="Set reppDnsResolverClass (bkEnsemblePlacementDnsResolverClass of a log) to ScriptBasedMapping",
             )
         if self.dns_resolver_overrides and resolver == "script":
             raise CallerError(
-                "dnsResolverOverrides changes regions read from host names, but racks are told by a script",
+                "dnsResolverOverrides changes regions read from host names, but racks come from a script",
                 advice="Set reppDnsResolverClass to DNSResolverForRacks or DNSResolverForRows",
             )
         if self.enforce_min_num_fault_domains_for_write and not self.enforces_racks:
@@ -179,16 +179,18 @@ class PlacementSettings:
             )
         if self.enforces_racks and resolver == "script" and not self.network_topology_script_file_name:
             raise CallerError(
-                "enforceMinNumRacksPerWriteQuorum is set and nothing tells the racks",
+                "enforceMinNumRacksPerWriteQuorum is set and no rack is known",
                 advice="Set networkTopologyScriptFileName, or reppDnsResolverClass",
             )
 
     @property
     def policy(self) -> Policy:
+        """The policy that `ensemblePlacementPolicy` names."""
         return POLICIES[self.ensemble_placement_policy]
 
     @property
     def resolver(self) -> Resolver:
+        """The kind of resolver that `reppDnsResolverClass` names."""
         return RESOLVERS[self.repp_dns_resolver_class]
 
     @property

@@ -45,13 +45,19 @@ class LinkNetwork(Protocol):
     """What a link needs of the network that it belongs to."""
 
     @property
-    def pool(self) -> ChunkPool: ...
+    def pool(self) -> ChunkPool:
+        """The chunks that its links receive into."""
+        ...
 
     @property
-    def turns(self) -> Turns: ...
+    def turns(self) -> Turns:
+        """The line of links that have more to deliver or to send than their share."""
+        ...
 
     @property
-    def max_frame(self) -> int: ...
+    def max_frame(self) -> int:
+        """Bytes of the largest frame that a link takes, its length prefix included."""
+        ...
 
     def tell_closing(self, peer: str, error: Exception) -> None:
         """Log why a connection is closed."""
@@ -119,6 +125,7 @@ class TcpLink:
 
     @property
     def queued_bytes(self) -> int:
+        """Bytes given to `send` that the socket has not taken yet."""
         return self._queued
 
     def start(self, handler: FrameHandler) -> None:
@@ -257,6 +264,7 @@ class TcpLink:
         self._watch_reads()
 
     def resume_reading(self) -> None:
+        """Read on, unless `starve` keeps it from that."""
         self._paused = False
         self._watch_reads()
 
@@ -266,6 +274,7 @@ class TcpLink:
         self._watch_reads()
 
     def feed(self) -> None:
+        """There is memory for the begun frame again: read on, unless reading is paused."""
         self._starved = False
         self._watch_reads()
 
@@ -315,7 +324,7 @@ class TcpLink:
         self.deliver()
 
     def _take(self, frames: list[memoryview]) -> None:
-        """These are to be handed out next. Nobody else keeps them: views would keep the chunk from being rewound."""
+        """Hand these out next. Nothing else may keep them: a view that is held keeps the chunk from being rewound."""
         self._left = len(frames)
         self._backlog = iter(frames)
 

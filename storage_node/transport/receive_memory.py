@@ -2,7 +2,7 @@
 
 Frames up to SMALL_BYTES are not counted: a client that sends small requests never waits here. Beyond `limit` bytes
 
-    slow senders   are cut, the oldest first: nothing of theirs waits in the kernel, and less than PROGRESS_BYTES has
+    slow senders   are cut, the oldest first: no bytes of theirs wait in the kernel, and less than PROGRESS_BYTES has
                    come within PROGRESS_S
     the others     are not read any more, but for the ALWAYS_READ that lack least of their frames; those that lack
                    least go on first
@@ -23,20 +23,22 @@ PROGRESS_BYTES = 64 * 1024
 LOOK_S = 0.1
 """How often it is checked whether a link can go on, while any waits."""
 ALWAYS_READ = 8
-"""Links that are read on whatever the others hold, so that something always comes to its end. Those that lack least: an
-entry of 100 KB does not wait for 300 halves of 5 MiB."""
+"""Links that are read on whatever the others hold, so that some frame always ends. They are those that lack least:
+an entry of 100 KB does not wait for 300 halves of 5 MiB."""
 GROWTH_BYTES = 512 * 1024
 """What a link that is read again may take before it is looked at again."""
 
 
 class Sender(Protocol):
-    """A link, as far as its begun frame is concerned."""
+    """What `ReceiveMemory` needs of a link."""
 
     def starve(self) -> None:
         """Read no more until `feed`."""
         ...
 
-    def feed(self) -> None: ...
+    def feed(self) -> None:
+        """Read again."""
+        ...
 
     def has_more(self) -> bool:
         """Bytes that arrived wait in the kernel."""
@@ -64,12 +66,12 @@ class _Begun:
         self.marked_at, self.marked_bytes = now, self.received
 
     def is_slow(self, now: float) -> bool:
-        """Too little came since the mark, and it is old enough to tell."""
+        """Whether too little came since the mark, which is old enough to judge by."""
         return now - self.marked_at >= PROGRESS_S and self.received - self.marked_bytes < PROGRESS_BYTES
 
 
 class ReceiveMemory:
-    """Of one network, on one loop. A `limit` of 0 bounds nothing."""
+    """The begun frames of one network, on one loop. A `limit` of 0 bounds nothing."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -106,7 +108,7 @@ class ReceiveMemory:
                 self._watch()
 
     def ended(self, sender: Sender) -> None:
-        """The frame came to its end, or the link did. Idempotent."""
+        """The frame is complete, or the link was closed. Idempotent."""
         self._starved.pop(sender, None)
         begun = self._begun.pop(sender, None)
         if begun is not None:
@@ -122,7 +124,7 @@ class ReceiveMemory:
         return before < ALWAYS_READ
 
     def _cut_slow(self, now: float) -> None:
-        """Make room at the expense of those who do not use theirs."""
+        """Make room by cutting links that hold memory and send too little."""
         for sender, begun in list(self._begun.items()):
             if self.used <= self.limit:
                 return
@@ -131,7 +133,7 @@ class ReceiveMemory:
                 self.ended(sender)
 
     def _feed(self) -> None:
-        """Let those go on for whom there is room, and the first ones in any case."""
+        """Let as many links go on as there is room for, and the first ones in any case."""
         if not self._starved:
             return
         by_need = sorted(self._begun, key=self._lacks)

@@ -30,7 +30,7 @@ KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 
 BACKLOG = 1024
 ACCEPTED_AT_ONCE = 64
-"""Connections accepted in one turn of the loop: who makes thousands must not keep those waiting who have one."""
+"""Connections accepted in one turn of the loop: a client that makes thousands must not keep the others waiting."""
 ACCEPT_PAUSE_S = 0.1
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -113,14 +113,14 @@ class TcpNetwork:
         self._stuck: OrderedDict[TcpLink, int] = OrderedDict()
         self._stuck_used = 0
         self._views: OrderedDict[TcpLink, None] = OrderedDict()
-        """Those of them that have not copied their answers yet."""
+        """Stuck links whose queued answers are still views of shared memory, and not copies."""
         self._stuck_limit = stuck_bytes
         self.turns = Turns(time.monotonic)
         """Links that have more to hand out."""
         self.pool = pool or ChunkPool()
         self._links: set[TcpLink] = set()
         self.lines = MessageLimit(logger)
-        """What peers can have logged."""
+        """Bounds what peers can cause to be logged."""
 
     async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:
         """Connect within `timeout_ms`. Raises BookieUnreachableError; nothing was sent then."""
@@ -173,6 +173,7 @@ class TcpNetwork:
         return link
 
     def forget(self, link: TcpLink) -> None:
+        """A link is closed: it is delivered to, flushed and counted no more."""
         self._links.discard(link)
         self.turns.leave(link.deliver)
         self.turns.leave(link.flush)
@@ -190,7 +191,7 @@ class TcpNetwork:
             self.turns.join(self._relieve)  # hundreds may be found at a time, and each takes a millisecond
 
     def _relieve(self) -> None:
-        """Cut those who are stuck for longest while they hold too much, and copy what the others are to be sent."""
+        """Cut the links that are stuck for longest while they hold too much; copy what the others are to be sent."""
         deadline = self.turns.now() + self.turns.share_s
         while self._views:
             if 0 < self._stuck_limit < self._stuck_used and len(self._stuck) > 1:

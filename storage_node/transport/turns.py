@@ -1,8 +1,8 @@
 """`Turns`: work of many that would keep the loop for long, shared out over its turns.
 
-Whoever has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each
-of them for `share_s`, and leaves the rest to the next turns. So a connection that asks for little waits for one such
-turn, however many there are that ask for much.
+What has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each of
+them for `share_s`, and leaves the rest to the next turns. So a connection that asks for little waits for one such turn,
+however many there are that ask for much.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Work: TypeAlias = Callable[[], None]
 
 
 class Turns:
-    """A line of those who have more to do, on one loop.
+    """A line of work that has more to do, on one loop.
 
     Args:
-        now: a clock, in seconds. A simulated one stands still during a turn, which serves everybody then.
+        now: a clock, in seconds. A simulated one stands still during a turn, which then serves the whole line.
     """
 
     __slots__ = ("_line", "_scheduled", "now", "share_s")
@@ -34,13 +34,13 @@ class Turns:
         self._line: OrderedDict[Work, None] = OrderedDict()
         self._scheduled = False
         self.share_s = TURN_S
-        """How long one may go on in one turn: the less, the more there are."""
+        """Seconds that each work may take of one turn: less, the more work is in line."""
 
     def __len__(self) -> int:
         return len(self._line)
 
     def join(self, work: Work) -> None:
-        """Have `work` called in one of the next turns, behind those who joined before."""
+        """Have `work` called in one of the next turns, behind what joined before."""
         self._line[work] = None
         self._share()
         if not self._scheduled:

@@ -64,6 +64,8 @@ async def check_cookies(
             path=", ".join(directories),
         )
     _check_empty(disk, missing)
+    # Files first: a crash between leaves directories that the next start accepts. The other way round it would find a
+    # registered bookie whose directories have no cookie, and refuse it for good.
     _write_everywhere(disk, missing, cookie)
     await registry.write_cookie(cookie)
 

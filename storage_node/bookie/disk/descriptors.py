@@ -66,7 +66,7 @@ def reserved(settings: BookieSettings, limit: int) -> int:
 
 
 def connection_limit(settings: BookieSettings, limit: int) -> int:
-    """Connections that clients may have: bookieMaxConnections, as far as descriptors go.
+    """Connections that clients may have: bookieMaxConnections, or as many as the descriptors allow.
 
     Raises BookieConfigurationError where there is not even room for a few.
     """
@@ -103,8 +103,8 @@ class SpareDescriptors:
                 os.close(self._held.pop())
 
     def have(self, call: Callable[[], T]) -> T:
-        """What `call` returns, which opens a file; a spare descriptor is given up for it if there is no other. Raises
-        its OSError where those are gone too."""
+        """Run `call`, which opens a file, and return its result. If no descriptor is left, a spare one is given up for
+        it. Raises its OSError where the spare ones are gone too."""
         while True:
             try:
                 result = call()
@@ -125,7 +125,7 @@ class SpareDescriptors:
             return True
 
     def _fill(self) -> None:
-        """Hold as many as are to be had; the rest comes with a later call."""
+        """Hold as many as there are; the rest comes with a later call."""
         check(self._lock.locked(), "spare descriptors changed without their lock")
         try:
             while len(self._held) < self._wanted:

@@ -45,7 +45,7 @@ _LEDGER_BODY = Struct(">BB")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record found at `offset` of what was scanned; `intact` tells whether the body has its checksum."""
+    """A record found at `offset` of what was scanned; `intact` says whether the body has its checksum."""
 
     kind: int
     ledger_id: int
@@ -96,7 +96,7 @@ def read_record(data: memoryview, ledger_id: int, entry_id: int) -> memoryview |
 
 
 def scan(data: memoryview) -> Iterator[Record | int]:
-    """The records of `data`, which begins with one, without PADs; at last, where no record begins, that offset."""
+    """The records of `data`, which begins with one, without PADs; last, where no record begins, that offset."""
     offset = 0
     while offset < len(data):
         found = parse_header(data, offset)

@@ -3,7 +3,7 @@
 A slab is the image of one region of an entry log: what lies at offset x of the slab will lie at `base + x` of the log.
 From the same memory the journal commits, the entry log is written and, afterwards, reads at the tail are served.
 
-A slab's memory is used again only when its log region is written, the journal needs it no more, and no view of it is
+A slab's memory is used again only when its log region is written, the journal has committed it, and no view of it is
 alive (an answer still in a socket's queue): Python refuses to change the size of a map that has views.
 """
 
@@ -65,6 +65,7 @@ class Slab:
     def reclaim(self) -> mmap.mmap | None:
         """Give the memory up, if nothing reads it."""
         check(self.settled, "a slab was reclaimed before it was written")
+        # Before the memory is used again: a view that an answer still holds would send another entry's bytes (I12).
         self.view.release()
         try:
             self._memory.resize(self.size)
@@ -96,6 +97,7 @@ class SlabPool:
 
     @property
     def beyond_limit(self) -> bool:
+        """Whether more slabs are in use than the limit: `take` was asked for one beyond it."""
         return len(self._slabs) > self._limit
 
     def _free_memory(self) -> mmap.mmap | None:

@@ -1,12 +1,12 @@
 """The space of a node's disks: what a lack of it means for a write, and which directories have how much.
 
-A write. A disk without space is told from one that fails: the first passes, and what was not written can be written
-later (NoSpaceError). So can what failed because a process, or a machine, had no file descriptors left. Only a write
-that is tried again whole may be told apart so. A failed sync never is: the kernel may have dropped the pages, whatever
-the reason.
+A write. A disk without space is not taken for one that fails: the lack passes, and what was not written can be written
+later (NoSpaceError). The same goes for what failed because the process, or the machine, had no file descriptors left.
+Only a write that is tried again as a whole may be treated so. A failed sync never is: the kernel may have dropped the
+pages, whatever the reason.
 
 A directory is full when less than `minUsableSizeForEntryLogCreation` is free, or its disk is used beyond
-`diskUsageThreshold`; once full it stays so until the usage is no longer above `diskUsageLwmThreshold`. A full journal
+`diskUsageThreshold`; once full it stays so until the usage is not above `diskUsageLwmThreshold`. A full journal
 directory makes the node read-only; of the ledger directories either any one does (`readOnlyModeOnAnyDiskFullEnabled`)
 or only all together, and then new logs go to those that have room. A disk whose usage cannot be read counts as full.
 """
@@ -53,8 +53,8 @@ def needing_space(path: str, needed: int) -> Iterator[None]:
 
 @contextmanager
 def needing_descriptors(path: str) -> Iterator[None]:
-    """Around what opens files and can be done over, but is no write to be tried again: a lack of descriptors alone
-    becomes NoSpaceError. No sync fails so: it was not begun."""
+    """Around what opens files and can be repeated, but is not a write that may be tried again: only a lack of
+    descriptors becomes NoSpaceError. A sync that was begun does not fail for want of one."""
     try:
         yield
     except OSError as error:
@@ -99,7 +99,7 @@ def _free(disk: Disk, directory: str) -> str:
     try:
         return f"{disk.usage(directory)[2]} bytes are free in {directory}"
     except OSError as unknown:
-        return f"how many are free in {directory} cannot be told ({unknown.strerror or unknown})"
+        return f"how many are free in {directory} is not known ({unknown.strerror or unknown})"
 
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class _Space:
     full: bool = False
     warned: bool = False
     credit: float = 0.0
-    """How many logs it is behind: see `choose`."""
+    """How many logs it has had less than its share: see `choose`."""
 
     @property
     def usage(self) -> float:
@@ -183,14 +183,17 @@ class Disks:
 
     @property
     def journal_directories(self) -> list[str]:
+        """In the order of the settings: a ledger's journal is found by its number in it."""
         return [space.path for space in self._journals]
 
     @property
     def ledger_directories(self) -> list[str]:
+        """In the order of the settings, full ones among them."""
         return [space.path for space in self._ledgers]
 
     @property
     def full_ledger_directories(self) -> list[str]:
+        """Those that were full at the last look; no new log begins there while another has room."""
         return [space.path for space in self._ledgers if space.full]
 
     @property
@@ -205,6 +208,7 @@ class Disks:
         return sum(space.total for space in disks.values()), sum(space.free for space in disks.values())
 
     def spaces(self) -> Spaces:
+        """(total, free) bytes of each directory, as of the last look."""
         journals, ledgers = (
             {space.path: (space.total, space.free) for space in directories}
             for directories in (self._journals, self._ledgers)

@@ -49,7 +49,7 @@ class SystemFile:
                     raise
                 self._give_up_direct()
                 continue
-            if written <= 0:
+            if written <= 0:  # it would be tried again for ever
                 raise OSError(errno.EIO, "the file system wrote nothing", self.path)
             offset += written
             while pieces and written >= len(pieces[0]):
@@ -208,7 +208,7 @@ class SystemDisk:
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
+            os.fsync(descriptor)  # before the rename: after a crash the name must not lead to an empty file
         finally:
             os.close(descriptor)
         os.replace(temporary, path)

@@ -20,9 +20,9 @@ Files are written before use and used again afterwards, so that a commit allocat
 lies an older generation's, or zeros. The generation is in the header that the checksum covers: a stale batch can never
 be taken for a live one. Records are those of `disk.records`.
 
-What tells a torn tail from damage: a batch is written only after all but the one before it are durable, and says so
-("durable through"). A batch that cannot be read was lost in a crash if no later one says that it had been durable;
-it was never acknowledged then. Otherwise it was acknowledged, and its bytes have changed since.
+How a torn tail differs from damage: a batch is written only after all but the one before it are durable, and its
+header says so ("durable through"). A batch that cannot be read was lost in a crash if no later batch says that it had
+been durable; then it was never acknowledged. Otherwise it was acknowledged, and its bytes have changed since.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SUM = Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class JournalOwner:
-    """Whose journal it is: the node by its tag (8 bytes), and which of how many it has."""
+    """The owner of a journal: the node by its tag (8 bytes), and which of its journals this is."""
 
     tag: bytes
     number: int = 0
@@ -81,6 +81,7 @@ class BatchHeader:
     records_sum: int
 
     def encode(self) -> bytes:
+        """The header's bytes, without padding."""
         start = _BATCH.pack(
             BATCH_MAGIC,
             self.generation,
@@ -125,6 +126,7 @@ def parse_batch_header(data: bytes | memoryview, at: int, offset: int, generatio
 
 
 def file_name(file_id: int) -> str:
+    """The name of a journal file in use; a spare one is named differently, so that no replay reads it."""
     return f"journal-{file_id:016x}.log"
 
 
@@ -176,7 +178,7 @@ class JournalFiles:
         try:
             with needing_descriptors(path):
                 self._disk.sync_directory(self._directory)
-        except NoSpaceError:  # nothing is in it, and its name is to be given again
+        except NoSpaceError:  # nothing is in it; removed, since the next attempt uses the same name
             ready.file.close()
             self._disk.remove(path)
             raise
@@ -186,12 +188,14 @@ class JournalFiles:
         """A file that was written before, under its new name."""
         ready = JournalFile(self._disk.open(self._path(spare), direct=True), file_id, 0)
         self._begin(ready)
+        # The header is durable before the file has its name. So a file in use without an intact header has lost it, and
+        # a start that finds a batch in it refuses it instead of passing it over (I11).
         ready.file.sync_data()
         self._disk.rename(self._path(spare), path)
         return ready
 
     def _create(self, path: str, file_id: int) -> JournalFile:
-        """A new file; none where there is no space for its beginning."""
+        """A new file. NoSpaceError: there is no space for its beginning, and it was removed again."""
         file: DiskFile | None = None
         try:
             with needing_space(path, BLOCK + self._step_bytes):
@@ -244,7 +248,7 @@ class JournalFiles:
         logger.debug("journal files below %016x were retired", below)
 
     def spare(self, file_id: int) -> None:
-        """Keep a file whose contents are needed no more, to be used again."""
+        """Keep a file whose contents are not needed any more, to be used again."""
         self._disk.rename(self._path(file_name(file_id)), self._path(f"{SPARE_PREFIX}{file_id:016x}.log"))
 
     def _path(self, name: str) -> str:

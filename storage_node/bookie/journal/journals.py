@@ -21,7 +21,7 @@ from storage_node.settings.bookie import MIB, BookieSettings
 
 
 def owners(tag: bytes, count: int) -> list[JournalOwner]:
-    """Who a node's journals are, in order."""
+    """What identifies each of a node's journals, in order."""
     return [JournalOwner(tag, number, count) for number in range(count)]
 
 
@@ -52,6 +52,8 @@ def _first_file(files: JournalFiles, reader: JournalReader, mark: JournalMark) -
     try:
         return files.open_next(file_id)
     except NoSpaceError:
+        # Only files without any batch, and never the mark's own: the next start must find what no checkpoint covers
+        # (I11).
         unused = reader.unused(mark)
         if not unused:
             raise
@@ -143,7 +145,7 @@ class Journals:
             await journal.retire(mark)
 
     async def try_again(self) -> None:
-        """Look for space where there was none."""
+        """Go on in every journal that waits for space, if there is some now."""
         for journal in self.journals:
             await journal.try_again()
 
@@ -159,12 +161,12 @@ class Journals:
 
     @property
     def wants_descriptors(self) -> bool:
-        """It is file descriptors that a journal waits for."""
+        """Whether a journal waits for file descriptors, not for space."""
         return any(journal.full and lacks_descriptors(journal.wanting) for journal in self.journals)
 
     @property
     def stalled(self) -> bool:
-        """Records wait for space, and who sent them for an answer."""
+        """Records wait for space, and the clients that sent them for an answer."""
         return any(journal.stalled for journal in self.journals)
 
     @property

@@ -53,7 +53,7 @@ class JournalReader:
         self.last_sequence = 0
         """The highest sequence number seen; the next writer goes on behind it."""
         self.replayed = 0
-        """That of the last batch whose records were given."""
+        """The sequence number of the last batch whose records were given."""
 
     def check_owner(self) -> None:
         """Raise JournalCorruptError if a file is another journal's. One whose header is damaged is for `replay`."""
@@ -62,7 +62,7 @@ class JournalReader:
             if found is not None and self._owner is not None and found[1] != self._owner:
                 raise JournalCorruptError(
                     f"the journal file {file_name(file_id)} belongs to {found[1]}, and this is {self._owner}",
-                    advice="Were directories confused, or mounted in each other's place? Bring back the one that "
+                    advice="Were directories confused, or mounted in each other's place? Bring back the directory that "
                     "belongs here; the node did not start and changed nothing",
                     path=self._path(file_id),
                 )
@@ -116,7 +116,8 @@ class JournalReader:
     def keep_for_next_start(self, mark: JournalMark) -> bool:
         """Make sure that the next start can read from `mark` through to a file begun now; False if it cannot.
 
-        It cannot where batches lie behind the torn one that ended the replay: the next number is not theirs to skip.
+        It cannot where batches lie behind the torn one that ended the replay: a file begun now would go on after their
+        numbers, and the next replay would find the torn one's number missing.
         What was read may not be on the disk yet, if only the process had died: so it is synced. Raises OSError.
         """
         if self.last_sequence > self.replayed:
@@ -151,11 +152,11 @@ class JournalReader:
                 while True:
                     batch = self._next(file, file_id, offset, expected, expected == first)
                     if batch is None or batch.sequence > expected:
-                        break
+                        break  # one of a higher number is left to `_check_tail`: it may prove that this one is lost
                     if batch.sequence == expected:
                         data = self._read_records(file, batch)
                         if data is None:
-                            break
+                            break  # torn or damaged: `_check_tail` decides which
                         yield from self._records(data, file_id, batch)
                         expected += 1
                         self.last_sequence = self.replayed = batch.sequence
@@ -163,6 +164,7 @@ class JournalReader:
             finally:
                 file.close()
             if not self._goes_on(files[index + 1 :], expected, expected == first):
+                # Before the replay ends in good order: records are missing if batch `expected` was ever durable (I11).
                 self._check_tail(files[index:], offset, expected)
                 return
 
@@ -197,7 +199,7 @@ class JournalReader:
             for batch in self._headers(file_id, offset if index == 0 else FIRST_BATCH_AT):
                 if batch.sequence > expected:  # what is left of batch `expected` itself does not keep its number
                     self.last_sequence = max(self.last_sequence, batch.sequence)
-                if batch.durable_through >= expected:
+                if batch.durable_through >= expected:  # it was acknowledged, so this is damage and not a torn tail
                     raise self._corrupt(
                         f"batch {expected} of the journal is damaged or missing, though batch {batch.sequence} in "
                         f"{file_name(file_id)} at offset {batch.offset} proves that it had been durable",

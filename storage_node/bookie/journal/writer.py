@@ -16,10 +16,10 @@ Where a node has several journals, each takes the records of its own ledgers, wh
 slab: a batch then gathers pieces, up to GATHER_BYTES.
 
 A lack of space is not a failure while it is met ahead of the journal, in a file that is being prepared: nothing was
-half written, and what is prepared already still takes records. `full` says so, the supervisor is informed, `try_again`
-goes on. Elsewhere a write or sync that fails is final: nothing further is written or acknowledged, the supervisor is
-informed once, and the node stops. The sync must not be repeated, since the kernel may have dropped the pages and would
-then report success.
+half written, and what is prepared already still takes records. Then `full` is set, the supervisor is notified, and
+`try_again` goes on. Elsewhere a write or sync that fails is final: nothing further is written or acknowledged, the
+supervisor is notified once, and the node stops. The sync must not be repeated, since the kernel may have dropped the
+pages and would then report success.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Acknowledge = Callable[[], None]
 
 
 class AnswerSink(Protocol):
-    """Who sends the answers to adds: a connection."""
+    """Sends the answers to adds: a connection."""
 
     def durable(self, answers: Answers) -> None:
         """The records of these answers are on disk (or written, where the client asked for no more)."""
@@ -76,7 +76,7 @@ class Answers:
 
 
 class Batch:
-    """A range of a slab on its way to the disk, and who waits for it."""
+    """A range of a slab on its way to the disk, and the answers and calls that wait for it."""
 
     __slots__ = (
         "acknowledgements",
@@ -149,10 +149,12 @@ class Batch:
 
     @property
     def length(self) -> int:
+        """Bytes of its records, headers and padding of each included."""
         return self.kept + self.end - self.start
 
     @property
     def copied(self) -> bool:
+        """Whether it is written from a copy behind its header; if not, from the slab where it lies."""
         return bool(self.earlier) or self.length <= COPY_BYTES
 
     @property
@@ -179,7 +181,7 @@ class JournalSupervisor(Protocol):
         ...
 
     def journal_without_space(self) -> None:
-        """There is no space to go on in, beyond what is prepared."""
+        """The disk has no space beyond what is prepared."""
         ...
 
     def journal_failed(self, error: BaseException) -> None:
@@ -212,9 +214,9 @@ class Journal:
         self._pool = pool
         self._gathers = gathers
         self.full = False
-        """There is no space to go on in, beyond what was prepared."""
+        """The disk has no space beyond what was prepared."""
         self.wanting: NoSpaceError | None = None
-        """What `full` was set for, at last."""
+        """The error for which `full` was set last."""
         self._open: Batch | None = None
         self._waiting: deque[Batch] = deque()
         self._flying: deque[Batch] = deque()
@@ -236,7 +238,7 @@ class Journal:
     def extend(self, slab: Slab, start: int, end: int, body_sum: int, body_length: int) -> Batch:
         """A record lies at [start, end) of the slab, right behind the previous one.
 
-        The caller adds to the batch returned, in the same turn of the loop, whom to tell when they are durable.
+        The caller adds to the batch returned, in the same turn of the loop, what to answer or call when it is durable.
         """
         batch = self._open
         if batch is None or batch.slab is not slab or batch.end != start or batch.earlier:
@@ -264,6 +266,7 @@ class Journal:
 
     def barrier(self, acknowledge: Acknowledge) -> None:
         """Call `acknowledge` once everything appended so far is durable (at once if it is)."""
+        # The last batch of the three kinds is enough: batches are acknowledged in their order.
         for batch in (self._open, self._waiting[-1] if self._waiting else None):
             if batch is not None:
                 batch.acknowledgements.append(acknowledge)
@@ -276,7 +279,7 @@ class Journal:
     def mark(self) -> JournalMark:
         """End the current batch here: what was appended so far is up to the mark, what follows is behind it."""
         if self._open is not None:
-            self._close_batch()
+            self._close_batch()  # a mark lies between two batches: replay cannot begin within one
         sequence = self._last_sequence + len(self._waiting)
         return JournalMark(self._file.file_id, self._offset, sequence)
 
@@ -324,6 +327,8 @@ class Journal:
         """Send off as many batches as there are free slots."""
         self._kick_scheduled = False
         while len(self._flying) < SLOTS and self.error is None:
+            # With two slots a batch begins only when all but the one before it are durable. Replay relies on that to
+            # tell a torn tail from damage (docs/reference/node-files.md#how-a-journal-is-read).
             if not self._waiting:
                 if self._open is None:
                     return
@@ -335,7 +340,7 @@ class Journal:
     def _launch(self, batch: Batch) -> None:
         self._last_sequence += 1
         batch.sequence = self._last_sequence
-        batch.durable_through = self._durable
+        batch.durable_through = self._durable  # the proof, on disk, that earlier batches were acknowledged
         batch.offset = self._offset
         self._offset += batch.total
         self._flying.append(batch)
@@ -351,6 +356,7 @@ class Journal:
         if future.exception() is not None or self.error is not None:
             self._landed(batch, slot, future)
             return
+        # Written is enough for the early answers only; the others wait for this sync (I1).
         self._calls.discard(future)
         sync = self._disk.submit(self._pool, file.file.sync_data)
         self._calls.add(sync)
@@ -379,6 +385,8 @@ class Journal:
         if self.error is not None:
             return
         self._answer_early()
+        # In the order of the batches: replay ends at the first one that is torn, so a batch counts only once all before
+        # it are durable (I1).
         while self._flying and self._flying[0].synced:
             done = self._flying.popleft()
             self._durable = done.sequence
@@ -395,6 +403,7 @@ class Journal:
     def _fail(self, error: BaseException) -> None:
         if self.error is not None:
             return
+        # Final: the kernel may have dropped the dirty pages, and a second sync would report success without them (I1).
         self.error = error
         logger.critical("the journal failed, nothing further is acknowledged: %s", error)
         for waiter in self._idle:
@@ -411,7 +420,7 @@ class Journal:
             if self._next_file is None:
                 self._open_next()
                 return False
-            self._retired.append(file)
+            self._retired.append(file)  # stays open: batches in flight still write to it
             self._file, self._next_file = self._next_file, None
             self._offset = FIRST_BATCH_AT
             self._supervisor.journal_rolled()
@@ -438,7 +447,7 @@ class Journal:
             self._cannot_go_on(error)
 
     def _cannot_go_on(self, error: BaseException) -> None:
-        """Nothing could be prepared: without space that is no failure, since nothing was written where it counts."""
+        """Nothing could be prepared. A lack of space is not a failure here: nothing was written where it counts."""
         if not isinstance(error, NoSpaceError):
             self._fail(error)
         elif not self.full:
@@ -481,7 +490,7 @@ class Journal:
     async def retire(self, mark: JournalMark) -> None:
         """A checkpoint with this mark is durable: older files may go. Raises OSError."""
         if self._preparing is not None:
-            await asyncio.wait([self._preparing])
+            await asyncio.wait([self._preparing])  # it may be writing to a file that is about to be closed
         for file in [file for file in self._retired if file.file_id < mark.file_id]:
             self._retired.remove(file)
             file.file.close()

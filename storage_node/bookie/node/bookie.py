@@ -1,7 +1,7 @@
 """`Bookie`: the life of a storage node, from the lock on its directories to its last checkpoint.
 
-    start   lock -> listen -> cookies -> end a dead predecessor's session -> recover (replay, checkpoint) -> register
-            -> serve
+    start   lock -> listen -> cookies -> end a dead predecessor's session -> recover (replay, checkpoint) -> serve
+            -> register
     stop    unregister -> no more connections -> everything durable and answered -> last checkpoint -> unlock
     failure of the journal: every connection is closed at once, nothing further is answered, `failed` is set
 
@@ -44,11 +44,11 @@ METADATA_TIMEOUT_S = 5.0
 DRAIN_S = 5.0
 LOCK_NAME = "lock"
 ROOM_FOR_IDS = 128
-"""More than an answer takes besides what it carries."""
+"""More than an answer's ids take beside the list that it carries."""
 DESCRIPTORS_RETRY_S = 1.0
 """A node that lacks file descriptors looks for some after this."""
 NEW_DIRECTORY_BYTES = 16 * 1024
-"""What making a directory takes: some blocks of a file system's own."""
+"""Space that making a directory takes: some blocks of the file system's own."""
 
 
 class Bookie:
@@ -111,12 +111,14 @@ class Bookie:
 
     @property
     def address(self) -> BookieAddress:
+        """The address that is registered. Raises BookieFailedError before `start`."""
         if self._address is None:
             raise BookieFailedError("the bookie is not started")
         return self._address
 
     @property
     def storage(self) -> Storage:
+        """What the node stores. Raises BookieFailedError before `start`."""
         if self._storage is None:
             raise BookieFailedError("the bookie is not started")
         return self._storage
@@ -133,25 +135,30 @@ class Bookie:
 
     @property
     def connection_count(self) -> int:
+        """Connections of clients that are open."""
         return len(self._connections)
 
     @property
     def takes_high_priority(self) -> bool:
+        """Whether a recovery's adds are taken though the node is read-only: there is room in reserve for them."""
         storage = self.storage
         return not storage.writing_failed and not storage.full and self.disks.takes_high_priority
 
     @property
     def disks(self) -> Disks:
+        """The space of its directories. Raises BookieFailedError before `start`."""
         if self._disks is None:
             raise BookieFailedError("the bookie is not started")
         return self._disks
 
     @property
     def max_list_bytes(self) -> int:
+        """Bytes of the list of a ledger's entries that fit in a frame."""
         return self.settings.netty_max_frame_size_bytes - ROOM_FOR_IDS
 
     @property
     def max_batch_read_bytes(self) -> int:
+        """Most bytes of the answer to a batch read; its first entry may be larger."""
         return min(self.settings.max_batch_read_size, self.settings.netty_max_frame_size_bytes)
 
     @staticmethod
@@ -159,13 +166,16 @@ class Bookie:
         return asyncio.get_running_loop().time()
 
     def disk_space(self) -> tuple[int, int]:
+        """(total, free) bytes of the ledger disks together, looked up now."""
         self.disks.look()
         return self.disks.capacity()
 
     def heard(self, connection: ServedConnection) -> None:
+        """Something came from the connection: from now on it is the one that was idle for the shortest time."""
         self._admission.heard(connection)
 
     def closed(self, connection: ServedConnection) -> None:
+        """A connection is closed, and makes room for another."""
         self._connections.pop(connection, None)
         self._admission.left(connection)
 
@@ -198,6 +208,7 @@ class Bookie:
         limit = current_limit()
         self._admission.limit = connection_limit(settings, limit)
         logger.info("%d file descriptors: up to %d connections, the rest for files", limit, self._admission.limit)
+        # Locks first: whatever follows relies on no other process being this node (the former session is ended, too).
         currents = self._claim_directories()
         self._listener = await self._network.listen(settings.listening_address, settings.bookie_port, self._accept)
         self._address = name_bookie(settings, self._listener.port)
@@ -210,6 +221,7 @@ class Bookie:
         )
         folders = list(dict.fromkeys(currents))
         expansion = settings.allow_storage_expansion
+        # Before the storage is opened: a node whose disks are not its own must not answer "no such entry" (I11).
         await check_cookies(self._registry, self._disk, cookie, folders, expansion=expansion)
         self._session = SessionFile(self._disk, currents[0], self._store)
         await self._session.end_former()
@@ -230,6 +242,8 @@ class Bookie:
             raise self._no_read_only_mode()
         self._announced_read_only = self.read_only
         self._note_mode()
+        # Serving before it is registered, so that no client is sent to a node that refuses it; the session's token
+        # before the registration, so that a successor can end whatever was registered.
         self._serving = True
         await self._session.keep()
         await self._registry.register(self._address, readonly=self._announced_read_only)
@@ -303,7 +317,7 @@ class Bookie:
         storage = self.storage
         full = self.disks.full or storage.full
         if storage.wants_descriptors and not self.settings.read_only_mode_enabled:
-            full = self.disks.full  # a lack that ends is no reason to stop
+            full = self.disks.full  # a lack of descriptors passes: no reason to stop
         self.read_only = self.settings.force_read_only_bookie or full or storage.writing_failed
 
     def _no_read_only_mode(self) -> BookieFailedError:
@@ -368,22 +382,23 @@ class Bookie:
 
     @property
     def collector(self) -> GarbageCollector:
+        """Its garbage collection. Raises BookieFailedError before `start`."""
         if self._collector is None:
             raise BookieFailedError("the bookie is not started")
         return self._collector
 
     async def collect_garbage(self, *, moved_away: bool = False) -> int:
-        """Delete now what metadata does not know; how many ledgers that were. See `GarbageCollector.collect`."""
+        """Delete now the ledgers that are not in the metadata; returns how many. See `GarbageCollector.collect`."""
         return await self.collector.collect(moved_away=moved_away)
 
     async def compact(self, *, major: bool = True) -> int:
-        """Rewrite now the logs below the threshold; how many that were."""
+        """Rewrite now the logs below the threshold; returns how many."""
         return await self.collector.compact(major=major)
 
     # ------------------------------------------------------------------------------------ the end
 
     def _give_up(self, failure: BookieFailedError) -> None:
-        """Stop in good order, and say why: the owner of the process sees `failed`."""
+        """Stop in good order, and say why: the process that runs the node waits for `failed`."""
         if self.failure is None and not self._stopped:
             self.failure = failure
             self._run(self._stop_failed(clean=True))
@@ -396,6 +411,7 @@ class Bookie:
             advice="Mend the disk and start the node again; what it had acknowledged is in the journal",
             node=None if self._address is None else self._address.bookie_id,
         )
+        # All in this step: an answer that left after it could be for something that is not on disk (I1).
         self._serving = False
         for connection in list(self._connections):
             connection.close()
@@ -423,6 +439,7 @@ class Bookie:
         if self._stopped:
             return
         self._stopped = True
+        # Unregistered first, and serving until then: clients choose other nodes before this one refuses them.
         unregistered = await self._unregister() if unregister else await self._let_go()
         if self._session is not None:
             await self._session.close(ended=unregistered)

@@ -41,7 +41,7 @@ _NOT_READY: Final = Reply(b"the node does not serve\n", status=HTTPStatus.SERVIC
 
 @asynccontextmanager
 async def shown(settings: BookieSettings, bookie: Bookie) -> AsyncIterator[HttpServer | None]:
-    """The endpoints for the length of a block, where they are wanted; begun before the node starts, so that they tell
+    """The endpoints for the length of a block, where they are wanted; begun before the node starts, so that they answer
     that it is not ready yet. Raises BookieConfigurationError where the port cannot be listened on."""
     if not settings.http_server_enabled:
         yield None
@@ -108,7 +108,7 @@ _ENDPOINTS: Final[dict[str, Callable[[Bookie], Reply]]] = {
 WRITABLE, READ_ONLY, NOT_SERVING = 1, 0, -1
 
 GC_MEANINGS: Final = {
-    "rounds": "Rounds of garbage collection that came to their end",
+    "rounds": "Rounds of garbage collection that were finished",
     "rounds_aborted": "Rounds that deleted nothing, because metadata could not be read",
     "ledgers_collected": "Ledgers deleted because metadata does not know them any more",
     "ledgers_moved_away": "Closed ledgers deleted because other nodes store them by now",

@@ -1,4 +1,4 @@
-"""A small HTTP server for who looks at a node: probes of container platforms, Prometheus, an operator's browser.
+"""A small HTTP server to observe a node: for probes of container platforms, Prometheus, an operator's browser.
 
 HTTP/1.1, GET and HEAD without bodies, one request a connection. Everything that a client may hold is bounded: the size
 of its request, the time that it takes to send it, the number of connections. One connection too many breaks the oldest,

@@ -1,4 +1,4 @@
-"""What a node is called, and what it learns from the process that was this node before.
+"""A node's name, and what it learns from the process that was this node before.
 
 Name. The id is `bookieId`, else `host:port`; the host is `advertisedAddress`, else the listening address, else this
 machine's address (by `useHostNameAsBookieID`: its name). A machine that knows itself only by a loopback address is

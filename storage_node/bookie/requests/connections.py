@@ -42,7 +42,9 @@ class ConnectionOwner(NodeServices, Protocol):
         """Something came from this connection."""
         ...
 
-    def closed(self, connection: ServedConnection) -> None: ...
+    def closed(self, connection: ServedConnection) -> None:
+        """The connection's link is closed; nothing comes from it any more."""
+        ...
 
 
 class ServedConnection:
@@ -69,14 +71,17 @@ class ServedConnection:
 
     @property
     def peer(self) -> str:
+        """The client's `host:port`."""
         return self.link.peer
 
     def close(self) -> None:
+        """Close the link; what is under way for it ends without an answer."""
         self.link.close()
 
     # ------------------------------------------------------------------------------------ frames in
 
     def frame_received(self, frame: memoryview) -> None:
+        """Handle a request, or let it wait while the connection's bounds are reached."""
         flow = self.flow
         if flow.stopped:
             self._wait_in_line(bytes(frame))  # a copy: the chunk that the frame lies in is not to wait with it
@@ -102,6 +107,7 @@ class ServedConnection:
             asyncio.get_running_loop().call_soon(self.flow.check)
 
     def link_closed(self, error: Exception | None) -> None:
+        """End what runs and waits for this client. Adds that were taken are stored all the same."""
         self.flow.close()
         self._hold(-self._held)
         self._urgent.clear()
@@ -127,7 +133,7 @@ class ServedConnection:
         self._quick_add = VERSION_TWO.quick_add
         return request
 
-    # ------------------------------------------------------------------------------------ who has to wait
+    # ------------------------------------------------------------------------------------ requests that have to wait
 
     def _begin(self, frame: memoryview) -> None:
         """Handle a request, or let it and what follows it on this connection wait."""
@@ -157,7 +163,7 @@ class ServedConnection:
         self._hold(len(frame))
 
     def _hold(self, size: int) -> None:
-        """So many bytes more (or less) of frames wait in line."""
+        """Count bytes of frames that wait in line: more, or less where negative."""
         self._held += size
         self.node.limits.waiting.change(size)
 
@@ -180,7 +186,7 @@ class ServedConnection:
         self._go_on(retry=True)
 
     def _go_on(self, *, retry: bool = False) -> None:
-        """Handle what waits, as far as the bounds allow; then read on. A `retry` was within them when it was begun."""
+        """Handle what waits, within the bounds; then read on. A `retry` was within them when it was begun."""
         flow = self.flow
         if not flow.stopped or self._blocked or flow.closed or not (retry or flow.may_go_on()):
             return
@@ -272,7 +278,7 @@ class ServedConnection:
 
 
 def _too_late(request: m.AddRequest | m.WriteLacRequest) -> bytes:
-    """The answer to what has waited in vain for memory."""
+    """The answer to a request that has waited too long for memory."""
     if isinstance(request, m.AddRequest):
         return dialect_of(request).added(request, Status.ETOOMANYREQUESTS)
     return m.encode_write_lac_response(request.txn_id, Status.ETOOMANYREQUESTS, request.ledger_id)

@@ -1,8 +1,8 @@
 """The two protocol versions as a connection speaks them: how its requests are read and its answers written.
 
-A connection begins in version 3. The first body that is no request of version 3 turns it to version 2 for good, and a
-body that is none of version 2 either ends it (docs/reference/wire.md#protocol-selection). What is answered does not
-depend on the version; what the answer looks like does.
+A connection begins in version 3. The first body that is not a request of version 3 turns it to version 2 for good, and
+a body that is not one of version 2 either ends it (docs/reference/wire.md#protocol-selection). What is answered does
+not depend on the version; what the answer looks like does.
 """
 
 from __future__ import annotations

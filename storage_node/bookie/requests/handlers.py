@@ -23,7 +23,7 @@ from storage_node.protocol.schema import FREE_DISK_SPACE, TOTAL_DISK_CAPACITY
 
 _HEAD = Struct(">ii56x")
 _GROUP = Struct(">qqii")
-"""Of the list of entries."""
+"""One run of ids in the list of entries."""
 
 
 def write_lac(requester: Requester, request: m.WriteLacRequest) -> Wait | None:
@@ -51,6 +51,7 @@ def force(requester: Requester, request: m.ForceLedgerRequest) -> None:
 
 
 def info(requester: Requester, request: m.BookieInfoRequest) -> None:
+    """Answer with the bytes of the ledger disks, looked up now; what was not asked for is left out."""
     total, free = requester.node.disk_space()
     answer = m.encode_bookie_info_response(
         request.txn_id,
@@ -128,11 +129,12 @@ def auth(requester: Requester, request: m.AuthRequest) -> None:
 
 
 def start_tls(requester: Requester, request: m.StartTlsRequest) -> None:
-    """There is no TLS here."""
+    """Refuse TLS, which this node does not speak."""
     requester.link.send(m.encode_error_response(request.txn_id, Operation.START_TLS, Status.EBADREQ))
 
 
 def unsupported(requester: Requester, request: m.UnsupportedRequest) -> None:
+    """Refuse an operation or version that is not spoken, with the status that decoding gave it."""
     requester.link.send(m.encode_error_response(request.txn_id, request.operation, request.status))
 
 

@@ -56,6 +56,7 @@ class Gate:
 
     @property
     def closed(self) -> bool:
+        """Whether the limit is reached; a limit of 0 never is."""
         return 0 < self.limit <= self.taken
 
     def take(self) -> None:
@@ -75,7 +76,7 @@ class Gate:
 
 
 class Budget:
-    """`limit` bytes, of which nothing is ever refused: a connection that waits shall ask for no more meanwhile."""
+    """`limit` bytes, of which nothing is ever refused: a connection that waits must not ask for more meanwhile."""
 
     __slots__ = ("_waiting", "limit", "used")
 
@@ -86,6 +87,7 @@ class Budget:
 
     @property
     def exceeded(self) -> bool:
+        """Whether all connections together hold more than the limit."""
         return self.used > self.limit
 
     def change(self, by: int) -> None:
@@ -147,7 +149,7 @@ class Turnstile:
 
 
 class NodeLimits:
-    """A node's, for all of its connections."""
+    """One node's limits, shared by all of its connections."""
 
     def __init__(
         self, now: Callable[[], float], *, adds: int = 0, reads: int = 0, answer_bytes: int, waiting_bytes: int
@@ -165,7 +167,7 @@ class NodeLimits:
         self.turns = Turns(now)
         """Connections whose requests waited in line, and go on."""
         self.lines = MessageLimit(logger)
-        """What peers can have logged."""
+        """Bounds what peers can cause to be logged."""
 
 
 IN_FLIGHT_BYTES = 32 * 1024 * 1024
@@ -179,7 +181,7 @@ TASK_BYTES = 4096
 
 
 class Flow:
-    """One connection's. `go_on` is called when what stopped it may be over."""
+    """One connection's share. `go_on` is called when what stopped it may be over."""
 
     __slots__ = (
         "_budget",
@@ -210,13 +212,13 @@ class Flow:
 
     @property
     def overfull(self) -> bool:
-        """Nothing large may be begun here, whatever was admitted before: its peer does not take what there is."""
+        """Nothing large may be begun here, whatever was admitted before: the peer does not take its answers."""
         return self.in_flight + self._link.queued_bytes > IN_FLIGHT_BYTES or bool(
             self._counted and self._budget.exceeded
         )
 
     def check(self) -> None:
-        """To be called after whatever may have queued or begun something."""
+        """Called after every step that may have queued or begun something."""
         queued = self._link.queued_bytes
         if self.in_flight + queued > IN_FLIGHT_BYTES:
             self.stop()
@@ -238,7 +240,7 @@ class Flow:
         self.done(size)
 
     def done(self, size: int) -> None:
-        """A request of that size is no longer under way."""
+        """A request of that size has ended."""
         self.in_flight -= size
         if self.stopped and self.in_flight <= RESUME_BYTES:
             self._go_on()
@@ -251,7 +253,7 @@ class Flow:
             self._watch()
 
     def may_go_on(self) -> bool:
-        """True if nothing here speaks against it. If False, `go_on` will be called."""
+        """Whether the connection may be read on. If not, `go_on` will be called when it may."""
         if self.in_flight > RESUME_BYTES:
             return False
         if self._link.queued_bytes > RESUME_BYTES:
@@ -272,7 +274,7 @@ class Flow:
         self._link.resume_reading()
 
     def settle(self) -> None:
-        """Bring the node's budget up to date; stop if too much of it is used here."""
+        """Bring the node's budget up to date; stop if too much of it is used by this connection."""
         if self.closed:
             return
         self._count()
@@ -324,7 +326,7 @@ class Flow:
 
 
 IDLE_S = 5.0
-"""A connection that was heard of within this time is not closed for another one from the same address."""
+"""A connection from which something came within this time is not closed for another one from the same address."""
 
 
 class Guest(Protocol):
@@ -340,7 +342,7 @@ G = TypeVar("G", bound=Guest)
 
 
 class Admission:
-    """At most `limit` connections; 0: any number. `now` tells seconds."""
+    """At most `limit` connections; 0: any number. `now` is a clock, in seconds."""
 
     def __init__(self, now: Callable[[], float], limit: int = 0) -> None:
         self.limit = limit
@@ -348,14 +350,14 @@ class Admission:
         self._silent: OrderedDict[Guest, None] = OrderedDict()
         """Those that have asked nothing yet, in the order in which they came."""
         self._heard: dict[str, OrderedDict[Guest, float]] = {}
-        """The others by address, in the order in which they were last heard of, and when that was."""
+        """The others by address, in the order in which something last came from them, and when that was."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def arrived(self, guest: G) -> Guest | None:
-        """A connection was made: who must be closed for it, perhaps itself; None: none. It is counted out already."""
+        """A connection was made. Returns the one to be closed for it, which is counted no more and may be itself."""
         self._count += 1
         self._silent[guest] = None
         if not self.limit or self._count <= self.limit:
@@ -365,7 +367,7 @@ class Admission:
         return leaving
 
     def heard(self, guest: Guest) -> None:
-        """Something came from it."""
+        """Something came from the connection: it is not idle."""
         address = _address(guest)
         known = self._heard.get(address)
         if guest in self._silent:
@@ -378,7 +380,7 @@ class Admission:
         known.move_to_end(guest)
 
     def left(self, guest: Guest) -> None:
-        """It is closed. Idempotent."""
+        """The connection is closed, or about to be; it counts no more. Idempotent."""
         if guest in self._silent:
             del self._silent[guest]
             self._count -= 1

@@ -28,6 +28,7 @@ def read(requester: Requester, request: m.ReadRequest) -> None:
 
 
 def plain_read(requester: Requester, request: m.ReadRequest) -> None:
+    """Answer from memory at once, else from the disk, without fencing or waiting for a LAC."""
     storage = requester.storage
     found = storage.find(request.ledger_id, request.entry_id)
     if isinstance(found, Status):
@@ -76,6 +77,7 @@ def send_entry(
     lac: int | None,
     stamp_ms: int | None = None,
 ) -> None:
+    """Answer with an entry. `stamp_ms`: when the LAC moved on, for the answer to a long poll."""
     head, tail = dialect_of(request).entry(request, entry_id, len(body), lac, stamp_ms)
     requester.link.send(head, body, tail)
     requester.traffic.reads += 1
@@ -83,6 +85,7 @@ def send_entry(
 
 
 def refuse(requester: Requester, request: m.ReadRequest, status: Status) -> None:
+    """Answer without an entry."""
     requester.link.send(dialect_of(request).no_entry(request, status))
 
 
@@ -119,6 +122,8 @@ async def _finish_fence(requester: Requester, request: m.ReadRequest, pending: a
     """Answer once the fence is durable, whatever the read finds (D19)."""
     found = requester.storage.find(request.ledger_id, request.entry_id)
     body = None if isinstance(found, Status) else await fetch(requester, *found, urgent=True)
+    # The fence took effect before the entry was looked for, so no add can come between. It is the ledger's and not this
+    # request's: a client that leaves must not cancel it.
     await asyncio.shield(pending)
     if isinstance(found, Status):
         refuse(requester, request, found)
@@ -138,7 +143,8 @@ def _cost(requester: Requester, request: m.ReadRequest | BatchReadRequest) -> in
 
 
 MAX_BATCH_ENTRIES = 1024
-"""Entries in one answer: small ones would keep everybody else waiting. Who asked for more goes on behind them."""
+"""Entries in one answer: a long run of small ones would keep all other clients waiting. A client that asked for more
+reads on behind them."""
 
 
 class _EntryBatch:

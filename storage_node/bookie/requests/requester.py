@@ -1,4 +1,4 @@
-"""`Requester`: the client at the other end of a connection, as those see it who handle its requests.
+"""`Requester`: the client at the other end of a connection, as the handlers of its requests see it.
 
 A connection makes one and hands it to the handlers of `reads` and `handlers` with each request. Through it they reach
 what the node stores, send their answers, and run what has to wait for a disk or a sync; they know no connection.
@@ -26,24 +26,34 @@ class NodeServices(Protocol):
     """What requests need of their node."""
 
     @property
-    def storage(self) -> Storage: ...
-
-    @property
-    def limits(self) -> NodeLimits: ...
-
-    @property
-    def max_batch_read_bytes(self) -> int: ...
-
-    @property
-    def max_list_bytes(self) -> int:
-        """Of the list of a ledger's entries."""
+    def storage(self) -> Storage:
+        """What the node stores."""
         ...
 
     @property
-    def clock(self) -> Clock: ...
+    def limits(self) -> NodeLimits:
+        """What all connections share: gates, budgets, the line of turns."""
+        ...
 
     @property
-    def read_only(self) -> bool: ...
+    def max_batch_read_bytes(self) -> int:
+        """Most bytes of the answer to a batch read; its first entry may be larger."""
+        ...
+
+    @property
+    def max_list_bytes(self) -> int:
+        """Most bytes of the list of a ledger's entries."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Wall-clock time, for the timestamps of answers."""
+        ...
+
+    @property
+    def read_only(self) -> bool:
+        """Whether adds and explicit LACs are refused."""
+        ...
 
     @property
     def takes_high_priority(self) -> bool:
@@ -56,7 +66,7 @@ class NodeServices(Protocol):
 
 
 class Requester:
-    """Whose requests are handled. `go_on` is called when what stopped the connection may be over."""
+    """The client whose requests are handled. `go_on` is called when what stopped the connection may be over."""
 
     def __init__(self, node: NodeServices, link: Link, go_on: Callable[[], None]) -> None:
         self.node = node

@@ -79,8 +79,8 @@ class Checkpoint:
     """A decoded checkpoint.
 
     `marks` has one for each journal, `logs` gives the length up to which each log is indexed and durable, `fenced_gone`
-    when (milliseconds since the epoch) a fenced ledger was deleted. `lost_logs` are logs of which entries are lost, and
-    whose loss the ledgers' states tell of.
+    when (milliseconds since the epoch) a fenced ledger was deleted. `lost_logs` are logs of which entries are lost; the
+    ledgers that this concerns are marked in their states.
     """
 
     counter: int
@@ -181,7 +181,7 @@ class Checkpointer:
     def begin(self, journal: Journals) -> asyncio.Task[None]:
         """Take the checkpoint of a start: it covers what was replayed, and strays can go.
 
-        The task raises what it failed with. Where there is no space it waits for that as every checkpoint does.
+        The task raises what it failed with. Where there is no space it waits for some, as every checkpoint does.
         """
         self._journal = journal
         self._first = asyncio.get_running_loop().create_task(self._begin())
@@ -204,12 +204,12 @@ class Checkpointer:
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     async def end(self) -> None:
-        """Begin no more by itself."""
+        """Begin no more checkpoints; `take` may still be called."""
         await end_tasks([task for task in (self._first, self._ticker) if task is not None], drop_errors=True)
         self._first = self._ticker = None
 
     async def idle(self) -> None:
-        """Wait for the one that is under way."""
+        """Wait for the checkpoint that is under way, if any."""
         if self._running is not None:
             await asyncio.wait([self._running])
 
@@ -245,6 +245,8 @@ class Checkpointer:
 
     async def _take(self, clean: bool) -> None:
         journal, contents, logs = self._mine(), self._contents, self._contents.logs
+        # One step, without an await, down to `lost`: marks, lengths, new places and states are of the same moment. An
+        # entry before the marks and behind the lengths would neither be replayed nor be in the logs (I1).
         marks = journal.mark()
         written = logs.flush_target()
         lengths = logs.lengths()
@@ -258,11 +260,12 @@ class Checkpointer:
         await written
         files = list(logs.writing.values())
         await self._with_space("entries", partial(self._sync_logs, files, lengths, new))
-        await journal.landed()
+        await journal.landed()  # no write may be under way to a journal file that `retire` below gives up
         known = {log_id: length for log_id, length in self.logs_known.items() if log_id not in idle} | lengths
         self._counter += 1
         taken = Checkpoint(self._counter, marks, logs.next_log_id, known, clean, contents.lossy, fenced_gone, lost)
         await self._with_space("files", partial(self._write_checkpoint, taken, states))
+        # Only from here on does the new checkpoint count: what it leaves out may be given up (D7, D8).
         self.logs_known = known
         for log_id in finished:
             logs.forget(log_id)
@@ -316,6 +319,7 @@ class Checkpointer:
             self._contents.stats.logs_deleted += 1
             self._contents.stats.bytes_freed += length
         if self._leftover:
+            # A file that stays is a stray: no checkpoint knows it, and the next start removes it.
             self._leftover = await self._disk.submit("files", partial(self._remove_files, self._leftover))
 
     def _remove_files(self, paths: set[str]) -> set[str]:
@@ -352,7 +356,7 @@ class Checkpointer:
             length = lengths.get(log.log_id, 0)
             if length <= log.synced or log.file is None:
                 continue
-            log.file.sync_data()
+            log.file.sync_data()  # before its sidecar: that must never name records which are not on disk
             block = new.get(log.log_id, NewPlaces()).block(log.log_id, log.synced, length)
             path = f"{log.directory}/{sidecar_name(log.log_id)}"
             with needing_space(path, len(block)):

@@ -1,11 +1,11 @@
-"""Garbage collection: ledgers that metadata does not know any more are deleted here, and their space is freed.
+"""Garbage collection: ledgers that are no longer in the metadata are deleted here, and their space is freed.
 
-A round, every gcWaitTime, or sooner where a hundred thousand ledgers have come since the last one (anybody can make
+A round, every gcWaitTime, or sooner where a hundred thousand ledgers have come since the last one (any client can make
 them up):
 
-    1. the ids of all local ledgers are noted, **before** metadata is asked (I13): a ledger that comes later is no
-       candidate, and metadata exists before the first entry of its ledger does
-    2. metadata is synced and its ledgers are listed, in one session; what is listed is no candidate
+    1. the ids of all local ledgers are noted, **before** metadata is asked (I13): they are the candidates. A ledger
+       that comes later is not among them, and metadata exists before the first entry of its ledger does
+    2. metadata is synced and its ledgers are listed, in one session; a ledger that is listed is a candidate no longer
     3. the candidates that remain are deleted (verifyMetadataOnGC: each is asked for once more)
     4. now and then, closed ledgers that no ensemble names this node for (they were replicated elsewhere) are deleted,
        each under its replication lock, so that no worker is about to write this node's name into its metadata
@@ -13,8 +13,8 @@ them up):
 
 Compaction begins after a round when it is due, whether or not metadata could be read; rounds go on beside it.
 
-Any error of the metadata ends the round without a single deletion; so does another session than the one that began it,
-whose server might be behind, and metadata that is not of the cluster that this node belongs to.
+Any error of the metadata ends the round without a single deletion. So does a change of the session, since the new
+session's server might be behind, and metadata of a cluster that this node does not belong to.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ DELETED_TOGETHER = 16
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
-    """What one node's garbage collection asks, and for whom."""
+    """The metadata that one node's garbage collection asks, and the node that it asks for."""
 
     bookie_id: str
     instance_id: str | None
-    """Of the cluster that this node belongs to."""
+    """The instance id of the cluster that this node belongs to."""
     ledgers: LedgerStore
     registry: BookieRegistry
     replication: ReplicationStore
@@ -187,11 +187,12 @@ class GarbageCollector:
         store = self._ledgers.store
         session = store.session_id
         await self._check_cluster()
-        await store.sync(self._ledgers.root)
+        await store.sync(self._ledgers.root)  # the server may be behind: it must know every ledger that is noted (I13)
         async for ledger_id in self._ledgers.ids():
             candidates.discard(ledger_id)
         if self._settings.verify_metadata_on_gc:
             candidates = {ledger_id for ledger_id in sorted(candidates) if await self._read(ledger_id) is None}
+        # After the listing and before the first deletion: a part of the list may be of another, older server (I13).
         if store.session_id != session:
             raise MetadataUnavailableError("the session ended while ledgers were listed; none was deleted")
         for count, ledger_id in enumerate(sorted(candidates), 1):
@@ -235,6 +236,7 @@ class GarbageCollector:
         if lock is None:
             return False
         try:
+            # Read again under the lock: before that a worker may have put this node into an ensemble (I1).
             if not await self._is_elsewhere(ledger_id) or not self._replication.holds(lock):
                 return False
             if not self._contents.delete(ledger_id, self._clock.now_ms()):

@@ -1,6 +1,6 @@
 """Compaction: the live entries of a log that is mostly dead are copied to the end of the current one.
 
-In this order (D8), so that at no moment the only durable copy of an entry lies in a file that goes:
+In this order (D8), so that at no moment the only durable copy of an entry lies in a file that is removed:
 
     1. each live record is read, its checksums verified, and appended to the current log; the index names the new place
     2. a checkpoint writes and syncs that log and its sidecar, and leaves the old log out of what it knows
@@ -85,7 +85,8 @@ class Compactor:
         """Logs with a record that cannot be read: not tried again."""
 
     def candidates(self, threshold: float) -> list[int]:
-        """Logs of which less than `threshold` is live, the emptiest first; none that is written to or not synced."""
+        """Logs of which less than `threshold` is live, the emptiest first; without those that are written to or not
+        synced."""
         contents, logs = self._contents, self._contents.live.logs
         skipped = contents.logs.writing.keys() | contents.damaged | self._stopped
         found = [
@@ -107,6 +108,7 @@ class Compactor:
             if await self._rewrite(log_id):
                 done += 1
             uncovered += size
+            # Old logs go only with a checkpoint (D8): without one now and then, copies would lie beside all old logs.
             if uncovered >= self._checkpoint_bytes:
                 if not await self._checkpoints.take():
                     return done
@@ -177,6 +179,7 @@ class Compactor:
                 if offset + size > start + len(window):
                     window, start = await self._read(log_id, offset, max(size, WINDOW_BYTES), length), offset
                 body = window[offset - start + HEADER_BYTES : offset - start + size]
+                # A copy gets a new checksum: a damaged body copied unchecked would look intact from then on (I12).
                 if len(body) != body_bytes or crc32(body, 0) != total:
                     raise DamagedLogError(f"entry {entry_id} of ledger {ledger_id} at offset {offset} is damaged")
                 await self._move(log_id, offset, ledger_id, entry_id, body)

@@ -6,7 +6,7 @@ GcStats     what garbage collection and compaction have done since the node star
 Contents    all of them with the entry logs, kept in step
 
 Everything here is changed on the loop only. What is put here is in memory and on its way to the entry logs; making it
-durable at once is the journal's business, and the caller's.
+durable at once is left to the journal, and to the caller.
 
 A log's `stored` counts every entry that was ever put into it, `live` those whose place in the index is there now. Both
 count records without the gaps between them, so that a log is as full as its entries are alive, whatever their sizes.
@@ -32,8 +32,8 @@ from storage_node.protocol.frames import Buffer
 
 MAX_BARE_BY_LAC = 10_000
 MAX_BARE_BY_FENCE = 100_000
-"""Ledgers that came into existence without an entry, by an explicit LAC or by a fence: not more than so many. Both are
-asked of nodes that were given entries, so there are few; garbage collection takes away what metadata does not know."""
+"""How many ledgers may come into existence without an entry, by an explicit LAC or by a fence. Both are sent to nodes
+that were given entries, so there are few; garbage collection removes those that are not in the metadata."""
 CROWD = 100_000
 """Ledgers that came since the last round of garbage collection: the next one does not wait for its time."""
 MAX_FENCES_KEPT = 200_000
@@ -170,11 +170,11 @@ class GcStats:
     """Counters that only grow."""
 
     rounds: int = 0
-    """Rounds of garbage collection that came to their end."""
+    """Rounds of garbage collection that were finished."""
     rounds_aborted: int = 0
     """Rounds that deleted nothing, because metadata could not be read."""
     ledgers_collected: int = 0
-    """Ledgers deleted here because metadata does not know them any more."""
+    """Ledgers deleted here because they are no longer in the metadata."""
     ledgers_moved_away: int = 0
     """Closed ledgers deleted here because other nodes store them by now."""
     logs_deleted: int = 0
@@ -230,7 +230,7 @@ class Contents:
 
     def lose(self, logs: set[int]) -> None:
         """Entries in these logs are lost: any ledger that was here when one of them was written may miss some."""
-        newest = max(logs - self.lost_logs, default=None)
+        newest = max(logs - self.lost_logs, default=None)  # losses known before were dealt with then
         self.lost_logs.update(logs)
         for ledger_id, ledger in self.ledgers.items():
             if newest is not None and ledger.born[0] <= newest:
@@ -281,9 +281,10 @@ class Contents:
         self.limbo.discard(ledger_id)
         self.deleted.add(ledger_id)
         if ledger.fenced:
+            # Its writer may not know yet; without this its next add would bring the ledger back, unfenced (I5).
             self.fenced_gone[ledger_id] = now_ms
         self.live.collected(ledger.index)
-        ledger.index = LedgerIndex()
+        ledger.index = LedgerIndex()  # a read or a compaction that still holds the ledger finds nothing in it
         ledger.wake_all()
         return True
 
@@ -306,6 +307,7 @@ class Contents:
         log_id = slab.log_id
         place = (slab.base + placed[1]) // ALIGN
         size = HEADER_BYTES + len(body)
+        # Index, live bytes and new places change in the same step as the log: no checkpoint may come between.
         previous = ledger.index.put(entry_id, log_id, place, size)
         usage = self.live.logs.get(log_id) or self.live.of(log_id)
         usage.live += size

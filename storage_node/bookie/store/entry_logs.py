@@ -39,10 +39,12 @@ LOG_FORMAT = b"dlspark entry log 1"
 
 
 def log_name(log_id: int) -> str:
+    """The file name of a log."""
     return f"{log_id:016x}.log"
 
 
 def sidecar_name(log_id: int) -> str:
+    """The file name of a log's sidecar, in the same directory."""
     return f"{log_id:016x}.idx"
 
 
@@ -108,9 +110,9 @@ class EntryLogs:
         self.patient = False
         """Whether a disk without space is waited for; if not, it is a failure like any other."""
         self.full = False
-        """There is no space to write what is in memory: it waits for `try_again`."""
+        """The disk has no space for what is in memory, which waits for `try_again`."""
         self.wanting: NoSpaceError | None = None
-        """What `full` was set for, at last."""
+        """The error for which `full` was set last."""
         self._space_waiters: list[asyncio.Future[None]] = []
         self._slab_limit = settings.skip_list_size_limit // settings.slab_bytes
         self._pool = SlabPool(settings.slab_bytes, self._slab_limit, self._evicted)
@@ -134,7 +136,7 @@ class EntryLogs:
     ) -> tuple[Slab, int, int, int] | None:
         """Copy a record into memory: (slab, start, end, CRC-32 of the body).
 
-        None while there is no room: the supervisor will be informed when there is.
+        None while memory has no room for it: the supervisor is notified by `room_made` when there is some.
         """
         length = len(body)
         slab = self._slab
@@ -298,8 +300,8 @@ class EntryLogs:
         self._write_on()
 
     def wait_for_space(self, error: BaseException) -> bool:
-        """True if `error` says no more than that the disk is full, and that is waited for: nothing is lost meanwhile,
-        and what was not written whole is written again."""
+        """Whether `error` only means that the disk is full, and this is waited for: nothing is lost meanwhile, and what
+        was not written whole is written again."""
         if not self.patient or not isinstance(error, NoSpaceError):
             return False
         if not self.full:
@@ -413,7 +415,7 @@ class EntryLogs:
             await asyncio.sleep(pause_s)
             if log_id in self._open:
                 return self._open[log_id]
-        if log_id in self.paths:
+        if log_id in self.paths:  # otherwise the log was dropped meanwhile: the reader serves this one read
             self._open[log_id] = reader
             self._close_some(self._open_files)
         return reader
@@ -426,7 +428,7 @@ class EntryLogs:
                 reader.file.close()
 
     def drop(self, log_id: int) -> list[str]:
-        """Nobody will ask for this log's records any more; reads under way come to their end. Its files' paths."""
+        """Forget a log whose records are not read any more, and return its files' paths. Reads under way still end."""
         reader = self._open.pop(log_id, None)
         if reader is not None and reader.users == 0:
             reader.file.close()
@@ -434,7 +436,7 @@ class EntryLogs:
         return [path, f"{path.removesuffix('.log')}.idx"]
 
     def halt(self) -> None:
-        """Send no more pieces to the files, and inform no one."""
+        """Send no more pieces to the files, and report no failure; what waits for them is cancelled."""
         self.error = self.error or BookieFailedError("the entry logs are closed")
         flushes, self._flushes = self._flushes, []
         for future in (*(flush[2] for flush in flushes), *self._space_waiters):

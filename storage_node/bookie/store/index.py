@@ -62,7 +62,7 @@ class LedgerIndex:
         """The highest entry id, -1 if there is none."""
 
     def put(self, entry_id: int, log_id: int, place: int, size: int) -> Place | None:
-        """Note where an entry lies; returned is where a previous copy lay, which is forgotten."""
+        """Note where an entry lies. Returns where its previous copy lay, which is forgotten; None if there was none."""
         sizes = self._sizes
         at = entry_id - self._base
         count = len(sizes)
@@ -225,9 +225,11 @@ class NewPlaces:
         return bool(self._runs)
 
     def ledger_ids(self) -> list[int]:
+        """The ledgers of which an entry was added."""
         return list(self._runs)
 
     def put(self, ledger_id: int, entry_id: int, place: int, size: int) -> None:
+        """Note where an entry lies: `place` is its offset / 32, `size` the record's bytes. The last copy counts."""
         runs = self._runs.get(ledger_id)
         if runs is None:
             runs = self._runs[ledger_id] = []
@@ -261,7 +263,7 @@ Runs: TypeAlias = "list[tuple[int, int, array[int], array[int]]]"
 def parse_sidecar(data: bytes, log_id: int, length: int) -> tuple[Runs, int] | None:
     """(the runs of a log's first `length` bytes, bytes of the sidecar that say so); None if it does not say all of it.
 
-    Blocks behind `length` belong to a checkpoint that did not come to its end; they are left out.
+    Blocks behind `length` belong to a checkpoint that was not finished; they are left out.
     """
     runs: Runs = []
     at = covered = 0

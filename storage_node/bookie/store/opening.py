@@ -37,7 +37,7 @@ class OpenedLogs:
     lost: bool = False
     """Entries that were stored cannot be found any more."""
     lost_logs: set[int] = field(default_factory=set)
-    """Those in which they were."""
+    """The logs in which they were."""
     damaged: set[int] = field(default_factory=set)
     """Logs of which a part could not be made out: they are kept, whatever seems to be live in them."""
     live: LiveBytes = field(default_factory=LiveBytes)
@@ -78,6 +78,7 @@ def index_logs(disk: Disk, directories: list[str], found: Checkpoint, ledgers: d
         sidecar = disk.read_file(f"{directory}/{sidecar_name(log_id)}")
         parsed = parse_sidecar(sidecar, log_id, length) if sidecar is not None else None
         if parsed is not None:
+            # Also where the log itself is gone: its entries are known, so reading one is an error, never a "no" (I11).
             _apply(opened.live, ledgers, log_id, parsed[0])
             if log_name(log_id) not in places:
                 logger.error("entry log %s is missing; its entries will be answered with an error", log_name(log_id))
@@ -95,6 +96,7 @@ def _apply(live: LiveBytes, ledgers: dict[int, Ledger], log_id: int, runs: Runs)
     """Put a log's entries into the indexes. What the checkpoint does not know of was deleted, and stays so."""
     for ledger_id, first, places, sizes in runs:
         ledger = ledgers.get(ledger_id)
+        # A ledger that was deleted and came again must not get its former entries back.
         born_log, born_place = (log_id + 1, 0) if ledger is None else ledger.born
         if log_id < born_log:
             live.found(log_id, sizes, False)
@@ -122,6 +124,7 @@ def _rebuild(disk: Disk, directory: str, log_id: int, ledgers: dict[int, Ledger]
     if parsed is not None:
         _apply(opened.live, ledgers, log_id, parsed[0])
     if lost:
+        # No new sidecar either: it would say that the log holds no more than was found (D11).
         opened.lost = True
         opened.lost_logs.add(log_id)
         opened.damaged.add(log_id)
@@ -130,7 +133,7 @@ def _rebuild(disk: Disk, directory: str, log_id: int, ledgers: dict[int, Ledger]
 
 
 def _keep_sidecar(disk: Disk, path: str, block: bytes) -> None:
-    """A sidecar only saves the next start a scan: where there is no space for it, this one goes on."""
+    """A sidecar only saves the next start a scan: where there is no space for it, this start goes on without."""
     try:
         with needing_space(path, len(block)):
             disk.write_file(path, block)

@@ -6,8 +6,8 @@ behind. Checkpoints (`store.checkpoints`) make the journal's older part unnecess
 
 At start the newest checkpoint is read, logs are indexed from their sidecars or by scanning, the journal is replayed
 behind the mark into a new log, and a checkpoint follows before the node serves. Where a ledger directory has no space
-for that, what was replayed waits in memory as far as that has room, the journal goes on behind the old checkpoint's
-mark, and the node serves without taking entries until the checkpoint gets its space.
+for that, what was replayed waits in memory (or the start fails, if it does not fit there), the journal goes on behind
+the old checkpoint's mark, and the node serves without taking entries until the checkpoint gets its space.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 ROOM_FOR_KEY = 256
 """More than a LEDGER record takes."""
 MAX_LAC_BYTES = 128
-"""Of an explicit LAC's packet, which every ledger keeps in memory: the largest there is has 36 (with a MAC)."""
+"""Limit of an explicit LAC's packet, which every ledger keeps in memory: the largest has 36 bytes (with a MAC)."""
 
 REPLAY_TURN_BYTES = 8 * MIB
 """Replay lets the writers follow after so many bytes."""
@@ -80,7 +80,7 @@ class StorageSupervisor(Protocol):
 
 
 class Storage:
-    """What a bookie stores. Everything runs on one loop; `start` before anything else, `stop` at last."""
+    """What a bookie stores. Everything runs on one loop; `start` comes before all other calls, `stop` after them."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Storage:
         self.damaged = 0
         """Reads whose bytes failed their checksum."""
         self._lines = MessageLimit(logger)
-        """What is logged of entries that cannot be read, as often as anybody asks for them."""
+        """Bounds how often it is logged that an entry cannot be read: clients may ask for it again and again."""
         self._room_waiters: list[Callable[[], None]] = []
         self._stuck = asyncio.Event()
         """Something waits for space in a ledger directory."""
@@ -126,7 +126,8 @@ class Storage:
     # ------------------------------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
-        """Recover. Raises JournalCorruptError, CorruptDataError or OSError; nothing was changed then that matters."""
+        """Recover what is on disk. Raises JournalCorruptError, CorruptDataError or OSError; no stored entry was changed
+        then, and the start can be tried again."""
         opened = await self._disk.submit("files", partial(read_checkpoint, self._disk, self.ledger_directories))
         readers = open_readers(self._disk, self._journal_directories, self._tag)
         if opened is None:
@@ -143,6 +144,7 @@ class Storage:
         lengths = {} if opened is None else await self._open_logs(found)
         self.checkpoints.adopt(found, lengths)
         self._logs.patient = opened is not None  # a new node has nothing to serve without space
+        # After a clean stop the checkpoint covers all of the journal, unless a later start appended to it.
         marked = zip(readers, found.marks, strict=False)  # a new node has no marks yet
         replayed = [(reader, mark) for reader, mark in marked if not found.clean or reader.goes_beyond(mark)]
         for reader, mark in replayed:
@@ -189,6 +191,7 @@ class Storage:
 
     def _refuse_orphans(self, readers: list[JournalReader]) -> None:
         """Without any checkpoint there must be nothing either."""
+        # A node that lost its checkpoints must not begin as a new one: it would answer "no such entry" (I11).
         logs = [n for d in self.ledger_directories for n in self._disk.list_directory(d) if parse_log_name(n)]
         if logs or not all(reader.empty() for reader in readers):
             raise checkpoints.missing(self.ledger_directories)
@@ -264,7 +267,7 @@ class Storage:
         if record.kind == LEDGER:
             key, fenced = parse_ledger_body(record.body)
             ledger.master_key = key
-            ledger.fenced = ledger.fenced or fenced
+            ledger.fenced = ledger.fenced or fenced  # a fence is never taken back, whatever a later record says (I5)
         elif record.kind == LAC:
             ledger.explicit_lac = bytes(record.body)
             ledger.raise_lac(LAC_HEADER.unpack_from(record.body)[1])
@@ -295,6 +298,7 @@ class Storage:
 
     @property
     def journal(self) -> Journals:
+        """The journals. Raises BookieFailedError before `start`."""
         if self._journal is None:
             raise BookieFailedError("the storage is not started")
         return self._journal
@@ -313,11 +317,11 @@ class Storage:
 
     @property
     def wants_descriptors(self) -> bool:
-        """It is file descriptors that are waited for, not space: they may be there in a moment."""
+        """Whether it waits for file descriptors and not for space: there may be some in a moment."""
         return (self._logs.full and lacks_descriptors(self._logs.wanting)) or self.journal.wants_descriptors
 
     async def try_again(self) -> None:
-        """Look for space where there was none."""
+        """Go on with what waits for space, if there is some now."""
         await self.journal.try_again()
         if self._logs.full:
             self._logs.try_again()
@@ -325,7 +329,7 @@ class Storage:
             await self._disk.submit("files", _nothing)  # and behind what a checkpoint tried again
 
     async def checkpoint(self) -> None:
-        """Take a checkpoint now."""
+        """Take a checkpoint now; one that fails makes the node read-only, and nothing is raised."""
         await self.checkpoints.take()
 
     @property
@@ -357,9 +361,9 @@ class Storage:
         ledger = self.ledgers.get(ledger_id)
         if ledger is None or ledger.master_key != master_key:
             if ledger is None and ledger_id in self.contents.fenced_gone and not recovery:
-                return Status.EFENCED
+                return Status.EFENCED  # deleted here, but its old writer must still be refused (I5)
             if ledger is None and not self._logs.has_room(length + ROOM_FOR_KEY):
-                return None
+                return None  # before the ledger is created: one without an entry would be left behind
             ledger = self._keyed(ledger_id, master_key)
             if ledger is None:
                 return Status.EUA
@@ -395,6 +399,7 @@ class Storage:
         if ledger is None:
             ledger = self.contents.create(ledger_id)
         ledger.master_key = master_key
+        # In the same journal and before the entry: whatever is replayed of the entries, their key is there too (D19).
         self._append_fact(LEDGER, ledger, ledger_body(master_key, ledger.fenced), None)
         return ledger
 
@@ -402,8 +407,8 @@ class Storage:
         """Fence a ledger, which comes into existence if need be. A status: refused.
 
         The future is done when the fence is durable, and must be awaited before anything is answered (D19). Key and
-        fence are one record. EUA is as good as a fence to who recovers the ledger (`protocol.recovery`): it is said
-        only where nothing of the ledger may be forgotten (I11), and must wait for `key_durable`.
+        fence are one record. For a recovery EUA counts like a fence (`protocol.recovery`): so it is answered only where
+        nothing of the ledger may be forgotten (I11), and must wait for `key_durable`.
         """
         if ledger_id < 0 or len(master_key) > MAX_KEY_BYTES:
             return Status.EUA
@@ -417,6 +422,8 @@ class Storage:
         if ledger is None:
             return Status.ETOOMANYREQUESTS
         if not ledger.fenced:
+            # In this step, before it is durable: no add that comes later may be acknowledged (I5). Adds before it are
+            # earlier in the same journal, so they are durable when the fence is.
             ledger.fenced = True
             ledger.master_key = master_key
             ledger.fence_pending = asyncio.get_running_loop().create_future()
@@ -467,14 +474,17 @@ class Storage:
     # ------------------------------------------------------------------------------------ what its parts report
 
     def room_made(self) -> None:
+        """A slab has become free: every caller of `when_room` is called, once."""
         waiters, self._room_waiters = self._room_waiters, []
         for callback in waiters:
             callback()
 
     def align(self, slab: Slab) -> None:
+        """Let the slab's next record begin on a block, where the journal writes batches in place."""
         self._logs.align(slab)
 
     def journal_rolled(self) -> None:
+        """A journal has begun another file: a checkpoint lets the former one be used again."""
         self.checkpoints.due.set()
 
     def journal_without_space(self) -> None:
@@ -483,6 +493,7 @@ class Storage:
         self._supervisor.no_space()
 
     def journal_failed(self, error: BaseException) -> None:
+        """Reported to the node, which stops: nothing more can be made durable."""
         self._supervisor.journal_failed(error)
 
     def logs_without_space(self, error: NoSpaceError) -> None:
@@ -492,6 +503,7 @@ class Storage:
         self._supervisor.no_space()
 
     def logs_failed(self, error: BaseException) -> None:
+        """Reported to the node, which becomes read-only: what is not in the logs is in the journal and in memory."""
         self._supervisor.degraded(error)
 
     # ------------------------------------------------------------------------------------ reading
@@ -499,6 +511,7 @@ class Storage:
     def find(self, ledger_id: int, entry_id: int) -> tuple[Ledger, int] | Status:
         """The ledger, and the entry's id (-1 becomes the last one's) if the entry is here, else what to answer."""
         ledger = self.ledgers.get(ledger_id)
+        # "No such ledger" and "no such entry" are votes for the end of a ledger; "unknown" is not (I11, D3).
         if ledger is None:
             return Status.EUNKNOWNLEDGERSTATE if self.contents.unknown(ledger_id) else Status.ENOLEDGER
         if entry_id == -1:

@@ -1,4 +1,4 @@
-"""Parked long polls: who waits for a ledger's LAC to move on, and how many may.
+"""Parked long polls: requests that wait for a ledger's LAC to move on, and how many of them a node keeps.
 
 Whatever peers do, one turn of the loop wakes WAKE_AT_ONCE of a ledger's polls and ends as many that have timed out; a
 poll is parked, woken and taken back in the time that a heap of them takes, whatever their number.
@@ -23,7 +23,7 @@ _DEAD_POLLS = 64
 
 
 class HasLac(Protocol):
-    """A ledger, as far as its waiters are concerned."""
+    """What waiters need of a ledger."""
 
     lac: int
 
@@ -46,6 +46,7 @@ class LacWaiter:
 
     @property
     def waiting(self) -> bool:
+        """Whether it has been neither woken nor cancelled."""
         return self._finished is not None
 
     def wake(self, *, advanced: bool) -> None:
@@ -83,19 +84,20 @@ class LacWaiters:
         return self._waiting
 
     def park(self, waiter: LacWaiter) -> None:
+        """Take a poll in. The LAC must not have passed it already: only a later move of the LAC wakes it."""
         self._number += 1
         self._waiting += 1
         heappush(self._heap, (waiter.previous_lac, self._number, waiter))
 
     def ended(self) -> None:
-        """One of them waits no longer."""
+        """A poll has been woken or cancelled."""
         self._waiting -= 1
         if len(self._heap) > 2 * self._waiting + _DEAD_POLLS:
             self._heap = [item for item in self._heap if item[2].waiting]
             heapify(self._heap)
 
     def advance(self) -> None:
-        """The ledger's LAC has moved: wake those whom that satisfies, the first of them at once."""
+        """The ledger's LAC has moved: wake the polls that this satisfies, the first of them at once."""
         if not self._scheduled:
             self._wake_some()
 
@@ -116,7 +118,7 @@ class LacWaiters:
         asyncio.get_running_loop().call_soon(self._wake_some)
 
     def _next(self) -> LacWaiter | None:
-        """The next one to be woken; None: no other, now."""
+        """The next poll to be woken; None if there is none at present."""
         while self._due:
             waiter = self._due.popleft()
             if waiter.waiting:
@@ -136,8 +138,8 @@ def _arrival(item: tuple[int, int, LacWaiter]) -> int:
 class PollLine:
     """Parked polls in the order in which they came, at most `limit`: one more ends the oldest.
 
-    So no poll is refused: a client whose poll ends early asks again, and one that parks its polls for hours does not
-    keep others out.
+    So no poll is refused: a client whose poll ends early asks again, and a client that parks its polls for hours does
+    not keep others out.
     """
 
     __slots__ = ("_limit", "_over", "_polls", "_scheduled")
@@ -153,20 +155,22 @@ class PollLine:
         return len(self._polls)
 
     def add(self, poll: LacWaiter) -> None:
+        """Put a poll at the end; beyond the limit the oldest one is answered as if its time were over."""
         self._polls[poll] = None
         if len(self._polls) > self._limit:
             self._polls.popitem(last=False)[0].wake(advanced=False)
 
     def discard(self, poll: LacWaiter) -> None:
+        """Forget a poll that has ended; does nothing where it is not in the line."""
         self._polls.pop(poll, None)
 
     def take_all(self) -> list[LacWaiter]:
-        """All of them, which are not here any more."""
+        """Empty the line, and return the polls that were in it."""
         polls, self._polls = self._polls, OrderedDict()
         return list(polls)
 
     def timed_out(self, poll: LacWaiter) -> None:
-        """Its time is over."""
+        """A poll's time is over: it is answered in one of the next turns."""
         self._over.append(poll)
         if not self._scheduled:
             self._scheduled = True

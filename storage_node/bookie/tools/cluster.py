@@ -1,8 +1,8 @@
 """A node's place in the cluster: its cookie, the ledgers whose metadata names it, and taking it out for good.
 
 A cookie protects its ledgers: without one, an empty node of the same name would be let in and would say "no such entry"
-of entries that it had acknowledged (D3). So a cookie goes only when no ledger refers to the node any more, or when
-somebody insists.
+of entries that it had acknowledged (D3). So a cookie is removed only when no ledger refers to the node any more, or
+when an operator insists.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Cluster:
         return await self.registry.cookies()
 
     async def ledgers_of(self, bookie_id: str) -> list[int]:
-        """Ledgers of which some ensemble names the bookie. One that is deleted meanwhile is left out."""
+        """Ledgers of which some ensemble names the bookie, without those that are deleted meanwhile."""
         await self._store.sync(self._root)
         found: list[int] = []
         async for ledger_id in self._ledgers.ids():
@@ -66,12 +66,13 @@ class Cluster:
         return (await self._ledgers.read(ledger_id)).value
 
     async def mark(self, ledgers: Iterable[int], bookie_id: str, now_ms: Callable[[], int]) -> None:
-        """Tell auto-recovery that the bookie's copies of these ledgers are missing."""
+        """Mark these ledgers for auto-recovery: the bookie's copies of them are missing."""
         await self._replication.prepare()
         for ledger_id in ledgers:
             await self._replication.mark(ledger_id, [bookie_id], now_ms())
 
     async def is_registered(self, bookie_id: str) -> bool:
+        """Whether the bookie runs, writable or read-only. A crashed one counts as running until its session ends."""
         addresses = [*await self.registry.writable(), *await self.registry.readonly()]
         return any(address.bookie_id == bookie_id for address in addresses)
 
@@ -85,7 +86,7 @@ class Cluster:
             )
 
     async def delete_cookie(self, bookie_id: str, *, force: bool = False) -> None:
-        """Forget who the bookie was. Raises CallerError while it runs, StillReferredToError while it is needed."""
+        """Delete the bookie's cookie. Raises CallerError while it runs, StillReferredToError while it is needed."""
         found = await self.registry.read_cookie(bookie_id)
         if found is None:
             raise CallerError("the bookie has no cookie", node=bookie_id)

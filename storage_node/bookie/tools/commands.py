@@ -59,7 +59,7 @@ def _in_cluster(settings: BookieSettings, work: Callable[[Cluster], Awaitable[T]
 
 
 def _own_id(settings: BookieSettings, given: str | None) -> str:
-    """The bookie meant: the one named, else the one that the directories belong to."""
+    """The bookie that was named, else the one that the directories belong to."""
     if given:
         return given
     with Offline(settings) as node:

@@ -37,6 +37,7 @@ class LimboVerdict:
 
     @property
     def cleared(self) -> bool:
+        """Whether "unknown" is no longer needed as an answer for the ledger."""
         return self.state in CLEARED
 
 
@@ -76,7 +77,7 @@ async def _judge(node: Offline, snapshot: Snapshot, cluster: Cluster, bookie_id:
     if not any(bookie_id in ensemble.bookies for ensemble in metadata.ensembles):
         return LimboVerdict(ledger_id, "elsewhere")
     if not metadata.is_closed:
-        return LimboVerdict(ledger_id, "open")
+        return LimboVerdict(ledger_id, "open")  # a recovery may still ask for entries that nothing here names (I11)
     missing = sum(not _has(node, snapshot, ledger_id, entry_id) for entry_id in _due(metadata, bookie_id))
     return LimboVerdict(ledger_id, "missing" if missing else "whole", missing)
 

@@ -46,6 +46,7 @@ class ReadOnlyDisk(SystemDisk):
     """The real disk, for readers: what they would repair on the way is left as it is."""
 
     def write_file(self, path: str, data: bytes) -> None:
+        """Nothing is written: it is only logged that the node would do so."""
         logger.info("%s would be written anew by the node", path)
 
 
@@ -131,6 +132,7 @@ class Offline:
 
     @property
     def tag(self) -> bytes:
+        """The tag that its journal files bear, from the cookie. Raises what `cookie` raises."""
         cookie = self.cookie()
         return node_tag(cookie.bookie_id, cookie.instance_id)
 

@@ -1,7 +1,7 @@
 """What changes a node's directories while it does not run: rebuilding the index, and formatting.
 
 Formatting removes the cookies first, in every directory, durably: a crash between leaves directories that no node
-starts on, never one that has lost its data and does not know.
+starts on, never a node that has lost its data and does not know.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arithmetic of rack-aware placement: pure functions of an order of preference and of who is in which rack.
+"""The arithmetic of rack-aware placement: pure functions of an order of preference and of the bookies' racks.
 
 A *window* is W cyclically consecutive positions of an ensemble: where some entries' copies lie. The rule is that every
 window spans R = min(W, minNumRacksPerWriteQuorum) racks. `order` lists bookies in the order in which they are wanted,
@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final
 
 SEARCH_STEPS: Final = 2_000
-"""Positions tried before an arrangement counts as not to be had; ensembles of up to ten never come near."""
+"""Positions tried before an arrangement counts as impossible; ensembles of up to ten never come near."""
 
 RackOf = Callable[[str], str]
 
@@ -22,7 +22,7 @@ class Adherence(IntEnum):
 
     FAIL = 1
     MEETS_SOFT = 3
-    """As far as the racks are known."""
+    """The known racks keep it, but not every rack is known."""
     MEETS_STRICT = 5
 
 

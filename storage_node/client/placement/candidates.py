@@ -1,4 +1,4 @@
-"""Who can be placed on, and in which order: writable bookies at random (or by free space), the doubtful ones last.
+"""The bookies to place on, and their order: writable ones at random (or by free space), the doubtful ones last.
 
 Bookies come in *stages*. A policy tries to keep its rule within the first stage before it looks at the next:
 
@@ -25,7 +25,7 @@ Stages = Sequence[Sequence[list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """How bookies are weighed, where they are."""
+    """How bookies are weighed by their free space, where the settings ask for it."""
 
     free_space: FreeSpace
     multiple: int
@@ -53,7 +53,7 @@ class Candidates:
         return sorted(await self._registry.writable(), key=lambda address: address.bookie_id)
 
     async def stages(self, usable: Collection[str], healthy_for_ms: int, *, failed_too: bool = True) -> Stages:
-        """`usable` bookies in stages. Healthy is who did not fail for so long; `failed_too`: the others come later."""
+        """`usable` bookies in stages. Healthy ones did not fail for so long; `failed_too`: the others come later."""
         avoided = await self._quarantine.avoided(self._registry.health_check_disabled)
         order = self._health.placing_order(await self._drawn(sorted(usable)))
         healthy = [bookie for bookie in order if not self._health.failed_within(bookie, healthy_for_ms)]
@@ -71,7 +71,7 @@ class Candidates:
 
 
 def _distinct(stages: Sequence[list[str]]) -> list[list[str]]:
-    """Without a stage that has nobody new."""
+    """Without the stages that add no bookie."""
     kept: list[list[str]] = []
     for stage in stages:
         if not kept or len(stage) > len(kept[-1]):

@@ -21,7 +21,7 @@ _FREE_SPACE = 2
 def make_placement(
     registry: BookieRegistry, pool: ConnectionPool, rng: random.Random, resolver: RackResolver | None = None
 ) -> Placement:
-    """`resolver` stands in for the one that the settings name. Raises CallerError."""
+    """The placement that the settings name, with `resolver`, if given, instead of theirs. Raises CallerError."""
     client = pool.settings
     settings = client.placement
     weighing = None

@@ -203,7 +203,7 @@ class RackAwarePlacement(_Policy):
         return await self._usable_of(await self._candidates.writable(), ensemble)
 
     async def _usable_of(self, writable: Sequence[BookieAddress], ensemble: Sequence[str] = ()) -> list[str]:
-        """Learns where everybody is; under enforcement only bookies in a known rack are left."""
+        """Learn where the bookies are, and return the usable ones: under enforcement, those in a known rack."""
         await self.racks.see(writable, _addresses(ensemble))
         names = [address.bookie_id for address in writable]
         if not self._settings.enforces_racks:
@@ -225,7 +225,7 @@ class RackAwarePlacement(_Policy):
     def _pick_otherwise(
         self, wanted: PickReplacements, index: int, others: Mapping[int, str], order: Sequence[str]
     ) -> str | None:
-        """It will cost a rack: one with which the rule is kept all the same, else, without enforcement, any."""
+        """It will cost a rack: a bookie with which the rule is kept even so, else, without enforcement, any."""
         size, write_quorum = len(wanted.bookies), wanted.write_quorum
         racks_wanted = self._settings.racks_wanted(write_quorum)
         lawful = replace_lawfully(order, self.racks.rack_of, index, others, size, write_quorum, racks_wanted)
@@ -235,7 +235,7 @@ class RackAwarePlacement(_Policy):
 
 
 def _addresses(bookies: Sequence[str]) -> list[BookieAddress]:
-    """Where bookies that may not be registered any more were, as far as their ids tell."""
+    """Addresses of bookies that may not be registered any more, taken from their ids where these are addresses."""
     found = []
     for bookie in bookies:
         try:

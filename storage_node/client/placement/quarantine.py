@@ -1,8 +1,8 @@
-"""`Quarantine`: bookies that failed many requests of this client lately, which are avoided where others are to be had.
+"""`Quarantine`: bookies that failed many requests of this client lately, which are avoided where there are others.
 
 Failures are counted in intervals. A bookie that reached the threshold in one is avoided for the quarantine's length,
 with the configured probability. A refusal that says nothing about its health (fenced, no such entry, read-only) does
-not count. Where the cluster's switch `disableHealthCheck` is set, nobody is avoided and all are released.
+not count. Where the cluster's switch `disableHealthCheck` is set, no bookie is avoided and all are released.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IsDisabled = Callable[[], Awaitable[bool]]
 
 
 class Quarantine:
-    """Counts failures and knows whom to avoid. It has no timer: intervals end when somebody looks."""
+    """Counts failures and knows which bookies to avoid. It has no timer: intervals end with the next call."""
 
     def __init__(self, settings: PlacementSettings, timer: Timer, rng: random.Random) -> None:
         self._settings = settings
@@ -57,7 +57,7 @@ class Quarantine:
         self._counts[bookie] = self._counts.get(bookie, 0) + 1
 
     async def avoided(self, is_disabled: IsDisabled) -> frozenset[str]:
-        """Whom to place nothing on if it can be helped."""
+        """The bookies to place nothing on as long as there are others."""
         if not self._settings.bookie_health_check_enabled:
             return frozenset()
         self._end_interval()

@@ -1,4 +1,4 @@
-"""Who tells where a host is: a script, the host's own name (by racks or by rows), or a fixed table.
+"""Where a host is, from a script, from the host's own name (by racks or by rows), or from a fixed table.
 
     script    networkTopologyScriptFileName: addresses as arguments, one location for each on standard output
     racks     (region)-(rack)-xxx-xxx.domain    -> /(region)/(rack)
@@ -31,10 +31,10 @@ _ROW_CHARACTERS: Final = 2
 
 
 class RackResolver(Protocol):
-    """Told when racks are needed: once for each bookie, again when it comes back or has another host."""
+    """Asked when racks are needed: once for each bookie, again when it comes back or has another host."""
 
     async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
-        """One location for each host, None where there is none to tell. Raises RackResolutionError."""
+        """One location for each host, None where none is known. Raises RackResolutionError."""
         ...
 
     async def own_location(self) -> str | None:
@@ -43,23 +43,23 @@ class RackResolver(Protocol):
 
 
 class HostNames(Protocol):
-    """The name service, as far as resolvers need it."""
+    """What resolvers need of the name service."""
 
     def own(self) -> str:
         """This host's name."""
         ...
 
     async def address_of(self, host: str) -> str | None:
-        """An IP address of the host, None where there is none to be had in time."""
+        """An IP address of the host, None where none is found in time."""
         ...
 
     async def name_of(self, host: str) -> str | None:
-        """The name of a host given by address (or name: itself), None where there is none to be had in time."""
+        """The name of a host given by address (or name: itself), None where none is found in time."""
         ...
 
 
 class SystemHostNames:
-    """The machine's resolver."""
+    """The machine's name service; what it does not answer within NAME_TIMEOUT_S counts as unknown."""
 
     def own(self) -> str:
         return socket.gethostname()
@@ -96,7 +96,7 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 class UnknownRacks:
-    """Nothing tells the racks."""
+    """No rack is known: every bookie is in the default one."""
 
     async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
         return [None] * len(hosts)
@@ -129,7 +129,7 @@ def parse_overrides(text: str) -> dict[str, str]:
         host, _, region = (part.strip() for part in pair.partition(":"))
         if not host or not region or ":" in region or "/" in region:
             raise CallerError(
-                f"dnsResolverOverrides: {pair!r} is no pair of a host and its region",
+                f"dnsResolverOverrides: {pair!r} is not a pair of a host and its region",
                 advice="Write host:region, several of them separated by semicolons",
             )
         table.setdefault(host, region)
@@ -243,8 +243,8 @@ class ScriptResolver:
         return answers
 
     async def _answer_for(self, addresses: tuple[str, ...]) -> str:
-        """What the script says. Who gives up waiting finds its answer the next time: a slow script is not run in vain
-        by an ensemble change, which has little time, again and again."""
+        """What the script says. A caller that gives up waiting finds its answer the next time: an ensemble change has
+        little time, and would otherwise run a slow script in vain again and again."""
         running = self._runs.get(addresses)
         if running is None:
             running = self._runs[addresses] = asyncio.ensure_future(self._run([self._script, *addresses]))
@@ -257,7 +257,7 @@ class ScriptResolver:
 
 
 def _seen(ended: asyncio.Future[str]) -> None:
-    """A failure that nobody waits for any more is told to whoever asks next."""
+    """Mark a failure as seen where no caller waits for it any more; asyncio would log it as never retrieved."""
     if not ended.cancelled():
         ended.exception()
 

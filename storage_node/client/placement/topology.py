@@ -1,4 +1,4 @@
-"""Where bookies are: network locations, asked of a resolver once a bookie and kept.
+"""Where bookies are: network locations, asked of a resolver once for each bookie, and kept.
 
 A location is `/rack`, or `/region/rack`; here the whole of it counts as the rack. A bookie whose location is not known
 is in the default rack, together with all others of that kind.
@@ -51,7 +51,7 @@ class _Place:
 
 
 class RackMap:
-    """The bookies' locations as far as they were looked up; lives on one loop."""
+    """The locations of the bookies that were looked up; lives on one loop."""
 
     def __init__(self, resolver: RackResolver, timer: Timer) -> None:
         self._resolver = resolver
@@ -75,17 +75,17 @@ class RackMap:
         return place is not None and place.location is not None and not is_default(place.location)
 
     async def see(self, writable: Sequence[BookieAddress], also: Iterable[BookieAddress] = ()) -> None:
-        """Learn where these bookies are. One that was away, or has another host, is looked up anew.
+        """Learn where these bookies are. A bookie that was away, or has another host, is looked up anew.
 
-        `also` are bookies as their ids tell, which counts only where they are not writable. Never fails: who cannot be
-        placed is in the default rack.
+        `also` are bookies by the addresses in their ids, which count only where they are not writable. Never fails: a
+        bookie that cannot be placed is in the default rack.
         """
         async with self._lock:
             now = self._timer.time()
             present = frozenset(address.bookie_id for address in writable)
             joined = present - self._present
             wanted = [address for address in writable if self._is_due(address, now, address.bookie_id in joined)]
-            # The id of one that is registered may say another host than its registration, which is the one that holds.
+            # A registered bookie's id may name another host than its registration does; the registration counts.
             wanted += [a for a in also if a.bookie_id not in self._places and a.bookie_id not in present]
             if wanted:
                 await self._look_up(wanted)
@@ -137,11 +137,11 @@ class RackMap:
                 if location is not None:
                     found[host] = location
                 elif answer is not None:
-                    _LOG.warning("%r is no network location of %s: it counts as not known", answer, host)
+                    _LOG.warning("%r, given for %s, is not a network location: it counts as not known", answer, host)
         ask_again = self._timer.time() + RETRY_S
         for address in wanted:
             location = found.get(address.host)
             former = self._places.get(address.bookie_id)
             if location is None and former is not None and former.host == address.host:
-                location = former.location  # a resolver that fails for a while moves nobody
+                location = former.location  # a resolver that fails for a while moves no bookie
             self._places[address.bookie_id] = _Place(address.host, location, ask_again)

@@ -1,6 +1,6 @@
 """Drawing bookies in proportion to their free disk space, which is asked of them with GET_BOOKIE_INFO.
 
-A bookie that has no space left, or has not told, counts like the fullest of the others; none counts for more than a
+A bookie that has no space left, or has not answered, counts like the fullest of the others; none counts for more than a
 multiple of the median, so that one large new node does not get everything.
 """
 
@@ -38,7 +38,7 @@ def weighted_order(bookies: Sequence[str], weights: Mapping[str, float], rng: ra
 
 
 class FreeSpace:
-    """What the bookies last told of their free space; asked anew as the settings say, when somebody wants to know."""
+    """The free space that bookies reported last; asked anew as the settings say, when a caller needs it."""
 
     def __init__(self, ask: AskFreeSpace, settings: PlacementSettings, timer: Timer) -> None:
         self._ask = ask

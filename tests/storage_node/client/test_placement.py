@@ -503,9 +503,9 @@ def test_policies_and_resolvers_are_known_by_upstream_s_names_and_short_ones() -
     [
         ({"ensemble_placement_policy": "RegionAwareEnsemblePlacementPolicy"}, "not known here.*rackaware"),
         ({"repp_dns_resolver_class": "magic"}, "not known here.*racks"),
-        ({"network_topology_script_file_name": "/x", "repp_dns_resolver_class": "racks"}, "told by racks"),
-        ({"dns_resolver_overrides": "a:b"}, "told by a script"),
-        ({"enforce_min_num_racks_per_write_quorum": True}, "nothing tells the racks"),
+        ({"network_topology_script_file_name": "/x", "repp_dns_resolver_class": "racks"}, "come from racks"),
+        ({"dns_resolver_overrides": "a:b"}, "come from a script"),
+        ({"enforce_min_num_racks_per_write_quorum": True}, "no rack is known"),
         ({"enforce_min_num_fault_domains_for_write": True}, "never acknowledged"),
         ({"min_num_racks_per_write_quorum": 0}, "minNumRacksPerWriteQuorum=0 is outside 1"),
         ({"bookie_quarantine_ratio": 1.5}, "bookieQuarantineRatio=1.5 is outside 0"),

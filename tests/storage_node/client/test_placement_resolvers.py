@@ -82,7 +82,7 @@ def test_overrides_replace_the_region_of_single_hosts_and_keep_the_rack() -> Non
 
 @pytest.mark.parametrize("text", ["host", "host:", ":region", "a:b:c", "a:/b", "a:b;c"])
 def test_overrides_that_are_no_pairs_are_refused(text: str) -> None:
-    with pytest.raises(CallerError, match="is no pair"):
+    with pytest.raises(CallerError, match="is not a pair"):
         parse_overrides(text)
 
 
