@@ -119,7 +119,7 @@ def compress(content: Buffer, compression: Compression) -> Buffer:
 def decompress(stored: memoryview, codec: int, length: int, *, limit: int, place: DLSN | None = None) -> memoryview:
     """The `length` bytes that `stored` holds by `codec` (an envelope's or a record set's).
 
-    Raises InvalidEntryError on an unknown codec, a length above `limit` or one that the stored bytes do not have.
+    Raises InvalidEntryError on an unknown codec, a length above `limit`, or a length that the stored bytes do not have.
     """
     if codec == Compression.NONE:
         if length != len(stored):

@@ -63,13 +63,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The proved record headers of a run: `starts` tells where they are unless all are `stride` bytes apart."""
+    """The proved record headers of a run. `starts` says where they are; None where all are `stride` bytes apart."""
 
     headers: npt.NDArray[np.void]
     starts: IntArray | None
     stride: int
     any_word: int
-    """All metadata words or-ed together: tells in one number which flags and position bits occur."""
+    """All metadata words or-ed together: one number that shows which flags and position bits occur."""
 
     def start_of(self, record: int) -> int:
         """Where record number `record` of the run starts."""

@@ -142,7 +142,7 @@ def decode_entries(
     Args:
         start_sequence_id: of the segment.
         enveloped: whether the segment's metadata version is 4 or above.
-        include_control: return control records too, told by `flags`. The end of stream is never a row.
+        include_control: return control records too; `flags` shows which they are. The end of stream is never a row.
 
     The result shares no memory with `entries`. Raises InvalidEntryError carrying the DLSN, and nothing is returned
     then (I12); CallerError for more than 2 GiB at once. Batches of 1 to 8 MB are fastest.
@@ -209,7 +209,7 @@ def _runs(contents: list[tuple[int, memoryview]], include_control: bool) -> Iter
 
 
 def _is_one_control_record(content: memoryview) -> bool:
-    """A well-formed control record alone in its entry: the usual case, told without decoding."""
+    """Whether an entry holds one well-formed control record: the usual case, recognised without decoding."""
     if len(content) < HEADER_BYTES:
         return False
     word, _, length = HEADER.unpack_from(content)
@@ -378,7 +378,7 @@ ROW_SCHEMA: Final = pa.schema(
 )
 """The columns in which records leave the core: for the reader's batches and for Spark's rows.
 
-`timestamp` is the transaction id read as milliseconds since the epoch; null where it is no time that the type can hold.
+`timestamp` is the transaction id read as milliseconds since the epoch; null where the type cannot hold that time.
 """
 
 MAX_TIMESTAMP_MS = 253_402_300_799_999

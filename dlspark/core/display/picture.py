@@ -1,13 +1,14 @@
 """A log's segments as a picture: one bar each, side by side in the log's order, in SVG without scripts.
 
 A bar is as long as its segment has records (or bytes), with a few pixels at least. What truncation hides is hatched,
-what is being written is open at its right end. States are told by colour, by the legend's words and, in a file, by
-tooltips. At most `MAX_DRAWN` segments have a bar; those before are one block that says how many they are.
+what is being written is open at its right end. Colours show states; so do the legend's words and, in a file, tooltips.
+At most `MAX_DRAWN` segments have a bar; those before are one block that says how many they are.
 
-A drawing is put on a notebook's page as an image in the page's text, with words for who cannot see it (`image`). A
-saved notebook is not trusted by who opens it: JupyterLab, VS Code and the like then take `<svg>` out of the output and
-leave the text of its titles. An `<img>` whose data are in its address stays. Such an image cannot see the page's
-colours, and a page's dark theme is not the system's, so every drawing has a ground of its own, and dark ink.
+A drawing is put on a notebook's page as an image in the page's text, with words for readers who cannot see it
+(`image`). A saved notebook is not trusted when it is opened: JupyterLab, VS Code and the like then take `<svg>` out of
+the output and leave the text of its titles. An `<img>` whose data are in its address stays. Such an image cannot see
+the page's colours, and a page's dark theme is not the system's, so every drawing has a background of its own, and dark
+ink.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Bar:
         return self.share(DLSN(self.segment.lssn, self.segment.min_entry, self.segment.min_slot))
 
     def share(self, dlsn: DLSN) -> float:
-        """How far into the segment a position in it is, by entries; in one that still grows that is not known."""
+        """How far into the segment a position in it is, by entries; that is not known in a segment that still grows."""
         if self.segment.in_progress:
             return 0.0 if dlsn[1:] <= (0, 0) else 0.5
         return min(max(dlsn.entry_id, 0) / (self.segment.last_entry + 1), 1.0) if self.segment.last_entry >= 0 else 1.0
