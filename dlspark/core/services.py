@@ -77,7 +77,7 @@ class Shared:
     """The state that all writers of a namespace share, those of its sub-namespaces too."""
 
     namespace_path: str | None = None
-    """The namespace's own znode, the parent of its allocator pools; None: the one that its logs are in."""
+    """The namespace's own znode, the parent of its allocator pools; None: the znode with its logs."""
     outstanding: int = 0
     """Records that writers have accepted and that are not acknowledged yet."""
     pool: LedgerPool | None = None

@@ -37,7 +37,7 @@ _AT_ONCE: Final = 32
 
 
 class AuditVerdict(str, Enum):
-    """What an audit says of a ledger; the table at the top says when."""
+    """What an audit says of a ledger; the table at the top says when. GONE: it was deleted meanwhile."""
 
     ORPHAN = "orphan"
     YOUNG = "young"

@@ -133,8 +133,8 @@ class _Walk:
             await self.visit(path)
 
     async def _partition(self, path: str, children: list[str]) -> None:
-        """Visit a log. The order is that in which a ledger moves (allocator, segment, note), so that one which moves
-        on meanwhile is met again rather than missed."""
+        """Visit a log, in the order in which a ledger moves (allocator, segment, note): if it moves on meanwhile, it is
+        found at its next station."""
         if "allocation" in children:
             await self._allocator(join(path, "allocation"))
         segments = join(path, "ledgers")

@@ -177,7 +177,7 @@ def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | Non
     positions = words >> POSITION_SHIFT & POSITION_MASK
     last = positions + counts - 1
     if last.max() > MAX_POSITION:
-        raise diagnosis(run, place.lssn)
+        raise diagnosis(run, place.lssn)  # As the plain decoder refuses it: a set must not number past the last one.
     user = np.flatnonzero((flags & _USER_FLAGS_HIDE) == 0)
     seen = user if len(user) else np.arange(len(flags))
     return EntrySummary(
@@ -242,7 +242,7 @@ class _Batch:
         """Decode one run. Raises InvalidEntryError."""
         chain = find_chain(run)
         if chain is None:
-            raise diagnosis(run, self._lssn)
+            raise diagnosis(run, self._lssn)  # Nothing of the batch is returned then (I12).
         # Most runs are ordinary user records only; flags this version does not know are ignored.
         if chain.any_word & (FLAG_RECORD_SET | FLAG_END_OF_STREAM | self._hidden):
             self._add_plain(run)
@@ -331,7 +331,7 @@ class _Batch:
                     f"record sets expand to more than one batch of {MAX_BATCH_BYTES} bytes",
                     advice="Decode fewer entries at a time",
                 )
-            self._bytes = np.empty(0, np.uint8)
+            self._bytes = np.empty(0, np.uint8)  # Arrow may move the buffer: no view of it may be left.
             self._buffer.resize(min(max(end, 2 * self._buffer.size), MAX_BATCH_BYTES))
             self._bytes = np.frombuffer(self._buffer, np.uint8)
         room = self._bytes[self._used : end]
@@ -418,7 +418,7 @@ def record_rows(log: str, records: Sequence[LogRecord]) -> pa.RecordBatch:
 
 
 def timestamps(txids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
-    """Transaction ids as times."""
+    """Transaction ids as times, read as milliseconds since the epoch; null for what the type cannot hold."""
     beyond = (txids > MAX_TIMESTAMP_MS) | (txids < 0)
     micros = np.where(beyond, 0, txids) * 1000
     return pa.array(micros, type=pa.int64(), mask=beyond).cast(pa.timestamp("us", tz="UTC"))

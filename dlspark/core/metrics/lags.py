@@ -67,7 +67,7 @@ class QueryLags:
             self._queries[query_id] = _Query(name, heard_s, dict(lags))
 
     def forget(self, query_id: str) -> None:
-        """Show nothing more of a query: it has ended. One that is not known is a success."""
+        """Show nothing more of a query: it has ended. An unknown query is a success."""
         with self._lock:
             self._queries.pop(query_id, None)
 

@@ -149,7 +149,7 @@ class LogReadAhead:
             position = await self._read_segment(segment, position)
 
     async def _first_position(self) -> DLSN:
-        """Where to start: at the position asked for, or at the first one that is left if that is allowed.
+        """Where to start: at the position asked for, or, if that is allowed, at the first position that is left.
 
         See docs/reference/records.md#truncated-segments.
         """
@@ -300,7 +300,7 @@ class LogReadAhead:
     async def ledger_gone(self, segment: SegmentMetadata, next_entry: int, cause: DistributedLogError) -> None:
         """Wait until a segment whose ledger is missing leaves the list too; raise SegmentNotFoundError if it stays.
 
-        Recovery removes an empty segment's ledger first (I10), so for a moment this is no error.
+        Recovery removes an empty segment's ledger first (I10), so for a moment this is not an error.
         """
         deadline = asyncio.get_running_loop().time() + LEDGER_GONE_S
         while await self.still_there(segment, next_entry):

@@ -281,7 +281,7 @@ class EntrySearch:
     """
 
     def __init__(self, count: int, ways: int = 2) -> None:
-        """Search entries 0 to `count` - 1; `ways`: how many are looked at at a time where there is no guess."""
+        """Search entries 0 to `count` - 1; `ways`: how many to look at in parallel where there is no guess."""
         self._first, self._after = 0, count
         self._ways = max(ways, 2)
         self._guess: int | None = None

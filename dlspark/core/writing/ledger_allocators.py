@@ -130,7 +130,7 @@ class LedgerAllocator:
     # ------------------------------------------------------------------ allocating
 
     async def allocate(self, kind: LedgerKind) -> None:
-        """Have a ledger ready, ALLOCATED. One that is ready already is kept if it suits.
+        """Have a ledger ready, ALLOCATED. A ledger that is ready already is kept if it suits.
 
         Raises AllocatorLostError where another process uses the znode, NotEnoughBookiesError, and the metadata store's
         errors; but for the first, it may be called again. A cancellation takes effect when the ledger is made.

@@ -337,14 +337,13 @@ class SegmentTransitions:
 
     async def complete(self, segment: SegmentMetadata, **values: int) -> SegmentMetadata:
         """Replace an in-progress segment by its completed form; `values` are its last txid, counts and last slot."""
-        # Conditional on the versions that are known now: recovery by another owner may have completed it (I2, I7).
         completed = segment.completed(
             completion_time_ms=self._services.clock.now_ms(),
             start_sequence_id=self._start_sequence_id(segment),
             **values,
         ).named(self._settings.segment_name_version)
         self._check_name(completed)
-        expected = self.state
+        expected = self.state  # Its versions stop us where another owner has completed the segment already (I2, I7).
         stored = expected.max_lssn.value
         if stored not in (segment.lssn, segment.lssn + 1):
             raise SegmentStateError(
@@ -394,6 +393,8 @@ class SegmentTransitions:
             await self._delete(segment)
 
     async def _delete(self, segment: SegmentMetadata) -> None:
+        # The ledger first: a znode without a ledger is found and removed by the next recovery, a ledger without a znode
+        # by none (I10).
         await self._services.ledgers.delete(segment.ledger_id)
         expected = self.state
 
