@@ -28,11 +28,11 @@ GROUND: Final = "#fbfbfa"
 INK: Final = "#24292f"
 FRAME: Final = "#c4c9cf"
 PADDING: Final = 10.0
-"""Between the ground's edge and what is drawn, in the drawing's units."""
+"""Between the background's edge and what is drawn, in the drawing's units."""
 
 
 def drawing(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """An SVG document of `parts`, drawn from (0, 0) to (`width`, `height`), on a ground that is somewhat larger."""
+    """An SVG document of `parts`, drawn from (0, 0) to (`width`, `height`), on a background that is a bit larger."""
     outer_width, outer_height = width + 2 * PADDING, height + 2 * PADDING
     return "".join(
         (
@@ -54,7 +54,7 @@ def words(x: float, y: float, content: str, anchor: str = "middle") -> str:
 
 
 def image(svg: str, description: str) -> str:
-    """A drawing as HTML that pages keep; `description` is what it shows, in words. Of an empty drawing nothing."""
+    """A drawing as HTML that pages keep; `description` is what it shows, in words. Empty for an empty drawing."""
     if not svg:
         return ""
     data = base64.b64encode(svg.encode()).decode()
@@ -93,7 +93,7 @@ class Bar:
 
     @property
     def state(self) -> str:
-        """One of the three that have a colour; a segment truncated in part is completed, and hatched up to there."""
+        """The state that gives the bar its colour; a segment truncated in part counts as completed, and is hatched."""
         return _state(self.segment)
 
     @property
@@ -141,7 +141,7 @@ def svg(
     unit: Unit = "records",
     mark: tuple[DLSN, DLSN] | None = None,
 ) -> str:
-    """The picture. `mark` is a range to point out, its end not included."""
+    """The picture. `mark` is a range to highlight, its end not included."""
     placed = bars(segments, sizes)
     earlier = len(segments) - len(placed)
     parts = []

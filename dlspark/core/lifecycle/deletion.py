@@ -111,6 +111,7 @@ Rule: TypeAlias = Callable[[Sequence[SegmentMetadata]], list[SegmentMetadata]]
 
 
 def _oldest(segments: Sequence[SegmentMetadata], may_go: Callable[[SegmentMetadata], bool]) -> list[SegmentMetadata]:
+    # Without the newest: the next segment's sequence ids continue from it. From the oldest on: the list gets no hole.
     return list(takewhile(may_go, completed_head(segments)[:-1]))
 
 

@@ -45,7 +45,7 @@ class AsyncLockedReader(AsyncLogReader):
         self._releasing: asyncio.Task[None] | None = None
         self._subscriptions = Subscriptions(services.logs, name)
         self._unsubscribe = services.store.on_session(self._session_changed)
-        if not lock.held:
+        if not lock.held:  # Lost while the start was looked for, before this reader watched the session.
             self._lose(self._lock_lost())
 
     @classmethod
@@ -72,6 +72,7 @@ class AsyncLockedReader(AsyncLogReader):
         try:
             with services.meter.step(measures.read_lock_acquire, "read lock acquire", log=name):
                 await lock.acquire(settings.lock_timeout_s * 1000)
+            # Under the lock: the reader before this one may commit until it has given the lock up.
             if start is None and subscriber is not None:
                 start = await Subscriptions(services.logs, name).position(subscriber)
             position = await locate(start) if start is not None else DLSN.INITIAL

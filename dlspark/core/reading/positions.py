@@ -126,6 +126,7 @@ class LogPositions:
         """
 
         async def question(listing: SegmentListing) -> DLSN:
+            # The first open one: while a writer rolls there may be two, and nothing of the second is readable yet (I4).
             for listed in listing.open:
                 async with self._opened(await listing.read(listed)) as reader:
                     lac = await reader.refresh()

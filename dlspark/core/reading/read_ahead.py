@@ -116,6 +116,7 @@ class LogReadAhead:
 
     async def close(self, error: DistributedLogError) -> None:
         """End the read-ahead; reads that wait, and later ones, raise `error`. What was fetched is dropped."""
+        # The task first: it would set a watch again, and fill the queue (I16).
         await end_tasks([self._task])
         self._list.close()
         self._queue.clear()

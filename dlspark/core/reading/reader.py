@@ -367,6 +367,7 @@ class AsyncLogReader:
             if record.is_end_of_stream:
                 self._final = self._end_of_stream(record.dlsn)
                 return
+            # Before it is delivered: a reader that passes a gap would take the log for whole (I4).
             if self._numbers.missing_before(record.position) and self._settings.gap_detection:
                 self._fail(self._gap_error(record.dlsn, record.position))
                 return
@@ -480,6 +481,7 @@ class AsyncLogReader:
         batch = self._due(batch)
         gap = self._numbers.first_gap(batch.position)
         if gap is not None and self._settings.gap_detection:
+            # What stands before the gap is whole, and is delivered; the next read raises.
             if gap:
                 self._numbers.last = int(batch.position[gap - 1])
             dlsn = DLSN(segment.lssn, int(batch.entry_id[gap]), int(batch.slot_id[gap]))

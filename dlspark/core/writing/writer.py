@@ -317,6 +317,7 @@ class AsyncLogWriter(Appending):
             self._fail(error)
             raise
         finally:
+            # Before the queue is issued: a queued record may need the next transition. After a failure it is empty.
             self._transition = None
             self._issue_queued()
 
