@@ -241,7 +241,7 @@ class EncodedEntry:
     record_count: int
     """Slots taken: logical records, the members of record sets counted one by one."""
     first_txid: int
-    """Of the first and last record that is not a control record; INVALID_TXID where there is none."""
+    """Transaction ids of the first and last record that is not a control record; INVALID_TXID where there is none."""
     last_txid: int
     user_bytes: int
     """Payload bytes of user records."""

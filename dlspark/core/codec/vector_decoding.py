@@ -119,12 +119,12 @@ class EntrySummary:
     record_count: int
     """Slots: logical records, control records and members of record sets included."""
     user_count: int
-    """Of those, how many are user records."""
+    """How many of the slots are user records."""
     first_txid: int | None
-    """Of the first user record, None where the entry has none."""
+    """Transaction ids of the first and last user record, None where the entry has none."""
     last_txid: int | None
     first_position: int
-    """Of the first user record; where there is none, the position the entry's records carry (0 without records)."""
+    """Positions of the first and last user record; where there is none, what the entry's records carry (0 without any)."""
     last_position: int
     end_of_stream: bool
 

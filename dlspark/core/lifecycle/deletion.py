@@ -107,7 +107,7 @@ _log = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
 Rule: TypeAlias = Callable[[Sequence[SegmentMetadata]], list[SegmentMetadata]]
-"""Which segments of a list may go."""
+"""Chooses the segments of a list that may be deleted."""
 
 
 def _oldest(segments: Sequence[SegmentMetadata], may_go: Callable[[SegmentMetadata], bool]) -> list[SegmentMetadata]:

@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["histogram", "counter", "gauge"]
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """What is known of a metric besides its numbers."""
+    """A metric without its numbers: name, kind, meaning, labels."""
 
     name: str
     kind: Kind

@@ -142,5 +142,5 @@ _COLLECTIONS: Final = OnePerRegistry(Collection, "namespace")
 
 
 def collection_of(registry: CollectorRegistry) -> Collection:
-    """The one collection of `registry`, registered there. Raises CallerError where its names are taken."""
+    """The collection of `registry`, registered there. Raises CallerError where its names are taken."""
     return _COLLECTIONS.of(registry)

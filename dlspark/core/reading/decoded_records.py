@@ -30,7 +30,7 @@ class DecodedRecords:
 
     def __init__(self) -> None:
         self.made: deque[LogRecord] = deque()
-        """Those at the front that are objects already."""
+        """The records at the front that are objects already."""
         self._columns: DecodedBatch | None = None
 
     def __len__(self) -> int:

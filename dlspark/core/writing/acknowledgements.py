@@ -76,7 +76,7 @@ class SentEntry:
     batch: SentBatch | None
     has_user_data: bool
     highest_txid: int
-    """Of all user records up to this entry's."""
+    """The highest transaction id of all user records up to this entry's."""
     moments: Moments
 
     @property

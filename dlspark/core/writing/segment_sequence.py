@@ -69,7 +69,7 @@ class SegmentSequence:
         self._rolling_off = services.features.scope(DL_SCOPE).feature(DISABLE_LOGSEGMENT_ROLLING)
 
     def use_settings(self, settings: Settings) -> None:
-        """From the next step on."""
+        """Use `settings` from the next step on."""
         self._settings = settings
         self._transitions.use_settings(settings)
         if self.current is not None:

@@ -115,7 +115,7 @@ class SegmentWriter:
         self._pace = SendTimers(self, settings, counts)
 
     def use_settings(self, settings: Settings) -> None:
-        """From the next record or timer on."""
+        """Use `settings` from the next record or timer on."""
         self._settings = settings
         self._pace.use_settings(settings)
 

@@ -70,7 +70,7 @@ class SendTimers:
         self._start()
 
     def use_settings(self, settings: Settings) -> None:
-        """From the next record or timer on. The timers begin anew where their times have changed."""
+        """Use `settings` from the next record or timer on. Timers whose times have changed begin anew."""
         before, self._settings = self._settings, settings
         if not self._stopped and _timing(before) != _timing(settings):
             self._cancel("flush")

@@ -93,7 +93,7 @@ class SegmentTransitions:
         self._allocator: LedgerAllocator | None = None
 
     def use_settings(self, settings: Settings) -> None:
-        """From the next transaction on."""
+        """Use `settings` from the next transaction on."""
         self._settings = settings
 
     async def retried(self, call: Callable[[], Awaitable[_T]]) -> _T:
