@@ -124,7 +124,7 @@ class EntrySummary:
     """Transaction ids of the first and last user record, None where the entry has none."""
     last_txid: int | None
     first_position: int
-    """Positions of the first and last user record; where there is none, what the entry's records carry (0 without any)."""
+    """Positions of the first and last user record; without one, what the entry's records carry (0 without records)."""
     last_position: int
     end_of_stream: bool
 
