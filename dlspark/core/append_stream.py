@@ -1,8 +1,8 @@
 """A log as one stream of bytes: appended at its end, read from any byte on (docs/reference/records.md#byte-streams).
 
 Each append is one record whose transaction id is the stream's length after it, so a record of n bytes and id t holds
-bytes t-n..t-1, and a byte is found as any transaction id is. What does not fit in one record goes into several. Where
-somebody wrote other records into the log, reading fails: the stream would not be what was appended.
+bytes t-n..t-1, and a byte is found as any transaction id is. What does not fit in one record goes into several. If the
+log holds records that were not appended in this way, reading fails: the stream would not be what was appended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dlspark.errors import (
 )
 
 MAX_PENDING_APPENDS = 10_000
-"""Appends under way; one more waits for these."""
+"""How many appends may be under way; one more waits for all of them."""
 _RECORDS_AT_ONCE = 100
 
 
@@ -37,24 +37,26 @@ class AsyncAppendStream:
         self.position = position
         """The stream's length with everything appended, bytes."""
         self.durable_position = position
-        """What of it was on an ack quorum's disks at the last `force`."""
+        """How much of it was on an ack quorum's disks at the last `force`, bytes."""
         self._writer = writer
         self._pending: list[asyncio.Future[DLSN]] = []
 
     @classmethod
     async def at_end(cls, writer: AsyncLogWriter, log: LogPositions) -> AsyncAppendStream:
-        """The stream behind what the log holds, now that `writer` owns it. Raises EndOfStreamError."""
+        """The stream, at the end of the log that `writer` owns. Raises EndOfStreamError if it is sealed."""
         if writer.last_txid == MAX_TXID:
             raise EndOfStreamError("the stream is sealed; nothing can be appended", log=log.name)
         try:
             return cls(writer, await log.last_txid())
         except LogEmptyError:
-            return cls(writer, max(writer.last_txid, 0))  # All of it may have been truncated.
+            # Where all was truncated the log has no records, but its highest id is still the stream's length.
+            return cls(writer, max(writer.last_txid, 0))
 
     async def append(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes; returns the stream's length after them. They are durable after `force`.
 
-        Raises what an earlier append failed with: from then on the stream has to be opened again.
+        Raises the error of an earlier append that failed: from then on the stream has to be opened again. What was
+        appended since the last `force` may be stored or not.
         """
         view = memoryview(data).cast("B")
         if len(self._pending) >= MAX_PENDING_APPENDS:
@@ -70,7 +72,7 @@ class AsyncAppendStream:
         return self.position
 
     async def force(self) -> int:
-        """Make everything appended durable and visible to readers; returns the stream's length."""
+        """Make everything appended durable and visible to readers; returns the stream's length. Raises as `append`."""
         position = self.position
         await self._writer.commit()
         await self._settle()
@@ -78,7 +80,7 @@ class AsyncAppendStream:
         return position
 
     async def _settle(self) -> None:
-        """Wait for the appends under way. Raises what the first of them failed with."""
+        """Wait for the appends under way. Raises the error of the first that failed."""
         pending, self._pending = self._pending, []
         if pending:
             await self._writer.send()
@@ -87,7 +89,7 @@ class AsyncAppendStream:
                 raise written
 
     async def mark_end_of_stream(self) -> None:
-        """Seal the stream: nothing can be appended any more, readers end."""
+        """Seal the stream: nothing can be appended any more, and readers end. Raises as `append`."""
         await self.force()
         await self._writer.mark_end_of_stream()
 
@@ -116,7 +118,7 @@ class AsyncAppendStream:
 
 
 class AsyncAppendReader:
-    """A stream's bytes in order. Open it with `AsyncLog.open_append_reader`. What comes later can be read later."""
+    """A stream's bytes in order. Open it with `AsyncLog.open_append_reader`. At the end, read again for more."""
 
     def __init__(self, reader: AsyncLogReader, position: int) -> None:
         """`reader` begins at the first record whose transaction id is not below `position`."""
@@ -135,10 +137,10 @@ class AsyncAppendReader:
         return self._reader.closed
 
     async def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes, all that are committed where it is negative; none at the end of what is committed.
+        """Up to `size` bytes; if it is negative, all that are committed. Empty at the end of what is committed.
 
-        Raises AlreadyTruncatedError where bytes before the first one left are asked for, and CorruptDataError for a log
-        that is no stream of bytes. Where it raises, or is cancelled, the next one begins where this one did.
+        Raises AlreadyTruncatedError where truncated bytes are asked for, and CorruptDataError for a log that is not a
+        stream of bytes. Where it raises, or is cancelled, the next call begins where this one did.
         """
         if self._astray:
             await self._go_to(self.position)
@@ -193,16 +195,18 @@ class AsyncAppendReader:
             f"the record behind byte {self.position} of the stream holds bytes {first} to {record.txid - 1}",
             log=self._reader.name,
             dlsn=record.dlsn,
-            advice="Somebody wrote into the log otherwise than by appending; read it by records",
+            advice="The log holds records that were not appended to the stream; read it by records",
         )
 
     async def seek(self, position: int) -> int:
-        """Go on at another byte; one behind the end is read once it is there.
+        """Go on at another byte; a byte behind the end can be read once it was appended. Raises CallerError.
 
         Where it raises, or is cancelled, reading goes on where it was.
         """
         if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position < MAX_TXID:
-            raise CallerError(f"{position!r} is no place in a stream", advice="Give a number of bytes from the start")
+            raise CallerError(
+                f"{position!r} is not a position in a stream", advice="Give a number of bytes from the start"
+            )
         await self._go_to(position)
         return position
 

@@ -1,7 +1,7 @@
-"""Binding namespaces: making one, asking and changing what it is bound to, and taking the binding away.
+"""Bindings of namespaces: make, find, change and remove them.
 
-Each function has a ZooKeeper session of its own for as long as it runs, because there is no namespace to open yet or
-any more. `settings` default to those of the environment, as for `Namespace.open`.
+Each function opens a ZooKeeper session of its own and closes it, because without a binding there is no namespace to
+open. `settings` default to those of the environment, as for `Namespace.open`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SettingsLike = Settings | Mapping[str, Value] | None
 
 
 def settings_from(settings: SettingsLike) -> Settings:
-    """Settings given in code, over those of the environment unless they are whole."""
+    """The settings to use: a whole `Settings` as it is, single values over those of the environment."""
     if isinstance(settings, Settings):
         return settings
     return Settings.from_environment() if settings is None else Settings.from_environment().with_values(settings)
@@ -52,15 +52,16 @@ async def bind(
 ) -> Binding:
     """Make a namespace at `uri`, whose ledgers are in the BookKeeper cluster at `ledgers_path`.
 
-    `ledger_servers` is that cluster's ZooKeeper ("host:port,host:port") where it is another than the URI's,
-    `log_servers` the one of the logs' metadata; readers use the same ones unless they have their own (observers, say).
+    `ledger_servers` is that cluster's ZooKeeper ("host:port,host:port") if it is not the URI's, `log_servers` that of
+    the logs' metadata; readers use the same servers unless they have their own (observers, for example).
     `acl_root` is the name, as `.acl`, below which access control is kept (`AsyncNamespace.access_control`).
-    `first_lssn` is the number of each log's first segment. With `encode_region_id` segments tell the region of their
+    `first_lssn` is the number of each log's first segment. With `encode_region_id` segments hold the region of their
     writer. `federated` spreads the logs over sub-namespaces. `sanity_check_txid` is stored for upstream's tools.
     Without `create` the path must exist.
 
-    Binding again replaces the binding; logs stay. Safe to repeat after an unknown outcome. Raises CallerError for what
-    makes no sense, or to make a federated namespace a plain one; NotBoundError for a missing path.
+    Binding again replaces the binding; logs stay. After an OutcomeUnknownError it may be called again. Raises
+    CallerError for values that contradict each other, or to make a federated namespace a plain one; NotBoundError for a
+    missing path.
     """
     async with _namespace(uri, settings) as (parsed, namespace):
         binding = Binding(
@@ -80,7 +81,7 @@ async def bind(
 
 
 async def find_binding(uri: str, *, settings: SettingsLike = None) -> tuple[Binding, str]:
-    """The binding that holds at `uri`, and the path that has it: its own or an ancestor's. Raises NotBoundError."""
+    """The binding in force at `uri`, and the path that has it: its own or an ancestor's. Raises NotBoundError."""
     async with _namespace(uri, settings) as (_, namespace):
         return await namespace.find()
 
@@ -88,7 +89,7 @@ async def find_binding(uri: str, *, settings: SettingsLike = None) -> tuple[Bind
 async def update_binding(uri: str, *, settings: SettingsLike = None, **changes: str | int | bool | None) -> Binding:
     """Change fields of the namespace's own binding (those of `metadata.bindings.Binding`); returns the new one.
 
-    Raises NotBoundError where the path itself is not bound, CallerError as `bind` does, TypeError for no field.
+    Raises NotBoundError where the path itself is not bound, CallerError as `bind` does, TypeError for an unknown field.
     """
     async with _namespace(uri, settings) as (_, namespace):
         return await namespace.update(lambda binding: replace(binding, **changes))  # type: ignore[arg-type]

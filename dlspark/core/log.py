@@ -40,7 +40,7 @@ class AsyncLog(LogReaders):
         """`live` is closed with the log."""
         self.name = services.logs.validate_name(name)
         self.probes = Probes()
-        """What searches (`find_txid`) have read since this handle was opened."""
+        """What searches (`find_txid` and others) have read since this handle was opened."""
         self._services = services
         self._live = live
         self._settings = live.current
@@ -56,7 +56,7 @@ class AsyncLog(LogReaders):
 
     @property
     def settings(self) -> Settings:
-        """What holds now: the namespace's settings, this log's overrides, and over them its dynamic settings."""
+        """The settings that hold now: the namespace's, over them this log's overrides, over these dynamic settings."""
         return self._settings
 
     def _settings_changed(self, settings: Settings) -> None:
@@ -70,8 +70,8 @@ class AsyncLog(LogReaders):
         """Become the log's writer; the log is created if `createStreamIfNotExists` is on and the namespace is not
         bound as federated.
 
-        `client_id` names this writer to others who want the log. Raises OwnershipAcquireFailedError with the owner's
-        name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
+        `client_id` is the name that other clients see when they want the log. Raises OwnershipAcquireFailedError with
+        the owner's name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
         """
         self._check_open()
         await self._services.permit(self.name, Action.ACQUIRE, Action.WRITE)
@@ -99,8 +99,8 @@ class AsyncLog(LogReaders):
             raise
 
     async def _adopt(self, opened: AsyncLogWriter | AsyncLogReader) -> None:
-        """What took time to open: meanwhile settings may have changed, or this handle have been closed, in which case
-        nobody would close it (I16). Raises AlreadyClosedError.
+        """Take over what took time to open. Settings may have changed meanwhile; or this handle was closed, and would
+        not close what it never knew (I16): then `opened` is closed here. Raises AlreadyClosedError.
         """
         if self.closed:
             try:
@@ -116,7 +116,7 @@ class AsyncLog(LogReaders):
     # ------------------------------------------------------------------ the application's own bytes
 
     async def metadata(self) -> Versioned[bytes]:
-        """Bytes that the application keeps with the log, empty where there are none, and their version.
+        """The bytes that the application keeps with the log (empty where there are none), and their version.
 
         Raises LogNotFoundError.
         """
@@ -126,8 +126,8 @@ class AsyncLog(LogReaders):
     async def set_metadata(self, data: bytes, version: int = ANY_VERSION) -> int:
         """Keep `data` with the log, if what is there has that version; returns the new version.
 
-        Empty bytes delete what is there. Raises LogNotFoundError, BadVersionError where somebody else was first;
-        OutcomeUnknownError only with a version: look before trying again.
+        Empty bytes delete what is there. Raises LogNotFoundError; BadVersionError where another client was first and
+        nothing was changed; OutcomeUnknownError only with a version: read before trying again.
         """
         self._check_open()
         return await LogAdmin(self._services.logs).set_metadata(self.name, data, version)
@@ -139,7 +139,7 @@ class AsyncLog(LogReaders):
     # ------------------------------------------------------------------ life cycle
 
     async def status(self) -> LogStatus:
-        """What the log is made of: its segments with their states, where it begins, who writes it."""
+        """The log's segments with their states, where it begins, and who writes it. Raises LogNotFoundError."""
         self._check_open()
         return await log_status(self._services, self.name)
 
@@ -148,13 +148,13 @@ class AsyncLog(LogReaders):
     ) -> DLSN:
         """Hide every record below `dlsn` from readers; returns the log's first position afterwards.
 
-        Only completed segments are truncated: where the DLSN lies in one that is being written, or beyond, what is
-        returned is below it. It is above it where more was hidden before: a truncation is never taken back.
-        DLSN.INVALID changes nothing. With `respect_subscribers` what a subscriber of the log has still to read stays.
-        No data is deleted: that is for retention.
+        Only completed segments are truncated: where the DLSN lies in a segment that is being written, or beyond, the
+        position returned is below it. It is above the DLSN where more was hidden before: a truncation is never taken
+        back. DLSN.INVALID changes nothing. With `respect_subscribers` nothing is hidden that a subscriber of the log
+        has still to read. No data is deleted: that is for retention.
 
-        It is done by this handle's writer where that is open, else under the log's lock, as `client_id`: raises
-        OwnershipAcquireFailedError with the owner's name while somebody else writes, LogNotFoundError, LockingError
+        It uses the lock of this handle's writer where that is open, else it takes the log's lock as `client_id`. Raises
+        OwnershipAcquireFailedError with the owner's name while another client writes, LogNotFoundError, LockingError
         where the lock was lost on the way. After an OutcomeUnknownError it may be called again.
         """
         await self._services.permit(self.name, Action.TRUNCATE)
@@ -162,9 +162,9 @@ class AsyncLog(LogReaders):
             return await owned.truncate(dlsn, respect_subscribers=respect_subscribers)
 
     async def purge_older_than(self, txid: int, *, client_id: str | None = None) -> int:
-        """Delete the oldest completed segments whose transaction ids are all below `txid`; how many were.
+        """Delete the oldest completed segments whose transaction ids are all below `txid`; returns how many.
 
-        The newest completed one always stays. Locking and errors are those of `truncate`. A ledger that cannot be
+        The newest completed segment always stays. Locking and errors are those of `truncate`. A ledger that cannot be
         deleted yet fails the call, and is deleted by a later one.
         """
         if isinstance(txid, bool) or not isinstance(txid, int) or txid < 0:
@@ -178,7 +178,7 @@ class AsyncLog(LogReaders):
 
     @asynccontextmanager
     async def _owned(self, client_id: str | None) -> AsyncIterator[OwnedSegments]:
-        """The log's segments, by this handle's writer or by taking the lock."""
+        """The log's segments, under the lock of this handle's writer, or under the lock taken for the block."""
         self._check_open()
         for one in self._open:
             if isinstance(one, AsyncLogWriter) and not one.closed and one.owned.lock.held:
@@ -190,10 +190,10 @@ class AsyncLog(LogReaders):
     # ------------------------------------------------------------------ for people
 
     async def tail(self, last: int = 10, *, seconds: float | None = None, records: int | None = None) -> None:
-        """Show the last records, and with `seconds` or `records` what comes, until either is over.
+        """Show the last `last` records; with `seconds` or `records` also those that come, until either is over.
 
-        In a notebook that is a table that changes in place, elsewhere a line a record. Raises CallerError,
-        LogNotFoundError, and what its reader fails with.
+        In a notebook that is a table that changes in place, elsewhere a line for each record. Raises CallerError,
+        LogNotFoundError, and what its reader raises.
         """
         tail = await TailReader.open(self, last, seconds, records)
         try:
@@ -211,8 +211,8 @@ class AsyncLog(LogReaders):
     async def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
         """The log's segments as a picture for notebooks, in proportion to their records or bytes.
 
-        `mark` is pointed out in it. Costs what `status` does; bytes one request more for each segment that is drawn,
-        60 at most. Raises LogNotFoundError.
+        `mark` is highlighted in it. Costs what `status` does; by bytes, one request more for each segment that is
+        drawn, 60 at most. Raises LogNotFoundError.
         """
         self._check_open()
         return await log_picture(self._services, self.name, by, mark)
@@ -220,9 +220,9 @@ class AsyncLog(LogReaders):
     # ------------------------------------------------------------------ closing
 
     async def close(self) -> None:
-        """Close what was opened through this handle: writers complete their segment, readers end. Idempotent.
+        """Close what was opened through this handle: writers complete their segments, readers end. Idempotent.
 
-        A cancellation is raised once all of it is closed. Raises the first failure of a writer, after that.
+        A cancellation is raised only once all of it is closed. Then the first failure of a writer is raised.
         """
         await self._closing.run()
 
@@ -230,7 +230,7 @@ class AsyncLog(LogReaders):
         self._live.close()
         opened, self._open = self._open, []
         try:
-            # Of what is closed already its user has seen how that ended.
+            # What is closed already has raised its failure to its own caller.
             await each([one.close for one in opened if not one.closed])
         finally:
             self._end_measures()

@@ -1,7 +1,7 @@
-"""Text and HTML for people: payloads in a line, escaped cells, tables. Nothing that was stored reaches a page as it is.
+"""Text and HTML for people: payloads in a line, escaped cells, tables.
 
-A payload could hold a script, a terminal's control sequences, or characters that turn the direction of writing: what is
-not printable is shown as Python writes it, and all of it is escaped for HTML.
+Stored bytes never reach a page unchanged. A payload could hold a script, a terminal's control sequences, or characters
+that change the direction of writing: what is not printable is shown as Python's escapes, and all is escaped for HTML.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def escaped(value: object) -> str:
 
 
 def code(value: object) -> str:
+    """`value`, escaped, in a fixed-width font."""
     return f"<code>{escaped(value)}</code>"
 
 
@@ -75,6 +76,6 @@ def folded(title: str, content: str) -> str:
 
 
 def failure(title: str, error: BaseException) -> str:
-    """What is shown where asking failed: a notebook shows the reason, and no stack trace instead of the object."""
+    """The HTML for an object that could not be looked up: a title and the reason, in place of a stack trace."""
     said = str(error) or "no reason given"
     return heading(title) + f"<div>cannot be shown: {escaped(f'{type(error).__name__}: {said}')}</div>"

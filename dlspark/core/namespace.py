@@ -70,8 +70,8 @@ class AsyncNamespace:
         """Connect to a namespace: that of `uri`, else of the environment variable `DLSPARK_URI`, else of the sandbox
         that runs on this machine (`dlspark sandbox start`).
 
-        `settings` default to those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`). `features` are asked instead
-        of the provider that the settings name (`featureProviderClass`). `region_id`, 0 to 15, is written into segments
+        `settings` default to those of the environment (`DLSPARK_CONF`, `DLSPARK_SET_*`). `features` takes the place of
+        the provider that the settings name (`featureProviderClass`). `region_id`, 0 to 15, is written into segments
         where `encodeRegionIDInVersion` or the namespace's binding says so. `statistics` says where metrics go: by
         default to prometheus_client's own registry. Raises CallerError for a bad URI or setting, or where no namespace
         is named; NotBoundError, MetadataUnavailableError.
@@ -120,7 +120,7 @@ class AsyncNamespace:
     ) -> AsyncNamespace:
         """A namespace over given edges: what `open` does after connecting, and what tests and simulations use.
 
-        Stores that are not given are `store`; readers' ones are the writers'.
+        Stores that are not given are `store`; stores for readers that are not given are those for writers.
         """
         parsed = NamespaceUri.parse(uri) if isinstance(uri, str) else uri
         settings = settings or Settings()
@@ -188,7 +188,7 @@ class AsyncNamespace:
 
     @property
     def access_control(self) -> PermissionStore:
-        """What may be done with the logs: default entry and entries of single logs.
+        """The namespace's access control: what may be done with all logs, and with single ones.
 
         Raises CallerError where the namespace's binding has no root for it.
         """
@@ -202,7 +202,7 @@ class AsyncNamespace:
 
     @property
     def settings(self) -> Settings:
-        """The namespace's settings; a log's own go over them."""
+        """The namespace's settings; a log's own settings override them."""
         return self._services.settings
 
     @property
@@ -213,22 +213,22 @@ class AsyncNamespace:
     # ------------------------------------------------------------------ logs
 
     async def create_log(self, name: str, metadata: bytes = b"") -> None:
-        """Create a log, with bytes of the application's own; one that exists is left as it is.
+        """Create a log, with bytes of the application's own; an existing log is left as it is.
 
-        Raises InvalidLogNameError, or LogExistsError for a race.
+        Raises InvalidLogNameError; LogExistsError where another client was faster.
         """
         self._check_open()
         await self._services.logs.create(name, metadata)
 
     async def log_exists(self, name: str) -> bool:
-        """Whether there is such a log. Raises InvalidLogNameError, DuplicateLogError."""
+        """Whether there is a log of this name. Raises InvalidLogNameError, DuplicateLogError."""
         self._check_open()
         return await self._services.logs.exists(name)
 
     async def logs(self, prefix: str = "", *, recursive: bool = False) -> list[str]:
         """Names of the logs, or of those directly below `prefix`. A name with `/` in it shows as its first part.
 
-        With `recursive` the full names of all logs, at any depth.
+        With `recursive`: the full names of all logs, at any depth.
         """
         self._check_open()
         return await (LogAdmin(self._services.logs).names(prefix) if recursive else self._services.logs.list(prefix))
@@ -236,16 +236,16 @@ class AsyncNamespace:
     async def overview(self, seconds: float = OVERVIEW_S) -> Overview:
         """The first 50 names with their logs' states and sizes, as a table for notebooks.
 
-        It looks for `seconds` at most; what it did not come to by then is said to be so.
+        It looks for `seconds` at most; logs that it did not reach by then are marked.
         """
         self._check_open()
         return await overview(self._services, str(self.uri), seconds)
 
     async def watch_logs(self, prefix: str = "", *, existing: bool = False) -> AsyncGenerator[LogChange, None]:
-        """Tell of every log that comes or goes, by the names that `logs(prefix)` gives, until the namespace is closed
+        """Report every log that comes or goes, by the names that `logs(prefix)` gives, until the namespace is closed
         (or the session, where that was given to `over`).
 
-        With `existing` those that are there come first. Logs that come and go again at once may not be told.
+        With `existing` the logs that exist come first. A log that comes and goes at once may not be reported.
         """
         self._check_open()
         async with aclosing(watch_logs(self._services.reading.logs, prefix, existing=existing)) as changes:
@@ -253,11 +253,11 @@ class AsyncNamespace:
                 yield change
 
     async def rename_log(self, old: str, new: str) -> None:
-        """Give a log another name, in one step; what is denied on it goes along. Its readers must be opened again.
+        """Give a log another name, in one step, with its permissions. Its readers must be opened again.
 
-        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while somebody
-        writes it, LockingError while a reader has it locked, CallerError for a log of several thousand segments.
-        After an OutcomeUnknownError look which name it has: it has one of the two.
+        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while another
+        client writes it, LockingError while a reader has it locked, CallerError for a log of several thousand segments:
+        nothing was renamed. After an OutcomeUnknownError look which name it has: it has one of the two.
         """
         self._check_open()
         await self._services.permit(old, Action.DELETE)
@@ -271,8 +271,7 @@ class AsyncNamespace:
     async def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> AsyncLog:
         """A handle on a log, with settings of its own over the namespace's. The log need not exist yet.
 
-        What dynamic settings files say of the log goes over both, now and later. Raises InvalidLogNameError,
-        SettingsError.
+        Dynamic settings files override both, now and whenever they change. Raises InvalidLogNameError, SettingsError.
         """
         self._check_open()
         name = self._services.logs.validate_name(name)
@@ -280,20 +279,20 @@ class AsyncNamespace:
         live = await self._files.settings_of(name, own)
         if self._closing.begun:
             live.close()
-        self._check_open()  # It may have been closed meanwhile, and would not close the log any more.
+        self._check_open()  # Closed meanwhile, it would never close this log (I16).
         log = AsyncLog(self._services, name, live)
         self._logs = [*(one for one in self._logs if not one.closed), log]
         return log
 
     async def reload_settings(self) -> None:
-        """Look at the dynamic settings and feature files now, instead of at the next interval's end."""
+        """Look at the dynamic settings and feature files now, instead of at the end of the interval."""
         self._check_open()
         await self._files.reload()
 
     async def delete_log(self, name: str) -> None:
-        """Delete a log with all its segments. Safe to repeat: a second call finishes what a first one began.
+        """Delete a log with all its segments. After any error it may be called again, and finishes what was begun.
 
-        Raises OwnershipAcquireFailedError while somebody writes it, LogNotFoundError if there is no such log.
+        Raises OwnershipAcquireFailedError while another client writes it, LogNotFoundError if there is no such log.
         """
         self._check_open()
         services, logs = self._services, self._services.logs
@@ -304,10 +303,10 @@ class AsyncNamespace:
         await delete_log(services, name, self.settings, default_client_id())
 
     async def delete_allocator_pool(self, name: str, folder: str | None = None) -> int:
-        """Delete a pool of ledger allocators with the ledgers it has ready; returns how many. A missing one is fine.
+        """Delete a pool of ledger allocators with the ledgers that it has ready; returns how many. It may be missing.
 
-        `folder` is `ledgerAllocatorPoolPath` unless given. Whoever still uses the pool loses its allocators, no
-        segment. After any error it may be called again. Raises CallerError for what is no pool's name.
+        `folder` is `ledgerAllocatorPoolPath` unless given. A process that still uses the pool loses its allocators, and
+        no segment. After any error it may be called again. Raises CallerError for a name that a pool cannot have.
         """
         self._check_open()
         path = pool_path(self.uri.path, folder or self.settings.allocator_pool_path, name)

@@ -1,11 +1,12 @@
-"""How a namespace is opened: its ZooKeeper sessions, and the services that are made of them.
+"""How a namespace is opened: its ZooKeeper sessions (`connect_all`), and the services made from them (`services_of`).
 
-Services are made of the edges that `AsyncNamespace.over` is given: sessions, network, clock.
+`AsyncNamespace.open` connects and then calls `AsyncNamespace.over`, which makes the services from `Edges`: sessions,
+network, clock. Tests and simulations call `over` with edges of their own.
 
-There are sessions for the logs and for the ledgers, each for writers and for readers: four at most. Mostly all are one
-session. The binding may name other servers for each of the four; and the ledgers have a session of
-their own where its settings are others, and with `zkAclId`: what the logs' session creates is closed to other
-identities, while ledgers must be open to the storage nodes.
+There are sessions for the logs and for the ledgers, each for writers and for readers: four at most. Usually one session
+serves all. The binding may name other servers for each of the four. And the ledgers have a session of their own where
+its settings differ, and with `zkAclId`: what the logs' session creates is closed to other identities, while ledgers
+must be open to the storage nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from storage_node.edge import Clock, Network
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What a namespace stands on. What is None is the product's own."""
+    """What a namespace uses of the outside world. None stands for the real one."""
 
     logs: MetadataStore
     ledgers: MetadataStore
@@ -45,7 +46,7 @@ class Edges:
 
     @property
     def stores(self) -> tuple[MetadataStore, ...]:
-        """All four, one for each purpose; some may be the same."""
+        """The four stores, one for each purpose; some may be the same."""
         return self.logs, self.ledgers, self.reader_logs, self.reader_ledgers
 
 
@@ -59,7 +60,7 @@ def services_of(
     meter: Meter,
     region_id: int,
 ) -> Services:
-    """The services of the namespace at `path`; those for readers apart where their sessions are others."""
+    """The services of the namespace at `path`; with services for readers where these have other sessions."""
     ledger_store, client = _ledger_client(edges.ledgers, edges, binding, settings, features)
     acl_root = binding.acl_root_path
     services = Services(
@@ -146,7 +147,7 @@ class Sessions:
 
     @property
     def all(self) -> tuple[MetadataStore, ...]:
-        """Each once."""
+        """Every session once."""
         return tuple(dict.fromkeys((self.logs, self.ledgers, self.reader_logs, self.reader_ledgers)))
 
 
@@ -184,12 +185,12 @@ async def connect_all(
             await one.close()
         raise
     if first not in sessions.all:
-        await first.close()  # it told where to go
+        await first.close()  # It was needed for the binding alone.
     return sessions
 
 
 def _ledgers_apart(settings: Settings) -> bool:
-    """Whether the ledgers' session has to be another one than the logs', also on the same servers."""
+    """Whether the ledgers need a session of their own even on the logs' servers."""
     plain = ZooKeeperKeys()
     own = any(
         getattr(settings, name) != getattr(plain, name)

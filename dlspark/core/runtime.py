@@ -1,7 +1,7 @@
 """`Runtime`: one background thread with an event loop, from which the synchronous classes drive the asynchronous ones.
 
 A process normally has one, `Runtime.shared()`. It starts on first use and is closed at exit: what was opened on it and
-not closed (`on_close`) is closed then, tasks are cancelled, the loop and the thread end, nothing is left (I16).
+not closed (`on_close`) is closed then, tasks are cancelled, the loop and the thread end (I16).
 
 Fork: a child process has none of its parent's threads. `shared()` notices the new process id and makes a new runtime
 there; an object of the parent's runtime refuses to be used in the child instead of hanging.
@@ -88,7 +88,7 @@ class Runtime:
         try:
             self._check_usable()
         except CallerError:
-            coroutine.close()
+            coroutine.close()  # Python would warn of a coroutine that was never awaited.
             raise
         call = _Call(self._loop, coroutine)
         try:
@@ -99,7 +99,10 @@ class Runtime:
             raise
 
     def submit(self, coroutine: Coroutine[object, object, _T]) -> concurrent.futures.Future[_T]:
-        """Start `coroutine` on the loop without waiting. Cancelling the future before it is done cancels the task."""
+        """Start `coroutine` on the loop without waiting. Cancelling the future before it is done cancels the task.
+
+        Raises as `run` does, with the coroutine not started.
+        """
         try:
             self._check_usable()
         except CallerError:
@@ -157,6 +160,7 @@ class Runtime:
             )
 
     async def _shut_down(self) -> None:
+        # The newest first: it may use what was opened before it.
         for closer in reversed(self._closers[:]):
             try:
                 await closer()
@@ -174,9 +178,9 @@ class Runtime:
 
 
 def iterated(runtime: Runtime, items: AsyncGenerator[_T, None]) -> Iterator[_T]:
-    """What an asynchronous generator gives, one by one; waits for as long as it takes.
+    """The items of an asynchronous generator, for a thread that waits for each.
 
-    The generator is closed where the iteration ends, unless the runtime's own end has done so.
+    The generator is closed when the iteration ends, unless the runtime was closed, which ends it as well.
     """
 
     async def following() -> tuple[_T] | None:
@@ -193,7 +197,7 @@ def iterated(runtime: Runtime, items: AsyncGenerator[_T, None]) -> Iterator[_T]:
 
 
 class _Call(Generic[_T]):
-    """One coroutine run for a waiting thread: unlike a cancelled concurrent future, it ends only when its task has."""
+    """One coroutine run for a thread that waits: unlike a cancelled concurrent future, it ends only with its task."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[object, object, _T]) -> None:
         self._loop = loop

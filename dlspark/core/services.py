@@ -30,7 +30,7 @@ def check_region_id(region_id: int) -> None:
     """Raise CallerError unless segment metadata can name this region."""
     if isinstance(region_id, bool) or not isinstance(region_id, int) or not 0 <= region_id <= MAX_REGION_ID:
         raise CallerError(
-            f"{region_id!r} is no region id", advice=f"A region id is a whole number from 0 to {MAX_REGION_ID}"
+            f"{region_id!r} is not a region id", advice=f"A region id is a whole number from 0 to {MAX_REGION_ID}"
         )
 
 
@@ -46,7 +46,7 @@ class RollingPermits:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def take(self) -> bool:
-        """Take a permit if there is one. A limit of 0 or less gives any number."""
+        """Take a permit if there is one; returns whether there was. A limit of 0 or less gives any number."""
         if self._limit <= 0:
             return True
         self._loop = asyncio.get_running_loop()
@@ -58,7 +58,7 @@ class RollingPermits:
         return True
 
     def outstanding(self) -> int:
-        """Permits taken within the last minute; may be asked for from any thread."""
+        """Permits taken within the last minute. May be called from any thread."""
         if self._loop is None:
             return 0
         now = self._loop.time()
@@ -66,7 +66,7 @@ class RollingPermits:
 
 
 class LedgerPool(Protocol):
-    """What the namespace knows of its pool of ledgers: that it has to be closed. Writers know the rest."""
+    """What the namespace needs of its pool of ledgers: to close it. Writers know the rest (`shared_pool`)."""
 
     async def close(self) -> None:
         """End what runs in the background."""
@@ -74,10 +74,10 @@ class LedgerPool(Protocol):
 
 @dataclass(slots=True)
 class Shared:
-    """What changes, and all writers of a namespace have in common, those of its sub-namespaces too."""
+    """The state that all writers of a namespace share, those of its sub-namespaces too."""
 
     namespace_path: str | None = None
-    """The namespace's own znode, the parent of its allocator pools; None: the one that its logs are in."""
+    """The namespace's own znode, the parent of its allocator pools; None: the znode with its logs."""
     outstanding: int = 0
     """Records that writers have accepted and that are not acknowledged yet."""
     pool: LedgerPool | None = None
@@ -91,7 +91,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Held by a namespace and handed to everything opened in it."""
+    """What a namespace holds and hands to everything that is opened in it."""
 
     store: MetadataStore
     logs: LogStore
@@ -104,29 +104,29 @@ class Services:
     """The metadata of the ledgers that `ledgers` works on."""
     shared: Shared = field(default_factory=Shared)
     region_id: int = LOCAL_REGION_ID
-    """Which region's process this is; written into segments where the namespace or a setting says so."""
+    """The region of this process; written into segments where the namespace's binding or a setting says so."""
     features: FeatureProvider = NO_FEATURES
     """What operators have switched on; asked at each decision."""
     meter: Meter = field(default_factory=Meter)
-    """What is counted in, warned and traced by."""
+    """Counts, warns and traces."""
     permissions: PermissionStore | None = None
     """The namespace's access control, where its binding has a root for it."""
     for_readers: Services | None = None
-    """The same over the servers that the binding has for readers, where those are others."""
+    """The same over the binding's servers for readers; None where these are the writers'."""
 
     @property
     def counters(self) -> Counter[str]:
-        """How often rare paths were taken: for tests and for people who look for trouble; the metric `rare_paths`."""
+        """How often rare paths were taken, by name: the metric `rare_paths`. For tests, and to look for trouble."""
         return self.meter.root.rare_paths.values
 
     @property
     def reading(self) -> Services:
-        """What readers use."""
+        """The services that readers use."""
         return self.for_readers or self
 
     @property
     def create_missing(self) -> bool:
-        """Whether writers may create logs at all: a namespace bound as federated forbids it, as upstream does."""
+        """Whether writers may create missing logs: a namespace bound as federated forbids it, as upstream does."""
         return not self.binding.federated
 
     async def permit(self, log: str, *actions: Action) -> None:

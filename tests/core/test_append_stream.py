@@ -180,7 +180,7 @@ async def test_a_log_that_is_no_stream_is_told_from_one(namespace):
         writer.write(5, b"12345")
         writer.write(900, b"not appended")
     async with await log.open_append_reader() as reader:
-        with pytest.raises(CorruptDataError, match="otherwise than by appending"):
+        with pytest.raises(CorruptDataError, match="were not appended to the stream"):
             await reader.read()
 
 

@@ -1,6 +1,6 @@
 """Audits: BookKeeper's ledgers against everything that names ledgers, and the space that they take.
 
-`audit_ledgers` reads only. It calls a ledger an orphan where deleting it harms nobody it can know of:
+`audit_ledgers` reads only. It calls a ledger an orphan where, by everything that it can see, deleting it does no harm:
 
     named anywhere on the ensembles it looks at    in use, whatever namespace, allocator or sink names it
     younger than `min_age_ms`                      young: it may be about to be named; Java names ledgers late
@@ -8,10 +8,10 @@
     while something could not be read              undecided: that may name it
     else                                           orphan
 
-It looks at the whole of the ZooKeeper ensembles of the given namespaces and of their ledgers. Of namespaces whose
-metadata are on yet another ensemble it must be told; see docs/cli.md.
+It looks at the whole of the ZooKeeper ensembles of the given namespaces and of their ledgers. Namespaces whose metadata
+are on yet another ensemble must be given as well, or their ledgers look like orphans; see docs/cli.md.
 
-`delete_ledgers` deletes orphans and nothing that is in use, whatever it is told.
+`delete_ledgers` deletes orphans, and never a ledger that is in use, also if it is asked to.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from metadata.retry import repeat
 from metadata.store import MetadataStore
 
 MIN_AGE_MS: Final = 24 * 60 * 60 * 1000
-"""How old a ledger must be before it can be an orphan: longer than anybody takes between making and naming it."""
+"""How old a ledger must be before it can be an orphan: longer than any client takes between making and naming it."""
 _AT_ONCE: Final = 32
 
 
 class AuditVerdict(str, Enum):
-    """What becomes of a ledger that was looked at."""
+    """What an audit says of a ledger; the table at the top says when. GONE: it was deleted meanwhile."""
 
     ORPHAN = "orphan"
     YOUNG = "young"
@@ -84,6 +84,7 @@ class LedgerAudit:
 
     @property
     def orphans(self) -> list[int]:
+        """Ids of the ledgers that may be deleted."""
         return [one.ledger_id for one in self.unnamed if one.verdict is AuditVerdict.ORPHAN]
 
     @property
@@ -100,6 +101,7 @@ async def audit_ledgers(namespaces: Sequence[Services], *, min_age_ms: int = MIN
     ledgers = _one_cluster(namespaces)
     stores = _stores(namespaces)
     await repeat(ledgers.store, lambda: ledgers.store.sync(ledgers.root))
+    # The ids before the names: a ledger that is made and named meanwhile is then not in `ids`, and cannot be an orphan.
     ids = {ledger_id async for ledger_id in ledgers.ids()}
     named: dict[int, list[Reference]] = {}
     unreadable: dict[str, Unreadable] = {}
@@ -133,7 +135,7 @@ def _one_cluster(namespaces: Sequence[Services]) -> LedgerStore:
 
 
 def _stores(namespaces: Sequence[Services]) -> list[MetadataStore]:
-    """A session with each ensemble, once each as far as the bindings tell."""
+    """A session with each ensemble; two bindings that spell one ensemble differently count as two."""
     found: dict[object, MetadataStore] = {}
     for one in namespaces:
         found.setdefault(frozenset(one.binding.dl_servers.split(",")), one.store)
@@ -144,7 +146,7 @@ def _stores(namespaces: Sequence[Services]) -> list[MetadataStore]:
 async def _missing(
     namespaces: Sequence[Services], named: dict[int, list[Reference]], ids: set[int]
 ) -> list[MissingLedger]:
-    """Segments of the given namespaces that have no ledger: looked for again, for some came after the ids were read."""
+    """Segments of the given namespaces that have no ledger; looked for again, as some ledgers are newer than `ids`."""
     roots = tuple(f"{one.logs.namespace_path}/" for one in namespaces)
     found = []
     for ledger_id in sorted(named.keys() - ids):
@@ -173,7 +175,10 @@ async def _still_named(namespaces: Sequence[Services], one: Reference) -> bool:
 
 
 def _shared(named: dict[int, list[Reference]]) -> list[tuple[int, tuple[str, ...]]]:
-    """A segment that was completed between two looks shows twice: by its two names, which are one segment."""
+    """Ledgers that more than one segment has, with the segments' znodes.
+
+    A segment that was completed between two looks shows by both of its names, and counts once.
+    """
     found = []
     for ledger_id, references in sorted(named.items()):
         segments = {(r.path.rpartition("/")[0], r.segment.lssn): r.path for r in references if r.segment is not None}
@@ -201,7 +206,7 @@ class _Judge:
             except NoNodeError:
                 stat = None
             except CorruptDataError:
-                pass  # Undecided: whose it is cannot be told.
+                pass  # Undecided: its metadata do not show what it belongs to.
         if stat is None:
             return UnnamedLedger(ledger_id, AuditVerdict.GONE, 0, None)
         length = metadata.length if metadata is not None and metadata.is_closed else None
@@ -239,11 +244,12 @@ async def delete_ledgers(
 ) -> list[LedgerDeletion]:
     """Delete those of `ledgers` that are orphans; with `force` young and foreign ones, too.
 
-    One that anything names, or may name, is left alone also with `force`: its log, pool or sink deletes it. With
-    `dry_run` nothing is deleted, `deleted` says what would be. May be called again after any error.
+    A ledger that a znode names, or may name, is left alone also with `force`: its log, pool or sink deletes it. With
+    `dry_run` nothing is deleted, and `deleted` says what would be. May be called again after any error.
     """
     cluster = _one_cluster(namespaces)
     wanted = sorted(set(ledgers))
+    # Looked for anew, not taken from an audit: a ledger may have been named since.
     left, unreadable = await unnamed(_stores(namespaces), wanted)
     judge = _Judge(namespaces[0], min_age_ms, complete=not unreadable)
     done = []
@@ -270,6 +276,7 @@ class Space:
     """Ledgers whose length could not be learned; they are counted in `ledgers` alone."""
 
     def add(self, length: int | None, write_quorum: int) -> None:
+        """Count a ledger of `length` payload bytes (None: not known), each of which is stored `write_quorum` times."""
         self.ledgers += 1
         if length is None:
             self.unknown += 1
@@ -297,7 +304,7 @@ async def log_space(services: Services, names: Iterable[str], group: Callable[[s
 
 
 async def cluster_space(services: Services) -> Space:
-    """Space of all the ledgers in the cluster, whoever's they are."""
+    """Space of all the ledgers in the cluster, those of other applications too."""
     space = Space()
     await for_each(services.ledger_store.ids(), _AT_ONCE, lambda ledger_id: _add_ledger(services, ledger_id, space))
     return space

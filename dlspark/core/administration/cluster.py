@@ -1,6 +1,7 @@
-"""What a BookKeeper cluster is at, in one look: its tree, its nodes, the ledgers that lack copies. Changes nothing.
+"""The state of a BookKeeper cluster: its tree in ZooKeeper, its storage nodes, the ledgers that lack copies. Read only.
 
-Storage nodes as operators see them: who joined the cluster, who is there, who answers, and how much room it has.
+Three sources are compared for each node (`node_statuses`): its cookie says that it joined the cluster, its registration
+that it runs, and its own answer how much room it has. A node with a cookie and no registration is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from storage_node.edge import Clock
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """`faults` are what needs a person, in plain words with the command that helps; none means that all is well."""
+    """`faults` say in plain words what an operator has to do, with the command that helps; none if all is well."""
 
     root: str
     layout: LedgerLayout | None
@@ -90,7 +91,7 @@ def _recovery_faults(recovery: RecoveryStatus) -> list[str]:
     if not recovery.enabled:
         return [f"{counted}, and auto-recovery is switched off: dlspark autorecovery enable --conf FILE"]
     if recovery.auditor is None:
-        return [f"{counted}, and nobody restores them: dlspark autorecovery --conf FILE"]
+        return [f"{counted}, and auto-recovery is not running: dlspark autorecovery --conf FILE"]
     return [f"{counted}; auto-recovery is at work"]
 
 
@@ -98,10 +99,12 @@ def _recovery_faults(recovery: RecoveryStatus) -> list[str]:
 
 
 class NodeState(str, Enum):
+    """How a node is registered."""
+
     WRITABLE = "writable"
     READ_ONLY = "read-only"
     MISSING = "not registered"
-    """It has a cookie: it was part of the cluster, and nobody has taken it out."""
+    """It has a cookie: it is part of the cluster, and has not been taken out (decommissioned)."""
 
 
 @dataclass(frozen=True, slots=True)

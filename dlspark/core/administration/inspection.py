@@ -2,14 +2,14 @@
 
 | finding | what is seen | what repairs it |
 |---|---|---|
-| `in-progress` | a segment without an end: `owner` writes it, or died | the next writer, unless it is being written |
+| `in-progress` | a segment without an end: its writer lives, or died | the next writer, unless it is being written |
 | `unreadable` | a segment's or the log's metadata cannot be decoded | by hand |
 | `duplicate` | two segments have one number | `raise_number`, where one is in progress |
 | `low-number` | one in progress is numbered below a completed one | `raise_number` |
 | `gap` | a number in the middle is missing | by hand: a segment was deleted |
 | `number` | the highest number assigned does not fit the newest segment | by hand |
 | `txid` | transaction ids go back from a segment to the next, or are above the log's highest | by hand |
-| `truncation` | a truncated segment behind one that is not | truncating again |
+| `truncation` | a truncated segment behind one not truncated | truncating again |
 | `no-ledger` | a segment's ledger is not there | the next writer, of one in progress; else its data are lost |
 | `shared-ledger` | two segments have one ledger | by hand |
 | `open-ledger` | the ledger of a completed segment is not closed | `repair_end` |
@@ -53,7 +53,7 @@ class LogFinding:
     what: str
     segment: SegmentMetadata | None = None
     corrected: SegmentMetadata | None = None
-    """Of `short` and `open-ledger`: the metadata as they would have to be."""
+    """For `short` and `open-ledger`: the metadata as they should be."""
 
     @property
     def is_fault(self) -> bool:
@@ -68,16 +68,17 @@ class LogInspection:
     name: str
     segments: tuple[SegmentMetadata, ...]
     owner: str | None
-    """Client id of who holds the log's lock."""
+    """Client id of the holder of the log's lock; None if it is free."""
     findings: tuple[LogFinding, ...]
 
     @property
     def faults(self) -> list[LogFinding]:
+        """The findings that are faults."""
         return [one for one in self.findings if one.is_fault]
 
 
 async def listed_segments(services: Services, name: str) -> list[SegmentMetadata]:
-    """A log's segments in order as its znodes have them, gaps and duplicates included, none of them kept from before.
+    """A log's segments in order, read anew from its znodes, gaps and duplicates included.
 
     Raises CorruptDataError, NoNodeError.
     """
@@ -115,7 +116,7 @@ async def inspect_log(services: Services, name: str) -> LogInspection:
 
 
 def _in_progress(segment: SegmentMetadata, owner: str | None) -> LogFinding:
-    by = f"{owner} has the log's lock" if owner is not None else "nobody has the log's lock: the next writer ends it"
+    by = f"{owner} has the log's lock" if owner is not None else "the log's lock is free: the next writer ends it"
     return LogFinding(FindingKind.IN_PROGRESS, f"segment {segment.lssn} is in progress; {by}", segment)
 
 
@@ -232,7 +233,7 @@ async def _ledger(services: Services, name: str, segment: SegmentMetadata) -> Lo
 
 
 async def check_ends(services: Services, segments: Sequence[SegmentMetadata], settings: Settings) -> list[LogFinding]:
-    """Compare the completed segments with the last records in their ledgers, fencing nobody.
+    """Compare the completed segments with the last records in their ledgers, without fencing a writer.
 
     Segments whose ledgers are gone are passed over. Raises what reading raises.
     """
@@ -253,7 +254,7 @@ async def check_end(
         return None
     try:
         if not ledger.closed:
-            return None  # What it ends with is not decided: `inspect_log` tells of it.
+            return None  # Its end is not decided; `inspect_log` reports it as `open-ledger`.
         any_last = await last_record(ledger, segment, settings)
         last = await SegmentReader(segment, ledger, settings=settings).last_user_record(with_end_of_stream=True)
     finally:

@@ -1,6 +1,6 @@
-"""Looking into single ledgers: who has them, their entries decoded, each copy of an entry, their recovery.
+"""Single ledgers: which znodes name them, their entries decoded, each copy of an entry, their recovery.
 
-Reading disturbs nobody. Recovery fences: of a segment's ledger only under its log's lock.
+Reading does not fence, so a writer goes on. Recovery fences: a segment's ledger is recovered only under its log's lock.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ class FoundLedger:
 
 
 async def find_ledger(services: Services, ledger_id: int) -> list[FoundLedger]:
-    """What names the ledger in this namespace: a segment of a log, an allocator, a sink, a note. Empty for nothing."""
+    """What names the ledger in this namespace: segments of logs, an allocator, a sink, a note. Empty if nothing does.
+
+    Raises CallerError where a znode that may name it cannot be read.
+    """
     found = await find_references(services.store, services.logs.namespace_path)
     if found.unreadable and ledger_id not in found:
         one = found.unreadable[0]
         raise CallerError(
-            f"what names the ledger cannot be told: {one.why}",
+            f"what names the ledger is not known: {one.why}",
             ledger_id=ledger_id,
             path=one.path,
             advice="Look at what dlspark log inspect says",
@@ -51,7 +54,7 @@ async def find_ledger(services: Services, ledger_id: int) -> list[FoundLedger]:
 
 
 async def ledgers_named(services: Services) -> tuple[dict[int, list[FoundLedger]], tuple[Unreadable, ...]]:
-    """What names which ledger in this namespace, by one walk; and what could not be read, which may name any."""
+    """What names which ledger in this namespace, by one walk; and the znodes that could not be read."""
     found = await find_references(services.store, services.logs.namespace_path)
     folders = await _folders(services)
     named = {
@@ -67,7 +70,7 @@ async def _folders(services: Services) -> list[str]:
 
 
 def _log_of(path: str, folders: list[str]) -> str | None:
-    """The log whose znode this is: `<folder>/<log>/<partition>/...`; None below a name that is no log's."""
+    """The log whose znode this is: `<folder>/<log>/<partition>/...`; None for a path that is not within a log."""
     folder = next((one for one in folders if path.startswith(f"{one}/")), None)
     if folder is None:
         return None
@@ -95,7 +98,7 @@ class ReadEntry:
 
     entry_id: int
     bookie: str | None
-    """Whose copy it is; None where any verified one would do."""
+    """The storage node whose copy it is; None where any verified copy would do."""
     last_add_confirmed: int | None
     length: int
     records: tuple[LogRecord, ...]
@@ -118,7 +121,7 @@ async def read_entries(
 ) -> AsyncIterator[ReadEntry]:
     """The committed entries first..last (None: to the end), decoded as those of a segment of `metadata_version`.
 
-    With `every_copy` the copy of each storage node that should have one. What cannot be read is told in its place.
+    With `every_copy` the copy of each storage node that should have one. An entry that cannot be read has its `error`.
     Raises NoNodeError for a ledger that is not there, CallerError for a range beyond its end.
     """
     metadata, end = await read_lac(services, ledger_id)
@@ -178,9 +181,9 @@ async def recover_ledger(
 ) -> int:
     """Fence a ledger's writer and close it; returns its last entry. A closed one stays as it is.
 
-    A segment's ledger is recovered under its log's lock: raises OwnershipAcquireFailedError while that is written.
-    One that is named by no log of this namespace, or that is about to become a segment, only with `force`: its writer,
-    if it lives, is cut off. The segment stays in progress until the log's next writer completes it.
+    A segment's ledger is recovered under its log's lock: raises OwnershipAcquireFailedError while the log is written. A
+    ledger that no log of this namespace names, or that is about to become a segment, is recovered only with `force`:
+    its writer, if it lives, is fenced. The segment stays in progress until the log's next writer completes it.
     """
     found = await find_ledger(services, ledger_id)
     logs = [one.log for one in found if one.reference.use is Use.SEGMENT and one.log is not None]
@@ -191,10 +194,10 @@ async def recover_ledger(
     if not force:
         named = f"it is {found[0].reference.use.value}" if found else "no log of this namespace has it"
         raise CallerError(
-            f"the ledger was not recovered: {named}, so that nothing tells whether somebody writes it",
+            f"the ledger was not recovered: {named}, so that nothing shows whether a client writes it",
             ledger_id=ledger_id,
             path=found[0].reference.path if found else None,
-            advice="Make sure that nobody does, then use force",
+            advice="Make sure that no client does, then use force",
         )
     return await _recover(services, ledger_id)
 

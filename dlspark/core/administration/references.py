@@ -8,8 +8,8 @@ it begins, federated and nested ones, and whatever their partitions are called:
     <partition>/deletedLedgers/<id>         off the list, to be deleted
     .sinks/<sink>/attempts/b<..>-<..>-<id>  staged by a sink, published or swept later
 
-BookKeeper's own trees (a child `LAYOUT`) are left out. What cannot be read or decoded may name any ledger: it is told,
-so that nobody takes a ledger for unused because of it.
+BookKeeper's own trees (a child `LAYOUT`) are left out. A znode that cannot be read or decoded may name any ledger. It
+is reported (`unreadable`), and as long as there is one, callers take no ledger for unused.
 
 A ledger that moves on while the walk is under way may be missed: once from being made or staged to being a segment, and
 once from there to being noted. So what three walks have not found (`WALKS`) is named nowhere.
@@ -53,7 +53,7 @@ class Use(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One znode that names a ledger; `segment` is what it holds where it is one."""
+    """One znode that names a ledger. `segment` is the segment that it holds, None where it is something else."""
 
     ledger_id: int
     use: Use
@@ -63,7 +63,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A znode of which it is not known what ledgers it names."""
+    """A znode that could not be read, and may name any ledger."""
 
     path: str
     why: str
@@ -77,6 +77,7 @@ class References:
     unreadable: list[Unreadable] = field(default_factory=list)
 
     def add(self, found: Reference) -> None:
+        """Note a znode; one ledger may be named by several."""
         self.by_ledger.setdefault(found.ledger_id, []).append(found)
 
     def __contains__(self, ledger_id: int) -> bool:
@@ -92,7 +93,7 @@ async def find_references(store: MetadataStore, root: str = "/") -> References:
 
 
 async def unnamed(stores: Iterable[MetadataStore], ledgers: Iterable[int]) -> tuple[set[int], list[Unreadable]]:
-    """Those of `ledgers` that nothing names in any of `stores`, and what could not be read on the way."""
+    """Those of `ledgers` that no znode names in any of `stores`, and the znodes that could not be read."""
     left = set(ledgers)
     unreadable: dict[str, Unreadable] = {}
     stores = list(stores)
@@ -132,7 +133,8 @@ class _Walk:
             await self.visit(path)
 
     async def _partition(self, path: str, children: list[str]) -> None:
-        """A log. What is made in advance is read before the segments, those before the notes: as a ledger moves."""
+        """Visit a log, in the order in which a ledger moves (allocator, segment, note): if it moves on meanwhile, it is
+        found at its next station."""
         if "allocation" in children:
             await self._allocator(join(path, "allocation"))
         segments = join(path, "ledgers")
@@ -163,7 +165,7 @@ class _Walk:
             return
         ledger_id = Allocation(path, data, 0).ledger_id
         if ledger_id is None:
-            self.found.unreadable.append(Unreadable(path, f"it holds {data[:40]!r}, no ledger id"))
+            self.found.unreadable.append(Unreadable(path, f"it holds {data[:40]!r}, which is not a ledger id"))
         else:
             self.found.add(Reference(ledger_id, Use.ALLOCATED, path))
 

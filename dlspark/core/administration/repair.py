@@ -1,4 +1,5 @@
-"""Repairs of a log's metadata that need no writer. Each takes the log's lock: one that somebody writes stays as it is.
+"""Repairs of a log's metadata that need no writer. Each takes the log's lock, so a log that is being written is left
+alone.
 
 | `inspection` finds | done about it |
 |---|---|
@@ -6,9 +7,9 @@
 | `open-ledger` | its ledger is recovered, as for any dead writer, then its end is looked at as for `short` |
 | `short` | its metadata get the end that its records have |
 
-All else would mean to guess. A repair is one transaction that holds only while the lock does, on what was read under
-it; after a lost answer it begins again from what is there. Nothing is ever shortened: a segment whose records end
-before its metadata do has lost data, which metadata cannot bring back.
+Any other repair would be a guess. A repair is one transaction, which fails unless the lock is held, on what was read
+under the lock; after a lost answer it begins again from what is there. Nothing is ever shortened: a segment whose
+records end before its metadata do has lost data, which metadata cannot bring back.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ async def raise_number(
 ) -> Repair | None:
     """Give the segment in progress that is numbered at or below a completed one the next number. None: there is none.
 
-    Its ledger stays as it is: a record's DLSN has the number of its segment from here. Raises SegmentStateError where
-    more than one segment is in progress (which of them is newer cannot be told), OwnershipAcquireFailedError while
-    somebody writes the log, LockingError where the lock was lost on the way. May be called again after any error.
+    Its ledger stays as it is: a record's DLSN takes the segment's number from the metadata. Raises SegmentStateError
+    where more than one segment is in progress (nothing shows which of them is newer), OwnershipAcquireFailedError while
+    another client writes the log, LockingError where the lock was lost on the way. May be called again after any error.
     """
     await services.logs.check(name)
     if dry_run:
@@ -88,7 +89,7 @@ def _renumbering(name: str, segments: Sequence[SegmentMetadata]) -> Repair | Non
         return None
     if sum(one.in_progress for one in segments) > 1:
         raise SegmentStateError(
-            "more than one segment is in progress, and which of them is newer cannot be told; nothing was changed",
+            "more than one segment is in progress, and nothing shows which of them is newer; nothing was changed",
             log=name,
             advice="Read their ledgers (dlspark ledger read-entries) and complete or remove one of them by hand",
         )
@@ -102,16 +103,16 @@ def _renumbering(name: str, segments: Sequence[SegmentMetadata]) -> Repair | Non
 async def repair_ends(
     services: Services, name: str, settings: Settings, *, client_id: str | None = None
 ) -> list[Repair]:
-    """Give completed segments the end that their records have; what could not be repaired is left as it is.
+    """Give completed segments the end that their records have; what cannot be repaired is left as it is.
 
-    Raises OwnershipAcquireFailedError while somebody writes the log, and as `raise_number` does.
+    Raises OwnershipAcquireFailedError while another client writes the log, and as `raise_number` does.
     """
     done: dict[int, Repair] = {}
     async with taken(services, name, settings, client_id or default_client_id()) as owned:
         for segment in await listed_segments(services, name):
             if segment.in_progress or is_truncated(segment):
                 continue
-            await owned.lock.ensure_held()  # Recovery fences: never a ledger that somebody may be writing.
+            await owned.lock.ensure_held()  # Recovery fences: never a ledger that another client may be writing.
             finding = await check_end(services, segment, settings, recover=True)
             if finding is None or finding.corrected is None:
                 continue

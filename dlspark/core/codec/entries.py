@@ -119,7 +119,7 @@ def compress(content: Buffer, compression: Compression) -> Buffer:
 def decompress(stored: memoryview, codec: int, length: int, *, limit: int, place: DLSN | None = None) -> memoryview:
     """The `length` bytes that `stored` holds by `codec` (an envelope's or a record set's).
 
-    Raises InvalidEntryError on an unknown codec, a length above `limit` or one that the stored bytes do not have.
+    Raises InvalidEntryError on an unknown codec, a length above `limit`, or a length that the stored bytes do not have.
     """
     if codec == Compression.NONE:
         if length != len(stored):
@@ -129,6 +129,7 @@ def decompress(stored: memoryview, codec: int, length: int, *, limit: int, place
         return stored
     if codec != Compression.LZ4:
         raise InvalidEntryError(f"compression {codec:#x} is not known; only none (0) and LZ4 (1) are", dlsn=place)
+    # Before anything is allocated: a forged length must not cost memory, and LZ4 cannot hold more than its ratio.
     if not 0 <= length <= min(limit, len(stored) * _LZ4_MAX_RATIO):
         raise InvalidEntryError(
             f"{len(stored)} bytes of LZ4 are declared to hold {length}; at most {limit} are accepted", dlsn=place
@@ -198,6 +199,7 @@ def decode_record_set(
     stored = payload[SET_HEADER_BYTES:]
     if stored_length != len(stored):
         raise InvalidEntryError(f"a record set claims {stored_length} stored bytes and has {len(stored)}", dlsn=place)
+    # Each payload takes at least its length field: a forged count must not size the loop below.
     if count * _LENGTH_BYTES > max(length, 0):
         raise InvalidEntryError(f"a record set claims {count} payloads in {length} bytes", dlsn=place)
     content = decompress(stored, codec, length, limit=limit, place=place)
@@ -211,7 +213,7 @@ def decode_record_set(
         if offset > len(content):
             raise InvalidEntryError("a record set ends inside a payload", dlsn=place)
         payloads.append(content[start:offset])
-    if offset != len(content):
+    if offset != len(content):  # Bytes left over are damage, not padding: nothing is passed over in silence (I12).
         raise InvalidEntryError(f"a record set has {len(content) - offset} bytes after its last payload", dlsn=place)
     return payloads
 
@@ -239,7 +241,7 @@ class EncodedEntry:
     record_count: int
     """Slots taken: logical records, the members of record sets counted one by one."""
     first_txid: int
-    """Of the first and last record that is not a control record; INVALID_TXID where there is none."""
+    """Transaction ids of the first and last record that is not a control record; INVALID_TXID where there is none."""
     last_txid: int
     user_bytes: int
     """Payload bytes of user records."""
@@ -286,6 +288,7 @@ class EntryBuilder:
         length = memoryview(payload).nbytes
         check_record(txid, length, position, flags)
         check(self.has_room(length), "a record was added to a full transmit buffer")
+        # Everything that can refuse the record comes before the buffer changes.
         slots = _members(payload, position) if flags & FLAG_RECORD_SET else 1
         slot = self._slots
         self._parts += (encode_header(txid, length, position, flags), payload)
@@ -368,6 +371,7 @@ def decode_content(
             records.append(_record(header, bytes(body), dlsn, start_sequence_id))
             slot += 1
         elif expand_record_sets:
+            # The bound is the entry's: many small sets could expand to as much as one large one.
             members = decode_record_set(body, dlsn, limit=max(MAX_EXPANDED_BYTES - expanded, 0))
             records += expand(header, members, dlsn, start_sequence_id)
             expanded += sum(map(len, members))

@@ -10,7 +10,8 @@ only one such chain, so a wrong guess cannot go unnoticed; it only costs the tim
    (flags 0, position and length below their highest bytes, transaction id below 2^48) are zero, a record may start;
 3. otherwise one record after the other, in a loop of a few bytecodes.
 
-If the chain is broken, the plain decoder finds the place and words the error.
+If the chain is broken, the plain decoder finds the place and words the error. So both decoders refuse the same entries
+with the same error, and neither returns a part of a damaged one (I12).
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The proved record headers of a run: `starts` tells where they are unless all are `stride` bytes apart."""
+    """The proved record headers of a run. `starts` says where they are; None where all are `stride` bytes apart."""
 
     headers: npt.NDArray[np.void]
     starts: IntArray | None
     stride: int
+    """Bytes from one record's start to the next; 0 where `starts` says it."""
     any_word: int
-    """All metadata words or-ed together: tells in one number which flags and position bits occur."""
+    """All metadata words or-ed together: one number that shows which flags and position bits occur."""
 
     def start_of(self, record: int) -> int:
         """Where record number `record` of the run starts."""
@@ -80,6 +82,7 @@ def find_chain(run: Run) -> Chain | None:
     """The record headers of the run, proved; None where its bytes are not a chain of records."""
     if len(run.data) < HEADER_BYTES:
         return None
+    # From cheap to costly. A guess that is wrong is not proved, and the walk finds the chain if there is one.
     found = _equal_lengths(run) or _proved(run, _search(run.data)) or _proved(run, _walk(run.data))
     if found is None:
         return None
@@ -99,6 +102,7 @@ def _equal_lengths(run: Run) -> _Found | None:
     length = HEADER.unpack_from(data)[2]
     stride = HEADER_BYTES + length
     count, rest = divmod(size, stride)
+    # A record may not lie across the end of an entry, even if the joined bytes look like a chain.
     if rest or (run.ends is not None and (run.ends % stride).any()):
         return None
     headers = np.ndarray((count,), OPAQUE_HEADER, data, 0, (stride,)).copy().view(RECORD_HEADER)
@@ -114,6 +118,8 @@ def _proved(run: Run, starts: IntArray | None) -> _Found | None:
     if starts is None or not len(starts) or starts[-1] > size - HEADER_BYTES:
         return None
     headers = np.ndarray((size - HEADER_BYTES + 1,), OPAQUE_HEADER, run.data, 0, (1,))[starts].view(RECORD_HEADER)
+    # The proof: every record ends where the next one begins, the first at 0 and the last at the end, and so does each
+    # entry. Lengths are unsigned 32 bits, so the sums cannot wrap in 64.
     following = starts + HEADER_BYTES
     following += headers["length"]
     if starts[0] != 0 or following[-1] != size or not np.array_equal(following[:-1], starts[1:]):

@@ -119,12 +119,12 @@ class EntrySummary:
     record_count: int
     """Slots: logical records, control records and members of record sets included."""
     user_count: int
-    """Of those, how many are user records."""
+    """How many of the slots are user records."""
     first_txid: int | None
-    """Of the first user record, None where the entry has none."""
+    """Transaction ids of the first and last user record, None where the entry has none."""
     last_txid: int | None
     first_position: int
-    """Of the first user record; where there is none, the position the entry's records carry (0 without records)."""
+    """Positions of the first and last user record; without one, what the entry's records carry (0 without records)."""
     last_position: int
     end_of_stream: bool
 
@@ -142,7 +142,7 @@ def decode_entries(
     Args:
         start_sequence_id: of the segment.
         enveloped: whether the segment's metadata version is 4 or above.
-        include_control: return control records too, told by `flags`. The end of stream is never a row.
+        include_control: return control records too; `flags` shows which they are. The end of stream is never a row.
 
     The result shares no memory with `entries`. Raises InvalidEntryError carrying the DLSN, and nothing is returned
     then (I12); CallerError for more than 2 GiB at once. Batches of 1 to 8 MB are fastest.
@@ -177,7 +177,7 @@ def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | Non
     positions = words >> POSITION_SHIFT & POSITION_MASK
     last = positions + counts - 1
     if last.max() > MAX_POSITION:
-        raise diagnosis(run, place.lssn)
+        raise diagnosis(run, place.lssn)  # As the plain decoder refuses it: a set must not number past the last one.
     user = np.flatnonzero((flags & _USER_FLAGS_HIDE) == 0)
     seen = user if len(user) else np.arange(len(flags))
     return EntrySummary(
@@ -209,7 +209,7 @@ def _runs(contents: list[tuple[int, memoryview]], include_control: bool) -> Iter
 
 
 def _is_one_control_record(content: memoryview) -> bool:
-    """A well-formed control record alone in its entry: the usual case, told without decoding."""
+    """Whether an entry holds one well-formed control record: the usual case, recognised without decoding."""
     if len(content) < HEADER_BYTES:
         return False
     word, _, length = HEADER.unpack_from(content)
@@ -242,7 +242,7 @@ class _Batch:
         """Decode one run. Raises InvalidEntryError."""
         chain = find_chain(run)
         if chain is None:
-            raise diagnosis(run, self._lssn)
+            raise diagnosis(run, self._lssn)  # Nothing of the batch is returned then (I12).
         # Most runs are ordinary user records only; flags this version does not know are ignored.
         if chain.any_word & (FLAG_RECORD_SET | FLAG_END_OF_STREAM | self._hidden):
             self._add_plain(run)
@@ -331,7 +331,7 @@ class _Batch:
                     f"record sets expand to more than one batch of {MAX_BATCH_BYTES} bytes",
                     advice="Decode fewer entries at a time",
                 )
-            self._bytes = np.empty(0, np.uint8)
+            self._bytes = np.empty(0, np.uint8)  # Arrow may move the buffer: no view of it may be left.
             self._buffer.resize(min(max(end, 2 * self._buffer.size), MAX_BATCH_BYTES))
             self._bytes = np.frombuffer(self._buffer, np.uint8)
         room = self._bytes[self._used : end]
@@ -378,7 +378,7 @@ ROW_SCHEMA: Final = pa.schema(
 )
 """The columns in which records leave the core: for the reader's batches and for Spark's rows.
 
-`timestamp` is the transaction id read as milliseconds since the epoch; null where it is no time that the type can hold.
+`timestamp` is the transaction id read as milliseconds since the epoch; null where the type cannot hold that time.
 """
 
 MAX_TIMESTAMP_MS = 253_402_300_799_999
@@ -418,7 +418,7 @@ def record_rows(log: str, records: Sequence[LogRecord]) -> pa.RecordBatch:
 
 
 def timestamps(txids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Array:
-    """Transaction ids as times."""
+    """Transaction ids as times, read as milliseconds since the epoch; null for what the type cannot hold."""
     beyond = (txids > MAX_TIMESTAMP_MS) | (txids < 0)
     micros = np.where(beyond, 0, txids) * 1000
     return pa.array(micros, type=pa.int64(), mask=beyond).cast(pa.timestamp("us", tz="UTC"))

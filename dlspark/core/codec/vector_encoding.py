@@ -1,6 +1,7 @@
 """Columns into entries: transaction ids and an Arrow array of payloads become entries without work for each record.
 
-All checks come first, on whole columns, so that a batch is refused before anything of it is encoded. Records are then
+All checks come first, on whole columns, so that a batch is refused before anything of it is encoded: otherwise a part
+of it could be on its way when a later record is found to be too long. Records are then
 cut greedily into entries of at most `max_entry_bytes`, and the records of some `CHUNK_BYTES` are laid out at once:
 payloads of equal length by strided assignment, others by Arrow's element-wise join of headers and payloads.
 Uncompressed entries are views of that memory.
@@ -46,7 +47,7 @@ def encode_entries(
     """Entries holding the records (txids[i], payloads[i]) in order, as user records.
 
     Args:
-        txids: transaction ids, 0 <= id < 2^63 - 1; their order is the caller's business.
+        txids: transaction ids, 0 <= id < 2^63 - 1; the caller checks their order.
         payloads: binary or string array (large and fixed-size ones too) of the same length, without nulls.
         first_position: position of the first record in its segment, 1 for a new segment.
         max_entry_bytes: target size of an entry, envelope included; a longer record gets an entry of its own.

@@ -1,13 +1,14 @@
 """A log's segments as a picture: one bar each, side by side in the log's order, in SVG without scripts.
 
 A bar is as long as its segment has records (or bytes), with a few pixels at least. What truncation hides is hatched,
-what is being written is open at its right end. States are told by colour, by the legend's words and, in a file, by
-tooltips. At most `MAX_DRAWN` segments have a bar; those before are one block that says how many they are.
+what is being written is open at its right end. Colours show states; so do the legend's words and, in a file, tooltips.
+At most `MAX_DRAWN` segments have a bar; those before are one block that says how many they are.
 
-A drawing is put on a notebook's page as an image in the page's text, with words for who cannot see it (`image`). A
-saved notebook is not trusted by who opens it: JupyterLab, VS Code and the like then take `<svg>` out of the output and
-leave the text of its titles. An `<img>` whose data are in its address stays. Such an image cannot see the page's
-colours, and a page's dark theme is not the system's, so every drawing has a ground of its own, and dark ink.
+A drawing is put on a notebook's page as an image in the page's text, with words for readers who cannot see it
+(`image`). A saved notebook is not trusted when it is opened: JupyterLab, VS Code and the like then take `<svg>` out of
+the output and leave the text of its titles. An `<img>` whose data are in its address stays. Such an image cannot see
+the page's colours, and a page's dark theme is not the system's, so every drawing has a background of its own, and dark
+ink.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ GROUND: Final = "#fbfbfa"
 INK: Final = "#24292f"
 FRAME: Final = "#c4c9cf"
 PADDING: Final = 10.0
-"""Between the ground's edge and what is drawn, in the drawing's units."""
+"""Between the background's edge and what is drawn, in the drawing's units."""
 
 
 def drawing(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """An SVG document of `parts`, drawn from (0, 0) to (`width`, `height`), on a ground that is somewhat larger."""
+    """An SVG document of `parts`, drawn from (0, 0) to (`width`, `height`), on a background that is a bit larger."""
     outer_width, outer_height = width + 2 * PADDING, height + 2 * PADDING
     return "".join(
         (
@@ -53,7 +54,7 @@ def words(x: float, y: float, content: str, anchor: str = "middle") -> str:
 
 
 def image(svg: str, description: str) -> str:
-    """A drawing as HTML that pages keep; `description` is what it shows, in words. Of an empty drawing nothing."""
+    """A drawing as HTML that pages keep; `description` is what it shows, in words. Empty for an empty drawing."""
     if not svg:
         return ""
     data = base64.b64encode(svg.encode()).decode()
@@ -92,7 +93,7 @@ class Bar:
 
     @property
     def state(self) -> str:
-        """One of the three that have a colour; a segment truncated in part is completed, and hatched up to there."""
+        """The state that gives the bar its colour; a segment truncated in part counts as completed, and is hatched."""
         return _state(self.segment)
 
     @property
@@ -105,7 +106,7 @@ class Bar:
         return self.share(DLSN(self.segment.lssn, self.segment.min_entry, self.segment.min_slot))
 
     def share(self, dlsn: DLSN) -> float:
-        """How far into the segment a position in it is, by entries; in one that still grows that is not known."""
+        """How far into the segment a position in it is, by entries; that is not known in a segment that still grows."""
         if self.segment.in_progress:
             return 0.0 if dlsn[1:] <= (0, 0) else 0.5
         return min(max(dlsn.entry_id, 0) / (self.segment.last_entry + 1), 1.0) if self.segment.last_entry >= 0 else 1.0
@@ -140,7 +141,7 @@ def svg(
     unit: Unit = "records",
     mark: tuple[DLSN, DLSN] | None = None,
 ) -> str:
-    """The picture. `mark` is a range to point out, its end not included."""
+    """The picture. `mark` is a range to highlight, its end not included."""
     placed = bars(segments, sizes)
     earlier = len(segments) - len(placed)
     parts = []

@@ -1,8 +1,11 @@
-"""A log and a namespace at a glance, for people: `LogStatus`, `LogPicture` and `Overview`, and what looks for them.
+"""What people see of a log and of a namespace: `LogStatus`, `LogPicture` and `Overview`.
 
-What is looked for is bounded in number, and in time where nobody asked for it: a notebook asks an object for its HTML
-by itself, so that must neither hang nor raise. `shown` gives the question `REPR_TIMEOUT_S`, and the reason instead of
-the object where it fails.
+Each is a plain value that holds what was found at one moment, and knows its own text and HTML. Functions below fill
+them from metadata, within bounds: so many logs, so many segments drawn, and a time. `log_status`, `log_picture` and
+`overview` are asked for by a caller, and raise.
+
+A notebook asks any object for its HTML by itself, so that must neither hang nor raise. `shown` stands in between: it
+gives a question `REPR_TIMEOUT_S`, and shows the reason in place of the object where the question fails.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ MAX_LOGS: Final = 50
 REPR_TIMEOUT_S: Final = 5.0
 """How long a notebook waits for an object that it shows."""
 OVERVIEW_S: Final = 3.0
-"""How long an overview looks at logs unless told otherwise."""
+"""How long an overview looks at logs by default."""
 _AT_ONCE: Final = 16
 _HEAD = ("segment", "ledger", "state", "records", "first txid", "last txid", "completed")
 _RIGHT = frozenset(("segment", "ledger", "records", "first txid", "last txid"))
@@ -64,7 +67,7 @@ class LogStatus(Printed):
     max_txid: int
     """Highest transaction id of a completed segment; 0 for none."""
     owner: str | None
-    """Client id of who holds the log's lock; None if nobody does."""
+    """Client id of the holder of the log's lock; None if it is free."""
     deleted_ledgers: tuple[int, ...]
     """Ledgers of purged segments that are still to be deleted."""
 
@@ -79,7 +82,7 @@ class LogStatus(Printed):
         return self.max_txid == MAX_TXID
 
     def __str__(self) -> str:
-        writer = f"written by {self.owner}" if self.owner is not None else "nobody writes it"
+        writer = f"written by {self.owner}" if self.owner is not None else "no writer"
         lines = [
             f"log {self.name}: {counted(len(self.segments), 'segment')}, begins at {self.start}; "
             f"{'sealed' if self.sealed else writer}",
@@ -125,13 +128,13 @@ class LogPicture(Printed):
     status: LogStatus
     unit: Unit = "records"
     sizes: Mapping[int, int] | None = None
-    """Bytes by segment number, where the unit is bytes; a segment whose ledger tells none is missing."""
+    """Bytes by segment number, where the unit is bytes; segments whose ledger is open or gone are missing."""
     mark: DLSNRange | None = None
-    """What the picture points out."""
+    """The range that the picture highlights."""
 
     @property
     def svg(self) -> str:
-        """The picture alone, to be kept in a file."""
+        """The picture alone, as SVG text, for a file."""
         span = (self.mark.start, self.mark.end) if self.mark is not None else None
         return svg(self.status.segments, self._known(), self.unit, span)
 
@@ -165,21 +168,21 @@ def summary(status: LogStatus) -> str:
 
 
 def log_state(status: LogStatus) -> str:
-    """Who may still add to a log, in words."""
+    """In words: the writer, or why there is none."""
     if status.sealed:
         return "sealed"
     if status.owner is not None:
         return f"written by {status.owner}"
-    return "left in progress" if any(one.in_progress for one in status.segments) else "nobody writes it"
+    return "left in progress" if any(one.in_progress for one in status.segments) else "no writer"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Overview(Printed):
-    """A namespace's logs as far as there was time to look at them."""
+    """A namespace's logs, those that there was time to look at."""
 
     uri: str
     logs: Sequence[tuple[str, LogStatus | str]]
-    """Names with what was found, or with why nothing was."""
+    """Names with what was found, or with the reason why nothing was."""
     more: int = 0
     """Logs that were not looked at."""
     notes: Sequence[str] = field(default_factory=tuple)
@@ -237,7 +240,7 @@ async def log_status(services: Services, name: str) -> LogStatus:
 
 
 async def lock_owner(services: Services, path: str) -> str | None:
-    """The client id of who holds the lock at `path`; None if nobody does, or the lock does not exist."""
+    """The client id of the holder of the lock at `path`; None if it is free or does not exist."""
     try:
         names, _ = await repeat(services.store, lambda: services.store.children(path))
     except NoNodeError:
@@ -281,7 +284,7 @@ async def _ledger_bytes(services: Services, segments: tuple[SegmentMetadata, ...
 
 
 async def overview(services: Services, uri: str, seconds: float = OVERVIEW_S) -> Overview:
-    """Look at the namespace's first `MAX_LOGS` logs, for at most `seconds`; what was not seen by then is said so."""
+    """Look at the namespace's first `MAX_LOGS` logs, for at most `seconds`; the others are listed as not seen."""
     names = sorted(await services.logs.list(""))
     limit = asyncio.Semaphore(_AT_ONCE)
 

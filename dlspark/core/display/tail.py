@@ -1,4 +1,4 @@
-"""`tail`: the last records of a log, and then what comes, for a time or a number, on a notebook's page or a terminal.
+"""`tail`: shows the last records of a log, and then those that come, in a notebook or on a terminal.
 
 A notebook's page is changed in place through IPython's display handle, which needs no widgets. IPython is never
 imported here by itself: where a kernel runs this code, it has been.
@@ -57,7 +57,7 @@ class TailReader:
         return cls(await log.open_reader(start), before, seconds, records)
 
     async def more(self) -> list[LogRecord] | None:
-        """The next records, perhaps none within a moment; None when it is over."""
+        """The next records, none if none came within a moment; None when it is over. Raises what the reader raises."""
         try:
             if self._before:
                 return await self._from_before()
@@ -116,9 +116,13 @@ async def _start(log: LogReaders, last: int) -> tuple[DLSN, int]:
 class Screen(Protocol):
     """Where a tail is shown."""
 
-    def add(self, records: Sequence[LogRecord]) -> None: ...
+    def add(self, records: Sequence[LogRecord]) -> None:
+        """Show more records, perhaps none. May put off showing them until the next call."""
+        ...
 
-    def end(self, why: str) -> None: ...
+    def end(self, why: str) -> None:
+        """Show everything that was added, and why the tail ends."""
+        ...
 
 
 class TerminalScreen:
@@ -176,7 +180,7 @@ class NotebookScreen:
             self._handle.update(self._page(note))
 
     def add(self, records: Sequence[LogRecord]) -> None:
-        """Show them; not more often than eyes can follow, for the page is drawn anew each time."""
+        """Show more records; not more often than eyes can follow, for the page is drawn anew each time."""
         self._newest.extend(records)
         self._seen += len(records)
         self._pending = self._pending or bool(records)

@@ -1,10 +1,10 @@
-"""`DynamicSettings`: what operators change of a log's settings while it is open, in files that are looked at regularly.
+"""`DynamicSettings`: settings that operators change while logs are open, in files that are looked at regularly.
 
-    <streamConfigDirectory>/<stream>.conf     for the logs of one stream (`stream_converters` tells which those are)
-    <streamConfigDefaultPath>                 for all logs, as far as their stream's file does not say otherwise
+    <streamConfigDirectory>/<stream>.conf     for the logs of one stream (`stream_converters` says which those are)
+    <streamConfigDefaultPath>                 for all logs; a key in their stream's file wins
 
 A log's settings are the namespace's; over them what was given on opening the log; over them the default file; over it
-the stream's file. A key that disappears from a file, or a file that does, gives the word back to what is below.
+the stream's file. Where a key disappears from a file, or a file does, what is below holds again.
 
 Only keys that are marked as dynamic may be in these files. A file that holds another one, or a bad value, or values
 that contradict the rest, is refused whole: with an error when it is read first (opening the namespace or the log), with
@@ -37,7 +37,7 @@ _Values: TypeAlias = dict[str, Value]
 
 @dataclass(eq=False, slots=True)
 class _OpenLog:
-    """One open log: what its files are put over, and where the result goes."""
+    """One open log: its settings without files, its files, and the live settings that get the result."""
 
     name: str
     base: Settings
@@ -102,7 +102,7 @@ class DynamicSettings:
         return live
 
     async def reload(self) -> None:
-        """Look at every file again, and let logs that are open have what has changed."""
+        """Look at every file again, and give open logs what has changed. Does not raise for an unusable file."""
         files = [self._default] if self._default is not None else []
         if await self._directory_is_there():
             files += self._streams.values()

@@ -4,7 +4,7 @@
     fileFeatureProviderOverlayConfigPath    may appear and disappear: for what is switched in a hurry
 
 Both are properties files of full names and availability, `dl.disable_write_limit=100`; above 0 is on. They are looked
-at regularly (`dynamicConfigReloadIntervalSec`); one that cannot be used leaves the switches as they were.
+at regularly (`dynamicConfigReloadIntervalSec`); a file that cannot be used leaves the switches as they were.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FileFeatures(SettableFeatures):
 
 
 def _availability(written: Mapping[str, str]) -> dict[str, int]:
-    """The switches of a file. Raises SettingsError for an availability that is no number."""
+    """The switches of a file. Raises SettingsError for an availability that is not a whole number."""
     found: dict[str, int] = {}
     for name, text in written.items():
         if not _NUMBER.fullmatch(text.strip()):
@@ -80,7 +80,7 @@ def _availability(written: Mapping[str, str]) -> dict[str, int]:
 
 
 def _warn_if_unknown(name: str) -> None:
-    """Say that nothing looks at a switch in a scope of this library: it is misspelt, or only upstream has it."""
+    """Warn of a switch in a scope of this library that nothing looks at: it is misspelt, or only upstream has it."""
     if name in KNOWN_FEATURES or name.partition(".")[0] not in (DL_SCOPE, BKC_SCOPE):
         return
     nearest = difflib.get_close_matches(name, KNOWN_FEATURES, n=1)

@@ -1,8 +1,7 @@
 """Feature switches: parts of the library that an operator turns on and off while it runs.
 
 A provider has scopes, a scope has features, and a feature is available or not: `is_available()` is asked at each
-decision and answers from memory. What a switch is called, `<scope>.<key>`, is Apache DistributedLog's
-(`KNOWN_FEATURES`).
+decision and answers from memory. The names, `<scope>.<key>`, are Apache DistributedLog's (`KNOWN_FEATURES`).
 
 Availability is a number as upstream's; above 0 is on. `NO_FEATURES` has everything off; `SettableFeatures` is switched
 by a program; `feature_files` reads files. An application may use a provider for features of its own, in scopes of its
@@ -76,7 +75,7 @@ class FeatureProvider(Protocol):
         ...
 
     def feature(self, key: str) -> Feature:
-        """The switch `key` of this scope. One that nobody has set is off."""
+        """The switch `key` of this scope. A switch that was never set is off."""
         ...
 
 
@@ -87,7 +86,7 @@ class SettableFeatures:
         self._availability = dict(availability or {})
 
     def set(self, name: str, availability: int) -> None:
-        """Switch `name` on (above 0) or off, for everybody who asks from now on."""
+        """Switch `name` on (above 0) or off, for every decision from now on."""
         self._availability[name] = availability
 
     def replace(self, availability: Mapping[str, int]) -> None:
@@ -103,9 +102,11 @@ class SettableFeatures:
         return self._availability.get(name, 0)
 
     def scope(self, name: str) -> FeatureProvider:
+        """The switches whose full names begin with `name` and a dot; they follow later changes."""
         return _Scope(self, name)
 
     def feature(self, key: str) -> Feature:
+        """The switch of this full name, which follows later changes; off if it was never set."""
         return _Switch(self, key)
 
 

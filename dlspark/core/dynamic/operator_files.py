@@ -1,7 +1,7 @@
-"""`OperatorFiles`: the files by which operators steer a namespace while it is open, and the task that looks at them.
+"""`OperatorFiles`: the files by which operators control a namespace while it is open, and the task that looks at them.
 
-Dynamic settings (`dynamic_settings`) and feature switches (`feature_files`), every `dynamicConfigReloadIntervalSec`.
-Where neither is configured there is no task. It ends with `close` (I16).
+The files hold dynamic settings (`dynamic_settings`) and feature switches (`feature_files`). The task looks at them
+every `dynamicConfigReloadIntervalSec`; where neither is configured there is no task. `close` ends it (I16).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OperatorFiles:
 
     def __init__(self, dynamic: DynamicSettings, switches: FileFeatures | None, features: FeatureProvider) -> None:
         self.features = features
-        """Who is asked for features: the caller's provider, else the files, else nobody."""
+        """The provider that is asked for features: the caller's, else the files, else one with everything off."""
         self._dynamic = dynamic
         self._switches = switches
         self._reloading = asyncio.Lock()
@@ -52,7 +52,7 @@ class OperatorFiles:
         return cls(dynamic, switches, NO_FEATURES if features is None else features)
 
     def start(self, interval_s: float) -> None:
-        """Look at the files again every so many seconds from now on, if there are any."""
+        """Look at the files again every `interval_s` seconds, if any are configured, until `close`."""
         if self._dynamic.configured or self._switches is not None:
             self._task = asyncio.get_running_loop().create_task(self._run(interval_s))
 
@@ -61,13 +61,14 @@ class OperatorFiles:
         return await self._dynamic.open(log, base)
 
     async def reload(self) -> None:
-        """Look at the files now."""
+        """Look at the files now. A file that cannot be used is reported, and what it said before stays in force."""
         async with self._reloading:
             await self._dynamic.reload()
             if self._switches is not None:
                 await self._switches.reload()
 
     async def close(self) -> None:
+        """End the task. Idempotent."""
         if self._task is not None:
             await end_tasks([self._task])
 
@@ -77,5 +78,5 @@ class OperatorFiles:
             try:
                 await self.reload()
             except Exception:
-                # A file must not end the looking: the next look may find it repaired.
+                # One bad look must not end the task: the next one may find the file repaired.
                 _log.exception("the configuration files could not be looked at; trying again in %s s", interval_s)

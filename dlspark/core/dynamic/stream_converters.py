@@ -1,7 +1,7 @@
 """Which stream a log is a partition of: logs of one stream share its dynamic settings file.
 
-A converter makes a stream's name and a partition number of a log's name. Partitions are the application's own; what a
-name looks like that has one, the converter knows:
+A converter splits a log's name into a stream's name and a partition number. Applications number partitions in log names
+by themselves; each converter knows one form of such names:
 
     identity     every log is a stream of its own, in partition 0
     delimiter    `<stream>_<number>`: exactly two parts at the delimiter; other names are streams of their own
@@ -36,10 +36,12 @@ _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 
 
 def identity(log: str) -> StreamPartition:
+    """The log as a stream of its own, in partition 0."""
     return StreamPartition(log, 0)
 
 
 def delimited(log: str, delimiter: str = "_") -> StreamPartition:
+    """The log as `<stream>_<number>`, the number one of 32 bits; other names as `identity` has them."""
     parts = [part for part in log.split(delimiter) if part]
     if len(parts) == 2 and _NUMBER.fullmatch(parts[1]) and -(2**31) <= int(parts[1]) < 2**31:
         return StreamPartition(parts[0], int(parts[1]))
@@ -47,6 +49,7 @@ def delimited(log: str, delimiter: str = "_") -> StreamPartition:
 
 
 def event_bus(log: str) -> StreamPartition:
+    """The log as `eventbus_<stream>_<six digits>`, also behind `__dark_`; other names as `identity` has them."""
     found = _EVENT_BUS.fullmatch(log)
     return StreamPartition(found[1], int(found[2])) if found else identity(log)
 

@@ -1,13 +1,13 @@
 """`WatchedFile`: a properties file that is looked at again and again while the program runs.
 
 Fault model: the file is written by people and tools, at any moment and in any way. It may be half written, unreadable,
-gone, or nonsense. What was read last and understood stays in force until something else was read and understood
+gone, or nonsense. What was last read and understood stays in force until something else was read and understood
 whole; a file that cannot be used is reported once, not at every look.
 
 The content itself is compared, not its time: two writes within one tick of a file system's clock have the same time,
-and a restored file an older one. A new content counts when a second look a moment later finds the same, so that a file
+and a restored file an older one. New content counts when a second look a moment later finds the same, so that a file
 written in place is not read in its middle; a file that is renamed into its place is safe anyway. Only the first
-reading takes the file as it is, since somebody waits for it; the next look finds what was missing.
+reading takes the file as it is, since a caller waits for it; the next look finds what was missing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 SETTLE_S: Final = 0.2
-"""Between the two looks that a new content has to pass."""
+"""The time between the two looks at new content, in seconds."""
 REJECTED: Final = "configuration-file-rejected"
 """Counts contents that could not be used."""
 
@@ -36,7 +36,7 @@ ReadFile: TypeAlias = Callable[[Path], Awaitable[bytes | None]]
 
 
 async def read_in_thread(path: Path) -> bytes | None:
-    """Read a file without holding up the loop, should its file system hang."""
+    """Read a file in a thread, so that a file system that hangs does not stop the event loop."""
     return await asyncio.to_thread(read_if_exists, path)
 
 
@@ -52,14 +52,14 @@ class WatchedFile(Generic[T]):
     ) -> None:
         self.path = path
         self.meaning: T | None = None
-        """None: there is no such file."""
+        """What the file meant when it was last understood; None where the file did not exist."""
         self._understand = understand
         self._counters = counters
         self._read = read
         self._seen: bytes | str | None = None
 
     async def load(self) -> None:
-        """Read the file for the first time. Raises SettingsError for one that cannot be used; a missing one can."""
+        """Read the file for the first time. Raises SettingsError if it cannot be used; it may be missing."""
         seen = await self._look()
         self.meaning = self._interpret(seen)
         self._seen = seen
@@ -72,7 +72,7 @@ class WatchedFile(Generic[T]):
         await asyncio.sleep(SETTLE_S)
         if await self._look() != seen:
             return False  # It is being written; the next look will find it whole.
-        self._seen = seen
+        self._seen = seen  # Before it is understood: content that cannot be used is reported once.
         try:
             meaning = self._interpret(seen)
         except SettingsError as error:

@@ -1,22 +1,25 @@
-"""What deletes: whole logs, and segments that were kept for long enough.
+"""Deletion of whole logs, and of segments that have been kept for long enough.
 
-Deletion of a log: its segments off the list, their ledgers, its znodes; all of it while the log's lock is held.
+**How anything is deleted.** Both deletions do the same three steps while the log's lock is held (`OwnedSegments`), and
+the order is what makes a crash harmless. First one transaction takes segments off the log's list and notes their
+ledgers: from then on no reader can find them (I7). Then the noted ledgers are deleted, and each is taken off the notes.
+A whole log's znodes go last. Whatever is left by a crash is found and finished by the same steps, run again:
 
-| the process dies | that leaves | cleaned by |
+| the process dies | that leaves | finished by |
 |---|---|---|
-| before the first transaction | the log, whole | the caller, who deletes it again |
-| after it | a log without segments, their ledgers noted | a second deletion; or whoever writes it, which sweeps |
-| after the ledgers | a log without segments | a second deletion |
+| before the transaction | the log, or the segments, whole | a second deletion; the next run |
+| after it | ledgers without readers, noted | a second deletion, or the next owner's first run |
+| after some ledgers | notes of ledgers that are gone | the same: deleting a missing ledger is a success |
+| after the ledgers of a whole log | a log without segments | a second deletion |
 | between two transactions on a large tree | a log without segments, parts of its tree gone | a second deletion |
 
-The first transaction also moves the versions that a deposed writer's transactions depend on: it can add no segment to a
-log that is being taken apart (I7). Segment numbers go on behind those that were removed, should somebody write to what
-is left of the log.
+**A whole log** (`delete_log`). The transaction also moves the versions that a deposed writer's transactions depend on,
+so that writer cannot add a segment to a log that is being deleted (I7). If a client writes to what a crash has left of
+the log, segment numbers go on behind those that were removed.
 
-Retention: which segments have been kept for long enough, and the runs in which a writer takes them off the list.
-
-Candidates are the completed segments at the head of the list, without the last of them: the next segment's sequence ids
-continue from its (docs/reference/records.md#retention). From the oldest on they go while
+**Retention** (`expired`, `older_than`, `Retention`). Candidates are the completed segments at the head of the list,
+without the last of them: the next segment's sequence ids continue from that one's
+(docs/reference/records.md#retention). From the oldest on they go while
 
     by time      their completion is longer ago than `logSegmentRetentionHours`; with `explicitTruncationByApp` they
                  must have been truncated as well
@@ -24,16 +27,9 @@ continue from its (docs/reference/records.md#retention). From the oldest on they
 
 The first one that stays ends the walk, so the list never has a hole.
 
-A run follows each start of a segment, beside the writing: one at a time, a moment that finds one under way is passed
-over. It reads settings and clock when it begins, and the list only where something has expired by what the writer
-knows, so that it costs nothing as a rule. Its failures are told to the log and concern nobody else: the next run does
-what this one left. What a crash leaves:
-
-| the process dies | that leaves | cleaned by |
-|---|---|---|
-| before the transaction | the segments, whole | the next run |
-| after it, ledgers not yet deleted | ledgers without readers, noted | the next owner's first run, or a deletion |
-| some ledgers deleted | notes of ledgers that are gone | the same: deleting a missing ledger is a success |
+A writer starts a run with each start of a segment, beside the writing, unless one is still under way. A run reads
+settings and clock when it begins. It reads the list only where, by what the writer knows, a segment has expired, so as
+a rule it costs nothing. A failed run only logs a warning: the next run does what this one left.
 """
 
 from __future__ import annotations
@@ -62,20 +58,22 @@ from storage_node.edge import Clock
 async def delete_log(services: Services, name: str, settings: Settings, client_id: str) -> None:
     """Delete a log with everything in it. After any error it may be called again, and finishes what was begun.
 
-    Raises LogNotFoundError, OwnershipAcquireFailedError while somebody writes it, LockingError where the lock was lost
-    on the way.
+    Raises LogNotFoundError, OwnershipAcquireFailedError while another client writes it, LockingError where the lock was
+    lost on the way.
     """
     async with taken(services, name, settings, client_id) as owned:
         await _delete(services, owned)
 
 
 async def delete_unwritten_log(services: Services, name: str, settings: Settings, client_id: str, created: int) -> bool:
-    """Delete a log that has had no segment; False, and nothing is done, if it has, or is not the one `created` tells.
+    """Delete a log that has never had a segment. Returns False, and does nothing, if it had one, or if its creation
+    number (`creation_of`) is not `created`.
 
-    For whoever created a log and does not need it after all: others may have found it meanwhile. Raises as
-    `delete_log`.
+    For a caller that created a log and does not need it after all: other clients may have begun to use it meanwhile.
+    Raises as `delete_log`.
     """
     async with taken(services, name, settings, client_id) as owned:
+        # Asked under the lock: from here on no client can begin to write.
         if await creation_of(services, name) != created or await owned.written():
             return False
         await _delete(services, owned)
@@ -83,7 +81,7 @@ async def delete_unwritten_log(services: Services, name: str, settings: Settings
 
 
 async def creation_of(services: Services, name: str) -> int:
-    """What tells a log from a later one of its name: ZooKeeper's number of the transaction that created it.
+    """What distinguishes a log from a later one of its name: ZooKeeper's number of the transaction that created it.
 
     Raises LogNotFoundError.
     """
@@ -95,7 +93,7 @@ async def creation_of(services: Services, name: str) -> int:
 
 
 async def _delete(services: Services, owned: OwnedSegments) -> None:
-    await owned.clear()
+    await owned.clear()  # First: the znodes that name the ledgers go only once the ledgers are gone.
     try:
         await services.logs.delete_tree(owned.name, owned.guard)
     except NoNodeError as error:
@@ -109,15 +107,16 @@ _log = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
 Rule: TypeAlias = Callable[[Sequence[SegmentMetadata]], list[SegmentMetadata]]
-"""Which segments of a list may go."""
+"""Chooses the segments of a list that may be deleted."""
 
 
 def _oldest(segments: Sequence[SegmentMetadata], may_go: Callable[[SegmentMetadata], bool]) -> list[SegmentMetadata]:
+    # Without the newest: the next segment's sequence ids continue from it. From the oldest on: the list gets no hole.
     return list(takewhile(may_go, completed_head(segments)[:-1]))
 
 
 def expired(segments: Sequence[SegmentMetadata], *, before_ms: int, only_truncated: bool) -> list[SegmentMetadata]:
-    """Those completed before `before_ms` (milliseconds since the epoch)."""
+    """The oldest segments that were completed before `before_ms` (milliseconds since the epoch)."""
 
     def may_go(segment: SegmentMetadata) -> bool:
         return segment.completion_time_ms < before_ms and (is_truncated(segment) or not only_truncated)
@@ -126,12 +125,12 @@ def expired(segments: Sequence[SegmentMetadata], *, before_ms: int, only_truncat
 
 
 def older_than(segments: Sequence[SegmentMetadata], txid: int) -> list[SegmentMetadata]:
-    """Those whose transaction ids are all below `txid`."""
+    """The oldest segments whose transaction ids are all below `txid`."""
     return _oldest(segments, lambda segment: segment.last_txid < txid)
 
 
 class Retention:
-    """The runs of one writer. `begin` starts one, `close` ends it wherever it is: every step is safe to leave."""
+    """The runs of one writer. `begin` starts one; `close` cancels it at any step, which is safe after each of them."""
 
     def __init__(
         self,
@@ -140,10 +139,10 @@ class Retention:
         settings: Callable[[], Settings],
         clock: Clock,
     ) -> None:
-        """`known` are the segments that the writer knows: those that it found, and what it has made of them."""
+        """`known` returns the segments that the writer knows: those that it found, and those that it has made since."""
         self._owned = owned
         self._known = known
-        self._first_left = 0
+        self._first_left = 0  # What the writer knows still has purged segments: those below this number.
         self._settings = settings
         self._clock = clock
         self._run: asyncio.Task[None] | None = None
@@ -167,7 +166,7 @@ class Retention:
             _log.warning("log %s: expired segments stay until the next roll: %s", name, error, extra=about(log=name))
 
     def _may_be_due(self, before_ms: int) -> bool:
-        """Whether the list is worth reading: by what is known, which lacks truncations, something has expired."""
+        """Whether the list is worth reading: a known segment has expired by its age. Truncations are not known here."""
         known = [segment for segment in self._known() if segment.lssn >= self._first_left]
         return bool(expired(known, before_ms=before_ms, only_truncated=False))
 
@@ -184,7 +183,7 @@ class Retention:
         self._first_left = first_left
 
     async def close(self) -> None:
-        """End the run that is under way; there will be no other."""
+        """Cancel the run that is under way, and start no other. Idempotent."""
         self._closed = True
         if self._run is not None:
             await end_tasks([self._run])

@@ -1,19 +1,21 @@
-"""`OwnedSegments`: the segments of one log in the hands of who holds its lock: truncation, purging, deletion.
+"""`OwnedSegments`: what the holder of a log's lock may do to its segments: truncate, purge, delete.
 
-Each operation reads the list, decides, and changes it in transactions that hold only while the lock does. After a lost
-answer, or when the list has moved on meanwhile, it starts again from what is there: every decision is one that may be
+Each operation reads the list, decides, and changes the list in transactions that fail unless the lock is held. After a
+lost answer, or when the list has moved on meanwhile, it starts again from the list as it is then: every decision may be
 made twice. Two truncations of one owner go one after the other, because the later one must build on the earlier one's
-outcome (I8); of two owners only one has the lock.
+outcome (I8); of two owners only one has the lock. A ledger is deleted only once its segment is off the list (I7): the
+transaction that takes the segment off notes the ledger, and `sweep` deletes what is noted. Sweeping needs no lock, for
+no log refers to these ledgers.
 
-Explicit truncation, as rules on a list of segments: which of them become hidden, and where a log begins then.
+Truncation hides and never deletes; deleting is for retention (`deletion`). Its rules are pure functions on a list of
+segments, at the end of this file:
 
     segment ends below the DLSN         TRUNCATED
     the DLSN lies within the segment    PARTIALLY_TRUNCATED, the DLSN is its minimum active position
     it begins at or above the DLSN      stays, and so does everything behind it
 
-Only the completed segments at the head of the list are looked at: what is in progress, or stands behind that, stays as
-it is. A truncation never moves back: what is hidden stays hidden, a minimum only rises (I8). Nothing is deleted by it;
-that is for retention.
+They look only at the completed segments at the head of the list. A segment in progress, and all behind it, stay as they
+are. A truncation never moves back: what is hidden stays hidden, a minimum only rises (I8).
 """
 
 from __future__ import annotations
@@ -45,24 +47,24 @@ _T = TypeVar("_T")
 
 
 class OwnedSegments:
-    """What the holder of `lock` may do to the log `name`. The lock stays the caller's."""
+    """What the holder of `lock` may do to the log `name`. The caller takes the lock and releases it."""
 
     def __init__(self, services: Services, name: str, lock: WriteLock) -> None:
         self.name = name
         self.lock = lock
         self.unswept = True
-        """Whether ledgers may be noted that are to be deleted."""
+        """Whether there may be noted ledgers that are still to be deleted."""
         self._services = services
         self._changes = SegmentChanges(services.logs, name)
         self._subscriptions = Subscriptions(services.logs, name)
         self._truncating = asyncio.Lock()
 
     def guard(self) -> Check:
-        """Fails the transaction that it is part of unless the lock is held."""
+        """An operation to be part of a transaction, which then fails unless the lock is held."""
         return Check(self.lock.member_path, ANY_VERSION)
 
     async def _settled(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Run `attempt`, which begins by reading the list, until it was not disturbed."""
+        """Run `attempt`, which begins by reading the list, until no other client has changed the list meanwhile."""
         for _ in range(MAX_REPEATS - 1):
             await self.lock.ensure_held()
             try:
@@ -72,7 +74,8 @@ class OwnedSegments:
         return await repeat(self._services.store, attempt)
 
     async def _segments(self) -> list[SegmentMetadata]:
-        """The list with everything in it that this session has sent, answered or not."""
+        """The list, with all changes in it that this session has sent, answered or not."""
+        # After a lost answer a server that lags behind would show the list before our own change.
         await self._services.store.sync(self._services.logs.paths(self.name).ledgers)
         return await self._services.logs.segments(self.name)
 
@@ -81,12 +84,14 @@ class OwnedSegments:
     async def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False) -> DLSN:
         """Hide the records below `dlsn`; returns the log's first position afterwards.
 
-        With `respect_subscribers` nothing is hidden that one of the log's subscribers has still to read.
-        Raises LockingError or OwnershipAcquireFailedError where the lock was lost.
+        With `respect_subscribers` nothing is hidden that one of the log's subscribers has still to read. Raises
+        CallerError, and LockingError or OwnershipAcquireFailedError where the lock was lost. After any error it may be
+        called again.
         """
         wanted = as_dlsn(dlsn)
 
         async def attempt() -> DLSN:
+            # Read anew with each attempt: a subscriber may have been added since, and it must find its records.
             subscribed = await self._subscriptions.positions() if respect_subscribers else {}
             turn = await self._changes.turn()
             segments = await self._segments()
@@ -100,11 +105,15 @@ class OwnedSegments:
     # ------------------------------------------------------------------ purging
 
     async def purge(self, rule: Callable[[Sequence[SegmentMetadata]], list[SegmentMetadata]]) -> int:
-        """Take the segments that `rule` chooses off the list, then delete their ledgers; how many went."""
+        """Take the segments that `rule` chooses off the list, then delete their ledgers; returns how many there were.
+
+        Raises what `truncate` raises, and the error of a ledger that cannot be deleted: it stays noted for `sweep`.
+        """
         removed: set[int] = set()
 
         async def attempt() -> None:
             doomed = rule(await self._segments())
+            # Of all attempts: one whose answer was lost may have been applied, and the next does not find its segments.
             removed.update(segment.ledger_id for segment in doomed)
             self.unswept = self.unswept or bool(doomed)
             await self._changes.remove(doomed, self.guard)
@@ -121,12 +130,13 @@ class OwnedSegments:
         return len(removed)
 
     async def written(self) -> bool:
-        """Whether the log has, or has had, a segment: it may have been written to."""
+        """Whether the log has, or has had, a segment, so that it may have been written to."""
         segments = await self._segments()
         return bool(segments) or (await self._services.logs.open(self.name)).max_lssn.value > 0
 
     async def clear(self) -> None:
-        """Take every segment off the list, whatever its state, and delete their ledgers: the log is to be deleted."""
+        """Take every segment off the list, whatever its state, and delete its ledger. Only for a log that is to be
+        deleted. Raises as `purge`."""
 
         async def attempt() -> None:
             state = await self._services.logs.open(self.name)
@@ -136,9 +146,9 @@ class OwnedSegments:
         await self.sweep()
 
     async def sweep(self) -> int:
-        """Delete the ledgers of segments that are off the list, whoever took them off; how many there were.
+        """Delete the noted ledgers of segments that are off the list, also of earlier owners; returns how many.
 
-        One that cannot be deleted stays noted, and so do those behind it: raises why.
+        Raises the error of the first ledger that cannot be deleted: it stays noted, with those behind it.
         """
         swept = await sweep(self._services, self.name)
         self.unswept = False
@@ -146,7 +156,7 @@ class OwnedSegments:
 
 
 def as_dlsn(dlsn: DLSN | str) -> DLSN:
-    """A position given as a DLSN or its text. Raises CallerError."""
+    """A DLSN, given as one or as its text. Raises CallerError."""
     if isinstance(dlsn, str):
         return DLSN.parse(dlsn)
     if not isinstance(dlsn, DLSN):
@@ -156,7 +166,7 @@ def as_dlsn(dlsn: DLSN | str) -> DLSN:
 
 @asynccontextmanager
 async def taken(services: Services, name: str, settings: Settings, client_id: str) -> AsyncIterator[OwnedSegments]:
-    """The segments of a log that nobody writes: its lock is held for the length of the block.
+    """The segments of a log that no writer has open: the log's lock is held for the length of the block.
 
     Raises LogNotFoundError, and OwnershipAcquireFailedError with the owner's name after `lockTimeoutSeconds`.
     """
@@ -170,11 +180,12 @@ async def taken(services: Services, name: str, settings: Settings, client_id: st
 
 
 async def sweep(services: Services, name: str) -> int:
-    """`OwnedSegments.sweep`, which needs no lock: what is noted belongs to nobody."""
+    """`OwnedSegments.sweep`, which needs no lock: a noted ledger belongs to no log."""
     changes = SegmentChanges(services.logs, name)
     noted = await changes.noted()
     try:
         for ledger_id in noted:
+            # Delete before forget: a note that is left over does no harm, a ledger without a note would stay for ever.
             await services.ledgers.delete(ledger_id)
             await changes.forget(ledger_id)
     except DistributedLogError:
@@ -190,7 +201,7 @@ async def sweep(services: Services, name: str) -> int:
 STATUS_VERSION = 2
 """The first metadata version that can say that a segment is truncated."""
 MINIMUM_VERSION = 3
-"""The first one that can say from where on it is not."""
+"""The first metadata version that can say from which position on a segment is not."""
 
 
 def completed_head(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
@@ -199,9 +210,9 @@ def completed_head(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadata]
 
 
 def truncation(segments: Sequence[SegmentMetadata], dlsn: DLSN) -> list[Change]:
-    """What hides every record below `dlsn`, oldest segment first; nothing for DLSN.INVALID.
+    """The changes that hide every record below `dlsn`, oldest segment first; none for DLSN.INVALID.
 
-    A segment of an old metadata version that cannot say what it would have to ends the truncation before it.
+    A segment whose metadata version cannot express its change ends the truncation before it.
     """
     changes: list[Change] = []
     for segment in completed_head(segments):
@@ -212,12 +223,12 @@ def truncation(segments: Sequence[SegmentMetadata], dlsn: DLSN) -> list[Change]:
             continue
         if DLSN(segment.lssn, 0, 0) < dlsn <= last and segment.version >= MINIMUM_VERSION:
             changes += _partial(segment, dlsn)
-        break
+        break  # What lies behind begins above `dlsn`, or must not be hidden before this segment is.
     return changes
 
 
 def _partial(segment: SegmentMetadata, dlsn: DLSN) -> list[Change]:
-    """Raise the segment's minimum to `dlsn`, unless it is there already."""
+    """Raise the segment's minimum to `dlsn`, unless it is there or above already (I8)."""
     if is_truncated(segment) or first_active(segment) >= dlsn:
         return []
     hidden = replace(

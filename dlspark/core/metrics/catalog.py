@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["histogram", "counter", "gauge"]
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """What is known of a metric besides its numbers."""
+    """A metric without its numbers: name, kind, meaning, labels."""
 
     name: str
     kind: Kind
@@ -145,7 +145,7 @@ class Measures:
     # ---- locks
     lock_acquire: Timing = _timing("lock_acquire", "Acquiring a log's write lock, waiting for its owner included")
     lock_reacquire: Timing = _timing(
-        "lock_reacquire", "Acquiring it again after the session expired; a failure: somebody else has it"
+        "lock_reacquire", "Acquiring it again after the session expired; a failure: another owner has it"
     )
     lock_unlock: Timing = _timing("lock_unlock", "Releasing it")
     lock_try_timeouts: Count = _count("lock_tryTimeouts", "Write locks not acquired within lockTimeoutSeconds")
@@ -218,7 +218,7 @@ METRICS: Final[tuple[tuple[str, MetricInfo], ...]] = tuple(_described())
 
 _NO_POOLS = "one event loop does all the work: nothing waits in a queue between threads"
 _TXID_TIMES = "it compares transaction ids with the clock, and they need not be times"
-_NO_PERIODIC_CHECK = "idleness is told by one timer, no check runs periodically"
+_NO_PERIODIC_CHECK = "one timer detects idleness, no check runs periodically"
 _STORE = "`metadata_requests` has every request of every session, by operation"
 WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "seg_writer_add_complete_queued": _NO_POOLS,
@@ -236,7 +236,7 @@ WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "async_reader_idle_reader_check_idle_read_requests": _NO_PERIODIC_CHECK,
     "async_reader_idle_reader_check_idle_readahead": _NO_PERIODIC_CHECK,
     "sync_reader_idle_reader_error": "synchronous readers are asynchronous ones underneath, which count it",
-    "lock_internalTryRetries": "requests of the lock are repeated as any others; `rare_paths` and the log tell of it",
+    "lock_internalTryRetries": "requests of the lock are repeated as any others; `rare_paths` and the log show it",
     "lock_tryAcquire": "there is one attempt, whose time `lock_acquire` has",
     "streamWriteLimiter_permits (latencies)": "the number of records is a gauge; it is not looked at for each record",
     "writeLimiter_permits (latencies)": "the same",
@@ -245,4 +245,4 @@ WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "*_watcher_manager_*": "watches are left by the metadata store's own client, one for each listing that is followed",
     "readahead_worker_*": "upstream's core does not produce them any more either; `read_ahead_*` is what there is here",
 }
-"""Upstream's names, and why there is no such metric."""
+"""Upstream's names, and why there is no such metric here."""

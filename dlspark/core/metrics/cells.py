@@ -1,7 +1,10 @@
-"""What metrics are counted in: plain numbers, written by one event loop and read, now and then, by whoever collects.
+"""What metrics are counted in: plain numbers, written by one event loop and read, now and then, by a collector.
 
-A namespace has cells of its own, so that counting takes no lock: what a registry shows is their sum (`statistics`).
-Reading them from another thread sees each number whole, though perhaps not those of one moment.
+A namespace has cells of its own, so that counting takes no lock: what a registry shows is their sum (`collection`).
+Another thread that reads them sees each number whole, but perhaps not all numbers of the same moment.
+
+Cells that only grow are *kept* when their namespace or log ends, so that sums never go back; a gauge ends with its
+owner.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
 Sample: TypeAlias = tuple[str, dict[str, str], float]
-"""What comes behind the metric's name, labels, value."""
+"""The suffix of the metric's name, labels, value: as prometheus_client wants samples."""
 
 LATENCY_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000)
 SIZE_BOUNDS = (256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576)
@@ -30,14 +33,16 @@ class Cell(Protocol):
     """One metric's numbers."""
 
     def add(self, other: Cell) -> None:
-        """Count what `other` has as well."""
+        """Add what `other`, a cell of the same kind, has counted."""
         ...
 
     def keep(self, other: Cell) -> None:
-        """`other` ends: keep what must not be lost of it, which is what only ever grows."""
+        """Called when `other` ends: add of it what must not be lost, which is what only grows."""
         ...
 
-    def samples(self) -> Iterator[Sample]: ...
+    def samples(self) -> Iterator[Sample]:
+        """What Prometheus is shown."""
+        ...
 
 
 class Histogram:
@@ -52,9 +57,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
+        """How many values were observed."""
         return sum(self.counts)
 
     def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`, in the unit of the bounds, `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
@@ -79,7 +86,7 @@ def _written(bound: float) -> str:
 
 
 class Timing:
-    """Latencies in milliseconds, of what came off and, apart from that, of what failed."""
+    """Latencies in milliseconds: of operations that succeeded and, apart from them, of those that failed."""
 
     __slots__ = ("done", "failed")
 
@@ -139,6 +146,7 @@ class Count:
         self.value = 0
 
     def inc(self, by: int = 1) -> None:
+        """Grow `by` so many, 0 or more."""
         self.value += by
 
     def add(self, other: Cell) -> None:
@@ -181,6 +189,7 @@ class Timings:
         self.values: dict[str, Timing] = {}
 
     def of(self, value: str) -> Timing:
+        """The latencies under one value of the label."""
         timing = self.values.get(value)
         if timing is None:
             timing = self.values[value] = Timing()
@@ -200,7 +209,7 @@ class Timings:
 
 
 class Gauge:
-    """How much there is of something just now: asked of those who have it when somebody collects, counted nowhere."""
+    """How much there is of something now. It is not counted: its owners are asked when metrics are collected."""
 
     __slots__ = ("_added", "_followed")
 
@@ -229,6 +238,7 @@ class Gauge:
 
     @property
     def value(self) -> float:
+        """The sum over all owners that live, asked now. May be called from any thread."""
         return self._added + sum(one.part() for one in self._followed)
 
     def add(self, other: Cell) -> None:
@@ -236,7 +246,7 @@ class Gauge:
         self._added += other.value
 
     def keep(self, other: Cell) -> None:
-        """What has ended has nothing any more."""
+        """Nothing: an owner that has ended has nothing any more."""
 
     def samples(self) -> Iterator[Sample]:
         yield "", {}, self.value

@@ -1,10 +1,8 @@
 """`Collection`: what one Prometheus registry shows: the sums over all namespaces of this process that count for it.
 
-A registry has one collection, whoever asks first: two namespaces in a process do not register anything twice. What
-namespaces and logs that are closed have counted stays in the sums, so that counters never go back; a log's own series
-(label `stream`) end with it, and are counted on in those without the label.
-
-`OnePerRegistry`: a collector that is registered once in each Prometheus registry, whoever asks for it first.
+A registry has one collection, which its first namespace registers (`OnePerRegistry`): a second namespace in the process
+joins it instead of registering the same names again. What closed namespaces and logs have counted stays in the sums, so
+that counters never go back. A log's own series (label `stream`) end with it, and go on in those without the label.
 """
 
 from __future__ import annotations
@@ -35,17 +33,17 @@ _T = TypeVar("_T", bound="Collector")
 
 
 class OnePerRegistry(Generic[_T]):
-    """The collectors that `make` makes, by registry; a registry that is gone takes its own along."""
+    """The collectors that `make` makes, one for each registry; kept as long as the registry lives."""
 
     def __init__(self, make: Callable[[], _T], taker: str) -> None:
-        """`taker`: what can be given another registry, for the error."""
+        """`taker`: what can be given another registry, in words for the error's advice."""
         self._make = make
         self._taker = taker
         self._found: weakref.WeakKeyDictionary[CollectorRegistry, _T] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def of(self, registry: CollectorRegistry) -> _T:
-        """The one of `registry`, registered there; from any thread. Raises CallerError where its names are taken."""
+        """The collector of `registry`, registered there; from any thread. Raises CallerError where names are taken."""
         with self._lock:
             found = self._found.get(registry)
             if found is None:
@@ -64,18 +62,18 @@ class OnePerRegistry(Generic[_T]):
 
 @dataclass(eq=False, slots=True)
 class Scopes:
-    """What one namespace counts in: cells of its own, and some for each log that has `enablePerStreamStat`."""
+    """What one namespace counts in: cells of its own, and cells for each log that has `enablePerStreamStat`."""
 
     root: Measures = field(default_factory=Measures)
     logs: dict[str, Measures] = field(default_factory=dict)
 
     def end_log(self, name: str) -> None:
-        """The log's own series end; what they have counted does not."""
+        """End a log's own series; what they have counted goes to the namespace's."""
         self.root.keep(self.logs.pop(name))
 
 
 class Collection:
-    """Of one registry. `attach` and `detach` may be called from any thread."""
+    """The collector of one registry. `attach` and `detach` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,15 +82,16 @@ class Collection:
         self._past = Measures()
 
     def attach(self, scopes: Scopes) -> None:
+        """Show what is counted there, until `detach`."""
         with self._lock:
             self._live.append(scopes)
 
     def detach(self, scopes: Scopes) -> None:
-        """Nothing more is counted there. Takes no lock: the garbage collector may call it in the midst of anything."""
+        """Called when nothing more is counted there. Takes no lock: the garbage collector may call it at any point."""
         self._ended.append(scopes)
 
     def _settle(self) -> None:
-        """Add what has ended to the past."""
+        """Move what has ended from the living to the past. Under the lock."""
         while self._ended:
             scopes = self._ended.popleft()
             self._live = [one for one in self._live if one is not scopes]
@@ -107,6 +106,7 @@ class Collection:
             yield _family(info)
 
     def collect(self) -> Iterator[Metric]:
+        """All metrics with the sums of now; called by the registry, from any thread."""
         with self._lock:
             self._settle()
             scopes: dict[str | None, list[Measures]] = {None: [self._past]}
@@ -142,5 +142,5 @@ _COLLECTIONS: Final = OnePerRegistry(Collection, "namespace")
 
 
 def collection_of(registry: CollectorRegistry) -> Collection:
-    """The one collection of `registry`, registered there. Raises CallerError where its names are taken."""
+    """The collection of `registry`, registered there. Raises CallerError where its names are taken."""
     return _COLLECTIONS.of(registry)

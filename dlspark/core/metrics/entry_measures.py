@@ -1,6 +1,5 @@
-"""What is counted, warned of and traced of entries: those that a writer sends, and those that a read-ahead fetches.
-
-`EntryMeasures` is for the entries that a segment's writer sends, `FetchMeasures` for those that are there to be read.
+"""Metrics, warnings and spans of entries: `EntryMeasures` of those that a segment's writer sends, `FetchMeasures` of
+those that a read-ahead fetches.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from metadata.logs import SegmentMetadata
 
 
 class Moments(NamedTuple):
-    """Of one entry, by the event loop's clock, in seconds."""
+    """Moments in the life of one entry, by the event loop's clock, in seconds."""
 
     accepted: float
     """When its first record was accepted."""
@@ -24,7 +23,7 @@ class Moments(NamedTuple):
 
 
 class EntryMeasures:
-    """Of one segment's writer."""
+    """The measures of one segment's writer."""
 
     __slots__ = ("_ledger", "_log", "_meter", "_segment", "counts", "wanted")
 
@@ -37,18 +36,21 @@ class EntryMeasures:
         self._ledger = ledger
 
     def moved_to(self, segment: int, ledger: int) -> None:
-        """What is under way, and what follows, is of another segment."""
+        """Count what is under way, and what follows, as another segment's."""
         self._segment, self._ledger = segment, ledger
 
     def sent(self, size: int, *, has_user_data: bool) -> None:
-        """An entry of `size` bytes was sent."""
+        """Count an entry of `size` bytes that was sent."""
         self.counts.transmit_packetsize.observe(size)
         (self.counts.data_success if has_user_data else self.counts.control_success).inc()
 
     def answered(
         self, entry_id: int, records: int, moments: Moments, now: float, cause: BaseException | None, slow_ms: int
     ) -> None:
-        """An entry with so many users' records was acknowledged, or failed for `cause`."""
+        """Measure an entry that was acknowledged, or failed for `cause`; `records` of it have a waiting caller.
+
+        `now`: by the event loop's clock. From `slow_ms` on it is a slow operation; 0: never.
+        """
         seconds = now - moments.sent
         if 0 < slow_ms < seconds * 1000:
             self._meter.slow.tell(
@@ -79,7 +81,7 @@ class EntryMeasures:
             self.counts.seg_writer_write.record(now - moments.buffered, cause is None, records)
 
     def told(self, seconds: float, cause: BaseException | None) -> None:
-        """It took so long to settle the entry's records."""
+        """Record that settling the entry's records took `seconds`."""
         if self.wanted:
             self.counts.seg_writer_add_complete_callback.record(seconds, cause is None)
 
@@ -88,7 +90,7 @@ class EntryMeasures:
 
 
 class FetchMeasures:
-    """Of one run over some entries of a segment. Waiting for room and for new entries is no part of it."""
+    """The measures of one run over some entries of a segment. Waiting for room and for new entries does not count."""
 
     __slots__ = ("_asked_at", "_began", "_entries", "_error", "_log", "_loop", "_measures", "_meter", "_segment")
 
@@ -103,11 +105,11 @@ class FetchMeasures:
         self._error: BaseException | None = None
 
     def asked(self) -> None:
-        """The next entry is wanted from now on."""
+        """Begin to time the next entry."""
         self._asked_at = self._loop.time()
 
     def arrived(self, entry_id: int, size: int, slow_ms: int) -> None:
-        """It has come; `size` in bytes."""
+        """Measure an entry of `size` bytes that has come; above `slow_ms` it is a slow operation, 0: never."""
         seconds = self._loop.time() - self._asked_at
         self._entries += 1
         if self._meter.wanted:
@@ -125,12 +127,12 @@ class FetchMeasures:
             )
 
     def failed(self, error: Exception) -> None:
-        """It did not come."""
+        """Measure an entry that did not come."""
         self._error = error
         self._measures.read_ahead_fetch.record(self._loop.time() - self._asked_at, success=False)
 
     def ended(self) -> None:
-        """The run is over: it was one span."""
+        """End the run, which is one span."""
         if self._meter.tracing.on:
             self._meter.tracing.past(
                 "read-ahead fetch",

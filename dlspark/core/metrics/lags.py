@@ -1,7 +1,7 @@
 """`QueryLags`: how far streaming queries are behind in their logs, as gauges of a Prometheus registry.
 
-What is shown was measured elsewhere (in the query's source, told by its progress) and set here by a listener, which
-also takes it away when the query ends: a gauge that stays would look like a query that stands still.
+The numbers are measured in the query's source and come with its progress. A listener sets them here, and takes them
+away when the query ends: a gauge that stays would look like a query that stands still.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class LagMetric:
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """Names of the gauge's labels."""
         return ("query_id", "query_name", "log") if self.by_log else ("query_id", "query_name")
 
 
@@ -54,19 +55,19 @@ class _Query:
 
 
 class QueryLags:
-    """Of one registry. May be called from any thread."""
+    """The collector of one registry. May be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._queries: dict[str, _Query] = {}
 
     def show(self, query_id: str, name: str, heard_s: float, lags: Mapping[str, LogLag]) -> None:
-        """Show a query's lags in place of what was shown of it before."""
+        """Show a query's lags by log, in place of those before; measured at `heard_s`, seconds since the epoch."""
         with self._lock:
             self._queries[query_id] = _Query(name, heard_s, dict(lags))
 
     def forget(self, query_id: str) -> None:
-        """The query has ended."""
+        """Show nothing more of a query: it has ended. An unknown query is a success."""
         with self._lock:
             self._queries.pop(query_id, None)
 
@@ -78,6 +79,7 @@ class QueryLags:
             yield _family(one)
 
     def collect(self) -> Iterator[Metric]:
+        """All gauges as they are now; called by the registry, from any thread."""
         with self._lock:
             queries = sorted(self._queries.items())
         by_log = [_family(one) for one in (RECORDS, BYTES, MILLISECONDS)]
@@ -102,7 +104,7 @@ _LAGS: Final = OnePerRegistry(QueryLags, "listener")
 
 
 def lags_of(statistics: Statistics | None) -> QueryLags | None:
-    """The one `QueryLags` of the registry that `statistics` names, registered there; None where none is wanted.
+    """The `QueryLags` of the registry that `statistics` names, registered there; None where no metrics are wanted.
 
     Raises CallerError where its names are taken.
     """

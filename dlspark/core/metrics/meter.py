@@ -1,16 +1,18 @@
-"""`Statistics`: where a namespace's numbers are to go. `Meter`: what the namespace counts in, warns and traces by.
+"""`Meter`: one namespace's measuring. Each namespace has one, and hands it to everything that it opens.
 
-Counting is adding to plain numbers (`cells`), once an entry or an operation, never once a record. Where no statistics
-are wanted the hot paths look at `Meter.wanted` and do nothing; elsewhere what is counted is simply shown to nobody.
+A program says with `Statistics` what it wants measured; a `Meter` is opened with that and holds the three ways in which
+a namespace reports on itself. They are together here because one place in the code often feeds all three (`step`,
+`observe`, `entry_measures`):
 
-`SlowOperations`: operations that take longer than a threshold: counted, and told in the log, though not all of them.
-
-When something is slow, much is: one line a kind in WARN_INTERVAL_S, with how many others there were since the last.
-
-Spans for OpenTelemetry: what the library spends time on, in the traces of the program that uses it.
-
-Nothing of OpenTelemetry is imported unless spans are wanted (setting `tracingEnabled`, or a tracer provider given with
-`Statistics`). The library needs the API only (extra `telemetry`); where spans go is set up by the program.
+* *Metrics*: `root`, and `of(log)` for a log with series of its own. Counting is adding to plain numbers (`cells`), once
+  an entry or an operation, never once a record. A registry shows their sums (`collection`). Where no metrics are wanted
+  hot paths look at `Meter.wanted` and do nothing; elsewhere counting goes on, and no registry shows it.
+* *Warnings*: `slow` (`SlowOperations`) counts and logs operations that take longer than a threshold. When one is slow
+  many are, so it logs one line a kind in WARN_INTERVAL_S, with how many others there were since the last. This does not
+  depend on `Statistics`.
+* *Spans*: `tracing` (`Tracing`, `OpenTelemetry`) shows what the library spends time on in the traces of the program
+  that uses it. Nothing of OpenTelemetry is imported unless spans are wanted (setting `tracingEnabled`, or a tracer
+  provider in `Statistics`). The library needs the API only (extra `telemetry`); the program sets up where spans go.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ Slow: TypeAlias = Literal["metadata", "write", "read"]
 
 
 class SlowOperations:
-    """Of one namespace."""
+    """Counts the slow operations of one namespace, and warns of some of them."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
@@ -79,7 +81,7 @@ class SlowOperations:
         ledger: int | None = None,
         path: str | None = None,
     ) -> None:
-        """`what` took so long, which is above the threshold."""
+        """Count that `what` took `seconds`, more than the threshold; warn unless this kind was warned of just now."""
         self._counts.values[kind] += 1
         now = asyncio.get_running_loop().time()
         if now < self._next.get(kind, now):
@@ -87,7 +89,7 @@ class SlowOperations:
             return
         self._next[kind] = now + WARN_INTERVAL_S
         others = self._untold.pop(kind, 0)
-        more = f"; {others} more were slow since this was last told" if others else ""
+        more = f"; {others} more were slow since the last warning" if others else ""
         milliseconds = round(seconds * 1000)
         extra = about(log=log, segment=segment, ledger=ledger, path=path)
         extra |= {"kind": kind, "duration_ms": milliseconds, "threshold_ms": threshold_ms}
@@ -105,14 +107,14 @@ class Tracing:
     """Makes no spans."""
 
     on = False
-    """Whether to take the trouble of calling `past`."""
+    """Whether `past` does anything: callers on hot paths look at this first."""
 
     def span(self, name: str, **attributes: str | int | None) -> AbstractContextManager[None]:
         """A block that is a span, and a failed one where it raises. Attributes that are None are left out."""
         return _NOTHING
 
     def past(self, name: str, seconds: float, error: BaseException | None, **attributes: str | int | None) -> None:
-        """What has just ended and took so long was a span, part of the current one."""
+        """Record what has just ended, after `seconds`, as a span within the current one."""
 
 
 class OpenTelemetry(Tracing):
@@ -130,7 +132,7 @@ class OpenTelemetry(Tracing):
             yield
 
     def past(self, name: str, seconds: float, error: BaseException | None, **attributes: str | int | None) -> None:
-        """A span of something that has ended."""
+        """Record what has just ended as a span, and as a failed one where there is an error."""
         from opentelemetry.trace import Status, StatusCode
 
         end_ns = time.time_ns()
@@ -151,7 +153,10 @@ NO_TRACING = Tracing()
 
 
 def tracing(wanted: bool, provider: TracerProvider | None) -> Tracing:
-    """By `provider`; without one, if `wanted`, by the program's own. Raises SettingsError without the extra."""
+    """Spans by `provider`; without one, if `wanted`, by the program's own; else none.
+
+    Raises SettingsError where spans are wanted without the extra `telemetry`.
+    """
     if provider is None and not wanted:
         return NO_TRACING
     try:
@@ -186,9 +191,9 @@ class Meter:
     """What one namespace measures with. All calls come from one event loop."""
 
     def __init__(self, *, wanted: bool = False, traces: Tracing = NO_TRACING) -> None:
-        """Used by `open`; as it is, it measures for nobody."""
+        """Used by `open`. Without `open`, no registry shows what it counts."""
         self.wanted = wanted
-        """Whether somebody looks at what hot paths count."""
+        """Whether a registry shows what hot paths count."""
         self.tracing = traces
         self._scopes = Scopes()
         self.root = self._scopes.root
@@ -217,7 +222,7 @@ class Meter:
         return meter
 
     def close(self) -> None:
-        """The namespace is closed: what it has counted stays in the registry's sums. Idempotent."""
+        """Stop measuring, as the namespace is closed. What was counted stays in the registry's sums. Idempotent."""
         for forget in self._forget:
             forget()
         self._forget.clear()
@@ -227,8 +232,8 @@ class Meter:
     # ------------------------------------------------------------------ logs
 
     def open_log(self, name: str, settings: Settings) -> Callable[[], None]:
-        """A handle on a log is opened; with `enablePerStreamStat` the log has series of its own until the function
-        that is returned was called for the last of its handles."""
+        """Called when a handle on a log is opened; returns a function to call when it is closed. With
+        `enablePerStreamStat` the log has series of its own until its last handle is closed."""
         if not (self.wanted and settings.per_stream_statistics):
             return _nothing
         if name not in self._scopes.logs and len(self._scopes.logs) >= MAX_STREAMS:
@@ -253,14 +258,14 @@ class Meter:
             self._scopes.end_log(name)
 
     def of(self, log: str) -> Measures:
-        """What is counted in for a log: to be asked for once by whoever serves the log, after it was opened."""
+        """The metrics to count in for a log. Ask once, after the log was opened, and keep the answer."""
         return self._scopes.logs.get(log, self.root)
 
     # ------------------------------------------------------------------ operations
 
     @contextmanager
     def step(self, timing: Timing, name: str, *, log: str | None = None, segment: int | None = None) -> Iterator[None]:
-        """A block that is timed, and a span of this name where spans are made."""
+        """A block that is timed, and that is a span of this name where spans are made."""
         with self.tracing.span(name, log=log, segment=segment), timing.measured():
             yield
 
@@ -287,7 +292,7 @@ def _nothing() -> None:
 
 
 def registry_of(statistics: Statistics) -> CollectorRegistry:
-    """The registry that is meant: where none is named, prometheus_client's own."""
+    """The registry of `statistics`; where it names none, prometheus_client's own."""
     if statistics.registry is not None:
         return statistics.registry
     from prometheus_client import REGISTRY
@@ -298,8 +303,8 @@ def registry_of(statistics: Statistics) -> CollectorRegistry:
 def serve_metrics(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> Callable[[], None]:
     """Answer HTTP requests for `/metrics` from a thread of its own; returns a function that ends it.
 
-    Whoever may connect may read: listening on other hosts' addresses has to be asked for. Raises CallerError where the
-    port cannot be had.
+    There is no authentication: by default only this machine can connect. Raises CallerError where the port cannot be
+    used.
     """
     from prometheus_client import start_http_server
 

@@ -25,8 +25,8 @@ A namespace counts by itself, and the registry of prometheus_client shows the su
         ...
     stop()
 
-`serve_metrics` listens on the local host's address unless told otherwise (`host="0.0.0.0"`): whoever may connect may
-read. A program that serves `prometheus_client.REGISTRY` already needs nothing. Another registry is
+`serve_metrics` listens on the local host's address; with `host="0.0.0.0"` every host that can connect can read. A
+program that serves `prometheus_client.REGISTRY` already needs nothing. Another registry is
 `Namespace.open(uri, statistics=dlspark.Statistics(registry))`; nothing is measured with
 `statistics=dlspark.NO_STATISTICS`. prometheus_client's mode for several processes with one registry does not see these
 metrics: each process has to be asked by itself.
@@ -36,7 +36,7 @@ Counters end in `_total`, as Prometheus's libraries require. Latencies are histo
 is `true` or `false`; what is cancelled is not counted. Where *by log* has a dot, a log that was opened with
 `enablePerStreamStat` has series of its own with the label `stream`, in place of a part in those without it, until its
 last handle is closed; from then on what it has counted is part of those without the label, so that sums never go back.
-At most {MAX_STREAMS:,} logs of a namespace have series of their own at a time; a warning tells of more.
+At most {MAX_STREAMS:,} logs of a namespace have series of their own at a time; more cause a warning.
 
 | metric | kind | unit | labels | by log | own | meaning |
 |---|---|---|---|---|---|---|
@@ -45,7 +45,7 @@ _COST = """
 Counting takes place once an entry or an operation, not once a record: a record's latency is that of the first record in
 its entry, which is the longest.
 
-Storage nodes have no such address: what a node has done is told by its log and `python -m storage_node.bookie.tools`.
+Storage nodes have no such address: their log and `python -m storage_node.bookie.tools` show what a node has done.
 A program that runs on `dlspark.sandbox` shows its own side by `serve_metrics` like any other.
 
 ## Metrics of Apache DistributedLog that are not there
@@ -71,11 +71,11 @@ _TAIL = f"""
 ## Slow operations
 
 Requests to the metadata store that take longer than `metadataLatencyWarnThresholdMs`, and writes and reads of entries
-longer than `dataLatencyWarnThresholdMs`, are counted (`slow_operations`, by `kind`: metadata, write, read) and told in
-the log: one line a kind in {WARN_INTERVAL_S:.0f} seconds, which says how many others there were. This does not depend
-on statistics. Waiting for records that nobody has written yet is not slow.
+longer than `dataLatencyWarnThresholdMs`, are counted (`slow_operations`, by `kind`: metadata, write, read) and logged
+as warnings: one line a kind in {WARN_INTERVAL_S:.0f} seconds, which says how many others there were. This does not
+depend on statistics. Waiting for records that are not written yet is not slow.
 
-`traceReadAheadMetadataChanges` has each change of a log's segments that a reader sees told in the log;
+`traceReadAheadMetadataChanges` logs each change of a log's segments that a reader sees;
 `traceReadAheadDeliveryLatency` measures how long entries wait for their reader (`read_ahead_delivery`).
 
 ## Spans
@@ -91,7 +91,7 @@ extra `telemetry` (`pip install dlspark[telemetry]`), which is the API; where sp
 | `lock acquire`, `read lock acquire` | a lock |
 | `metadata get`, `metadata multi`, ... | a request to the metadata store; part of what made it |
 
-Attributes begin with `dlspark.`: log, segment, ledger, entry, records, entries, path, as far as they apply.
+Attributes begin with `dlspark.`: those of log, segment, ledger, entry, records, entries and path that apply.
 
 ## Logs
 

@@ -1,7 +1,11 @@
-"""`DecodedRecords`: records that were decoded and wait for their reader; `Loan`: those on their way to another thread.
+"""`DecodedRecords`: records that were decoded and wait for their reader; `Loan`: those lent to another thread.
 
-What was decoded by columns stays so, and becomes objects a slice at a time: objects that are many at a time have the
-garbage collector look at them again and again, which costs more than making them.
+What was decoded by columns stays so, and becomes objects a slice at a time: with many objects alive the garbage
+collector looks at them again and again, which costs more than making them.
+
+The synchronous reader delivers records in its caller's thread, while the asynchronous reader lives in the event loop's.
+Asking the loop for each record would cost more than the record. So the loop lends all decoded records at once; what the
+other thread has not delivered comes back with the next call, and the position is counted from what it has delivered.
 """
 
 from __future__ import annotations
@@ -20,51 +24,54 @@ SLICE = 500
 
 
 class DecodedRecords:
-    """Single records first, then columns; both in the order of the log."""
+    """Records in the order of the log: first those that are objects already, then columns."""
 
     __slots__ = ("_columns", "made")
 
     def __init__(self) -> None:
         self.made: deque[LogRecord] = deque()
-        """Those at the front that are objects already."""
+        """The records at the front that are objects already."""
         self._columns: DecodedBatch | None = None
 
     def __len__(self) -> int:
         return len(self.made) + (0 if self._columns is None else len(self._columns))
 
     def add(self, record: LogRecord) -> None:
+        """Put one record behind all others; columns before it become objects."""
         self._make(len(self))
         self.made.append(record)
 
     def add_columns(self, batch: DecodedBatch) -> None:
+        """Put records in columns behind all others; columns before them become objects."""
         self._make(len(self))
         self._columns = batch if len(batch) else None
 
     def clear(self) -> None:
+        """Drop all."""
         self.made.clear()
         self._columns = None
 
     def keep(self, wanted: Callable[[LogRecord], bool]) -> None:
-        """Drop all others."""
+        """Drop all records that are not `wanted`."""
         self._make(len(self))
         kept = list(filter(wanted, self.made))
         self.made.clear()
         self.made += kept
 
     def take(self) -> LogRecord:
-        """The first one; from `made` where there is one, which is quicker. Raises IndexError where there is none."""
+        """Take the first record. Raises IndexError where there is none. (Taking from `made` directly is quicker.)"""
         if not self.made:
             self._make(SLICE)
         return self.made.popleft()
 
     def take_up_to(self, count: int) -> list[LogRecord]:
-        """The first ones."""
+        """Take the first `count` records, or as many as there are."""
         self._make(count)
         take = self.made.popleft
         return [take() for _ in range(min(count, len(self.made)))]
 
     def take_columns(self) -> DecodedBatch | list[LogRecord]:
-        """The first ones of one segment, in the form that they are in. There must be any."""
+        """Take the first records of one segment, as they are: columns, or objects. There must be at least one."""
         if not self.made and self._columns is not None:
             columns, self._columns = self._columns, None
             return columns
@@ -83,7 +90,7 @@ class DecodedRecords:
     # ------------------------------------------------------------------ lending
 
     def lend(self) -> Loan:
-        """All of them."""
+        """Lend all records; none is left here."""
         loan = Loan(list(self.made), self._columns)
         self.clear()
         return loan
@@ -95,10 +102,10 @@ class DecodedRecords:
 
 
 class Loan:
-    """Records for another thread, which delivers them without asking for each.
+    """Records for another thread, which delivers them without asking the event loop for each.
 
-    Taking a record from `rest`, and taking back what is left of a slice, are one step of the interpreter each; the lock
-    is for what happens once a slice, and never held for long.
+    Taking a record from `rest`, and taking back what is left of a slice, are one step of the interpreter each, so they
+    need no lock. The lock is for what happens once a slice, and is never held for long.
     """
 
     def __init__(self, records: list[LogRecord], columns: DecodedBatch | None) -> None:
@@ -109,7 +116,7 @@ class Loan:
         self._before: LogRecord | None = None  # the last record of the slice before
         self._returned: int | None = None  # how many of the slice were delivered when it was taken back
         self.rest: Iterator[LogRecord] = chain.from_iterable(self._slices())
-        """Those that were not delivered yet, from the first one on. It ends, too, where it was interrupted."""
+        """The records that were not delivered yet. It ends early once they were taken back."""
 
     def _slices(self) -> Iterator[Iterator[LogRecord]]:
         yield self._left
@@ -122,19 +129,19 @@ class Loan:
             with self._lock:
                 if self._returned is not None:
                     return
-                # No call among these: what interrupts the thread (KeyboardInterrupt) finds all of it done, or nothing.
+                # No call in this line: an interrupt of the thread (KeyboardInterrupt) finds all of it done, or nothing.
                 self._before, self._slice, self._left, self._columns = before, made, left, rest
             yield left
 
     @property
     def spent(self) -> bool:
-        """Nothing is left to be delivered."""
+        """Whether nothing is left to be delivered."""
         with self._lock:
             return self._columns is None and not length_hint(self._left)
 
     @property
     def last(self) -> LogRecord | None:
-        """The record delivered last."""
+        """The record delivered last; None before the first one."""
         with self._lock:
             delivered = self._returned
             if delivered is None:
@@ -142,7 +149,7 @@ class Loan:
             return self._slice[delivered - 1] if delivered else self._before
 
     def take_back(self) -> tuple[list[LogRecord], DecodedBatch | None]:
-        """What was not delivered, and will not be any more by `rest`."""
+        """Take back the records that were not delivered: objects, and columns behind them. `rest` ends."""
         with self._lock:
             left = list(self._left)
             self._returned = len(self._slice) - len(left)

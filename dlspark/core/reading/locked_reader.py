@@ -1,10 +1,10 @@
 """`AsyncLockedReader`: a reader that reads alone, for a log or for one of its subscribers.
 
 The lock is upstream's, so readers of both libraries exclude each other. It is lost with the metadata session. Then the
-reader fails at once, and delivers nothing more of what it had read ahead, because another one may have begun; unlike a
-writer it does not take the lock again. A subscriber's position is stored only while the lock is held: the store checks
-it in the same transaction. What was delivered and not committed when the lock was lost is delivered again to the next
-one.
+reader fails at once, and delivers nothing more of what it had read ahead, because another reader may have begun. Unlike
+a writer it does not take the lock again: fencing stops a deposed writer, and nothing of the kind would stop a reader. A
+subscriber's position is stored only while the lock is held: the store checks that in the same transaction. What was
+delivered and not committed when the lock was lost is delivered again to the subscriber's next reader.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class AsyncLockedReader(AsyncLogReader):
         """Used by `open`."""
         super().__init__(services, name, settings, start, locate)
         self.subscriber = subscriber
-        """For whom it reads; None for the log's own lock, which has no position."""
+        """The subscriber that it reads for; None for the log's exclusive reader, which has no stored position."""
         self._lock = lock
         self._releasing: asyncio.Task[None] | None = None
         self._subscriptions = Subscriptions(services.logs, name)
         self._unsubscribe = services.store.on_session(self._session_changed)
-        if not lock.held:
+        if not lock.held:  # Lost while the start was looked for, before this reader watched the session.
             self._lose(self._lock_lost())
 
     @classmethod
@@ -72,6 +72,7 @@ class AsyncLockedReader(AsyncLogReader):
         try:
             with services.meter.step(measures.read_lock_acquire, "read lock acquire", log=name):
                 await lock.acquire(settings.lock_timeout_s * 1000)
+            # Under the lock: the reader before this one may commit until it has given the lock up.
             if start is None and subscriber is not None:
                 start = await Subscriptions(services.logs, name).position(subscriber)
             position = await locate(start) if start is not None else DLSN.INITIAL
@@ -85,7 +86,8 @@ class AsyncLockedReader(AsyncLogReader):
         """Store where the subscriber's next reader begins: `dlsn`, or behind the last record delivered.
 
         Returns what is stored now, which is further on where more was committed before. Raises LockingError where the
-        lock was lost, an OutcomeUnknownError, after which it may be called again, and CallerError without a subscriber.
+        lock was lost: nothing was stored. After an OutcomeUnknownError it may be called again. Raises CallerError
+        without a subscriber.
         """
         if self.subscriber is None:
             raise CallerError(
@@ -114,7 +116,7 @@ class AsyncLockedReader(AsyncLogReader):
             with self._measures.read_lock_unlock.measured():
                 await self._lock.release()
         except DistributedLogError:
-            pass  # It goes with its session.
+            pass  # The lock ends with the session.
 
     async def close(self) -> None:
         """End the read-ahead and give the lock up. The position is stored by `commit_position` only. Idempotent."""

@@ -1,4 +1,4 @@
-"""`LogReaders`: the readers of a log: of records, alone or beside others, of bytes, and of its segments' changes.
+"""`LogReaders`: opens a log's readers: for records, with or without a lock, for bytes, and for changes of its segments.
 
 Only a reader that is opened for a subscriber, or as the exclusive one, takes a lock (D18).
 """
@@ -57,13 +57,13 @@ class LogReaders(LogPositions):
         exclusive: bool = False,
         client_id: str | None = None,
     ) -> AsyncLogReader:
-        """A reader from `start`: a DLSN (or its text), a transaction id, "earliest" (which is meant without one),
-        "last" (the last record there is), or "latest" (what comes next).
+        """A reader from `start`: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the last
+        record there is), or "latest" (what comes next).
 
         With `subscriber` it is the only reader of that name: it goes on at the position that was committed last, if no
-        start is given. With `exclusive` it is the only exclusive reader of the log. `client_id` names it to others who
-        want the lock. Raises LogNotFoundError, and for a lock OwnershipAcquireFailedError with the other's name after
-        `lockTimeoutSeconds`. That a position was truncated shows at the first read.
+        start is given. With `exclusive` it is the only exclusive reader of the log. `client_id` is the name that other
+        clients see when they want the lock. Raises LogNotFoundError, and for a lock OwnershipAcquireFailedError with
+        the other reader's name after `lockTimeoutSeconds`. A position that was truncated raises at the first read.
         """
         self._check_open()
         reader: AsyncLogReader
@@ -98,14 +98,14 @@ class LogReaders(LogPositions):
         return Subscriptions(self._services.reading.logs, self.name)
 
     async def subscribers(self) -> dict[str, DLSN]:
-        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for one that committed none yet.
+        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that committed none yet.
 
-        What lies below the lowest of them has been read by all.
+        What lies below the lowest of them has been read by all. Raises LogNotFoundError.
         """
         return await self._subscriptions.positions()
 
     async def commit_position(self, subscriber: str, dlsn: DLSN, *, back: bool = False) -> DLSN:
-        """Store where a subscriber goes on, for readers that need no lock; returns what is stored now.
+        """Store where a subscriber goes on, for readers without a lock; returns what is stored now.
 
         A position behind the stored one is not taken unless `back` is given. Raises LogNotFoundError, and an
         OutcomeUnknownError, after which it may be called again.
@@ -115,18 +115,18 @@ class LogReaders(LogPositions):
     async def delete_subscriber(self, subscriber: str) -> None:
         """Forget a subscriber and its position; a missing one is a success.
 
-        Raises OwnershipAcquireFailedError, with the reader's name, while somebody reads for it.
+        Raises OwnershipAcquireFailedError, with the reader's name, while a reader is open for it.
         """
         await self._subscriptions.delete(subscriber)
 
     # ------------------------------------------------------------------ changes
 
     def watch_segments(self) -> AsyncGenerator[list[SegmentMetadata], None]:
-        """The log's segments, now and after each change: one begins, is completed, truncated or deleted.
+        """The log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
 
-        Changes that come close together are seen as one. It asks nothing of the metadata store while nothing changes,
-        and waits trouble with the connection out. It ends when this handle is closed. Raises LogNotFoundError, as well
-        when the log is deleted.
+        Changes that come close together are seen as one. While nothing changes it makes no request; a metadata store
+        that cannot be reached is waited for. It ends when this handle is closed. Raises LogNotFoundError, also when the
+        log is deleted.
         """
         self._check_open()
         watch = SegmentWatch(self._services.reading, self.name, self._settings)

@@ -113,17 +113,20 @@ class LogPositions:
     # ------------------------------------------------------------------ first and last
 
     async def start(self) -> DLSN:
-        """The first position that is left."""
+        """The first position that truncation and retention have left; the end of a log without any. Raises
+        LogNotFoundError."""
         found = await self._ask(self._first_left)
         return self._first_active(found[1]) if found is not None else await self.end()
 
     async def end(self) -> DLSN:
         """The next position to read once everything committed up to now has been read: an exclusive end.
 
-        It lies in the first segment whose end is still open: what follows such a segment is not readable yet.
+        It lies in the first segment whose end is still open: what follows such a segment is not readable yet. Covers
+        every record that was acknowledged before this call by a writer that is alive. Raises LogNotFoundError.
         """
 
         async def question(listing: SegmentListing) -> DLSN:
+            # The first open one: while a writer rolls there may be two, and nothing of the second is readable yet (I4).
             for listed in listing.open:
                 async with self._opened(await listing.read(listed)) as reader:
                     lac = await reader.refresh()
@@ -146,7 +149,7 @@ class LogPositions:
                         settled = reader.settled
                         record = await reader.first_user_record(self._first_active(segment))
                     if record is not None or not settled:
-                        # Not settled: its first record is not readable yet, and what lies behind is not the first.
+                        # Not settled: its first record is not readable yet, and later segments do not have the first.
                         return record
                 found = await self._first_left(listing, index + 1)
             return None
@@ -192,7 +195,7 @@ class LogPositions:
         return (await self.last_record()).txid
 
     async def is_sealed(self) -> bool:
-        """Whether an end-of-stream record is the last one."""
+        """Whether the log ends with an end-of-stream record. Raises LogNotFoundError."""
         try:
             return (await self.last_record(with_end_of_stream=True)).is_end_of_stream
         except LogEmptyError:
@@ -205,7 +208,8 @@ class LogPositions:
 
         Reads about log2(segments) segments' metadata and log2(entries) entries of one of them at most (P9), a few where
         ids grow evenly, none where it begins a completed segment; `probes` counts.
-        Meaningful where transaction ids do not decrease, which writers ensure unless told not to.
+        Meaningful where transaction ids do not decrease, which writers ensure unless `maxIdSanityCheck` is off. Raises
+        LogNotFoundError.
         """
 
         async def question(listing: SegmentListing) -> DLSN:
@@ -221,7 +225,7 @@ class LogPositions:
     async def find_sequence_id(self, sequence_id: int) -> DLSN:
         """The position of the record with this sequence id, or of the first one left behind it; the end if none is yet.
 
-        Segments of metadata versions below 5 have no sequence ids; they are passed over.
+        Segments of metadata versions below 5 have no sequence ids; they are passed over. Raises LogNotFoundError.
         """
 
         async def question(listing: SegmentListing) -> DLSN:
@@ -245,7 +249,7 @@ class LogPositions:
     ) -> DLSN:
         """The first position that `locate` finds in the segments from this index on, not below what is left.
 
-        `begins_with`: whether metadata tell that no record of a segment lies before the place.
+        `begins_with`: whether a segment's metadata alone show that its first record is the one looked for.
         """
         left = await self._first_left(listing, index)
         while left is not None:
@@ -257,7 +261,7 @@ class LogPositions:
                 searched, settled = reader.lac, reader.settled
                 found = await locate(reader, first)
             if found is None and not settled:
-                # What came meanwhile, here and behind, has not been looked at: it may be what is looked for.
+                # Records that came meanwhile, here or in later segments, were not looked at: they may be the result.
                 found = (searched + 1, 0)
             if found is not None:
                 return max(DLSN(segment.lssn, *found), self._first_active(segment))
@@ -265,9 +269,9 @@ class LogPositions:
         return _behind(listing)
 
     async def position(self, start: DLSN | int | str) -> DLSN:
-        """What a start stands for: a DLSN or its text, a transaction id, "earliest", "last" or "latest".
+        """The position that a start stands for: a DLSN or its text, a transaction id, "earliest", "last" or "latest".
 
-        Raises CallerError for what is none of these, LogNotFoundError.
+        Raises CallerError for anything else, LogNotFoundError.
         """
         if isinstance(start, bool) or not isinstance(start, DLSN | int | str):
             raise CallerError(f"{start!r} is not a position", advice="Give a DLSN, a transaction id or 'earliest'")
@@ -295,9 +299,9 @@ class LogPositions:
     # ------------------------------------------------------------------ counting
 
     async def record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
-        """How many records there are from `start` (what is left) to before `end` (all that is committed).
+        """How many records there are from `start` to before `end`: by default, all that are left and committed.
 
-        Whole segments are counted by their metadata. What truncation hides does not count.
+        Whole segments are counted by their metadata. What truncation hides does not count. Raises LogNotFoundError.
         """
 
         async def question(listing: SegmentListing) -> int:
@@ -341,7 +345,7 @@ class LogPositions:
         return await self._ask(question)
 
     async def _records_before(self, segment: SegmentMetadata, dlsn: DLSN | None) -> int:
-        """Records of the segment before `dlsn`; all that are committed without one."""
+        """How many records of the segment lie before `dlsn`; without one, all that are committed."""
         if dlsn is not None and (dlsn.entry_id < 0 or dlsn[1:] <= (0, 0)):
             return 0
         if not segment.in_progress and (dlsn is None or dlsn[1:] > (segment.last_entry, segment.last_slot)):

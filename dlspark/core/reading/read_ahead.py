@@ -1,13 +1,14 @@
 """`LogReadAhead`: fetches a log's entries in order, ahead of their reader, and follows the log as it grows.
 
-One task walks the segments. In a closed ledger it streams entries; in an open one it streams up to the last
-confirmed entry and then long-polls for the next, so it waits without polling. That a ledger has ended is known from
-the ledger itself (its metadata says CLOSED, with the last entry, for ever): it may be before or after the log's
-metadata says so, and neither loses nor repeats an entry. The next segment is taken from the log's list, which a watch
-keeps fresh, and only when every segment before it is completed: from then on its first sequence id is known.
+One task walks the segments (`SegmentFollower`). In a closed ledger it streams entries; in an open one it streams up to
+the last confirmed entry and then makes one long poll for the next. Only the ledger says that it has ended (its metadata
+says CLOSED, with the last entry, for ever: I2). The log's metadata may say so earlier or later; neither loses or
+repeats an entry. The next segment is taken from the log's list, which a watch keeps fresh, and only when every segment
+before it is completed: from then on its first sequence id is known, and no segment before it can still be removed and
+its number be given again.
 
 Fetched entries wait in a queue bounded in entries and in bytes. Errors of storage nodes are waited out, for a while;
-all others end the read-ahead, and its reader, for good. It ends by `close`, which leaves no task behind (I16).
+all others end the read-ahead, and its reader, for good. `close` ends it and leaves no task behind (I16).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class LogReadAhead:
     """Entries of one log from `start` on, which may lie in the future; up to DLSN.INITIAL it means the earliest."""
 
     def __init__(self, services: Services, name: str, settings: Settings, start: DLSN, creation: int = -1) -> None:
-        """`creation` tells which log of that name is meant, as `SegmentList` has it."""
+        """`creation` says which log of that name is meant (see `SegmentList`); -1 takes whichever it finds first."""
         self.caught_up = False
         """Everything that was confirmed when the read-ahead last looked has been fetched."""
         self.first = start
@@ -68,18 +69,18 @@ class LogReadAhead:
 
     @property
     def creation(self) -> int:
-        """Of the log that it follows; -1 until it has seen that."""
+        """The creation number of the log that it follows; -1 until it has read the list."""
         return self._list.creation
 
     def use_settings(self, settings: Settings) -> None:
-        """From the next step on: whoever waits for room or for something to happen looks again."""
+        """Use `settings` from the next step on. Waits for room or activity end early, to look at them."""
         self._settings = settings
         self._list.use_settings(settings)
         self._room.set()
         self._activity.set()
 
     def take(self) -> FetchedEntry | None:
-        """The next entry, None if none is there yet. Raises the final error once all entries before it are taken."""
+        """Take the next entry; None if none is there yet. Raises the final error once all before it are taken."""
         if self._queue:
             fetched = self._queue.popleft()
             self._queued_bytes -= len(fetched.payload)
@@ -92,7 +93,7 @@ class LogReadAhead:
         return None
 
     def peek(self) -> FetchedEntry | None:
-        """The next entry, which stays; None if none is there yet."""
+        """The next entry, which stays in the queue; None if none is there yet."""
         return self._queue[0] if self._queue else None
 
     def has_queued(self, position: DLSN) -> bool:
@@ -104,17 +105,18 @@ class LogReadAhead:
         return DLSN(self._queue[0].segment.lssn, 0, 0) <= position < DLSN(last.segment.lssn, last.entry_id + 1, 0)
 
     def wake(self) -> None:
-        """Let who waits for activity look again."""
+        """End a wait in `activity`, so that the reader looks again."""
         self._activity.set()
 
     async def activity(self) -> None:
-        """Wait until something happens: an entry, an error, or the tail was reached."""
+        """Wait until something happens: an entry, an error, or the tail was reached. May also return early."""
         if not self._queue and self._error is None:
             self._activity.clear()
             await self._activity.wait()
 
     async def close(self, error: DistributedLogError) -> None:
-        """End; reads that wait, and later ones, get `error`."""
+        """End the read-ahead; reads that wait, and later ones, raise `error`. What was fetched is dropped."""
+        # The task first: it would set a watch again, and fill the queue (I16).
         await end_tasks([self._task])
         self._list.close()
         self._queue.clear()
@@ -148,7 +150,7 @@ class LogReadAhead:
             position = await self._read_segment(segment, position)
 
     async def _first_position(self) -> DLSN:
-        """Where to start: the asked position, or the first one that is left if that is allowed.
+        """Where to start: at the position asked for, or, if that is allowed, at the first position that is left.
 
         See docs/reference/records.md#truncated-segments.
         """
@@ -169,7 +171,7 @@ class LogReadAhead:
         return earliest
 
     async def _earliest(self, listing: SegmentListing) -> DLSN | None:
-        """The first position that is left, as far as that matters for the start; None if the start is not below it."""
+        """The first position that is left, if the start may lie below it; None if it does not."""
         listed = listing.find(self.first.lssn)
         if self.first > DLSN.INITIAL and (listed is not None or not len(listing) or self.first.lssn > listing[0].lssn):
             segment = await listing.read(listed) if listed is not None else None
@@ -182,7 +184,10 @@ class LogReadAhead:
         return first_active(left[1]) if left is not None else DLSN(listing[-1].lssn + 1, 0, 0)
 
     async def _lost(self, earliest: DLSN) -> bool:
-        """Whether there was a record at or after the start and before `earliest`; assumed where nothing tells."""
+        """Whether there was a record at or after the start and before `earliest`; assumed where that is not known.
+
+        What is assumed fails the reader: a silent gap is worse than an error (I8).
+        """
         start = self.first
 
         async def question(listing: SegmentListing) -> bool:
@@ -202,6 +207,7 @@ class LogReadAhead:
         lssn = position.lssn
         while True:
             listing = await self._list.load()
+            # Records go in order (I4): while a segment before it is open, more may come that belongs before this one.
             earlier_open = any(listed.lssn < lssn for listed in listing.open)
             if listing.find(lssn) is not None and not earlier_open:
                 self._check_numbered(listing, lssn)
@@ -215,7 +221,7 @@ class LogReadAhead:
             await self._wait_for_change()
 
     def _check_numbered(self, listing: SegmentListing, lssn: int) -> None:
-        """Raise where the position does not tell which segment is meant, so that none is passed over."""
+        """Raise where several segments have the number of the position, so that none is passed over."""
         same = listing.index_of(lssn + 1) - listing.index_of(lssn)
         if same > 1:
             raise UnsupportedMetadataVersionError(
@@ -255,7 +261,7 @@ class LogReadAhead:
     async def _read_segment(self, segment: SegmentMetadata, position: DLSN) -> DLSN:
         """Fetch a segment from `position` to its end; returns where to go on.
 
-        That is the same place again if the segment was empty and removed by recovery: its number is given once more.
+        That is the same position again if the segment was empty and recovery removed it: its number is given again.
         """
         first = await self._list.ask(lambda listing: start_sequence_id(listing, segment))
         follower = SegmentFollower(self, segment, first, max(position.entry_id, 0))
@@ -279,9 +285,9 @@ class LogReadAhead:
         raise self._removed(DLSN(segment.lssn, next_entry, 0))
 
     async def completed(self, segment: SegmentMetadata) -> bool:
-        """Wait until an ended segment is completed; False if it is gone, as recovery removes an empty one.
+        """Wait until an ended segment is completed; False if recovery removed it, as it does with an empty one.
 
-        The number of a removed segment is given to another one, which a reader that went on here would miss.
+        The number of a removed segment is given to another one, which a reader that went on behind it would miss (I4).
         """
         while segment.in_progress:
             listed = await self._list.find(segment)
@@ -293,7 +299,10 @@ class LogReadAhead:
         return True
 
     async def ledger_gone(self, segment: SegmentMetadata, next_entry: int, cause: DistributedLogError) -> None:
-        """The list has a segment without a ledger: wait until it is gone from the list as well, or fail."""
+        """Wait until a segment whose ledger is missing leaves the list too; raise SegmentNotFoundError if it stays.
+
+        Recovery removes an empty segment's ledger first (I10), so for a moment this is not an error.
+        """
         deadline = asyncio.get_running_loop().time() + LEDGER_GONE_S
         while await self.still_there(segment, next_entry):
             left = deadline - asyncio.get_running_loop().time()
@@ -306,7 +315,7 @@ class LogReadAhead:
                 ) from cause
 
     async def put(self, fetched: FetchedEntry) -> None:
-        """Queue an entry, when there is room."""
+        """Queue an entry; waits until there is room."""
         while self._full():
             self._room.clear()
             await self._room.wait()
@@ -317,25 +326,25 @@ class LogReadAhead:
 
     def _full(self) -> bool:
         if not self._queue:
-            return False
+            return False  # One entry is always taken, whatever its size, or the reader would wait for ever.
         return len(self._queue) >= self._settings.read_ahead_entries or self._queued_bytes >= MAX_QUEUED_BYTES
 
     def reached_tail(self) -> None:
-        """Nothing more is confirmed at present."""
+        """Note that nothing more is confirmed at present: the reader has caught up once the queue is empty."""
         self.caught_up = True
         self._activity.set()
 
     @property
     def name(self) -> str:
-        """The log's."""
+        """The log's name."""
         return self._name
 
     @property
     def services(self) -> Services:
-        """Of the namespace."""
+        """The namespace's services."""
         return self._services
 
     @property
     def settings(self) -> Settings:
-        """What holds now."""
+        """The settings that hold now."""
         return self._settings

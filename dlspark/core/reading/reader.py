@@ -1,14 +1,17 @@
 """`AsyncLogReader`: a log's records in order, each once, from a position on, across segments and at the growing tail.
 
 Two ways of reading share one position: record by record, and by columns (`next_batch`, `batches`), which decodes many
-entries at a time. Control records are hidden. At the end-of-stream record reading ends with EndOfStreamError (or, in
-loops, just ends). Errors are final for a reader: everything before the error has been delivered, `position` says where
-to start the next one.
+entries at a time. Control records are hidden. At the end-of-stream record reading ends with EndOfStreamError; a loop
+just ends. Errors are final for a reader: everything before the error has been delivered, and `position` says where the
+next reader should start.
 
 Records of a segment are numbered by their writer; a missing number between two records is a gap, and a gap fails the
-reader (I4). Entries that were passed over because they are damaged everywhere (`readAheadSkipBrokenEntries`) fail
-nothing: they are told in `gaps`. Cancelling a read loses nothing: records are taken off the queue only when they are
-handed over.
+reader (I4). Entries that were passed over because all their copies are damaged (`readAheadSkipBrokenEntries`) do not
+fail it: they are listed in `gaps`. Cancelling a read loses nothing: records are taken off the queue only when they are
+delivered.
+
+The way of a record: `LogReadAhead` fetches entries in a task of its own; a read takes them, decodes them into
+`DecodedRecords` and delivers from there. `_turn` lets one read at a time do so.
 """
 
 from __future__ import annotations
@@ -41,9 +44,9 @@ from dlspark.errors import (
 from metadata.foundation.errors import check
 
 BATCH_BYTES = 8 << 20
-"""A batch takes entries up to about this size, of those that are there."""
+"""A batch takes fetched entries up to about this size."""
 RECORDS_BYTES = 256 << 10
-"""Entries that are there are decoded together up to about this size, also where records are read one by one."""
+"""Fetched entries are decoded together up to about this size, also where records are read one by one."""
 VECTOR_BYTES = 8 << 10
 """Less is decoded record by record, which is faster for the few records of a growing tail."""
 Start: TypeAlias = "DLSN | int | str"
@@ -98,7 +101,7 @@ class AsyncLogReader:
 
     @property
     def position(self) -> DLSN:
-        """Where the next reader would have to start to go on after the last record delivered."""
+        """Where another reader has to start to go on behind the last record delivered."""
         loan, delivered = self._loan, self._delivered
         if loan is not None:
             delivered = loan.last or delivered
@@ -106,12 +109,12 @@ class AsyncLogReader:
 
     @property
     def gaps(self) -> list[Gap]:
-        """What was passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
+        """Damaged entries that were passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
         return list(self._numbers.gaps)
 
     @property
     def caught_up(self) -> bool:
-        """Everything that was confirmed a moment ago has been delivered."""
+        """Whether everything that was confirmed when the log was last looked at has been delivered."""
         loan = self._loan  # Once: it may end in another thread.
         lent = loan is not None and not loan.spent
         return self._ahead.caught_up and not lent and not self._records and self._ahead.peek() is None
@@ -153,7 +156,7 @@ class AsyncLogReader:
             return self._deliver_up_to(count)
 
     async def read_available(self, count: int, *, wait: bool) -> list[LogRecord]:
-        """Up to `count` records of those at hand; an empty list, with `wait`, means that the log has no more now.
+        """Up to `count` records of those fetched; an empty list, with `wait`, means that the log has no more now.
 
         With `wait`, records that are confirmed are fetched first; at the tail it waits `readAheadWaitTime` once more.
         Raises EndOfStreamError and other final errors only when no record is left before them.
@@ -208,11 +211,14 @@ class AsyncLogReader:
         self._final = None
         self._numbers.forget()
         self._idleness.arrived()
-        # Last, for whoever cancels this may go on reading.
+        # Last: a caller that cancels this may go on reading, from the new read-ahead.
         await before.close(ReadCancelledError("the reader went elsewhere", log=self.name))
 
     async def next_batch(self, max_bytes: int = BATCH_BYTES) -> pa.RecordBatch:
-        """The next records as columns (`rows.ROW_SCHEMA`), of one segment, at least one; waits at the tail."""
+        """The next records as columns (`rows.ROW_SCHEMA`), of one segment, at least one; waits at the tail.
+
+        Raises EndOfStreamError and the reader's other final errors.
+        """
         async with self._turn:
             self._end_loan()
             while True:
@@ -227,7 +233,7 @@ class AsyncLogReader:
                     return rows(self.name, batch)
 
     async def batches(self, max_bytes: int = BATCH_BYTES) -> AsyncIterator[pa.RecordBatch]:
-        """Batches for ever, or until the end of the stream."""
+        """Batches of `next_batch`, for ever or until the end of the stream. Raises the reader's other final errors."""
         while True:
             try:
                 batch = await self.next_batch(max_bytes)
@@ -270,7 +276,7 @@ class AsyncLogReader:
     # ------------------------------------------------------------------ record by record
 
     def _end_loan(self) -> None:
-        """Take back what was not delivered; the position is behind what was."""
+        """Take back what another thread has not delivered; the position is behind what it has."""
         loan = self._loan
         if loan is not None:
             self._records.take_back(loan)
@@ -313,7 +319,7 @@ class AsyncLogReader:
         return len(self._records) >= count
 
     def _take(self) -> FetchedEntry | None:
-        """The next entry that is not broken."""
+        """The next entry that is not broken; None if none was fetched, or the reader has failed."""
         try:
             while (fetched := self._ahead.take()) is not None:
                 self._idleness.arrived()
@@ -325,7 +331,7 @@ class AsyncLogReader:
         return None
 
     def _decode_records(self, first: FetchedEntry) -> None:
-        """Decode an entry and what is there behind it: by columns where that pays, which takes sets apart."""
+        """Decode an entry and those fetched behind it: by columns where that pays. Columns expand record sets."""
         expand = self._settings.expand_record_sets
         entries = self._gather(first, RECORDS_BYTES) if expand else [first]
         if not expand or sum(len(one.payload) for one in entries) < VECTOR_BYTES:
@@ -361,6 +367,7 @@ class AsyncLogReader:
             if record.is_end_of_stream:
                 self._final = self._end_of_stream(record.dlsn)
                 return
+            # Before it is delivered: a reader that passes a gap would take the log for whole (I4).
             if self._numbers.missing_before(record.position) and self._settings.gap_detection:
                 self._fail(self._gap_error(record.dlsn, record.position))
                 return
@@ -389,7 +396,7 @@ class AsyncLogReader:
         self._final = error
 
     def _told(self, error: DistributedLogError) -> DistributedLogError:
-        """The final error, with the position at which another reader goes on."""
+        """The final error as a read raises it: with the position at which another reader goes on."""
         if isinstance(error, EndOfStreamError | ReadCancelledError) or error is self._explained:
             return error
         self._explained = error
@@ -400,7 +407,7 @@ class AsyncLogReader:
         return error
 
     def _lose(self, error: DistributedLogError) -> None:
-        """Fail from outside, at once: what was read ahead is not delivered any more."""
+        """Fail at once, for a cause outside of the log: what was read ahead is not delivered any more."""
         if self._final is None or not isinstance(self._final, ReadCancelledError):
             self._end_loan()
             self._records.clear()
@@ -411,7 +418,7 @@ class AsyncLogReader:
         """Wait for the read-ahead, until `deadline`; the reader fails where nothing happens for too long."""
         loop = asyncio.get_running_loop()
         limits = [moment for moment in (deadline, self._idleness.next_moment(self._settings)) if moment is not None]
-        # No `wait_for`: before Python 3.12 it may lose a cancellation, and the read that was given up would wait on.
+        # Not `wait_for`: before Python 3.12 it may lose a cancellation, and the cancelled read would wait on.
         timer = loop.call_at(min(limits), self._ahead.wake) if limits else None
         try:
             await self._ahead.activity()
@@ -429,7 +436,7 @@ class AsyncLogReader:
     # ------------------------------------------------------------------ by columns
 
     async def _wait_for_entries(self, max_bytes: int) -> list[FetchedEntry]:
-        """At least one entry, and those of the same segment that are there already."""
+        """At least one entry, and those of the same segment that were fetched already."""
         while True:
             if self._final is not None:
                 raise self._told(self._final)
@@ -442,7 +449,7 @@ class AsyncLogReader:
         return self._gather(fetched, max_bytes)
 
     def _gather(self, fetched: FetchedEntry, max_bytes: int) -> list[FetchedEntry]:
-        """With those of the same segment that are there behind it, up to about `max_bytes`."""
+        """`fetched`, and the fetched entries of the same segment behind it, up to about `max_bytes`."""
         entries, size = [fetched], len(fetched.payload)
         while size < max_bytes:
             following = self._ahead.peek()
@@ -454,7 +461,7 @@ class AsyncLogReader:
         return entries
 
     def _decode_columns(self, fetched: list[FetchedEntry]) -> DecodedBatch:
-        """The user records of `fetched` that are due. What stands before an error is returned; the error comes next."""
+        """The user records of `fetched` from the start on. Records before an error come first, the error next."""
         segment = fetched[0].segment
         try:
             batch = decode_entries(
@@ -474,6 +481,7 @@ class AsyncLogReader:
         batch = self._due(batch)
         gap = self._numbers.first_gap(batch.position)
         if gap is not None and self._settings.gap_detection:
+            # What stands before the gap is whole, and is delivered; the next read raises.
             if gap:
                 self._numbers.last = int(batch.position[gap - 1])
             dlsn = DLSN(segment.lssn, int(batch.entry_id[gap]), int(batch.slot_id[gap]))
@@ -484,7 +492,7 @@ class AsyncLogReader:
         return batch
 
     def _decode_before_error(self, fetched: list[FetchedEntry]) -> DecodedBatch:
-        """One entry of several is damaged: deliver those before it, then fail."""
+        """Decode the entries before the first damaged one of several; then the reader has failed."""
         intact: list[FetchedEntry] = []
         for one in fetched:
             try:
@@ -506,7 +514,7 @@ class AsyncLogReader:
         return batch
 
     def _due(self, batch: DecodedBatch) -> DecodedBatch:
-        """Without records below the start, which only the first entry can hold."""
+        """`batch` without records below the start, which only the first entry can hold."""
         start = self._start
         if not len(batch) or DLSN(batch.lssn, int(batch.entry_id[0]), int(batch.slot_id[0])) >= start:
             return batch

@@ -1,14 +1,13 @@
-"""What a reader watches for: gaps between records, and a log in which nothing happens.
+"""What a reader checks: gaps between records, and a log in which nothing happens.
 
-`GapCheck`: whether records follow each other without a gap, by the numbers that their writer gave them (I4).
+`GapCheck` checks that records follow each other without a gap, by the numbers that their writer gave them (I4). The
+records of a segment are numbered from 1. A reader that begins in the middle of a segment takes the first number that it
+sees. Entries whose copies are all damaged, and that are passed over, are a known loss and not a gap: how many records
+are missing is logged and kept in `gaps`.
 
-The records of a segment are numbered from 1. A reader that begins in the middle of one takes the first number that it
-sees. Entries that are damaged everywhere and passed over are no gap but a known loss: it is told how many are missing.
-
-`Idleness`: how long a reader has been waiting for a log in which nothing happens, and what is said of it.
-
-The time runs from the first read that finds nothing until an entry arrives, control records included; that reads come
-and go, and that requests for more are answered with nothing, does not start it anew. No request is made for it.
+`Idleness` measures how long a reader has been waiting for a log in which nothing happens, and says when to warn of it
+and when to fail. The time runs from the first read that finds nothing until an entry arrives, control records included.
+It does not start anew with each read, nor with a request that was answered with nothing. It makes no request itself.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dlspark.core.settings import Settings
 from dlspark.errors import IdleReaderError
 
 MOST_GAPS = 1_000
-"""So many known losses are remembered, the newest ones."""
+"""How many known losses are remembered, the newest ones."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +38,11 @@ class Gap:
     start: DLSN
     entries: int
     records: int | None
-    """How many records are missing, by the numbers of those before and behind; None where these do not tell."""
+    """How many records are missing, by the numbers of those before and behind; None where that is not known."""
 
 
 class GapCheck:
-    """Of what one reader reads."""
+    """The numbers of the records that one reader reads, in order."""
 
     def __init__(self, log: str, counters: Counter[str]) -> None:
         self.last = 0
@@ -55,27 +54,28 @@ class GapCheck:
         self._passed: tuple[DLSN, int, int] | None = None  # where, how many entries, the last number before them
 
     def forget(self) -> None:
-        """The next record has any number."""
+        """Take the next record whatever its number: the reader goes on elsewhere."""
         self._tell(None)
         self._segment, self.last = -1, 0
 
     def enter(self, lssn: int) -> None:
-        """The next record is of this segment."""
+        """Expect records of this segment next; numbers begin anew in another one."""
         if lssn != self._segment:
             self._tell(None)
             self._segment, self.last = lssn, 0
 
     def pass_over(self, start: DLSN) -> None:
-        """An entry is passed over: the record behind it will tell how many are missing."""
+        """Note an entry that is passed over. The number of the record behind it shows how many are missing."""
         self.enter(start.lssn)
         first, entries, last = self._passed or (start, 0, self.last)
         self._passed = (first, entries + 1, last)
-        self.last = 0
+        self.last = 0  # So that the record behind it is not taken for one behind a gap.
 
     def missing_before(self, number: int) -> bool:
-        """Whether records are missing between the last one and this one. It is counted; `last` is not changed."""
+        """Whether records are missing between the last one and this one. Counts the gap; does not change `last`."""
         if self._passed is not None:
             start, _, last = self._passed
+            # Without a number before them the loss is known only at a segment's very beginning, where numbers begin.
             self._tell(number - last - 1 if last or not start.entry_id else None)
         if number == 1 or self.last == 0 or number == self.last + 1:
             return False
@@ -83,7 +83,7 @@ class GapCheck:
         return True
 
     def first_gap(self, numbers: npt.NDArray[np.int64]) -> int | None:
-        """Index of the first record before which others are missing."""
+        """Index of the first record before which others are missing; None if there is no gap. Counts gaps."""
         if not len(numbers):
             return None
         if self.missing_before(int(numbers[0])):
@@ -117,7 +117,7 @@ NEVER_MS = 2**31 - 1
 
 
 class Idleness:
-    """Of one reader."""
+    """How long one reader has been idle, by the event loop's clock."""
 
     def __init__(self, log: str, counters: Counter[str]) -> None:
         self._name = log
@@ -126,7 +126,7 @@ class Idleness:
         self._warned = False
 
     def arrived(self) -> None:
-        """Something came: the reader is not idle."""
+        """Note that an entry came: the reader is not idle."""
         self._since = None
         self._warned = False
 
@@ -137,14 +137,14 @@ class Idleness:
         return self._since
 
     def next_moment(self, settings: Settings) -> float | None:
-        """When there will be something to say, if nothing comes."""
+        """When `check` will have something to report if nothing comes, by the event loop's clock; None for never."""
         began = self._began()
         thresholds = [] if self._warned else [settings.idle_warn_ms]
         thresholds = [ms for ms in (*thresholds, settings.idle_error_ms) if 0 < ms < NEVER_MS]
         return began + min(thresholds) / 1000 if thresholds else None
 
     def check(self, settings: Settings, position: DLSN) -> IdleReaderError | None:
-        """Warn, once, of what has lasted for `readerIdleWarnThresholdMillis`; the error that is due after the other."""
+        """Warn, once, after `readerIdleWarnThresholdMillis`; the error after `readerIdleErrorThresholdMillis`."""
         idle_ms = (asyncio.get_running_loop().time() - self._began()) * 1000
         if not self._warned and settings.idle_warn_ms <= idle_ms and settings.idle_warn_ms < NEVER_MS:
             self._warned = True

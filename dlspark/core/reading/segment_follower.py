@@ -1,11 +1,12 @@
-"""`SegmentFollower`: one segment's entries from a place on, until its ledger is closed and all of them were fetched.
+"""`SegmentFollower`: fetches one segment's entries from an entry on, until its ledger is closed and all were fetched.
 
-It streams what is confirmed and long-polls for what is not: no request is made while nothing happens but the one that
-waits. The window of entries requested in advance begins small (`numPrefetchEntriesPerLogSegment`), so that a short look
-costs little, and doubles as long as all of it is used (up to `maxPrefetchEntriesPerLogSegment`).
+It streams what is confirmed and long-polls for what is not: while nothing happens, the one long poll is the only
+request. The window of entries requested in advance begins small (`numPrefetchEntriesPerLogSegment`), so that a short
+look costs little, and doubles as long as all of it is used (up to `maxPrefetchEntriesPerLogSegment`).
 
-Storage nodes that fail are waited out. An entry whose checksum is wrong is damaged for good only if every storage node
-was asked and none has a good copy; as long as one cannot be asked, the entry is waited for like any other.
+Fault model: storage nodes may fail, and are then tried again for a while (GIVE_UP_S). An entry whose checksum is wrong
+is damaged for good only if every storage node was asked and none has a good copy; as long as one of them cannot be
+asked, the entry is waited for like any other. Bytes that fail their digest are never delivered (I12).
 """
 
 from __future__ import annotations
@@ -48,49 +49,49 @@ _LACKING = (NoSuchEntryError, NoSuchLedgerError)
 
 @dataclass(frozen=True, slots=True)
 class FetchedEntry:
-    """An entry with what it takes to decode it."""
+    """An entry, with what is needed to decode it."""
 
     segment: SegmentMetadata
     start_sequence_id: int
     entry_id: int
     payload: memoryview
     broken: bool = False
-    """It was passed over, for it is damaged wherever it is stored; the payload is empty."""
+    """Whether it was passed over, because all its copies are damaged; the payload is then empty."""
     fetched_at: float | None = None
-    """When it came, by the event loop's clock, where that is measured."""
+    """When it came, by the event loop's clock; None where that is not measured."""
 
 
 class LogFollower(Protocol):
-    """Who follows the log, of which this is one segment: it takes the entries and knows the list of segments."""
+    """What follows the log that the segment belongs to: it takes the entries, and knows the list of segments."""
 
     measures: Measures
 
     @property
     def name(self) -> str:
-        """The log's."""
+        """The log's name."""
 
     @property
     def settings(self) -> Settings:
-        """What holds now."""
+        """The settings that hold now."""
 
     @property
     def services(self) -> Services:
-        """Of the namespace."""
+        """The namespace's services."""
 
     async def put(self, fetched: FetchedEntry) -> None:
-        """Take an entry, when there is room."""
+        """Take an entry; waits until there is room."""
 
     def reached_tail(self) -> None:
-        """Everything that is confirmed was fetched."""
+        """Called when everything that is confirmed was fetched."""
 
     async def still_there(self, segment: SegmentMetadata, next_entry: int) -> bool:
         """False if `segment` was empty and is gone. Raises if it was truncated or removed."""
 
     async def completed(self, segment: SegmentMetadata) -> bool:
-        """Wait until an ended segment is completed; False if it is gone, as recovery removes an empty one."""
+        """Wait until an ended segment is completed; False if recovery removed it, as it does with an empty one."""
 
     async def ledger_gone(self, segment: SegmentMetadata, next_entry: int, cause: DistributedLogError) -> None:
-        """The segment is listed without its ledger: wait until it is gone from the list as well, or fail."""
+        """Called where a listed segment's ledger is missing: wait until the segment leaves the list too, or raise."""
 
 
 class SegmentFollower:
@@ -116,9 +117,13 @@ class SegmentFollower:
         return self._owner.services
 
     async def run(self) -> bool:
-        """True at the segment's end; False if it was empty and is gone."""
+        """Fetch until the segment's end: True; False if it was empty and recovery removed it.
+
+        Raises ReadError after GIVE_UP_S of failures, the owner's errors, and DigestError for a damaged entry.
+        """
         while True:
             try:
+                # The list first: a number that was given again names another ledger, and truncation hides entries (I8).
                 if not await self._owner.still_there(self._segment, self.next_entry):
                     return False
                 if await self._step():
@@ -138,11 +143,12 @@ class SegmentFollower:
     async def _step(self) -> bool:
         """Fetch what is confirmed, or wait for one more entry; True at the segment's end."""
         ledger = await self._open()
+        # Never past the LAC: what lies above it may still come to nothing (I6).
         if self.next_entry <= ledger.last_add_confirmed:
             await self._fetch(ledger)
             return False
         if ledger.closed:
-            return True
+            return True  # Its last entry is fixed (I2), and was fetched; entries behind it are not asked for (I17).
         if not self._asked_for_lac:
             # The tail has moved on while entries were streamed; only the storage nodes know how far.
             await ledger.read_last_confirmed()
@@ -153,7 +159,8 @@ class SegmentFollower:
         self._failures = 0
         if entry is not None:
             await self._put(entry)
-            await asyncio.sleep(0)  # Who waits for it goes first: asking for the next one takes as long as delivering.
+            # Let the reader that waits for it run first: the next request takes as long to send as this to deliver.
+            await asyncio.sleep(0)
         return False
 
     async def _open(self) -> LedgerReader:
@@ -164,7 +171,7 @@ class SegmentFollower:
         return self._ledger
 
     async def _fetch(self, ledger: LedgerReader) -> None:
-        """Stream what is confirmed, with a window that grows once it was used twice."""
+        """Stream what is confirmed, with a window that doubles each time two windows' entries were fetched."""
         end = ledger.last_add_confirmed
         while self.next_entry <= end:
             most = max(self._settings.prefetch_entries, self._settings.max_prefetch_entries)
@@ -201,12 +208,12 @@ class SegmentFollower:
         await self._owner.put(
             FetchedEntry(self._segment, self._start_sequence_id, entry.entry_id, entry.payload, fetched_at=moment)
         )
-        self.next_entry = entry.entry_id + 1
+        self.next_entry = entry.entry_id + 1  # Only once it is queued: a cancelled `put` loses nothing.
 
     # ------------------------------------------------------------------ what goes wrong
 
     async def _damaged(self, error: DigestError) -> None:
-        """Wait for a good copy where there may be one; else pass the entry over, if that is wanted, or fail."""
+        """Wait for a good copy where there may be one; else pass the entry over, if settings ask for it, or raise."""
         if not await self._is_broken_everywhere(self.next_entry):
             await self._wait_out(error)
             return
@@ -228,7 +235,10 @@ class SegmentFollower:
         self.next_entry += 1
 
     async def _is_broken_everywhere(self, entry_id: int) -> bool:
-        """Every storage node of the entry was asked: one or more have it damaged, the others do not have it."""
+        """Whether every storage node of the entry was asked, and each has it damaged or lacks it.
+
+        A node that cannot be asked may have a good copy, so then the answer is False.
+        """
         ledger = await self._open()
         metadata = ledger.metadata
         bookies = metadata.ensemble_for(entry_id).bookies
@@ -240,7 +250,7 @@ class SegmentFollower:
             except DigestError:
                 damaged += 1
             except _LACKING:
-                continue
+                continue  # Nothing to be read there; it alone does not make the entry damaged.
             except DistributedLogError:
                 return False
             else:
@@ -275,7 +285,7 @@ class SegmentFollower:
         await asyncio.sleep(min(self._failures, 4) * self._settings.read_ahead_wait_ms / 1000)
 
     def _about(self) -> dict[str, object]:
-        """What its log records are about."""
+        """The fields of its log messages."""
         return about(
             log=self._owner.name,
             segment=self._segment.lssn,

@@ -1,9 +1,10 @@
 """`SegmentList`: a log's segments as a reader follows them: listed again when a watch says that they changed.
 
-Listing brings the names; what a reader needs of single segments is read as it comes to them (`SegmentListing`). It
-follows one log, not a name: a log that was deleted has ended for its readers, though another one may have its name now.
+Listing brings the names; what a reader needs of single segments is read when it comes to them (`SegmentListing`). The
+list follows one log, not a name: a log that was deleted has ended for its readers, though another log may have its name
+now.
 
-`SegmentWatch`: a log's segments as they change, for who wants to know of each change.
+`SegmentWatch` gives a log's segments after each change, to callers that show or follow them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class SegmentList:
     """The list and one watch on it. `stale` says that it changed, or that changes may have been missed."""
 
     def __init__(self, services: Services, name: str, settings: Settings, creation: int = -1) -> None:
-        """`creation`: of the log that has to have the name (`SegmentListing.creation`); -1: whichever has it first."""
+        """`creation`: the number of the log that has to have the name (`SegmentListing.creation`); -1 takes the log
+        that has the name when the list is first read."""
         self.stale = True
         self.creation = creation
         self._listing = SegmentListing(name)
@@ -43,7 +45,7 @@ class SegmentList:
         self._settings = settings
 
     async def load(self) -> SegmentListing:
-        """The list as of the last change; trouble with the connection is waited out.
+        """The list as of the last change; a store that cannot be reached is waited for.
 
         Raises LogNotFoundError, also where another log has the name by now, or what a contradictory list raises.
         """
@@ -54,7 +56,7 @@ class SegmentList:
         return await self.ask(itself)
 
     async def ask(self, question: Callable[[SegmentListing], Awaitable[T]]) -> T:
-        """The answer `question` finds in the list; asked again where the list changes under it.
+        """The answer that `question` finds in the list; it is called again where the list changes meanwhile.
 
         Raises as `load` does, and MetadataUnavailableError once the session was closed.
         """
@@ -63,7 +65,7 @@ class SegmentList:
             try:
                 return await question(await self._fresh())
             except SegmentVanishedError:
-                self.stale = True  # The watch says so, too; its event may be on its way.
+                self.stale = True  # The watch will say so as well, but its event may still be on its way.
             except (OutcomeUnknownError, MetadataUnavailableError) as error:
                 self.stale = True
                 if self._services.logs.store.state is SessionState.CLOSED:
@@ -79,7 +81,7 @@ class SegmentList:
 
     async def _fresh(self) -> SegmentListing:
         while self.stale:
-            # Before the read: an event that arrives during it speaks of what may not be in the answer.
+            # Before the read: an event that arrives during it may be about a change that the answer does not hold.
             self.stale = False
             self._changed.clear()
             try:
@@ -123,11 +125,11 @@ class SegmentList:
         return True
 
     def close(self) -> None:
-        """Leave no watch behind. What is asked afterwards may leave one again."""
+        """Take the watch away (I16). A question that is asked afterwards sets one again."""
         self._services.logs.unwatch(self._name, self._on_event)
 
     def wake(self) -> None:
-        """Let who waits for a change look for himself."""
+        """End a wait in `changed`, though nothing changed."""
         self._changed.set()
 
     async def segment(self, lssn: int) -> SegmentMetadata | None:
@@ -140,7 +142,7 @@ class SegmentList:
         return await self.ask(question)
 
     async def find(self, segment: SegmentMetadata) -> SegmentMetadata | None:
-        """The present form of `segment`. A number may be used again by another ledger: both have to match."""
+        """The present form of `segment`, None if it is gone. A number may be given again, so the ledger must match."""
         listed = await self.segment(segment.lssn)
         return listed if listed is not None and listed.ledger_id == segment.ledger_id else None
 
@@ -150,7 +152,7 @@ class SegmentList:
 
 
 def _open_by_number(listing: SegmentListing) -> dict[int, bool]:
-    """Of each segment, whether it is in progress."""
+    """Each segment's number, with whether it is in progress."""
     still_open = {listed.lssn for listed in listing.open}
     return {listed.lssn: listed.lssn in still_open for listed in listing}
 
@@ -185,7 +187,7 @@ class SegmentWatch:
             self._list.close()
 
     async def close(self) -> None:
-        """Let who waits for a change see that there will be none. Idempotent."""
+        """End `changes`, also where it waits. Idempotent."""
         self.closed = True
         self._list.wake()
 

@@ -1,23 +1,21 @@
-"""`SegmentReader`: one segment's entries, and the searches in it.
+"""`SegmentReader`: one segment's entries, and how a record is found among them by reading few.
 
-A search looks at whole entries, because an entry is what a storage node returns: a search over the entries by the
-transaction ids (or positions) in each (`EntrySearch`), then a walk over the records of one. It finds "the first record
-with transaction id >= t" wherever ids do not decrease, which writers check unless told not to; where they do, the
-result is one such place, as upstream.
+A storage node returns whole entries, often of some 256 KB, so the cost of a search is the entries that it reads.
+`Probes` counts them: a logarithm of a segment's entries, whatever the length of the log. Three questions are asked:
 
-`Probes` counts what searches cost: a logarithm of a segment's entries, whatever the length of the log.
+* *The first record that reaches a value* (a transaction id, or a position). `EntrySearch`, which is pure, decides which
+  entry to look at next; `SegmentReader` reads it, and at last walks over the records of the entry that was found.
+  Transaction ids are mostly times, from a writer that writes evenly, and positions count records. So the first look is
+  at a *guess*, in proportion between the values at the segment's ends. From there the search walks in growing steps,
+  forwards or back as each entry shows, until the record lies between two entries that were looked at. What is between
+  them is cut into parts of equal length. A good guess costs one or two entries, and a useless one a logarithm of the
+  segment's, as a search without it.
+* *The last record of some kind*: `backward_scan` gives ranges of entries from the end on, which double.
+* *Where a log begins, and with which sequence ids a segment does*: from metadata alone (`first_left`,
+  `start_sequence_id`).
 
-`EntrySearch`: which entry of a segment has the first record that reaches a value, by reading few entries. Pure.
-
-A node gives whole entries, often of some 256 KB, so what a search costs is the entries that it looks at. Transaction
-ids are mostly times, of a writer that writes evenly, and positions count records: so the first look is at a *guess*, in
-proportion between the values of a segment's ends. From there it walks in growing steps the way that the entry told,
-until the place lies between two entries that were looked at; what is between them is searched by parts of equal
-length. So a good guess costs one or two entries, and a useless one a logarithm of the segment's, as without it.
-
-Values may be equal, and must not decrease; where they do, the result is one place between a lower value and a higher.
-
-Looking for the last record of something from its end: in which steps.
+Values may be equal, and must not decrease: for transaction ids writers check that, unless `maxIdSanityCheck` is off.
+Where they do decrease, the result is one position between a lower value and a higher one, as upstream.
 """
 
 from __future__ import annotations
@@ -50,11 +48,11 @@ class Probes:
     bytes: int = 0
     """Stored bytes of these entries."""
     metadata: int = 0
-    """Segments whose metadata was read, besides what was known already."""
+    """Segments whose metadata was read; what was known already does not count."""
 
 
 class SegmentReader:
-    """A segment and its open ledger. Close it after use."""
+    """A segment and its open ledger, read without fencing its writer. Close it after use."""
 
     def __init__(
         self,
@@ -81,7 +79,7 @@ class SegmentReader:
 
     @property
     def closed(self) -> bool:
-        """Whether the ledger's end is fixed. It may be before the log's metadata says so."""
+        """Whether the ledger's end is fixed (I2). The log's metadata may say so only later."""
         return self._ledger.closed
 
     @property
@@ -99,8 +97,8 @@ class SegmentReader:
     async def refresh(self, *, acknowledged: bool = True) -> int:
         """Ask the storage nodes how far the segment has grown; returns the new `lac`.
 
-        With `acknowledged` it covers every record that was acknowledged before, as far as the writer lives to tell:
-        what it is about to tell is waited for (`LedgerReader.read_last_acknowledged`).
+        With `acknowledged` it covers every record that was acknowledged before this call, provided that the writer is
+        alive: the entry that makes them visible is waited for (`LedgerReader.read_last_acknowledged`).
         """
         if not self._ledger.closed:
             await (self._ledger.read_last_acknowledged if acknowledged else self._ledger.read_last_confirmed)()
@@ -109,8 +107,8 @@ class SegmentReader:
     async def poll(self, seen: int, timeout_ms: int) -> bool:
         """Wait, at most `timeout_ms`, until `lac` is past entry `seen` or the segment has ended; returns whether it is.
 
-        `lac` moves with whatever a storage node answers: who has looked at entries up to one does not know the ones
-        behind it, and waits from there.
+        `seen` is the caller's own mark, because `lac` also moves with answers to other requests: entries between the
+        two would be missed.
         """
         if self.lac <= seen and not self._ledger.closed:
             await self._ledger.poll(seen + 1, timeout_ms)
@@ -145,7 +143,7 @@ class SegmentReader:
     async def locate_txid(self, txid: int) -> tuple[int, int] | None:
         """(entry, slot) of the first record with a transaction id of `txid` or above; None if there is none.
 
-        It may be a control record, or the end of stream (whose id is above all): the reader skips those.
+        It may be a control record, or the end of stream (whose id is above all): a reader that begins there skips them.
         """
         segment = self.metadata
         high = None if segment.in_progress else segment.last_txid
@@ -177,7 +175,7 @@ class SegmentReader:
                     break
 
         if high is None and wanted > low and count:
-            await look([count - 1])  # it tells how far values go, and whether there is anything to be found
+            await look([count - 1])  # it shows how far values go, and whether there is anything to be found
         guess = proportional(count, wanted, low, high if high is not None else value(best[-1]) if best else low)
         if guess is not None:
             search.look_near(guess)
@@ -186,7 +184,7 @@ class SegmentReader:
         return next(((r.dlsn.entry_id, r.dlsn.slot_id) for r in best if value(r) >= wanted), None)
 
     async def records_before(self, dlsn: DLSN | None) -> int:
-        """User records before `dlsn`, or up to `lac` without one: every record tells the position that it follows."""
+        """How many user records lie before `dlsn`, or up to `lac` without one: by the numbers that records carry."""
         last = self.lac if dlsn is None else min(dlsn.entry_id, self.lac)
         for entry_id in range(last, -1, -1):
             records = await self.records(entry_id)
@@ -199,7 +197,7 @@ class SegmentReader:
         return 0
 
     async def first_user_record(self, start: DLSN) -> LogRecord | None:
-        """The first record from `start` on that is neither control nor end of stream."""
+        """The first record from `start` on that is neither control nor end of stream; None if there is none yet."""
         for entry_id in range(start.entry_id, self.lac + 1):
             for record in await self.records(entry_id):
                 if record.is_user and record.dlsn >= start:
@@ -207,7 +205,7 @@ class SegmentReader:
         return None
 
     async def last_user_record(self, *, with_end_of_stream: bool = False) -> LogRecord | None:
-        """The last user record, or the end-of-stream record where that is wanted and there."""
+        """The last user record, or the end-of-stream record where that is wanted and there; None if there is none."""
         for first, last in backward_scan(self.lac, self._settings):
             entries = await self._ledger.read(first, last)
             self._probes.entries += len(entries)
@@ -235,14 +233,14 @@ def is_truncated(segment: SegmentMetadata) -> bool:
 
 
 def first_active(segment: SegmentMetadata) -> DLSN:
-    """The first position of the segment that truncation has not hidden. Only of a segment that is not truncated."""
+    """The first position of the segment that truncation has not hidden; for segments that are not TRUNCATED."""
     if segment.truncation == TruncationStatus.PARTIALLY_TRUNCATED:
         return DLSN(segment.lssn, segment.min_entry, segment.min_slot)
     return DLSN(segment.lssn, 0, 0)
 
 
 async def first_left(listing: SegmentListing, index: int = 0) -> tuple[int, SegmentMetadata] | None:
-    """The first segment from this index on that is not truncated, and its index."""
+    """The first segment from this index on that is not truncated, and its index; None if all are."""
     step = 1
     while index < len(listing):
         for offset, segment in enumerate(await listing.read_all(index, index + step)):
@@ -276,21 +274,25 @@ _GROWTH = 4
 
 
 class EntrySearch:
-    """Ask `probes` which entries to look at, `tell` of them in order until one is at or behind the place, and again."""
+    """Finds the first entry that reaches a value, for a caller that reads entries.
+
+    `probes` returns the entries to look at. Report them with `tell`, in order, up to the first one that reaches the
+    value; then ask again, until there are no probes left.
+    """
 
     def __init__(self, count: int, ways: int = 2) -> None:
-        """Among entries 0 to before `count`; `ways`: how many are looked at at a time where there is no guess."""
+        """Search entries 0 to `count` - 1; `ways`: how many to look at in parallel where there is no guess."""
         self._first, self._after = 0, count
         self._ways = max(ways, 2)
         self._guess: int | None = None
         self._step = 1
         self._backwards: bool | None = None
-        """The way from the guess to the place; not known before it was looked at."""
+        """The direction of the walk from the guess; None before the guess was looked at."""
         self.found: int | None = None
-        """The first entry known to reach the value: once no probes are left, the one that is looked for."""
+        """The first entry known to reach the value: once no probes are left, the result. None if none reaches it."""
 
     def look_near(self, entry_id: int) -> None:
-        """Begin at an entry that the place is probably near to."""
+        """Begin at an entry that is probably near the result."""
         self._guess = entry_id
 
     def probes(self) -> list[int]:
@@ -302,18 +304,18 @@ class EntrySearch:
         return _spread(self._first, self._after, self._ways)
 
     def tell(self, entry_id: int, *, begins_before: bool, reaches: bool) -> None:
-        """Of an entry: whether its first record is below the value, and whether its last one is not."""
+        """Report an entry: whether its first record is below the value, and whether its last one reaches it."""
         if not reaches:
             self._first = entry_id + 1
         else:
             self.found = self._after = entry_id
             if begins_before:
-                self._first = entry_id
+                self._first = entry_id  # The record lies in this very entry: nothing is left to be searched.
         if self._guess is not None:
             self._walk(entry_id, reaches)
 
     def _walk(self, entry_id: int, reaches: bool) -> None:
-        """On from a guess that missed, unless the place lies between two entries now."""
+        """Go on from a guess that missed, unless the result lies between two looked-at entries now."""
         if self._backwards is None:
             self._backwards = reaches
         following = entry_id - self._step if reaches else entry_id + self._step

@@ -24,7 +24,7 @@ from metadata.subscribers import READ_LOCK, SubscriberStore
 _log = logging.getLogger(__name__)
 
 ATTEMPTS = 20
-"""How often a position is compared and set before others who move it at the same time are held to be too many."""
+"""How often a position is compared and set, while other clients move it at the same time, before that fails."""
 
 
 class Subscriptions:
@@ -35,7 +35,7 @@ class Subscriptions:
         self._subscribers = SubscriberStore(logs)
 
     async def positions(self) -> dict[str, DLSN]:
-        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for one that stored none yet.
+        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that stored none yet.
 
         Raises LogNotFoundError.
         """
@@ -44,7 +44,7 @@ class Subscriptions:
         return {name: self._decoded(name, one) for name, one in zip(names, stored, strict=True) if one is not None}
 
     async def position(self, subscriber: str) -> DLSN | None:
-        """Where the subscriber goes on; None where it stored nothing that is a position."""
+        """Where the subscriber goes on; None where it has not stored a position. Raises LogNotFoundError."""
         stored = await self._subscribers.position(self.name, subscriber)
         position = self._decoded(subscriber, stored)
         return None if position == DLSN.NON_INCLUSIVE_LOWER_BOUND else position
@@ -57,7 +57,7 @@ class Subscriptions:
         except (CallerError, UnicodeDecodeError):
             # As upstream: what cannot be read counts as nothing, and the next commit replaces it.
             _log.warning(
-                "log %s: subscriber %s has a position that is none: %r",
+                "log %s: subscriber %s has stored what is not a position: %r",
                 self.name,
                 subscriber,
                 stored.value,
@@ -73,6 +73,7 @@ class Subscriptions:
         OutcomeUnknownError, after which it may be called again.
         """
         data = dlsn.to_base64().encode("ascii")
+        # A lost answer is settled by reading again: a stored position that is ours, or further on, means success.
         doubt: OutcomeUnknownError | None = None
         for _ in range(ATTEMPTS):
             stored = await self._subscribers.position(self.name, subscriber)
@@ -106,7 +107,7 @@ class Subscriptions:
     async def delete(self, subscriber: str) -> None:
         """Forget a subscriber and its position; a missing one is a success.
 
-        Raises OwnershipAcquireFailedError, with the reader's name, while somebody reads for it.
+        Raises OwnershipAcquireFailedError, with the reader's name, while a reader is open for it.
         """
         path = await self._subscribers.path(self.name, subscriber)
         for _ in range(ATTEMPTS):
@@ -118,7 +119,7 @@ class Subscriptions:
         raise NotAppliedError("readers keep coming to the subscriber", log=self.name, path=path)
 
     async def _delete(self, path: str) -> bool:
-        """False if there is a lock now, where there was none."""
+        """Delete the znodes, under the subscriber's lock where it has one. True once it is gone."""
         store = self._subscribers.store
         if await store.exists(path) is None:
             return True

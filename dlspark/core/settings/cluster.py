@@ -103,10 +103,12 @@ class ZooKeeperKeys:
 
     @property
     def zk_retry_policy(self) -> RetryPolicy:
+        """How requests of the logs' session are repeated."""
         return RetryPolicy(self.zk_retries, self.zk_retry_start_backoff_ms, self.zk_retry_max_backoff_ms)
 
     @property
     def bkc_zk_retry_policy(self) -> RetryPolicy:
+        """How requests of the ledgers' session are repeated."""
         return RetryPolicy(self.bkc_zk_retries, self.bkc_zk_retry_start_backoff_ms, self.bkc_zk_retry_max_backoff_ms)
 
 
@@ -234,7 +236,7 @@ class PlacementKeys:
         FLAG,
         False,
         "bkRowAwareEnsemblePlacement",
-        "Whether a storage node's rack is its row, told by DNSResolverForRows",
+        "Whether a storage node's rack is its row, as DNSResolverForRows finds it",
         other_keys=("row-aware-ensemble-placement",),
         per_log=False,
     )
@@ -242,7 +244,7 @@ class PlacementKeys:
         TEXT,
         "DNSResolverForRacks",
         "bkEnsemblePlacementDnsResolverClass",
-        "Who tells racks: DNSResolverForRacks, DNSResolverForRows (by host names) or ScriptBasedMapping (by a script)",
+        "What finds racks: DNSResolverForRacks, DNSResolverForRows (by host names) or ScriptBasedMapping (by a script)",
         per_log=False,
     )
     resolver_overrides: str = setting(

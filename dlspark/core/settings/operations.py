@@ -32,7 +32,7 @@ class ConfigurationKeys:
         TEXT,
         "IdentityConfigRouter",
         "streamConfigRouterClass",
-        "How a log's name tells its stream: IdentityConfigRouter (it is the stream), DelimiterStreamPartitionConverter "
+        "How a log's name gives its stream: IdentityConfigRouter (it is the stream), DelimiterStreamPartitionConverter "
         "(<stream>_<number>) or EventbusPartitionConfigRouter (eventbus_<stream>_<six digits>)",
         per_log=False,
     )
@@ -48,8 +48,8 @@ class ConfigurationKeys:
         TEXT,
         "DefaultFeatureProvider",
         "featureProviderClass",
-        "Who tells which features are on: DefaultFeatureProvider (all are off) or DynamicConfigurationFeatureProvider "
-        "(files do)",
+        "What decides which features are on: DefaultFeatureProvider (all are off) or "
+        "DynamicConfigurationFeatureProvider (files do)",
         per_log=False,
     )
     feature_base_path: str = setting(
@@ -82,7 +82,7 @@ class ObservabilityKeys:
         WHOLE,
         1000,
         "metadataLatencyWarnThresholdMs",
-        "A request to the metadata store that takes longer, in milliseconds, is counted and told in the log; 0: never",
+        "A request to the metadata store that takes longer, in milliseconds, is counted and logged; 0: never",
         minimum=0,
         per_log=False,
     )
@@ -105,7 +105,7 @@ class ObservabilityKeys:
         FLAG,
         False,
         "traceReadAheadMetadataChanges",
-        "Whether the log tells of each change of a log's segments that a reader sees",
+        "Whether each change of a log's segments that a reader sees is logged",
         dynamic=True,
     )
     tracing_enabled: bool = setting(

@@ -53,7 +53,7 @@ Later ones go over earlier ones:
 
 1. the defaults;
 2. a properties file: `DLSPARK_CONF=/path/to/distributedlog.conf`, or `Settings.from_properties(path)`. A path may also
-   be a `file:` URL. Settings are not fetched from `http:` or `https:` addresses: whoever answered in the server's
+   be a `file:` URL. Settings are not fetched from `http:` or `https:` addresses: a host that answers in the server's
    place would decide where data goes, and no namespace could be opened while the server is away;
 3. environment variables, one a key: `DLSPARK_SET_writerOutputBufferSize=0`;
 4. options of the interpreter, where Java has system properties: `python -X dlspark.writerOutputBufferSize=0 app.py`;
@@ -71,7 +71,7 @@ Files change the settings of logs that are open. They are looked at every `dynam
 when `namespace.reload_settings()` is called; open writers and readers follow at their next decision.
 
     streamConfigDirectory=/etc/distributedlog/streams      # <stream>.conf, for the logs of one stream
-    streamConfigDefaultPath=/etc/distributedlog/all.conf   # for all logs, as far as their stream's file is silent
+    streamConfigDefaultPath=/etc/distributedlog/all.conf   # for all logs; a key in their stream's file wins
     streamConfigRouterClass=IdentityConfigRouter           # which stream a log belongs to
 
 | `streamConfigRouterClass` | log | file |

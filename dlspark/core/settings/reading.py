@@ -85,7 +85,7 @@ class ReaderKeys:
         FLAG,
         False,
         "readAheadSkipBrokenEntries",
-        "Whether an entry whose checksum is wrong on every storage node is passed over; the reader's `gaps` tell of it",
+        "Whether an entry whose checksum is wrong on every storage node is passed over; the reader's `gaps` list it",
         dynamic=True,
     )
     idle_warn_ms: int = setting(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 _ONE_LOOP = "one event loop does all the work, there are no pools of threads"
 _LOOP_TIMERS = "the event loop keeps the time"
 _NO_POOLS = "there are no pools of threads whose tasks could be measured"
-_ONE_READ = "one read of the metadata store tells whether a log exists"
+_ONE_READ = "one read of the metadata store shows whether a log exists"
 _INJECTION = "tests inject faults at the edges, not settings"
 _PROXY = "it bounds a write proxy, which these settings do not configure"
 WITHOUT_MEANING: Mapping[str, str] = {
@@ -26,12 +26,12 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "logFlushTimeoutSeconds": (
         "a flush ends when its entries are acknowledged or fail, which bkcWriteTimeoutSeconds bounds"
     ),
-    "lockReacquireTimeoutSeconds": "a lost lock is taken again as long as nobody else has it",
+    "lockReacquireTimeoutSeconds": "a lost lock is taken again as long as no other client has it",
     "lockOpTimeoutSeconds": "lockTimeoutSeconds says how long a lock is waited for",
     "readLACLongPoll": "readLACLongPollTimeout sets all there is to long polls",
     "enableReadAhead": "reading is always ahead, with readAheadMaxRecords=1 by one entry",
     "enableForceRead": "there is no other way of reading to choose; nothing upstream looks at it either",
-    "readAheadWaitTimeOnEndOfStream": "a watch tells of the next segment, nobody waits a fixed time for it",
+    "readAheadWaitTimeOnEndOfStream": "a watch reports the next segment, there is no fixed time to wait for it",
     "readAheadNoSuchLedgerExceptionOnReadLACErrorThresholdMillis": (
         "a listed segment without its ledger fails a reader after ten seconds, unless it leaves the list before"
     ),

@@ -1,4 +1,4 @@
-"""`Settings`: upstream's configuration keys, as far as they are honoured here.
+"""`Settings`: upstream's configuration keys, those that mean something here.
 
 The settings stand in groups (`cluster`, `writing`, `reading`, `operations`): a field, its upstream key, what it means,
 and whether one log may override it. `pages` makes conf/distributedlog.conf and docs/settings.md from them.
@@ -154,7 +154,7 @@ class Settings(
 
     @property
     def rack_resolver(self) -> Resolver:
-        """Who tells racks, by its short name."""
+        """The short name of what finds racks."""
         return "rows" if self.row_aware_placement else RESOLVERS[self.placement_resolver]
 
     @classmethod
@@ -231,6 +231,7 @@ class Settings(
 
     @property
     def password(self) -> bytes:
+        """The ledgers' password, as BookKeeper takes it."""
         return self.digest_password.encode()
 
 

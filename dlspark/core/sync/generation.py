@@ -18,7 +18,7 @@ The part holds every public method and property of the class that the first comm
 
 What is made is ordinary checked-in code: type checkers, editors and readers see signatures, types and docstrings.
 `tests/core/sync/test_generated_twins.py` holds the files to what this module makes, and every method to having a
-docstring. Imports are written by hand; the linter tells what is missing.
+docstring. Imports are written by hand; the linter reports what is missing.
 """
 
 from __future__ import annotations

@@ -88,15 +88,15 @@ class Log:
 
     @property
     def settings(self) -> Settings:
-        """What holds now: the namespace's settings, this log's overrides, and over them its dynamic settings."""
+        """The settings that hold now: the namespace's, over them this log's overrides, over these dynamic settings."""
         return self._inner.settings
 
     def open_writer(self, client_id: str | None = None) -> LogWriter:
         """Become the log's writer; the log is created if `createStreamIfNotExists` is on and the namespace is not
         bound as federated.
 
-        `client_id` names this writer to others who want the log. Raises OwnershipAcquireFailedError with the owner's
-        name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
+        `client_id` is the name that other clients see when they want the log. Raises OwnershipAcquireFailedError with
+        the owner's name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
         """
         opened = self._runtime.run(self._inner.open_writer(client_id))
         return LogWriter(self._runtime, opened)
@@ -110,7 +110,7 @@ class Log:
         return AppendStream(self._runtime, opened)
 
     def metadata(self) -> Versioned[bytes]:
-        """Bytes that the application keeps with the log, empty where there are none, and their version.
+        """The bytes that the application keeps with the log (empty where there are none), and their version.
 
         Raises LogNotFoundError.
         """
@@ -119,8 +119,8 @@ class Log:
     def set_metadata(self, data: bytes, version: int = ANY_VERSION) -> int:
         """Keep `data` with the log, if what is there has that version; returns the new version.
 
-        Empty bytes delete what is there. Raises LogNotFoundError, BadVersionError where somebody else was first;
-        OutcomeUnknownError only with a version: look before trying again.
+        Empty bytes delete what is there. Raises LogNotFoundError; BadVersionError where another client was first and
+        nothing was changed; OutcomeUnknownError only with a version: read before trying again.
         """
         return self._runtime.run(self._inner.set_metadata(data, version))
 
@@ -129,19 +129,19 @@ class Log:
         self._runtime.run(self._inner.delete_metadata(version))
 
     def status(self) -> LogStatus:
-        """What the log is made of: its segments with their states, where it begins, who writes it."""
+        """The log's segments with their states, where it begins, and who writes it. Raises LogNotFoundError."""
         return self._runtime.run(self._inner.status())
 
     def truncate(self, dlsn: DLSN | str, *, respect_subscribers: bool = False, client_id: str | None = None) -> DLSN:
         """Hide every record below `dlsn` from readers; returns the log's first position afterwards.
 
-        Only completed segments are truncated: where the DLSN lies in one that is being written, or beyond, what is
-        returned is below it. It is above it where more was hidden before: a truncation is never taken back.
-        DLSN.INVALID changes nothing. With `respect_subscribers` what a subscriber of the log has still to read stays.
-        No data is deleted: that is for retention.
+        Only completed segments are truncated: where the DLSN lies in a segment that is being written, or beyond, the
+        position returned is below it. It is above the DLSN where more was hidden before: a truncation is never taken
+        back. DLSN.INVALID changes nothing. With `respect_subscribers` nothing is hidden that a subscriber of the log
+        has still to read. No data is deleted: that is for retention.
 
-        It is done by this handle's writer where that is open, else under the log's lock, as `client_id`: raises
-        OwnershipAcquireFailedError with the owner's name while somebody else writes, LogNotFoundError, LockingError
+        It uses the lock of this handle's writer where that is open, else it takes the log's lock as `client_id`. Raises
+        OwnershipAcquireFailedError with the owner's name while another client writes, LogNotFoundError, LockingError
         where the lock was lost on the way. After an OutcomeUnknownError it may be called again.
         """
         return self._runtime.run(
@@ -149,9 +149,9 @@ class Log:
         )
 
     def purge_older_than(self, txid: int, *, client_id: str | None = None) -> int:
-        """Delete the oldest completed segments whose transaction ids are all below `txid`; how many were.
+        """Delete the oldest completed segments whose transaction ids are all below `txid`; returns how many.
 
-        The newest completed one always stays. Locking and errors are those of `truncate`. A ledger that cannot be
+        The newest completed segment always stays. Locking and errors are those of `truncate`. A ledger that cannot be
         deleted yet fails the call, and is deleted by a later one.
         """
         return self._runtime.run(self._inner.purge_older_than(txid, client_id=client_id))
@@ -159,15 +159,15 @@ class Log:
     def picture(self, by: Unit = "records", *, mark: DLSNRange | None = None) -> LogPicture:
         """The log's segments as a picture for notebooks, in proportion to their records or bytes.
 
-        `mark` is pointed out in it. Costs what `status` does; bytes one request more for each segment that is drawn,
-        60 at most. Raises LogNotFoundError.
+        `mark` is highlighted in it. Costs what `status` does; by bytes, one request more for each segment that is
+        drawn, 60 at most. Raises LogNotFoundError.
         """
         return self._runtime.run(self._inner.picture(by, mark=mark))
 
     def close(self) -> None:
-        """Close what was opened through this handle: writers complete their segment, readers end. Idempotent.
+        """Close what was opened through this handle: writers complete their segments, readers end. Idempotent.
 
-        A cancellation is raised once all of it is closed. Raises the first failure of a writer, after that.
+        A cancellation is raised only once all of it is closed. Then the first failure of a writer is raised.
         """
         if not self._runtime.closed:
             self._runtime.run(self._inner.close())
@@ -198,13 +198,13 @@ class Log:
         exclusive: bool = False,
         client_id: str | None = None,
     ) -> LogReader:
-        """A reader from `start`: a DLSN (or its text), a transaction id, "earliest" (which is meant without one),
-        "last" (the last record there is), or "latest" (what comes next).
+        """A reader from `start`: a DLSN (or its text), a transaction id, "earliest" (the default), "last" (the last
+        record there is), or "latest" (what comes next).
 
         With `subscriber` it is the only reader of that name: it goes on at the position that was committed last, if no
-        start is given. With `exclusive` it is the only exclusive reader of the log. `client_id` names it to others who
-        want the lock. Raises LogNotFoundError, and for a lock OwnershipAcquireFailedError with the other's name after
-        `lockTimeoutSeconds`. That a position was truncated shows at the first read.
+        start is given. With `exclusive` it is the only exclusive reader of the log. `client_id` is the name that other
+        clients see when they want the lock. Raises LogNotFoundError, and for a lock OwnershipAcquireFailedError with
+        the other reader's name after `lockTimeoutSeconds`. A position that was truncated raises at the first read.
         """
         opened = self._runtime.run(
             self._inner.open_reader(start, subscriber=subscriber, exclusive=exclusive, client_id=client_id)
@@ -219,14 +219,14 @@ class Log:
         return AppendReader(self._runtime, opened)
 
     def subscribers(self) -> dict[str, DLSN]:
-        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for one that committed none yet.
+        """All subscribers with their positions; DLSN.NON_INCLUSIVE_LOWER_BOUND for those that committed none yet.
 
-        What lies below the lowest of them has been read by all.
+        What lies below the lowest of them has been read by all. Raises LogNotFoundError.
         """
         return self._runtime.run(self._inner.subscribers())
 
     def commit_position(self, subscriber: str, dlsn: DLSN, *, back: bool = False) -> DLSN:
-        """Store where a subscriber goes on, for readers that need no lock; returns what is stored now.
+        """Store where a subscriber goes on, for readers without a lock; returns what is stored now.
 
         A position behind the stored one is not taken unless `back` is given. Raises LogNotFoundError, and an
         OutcomeUnknownError, after which it may be called again.
@@ -236,16 +236,16 @@ class Log:
     def delete_subscriber(self, subscriber: str) -> None:
         """Forget a subscriber and its position; a missing one is a success.
 
-        Raises OwnershipAcquireFailedError, with the reader's name, while somebody reads for it.
+        Raises OwnershipAcquireFailedError, with the reader's name, while a reader is open for it.
         """
         self._runtime.run(self._inner.delete_subscriber(subscriber))
 
     def watch_segments(self) -> Iterator[list[SegmentMetadata]]:
-        """The log's segments, now and after each change: one begins, is completed, truncated or deleted.
+        """The log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
 
-        Changes that come close together are seen as one. It asks nothing of the metadata store while nothing changes,
-        and waits trouble with the connection out. It ends when this handle is closed. Raises LogNotFoundError, as well
-        when the log is deleted.
+        Changes that come close together are seen as one. While nothing changes it makes no request; a metadata store
+        that cannot be reached is waited for. It ends when this handle is closed. Raises LogNotFoundError, also when the
+        log is deleted.
         """
         yield from iterated(self._runtime, self._inner.watch_segments())
 
@@ -254,13 +254,15 @@ class Log:
         return self._runtime.run(self._inner.segments())
 
     def start(self) -> DLSN:
-        """The first position that is left."""
+        """The first position that truncation and retention have left; the end of a log without any. Raises
+        LogNotFoundError."""
         return self._runtime.run(self._inner.start())
 
     def end(self) -> DLSN:
         """The next position to read once everything committed up to now has been read: an exclusive end.
 
-        It lies in the first segment whose end is still open: what follows such a segment is not readable yet.
+        It lies in the first segment whose end is still open: what follows such a segment is not readable yet. Covers
+        every record that was acknowledged before this call by a writer that is alive. Raises LogNotFoundError.
         """
         return self._runtime.run(self._inner.end())
 
@@ -289,7 +291,7 @@ class Log:
         return self._runtime.run(self._inner.last_txid())
 
     def is_sealed(self) -> bool:
-        """Whether an end-of-stream record is the last one."""
+        """Whether the log ends with an end-of-stream record. Raises LogNotFoundError."""
         return self._runtime.run(self._inner.is_sealed())
 
     def find_txid(self, txid: int) -> DLSN:
@@ -297,28 +299,29 @@ class Log:
 
         Reads about log2(segments) segments' metadata and log2(entries) entries of one of them at most (P9), a few where
         ids grow evenly, none where it begins a completed segment; `probes` counts.
-        Meaningful where transaction ids do not decrease, which writers ensure unless told not to.
+        Meaningful where transaction ids do not decrease, which writers ensure unless `maxIdSanityCheck` is off. Raises
+        LogNotFoundError.
         """
         return self._runtime.run(self._inner.find_txid(txid))
 
     def find_sequence_id(self, sequence_id: int) -> DLSN:
         """The position of the record with this sequence id, or of the first one left behind it; the end if none is yet.
 
-        Segments of metadata versions below 5 have no sequence ids; they are passed over.
+        Segments of metadata versions below 5 have no sequence ids; they are passed over. Raises LogNotFoundError.
         """
         return self._runtime.run(self._inner.find_sequence_id(sequence_id))
 
     def position(self, start: DLSN | int | str) -> DLSN:
-        """What a start stands for: a DLSN or its text, a transaction id, "earliest", "last" or "latest".
+        """The position that a start stands for: a DLSN or its text, a transaction id, "earliest", "last" or "latest".
 
-        Raises CallerError for what is none of these, LogNotFoundError.
+        Raises CallerError for anything else, LogNotFoundError.
         """
         return self._runtime.run(self._inner.position(start))
 
     def record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
-        """How many records there are from `start` (what is left) to before `end` (all that is committed).
+        """How many records there are from `start` to before `end`: by default, all that are left and committed.
 
-        Whole segments are counted by their metadata. What truncation hides does not count.
+        Whole segments are counted by their metadata. What truncation hides does not count. Raises LogNotFoundError.
         """
         return self._runtime.run(self._inner.record_count(start, end))
 

@@ -123,7 +123,7 @@ class Namespace:
 
     @property
     def settings(self) -> Settings:
-        """The namespace's settings; a log's own go over them."""
+        """The namespace's settings; a log's own settings override them."""
         return self._inner.settings
 
     @property
@@ -132,72 +132,71 @@ class Namespace:
         return self._inner.counters
 
     def create_log(self, name: str, metadata: bytes = b"") -> None:
-        """Create a log, with bytes of the application's own; one that exists is left as it is.
+        """Create a log, with bytes of the application's own; an existing log is left as it is.
 
-        Raises InvalidLogNameError, or LogExistsError for a race.
+        Raises InvalidLogNameError; LogExistsError where another client was faster.
         """
         self._runtime.run(self._inner.create_log(name, metadata))
 
     def log_exists(self, name: str) -> bool:
-        """Whether there is such a log. Raises InvalidLogNameError, DuplicateLogError."""
+        """Whether there is a log of this name. Raises InvalidLogNameError, DuplicateLogError."""
         return self._runtime.run(self._inner.log_exists(name))
 
     def logs(self, prefix: str = "", *, recursive: bool = False) -> list[str]:
         """Names of the logs, or of those directly below `prefix`. A name with `/` in it shows as its first part.
 
-        With `recursive` the full names of all logs, at any depth.
+        With `recursive`: the full names of all logs, at any depth.
         """
         return self._runtime.run(self._inner.logs(prefix, recursive=recursive))
 
     def overview(self, seconds: float = OVERVIEW_S) -> Overview:
         """The first 50 names with their logs' states and sizes, as a table for notebooks.
 
-        It looks for `seconds` at most; what it did not come to by then is said to be so.
+        It looks for `seconds` at most; logs that it did not reach by then are marked.
         """
         return self._runtime.run(self._inner.overview(seconds))
 
     def watch_logs(self, prefix: str = "", *, existing: bool = False) -> Iterator[LogChange]:
-        """Tell of every log that comes or goes, by the names that `logs(prefix)` gives, until the namespace is closed
+        """Report every log that comes or goes, by the names that `logs(prefix)` gives, until the namespace is closed
         (or the session, where that was given to `over`).
 
-        With `existing` those that are there come first. Logs that come and go again at once may not be told.
+        With `existing` the logs that exist come first. A log that comes and goes at once may not be reported.
         """
         yield from iterated(self._runtime, self._inner.watch_logs(prefix, existing=existing))
 
     def rename_log(self, old: str, new: str) -> None:
-        """Give a log another name, in one step; what is denied on it goes along. Its readers must be opened again.
+        """Give a log another name, in one step, with its permissions. Its readers must be opened again.
 
-        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while somebody
-        writes it, LockingError while a reader has it locked, CallerError for a log of several thousand segments.
-        After an OutcomeUnknownError look which name it has: it has one of the two.
+        Raises LogNotFoundError, LogExistsError for a name that is taken, OwnershipAcquireFailedError while another
+        client writes it, LockingError while a reader has it locked, CallerError for a log of several thousand segments:
+        nothing was renamed. After an OutcomeUnknownError look which name it has: it has one of the two.
         """
         self._runtime.run(self._inner.rename_log(old, new))
 
     def open_log(self, name: str, settings: Mapping[str, Value] | None = None) -> Log:
         """A handle on a log, with settings of its own over the namespace's. The log need not exist yet.
 
-        What dynamic settings files say of the log goes over both, now and later. Raises InvalidLogNameError,
-        SettingsError.
+        Dynamic settings files override both, now and whenever they change. Raises InvalidLogNameError, SettingsError.
         """
         opened = self._runtime.run(self._inner.open_log(name, settings))
         return Log(self._runtime, opened)
 
     def reload_settings(self) -> None:
-        """Look at the dynamic settings and feature files now, instead of at the next interval's end."""
+        """Look at the dynamic settings and feature files now, instead of at the end of the interval."""
         self._runtime.run(self._inner.reload_settings())
 
     def delete_log(self, name: str) -> None:
-        """Delete a log with all its segments. Safe to repeat: a second call finishes what a first one began.
+        """Delete a log with all its segments. After any error it may be called again, and finishes what was begun.
 
-        Raises OwnershipAcquireFailedError while somebody writes it, LogNotFoundError if there is no such log.
+        Raises OwnershipAcquireFailedError while another client writes it, LogNotFoundError if there is no such log.
         """
         self._runtime.run(self._inner.delete_log(name))
 
     def delete_allocator_pool(self, name: str, folder: str | None = None) -> int:
-        """Delete a pool of ledger allocators with the ledgers it has ready; returns how many. A missing one is fine.
+        """Delete a pool of ledger allocators with the ledgers that it has ready; returns how many. It may be missing.
 
-        `folder` is `ledgerAllocatorPoolPath` unless given. Whoever still uses the pool loses its allocators, no
-        segment. After any error it may be called again. Raises CallerError for what is no pool's name.
+        `folder` is `ledgerAllocatorPoolPath` unless given. A process that still uses the pool loses its allocators, and
+        no segment. After any error it may be called again. Raises CallerError for a name that a pool cannot have.
         """
         return self._runtime.run(self._inner.delete_allocator_pool(name, folder))
 

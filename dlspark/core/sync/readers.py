@@ -69,8 +69,8 @@ class LogReader:
     def __iter__(self) -> Iterator[LogRecord]:
         """Records for ever, waiting at the tail, until the log is sealed.
 
-        Those that are there come over from the background thread together: the other methods, and another loop, go on
-        behind the last one that a loop has got.
+        Records that were fetched come over from the background thread together. The other methods, and another loop,
+        go on behind the last record that a loop has delivered.
         """
         return chain.from_iterable(self._lent())
 
@@ -99,17 +99,17 @@ class LogReader:
 
     @property
     def position(self) -> DLSN:
-        """Where the next reader would have to start to go on after the last record delivered."""
+        """Where another reader has to start to go on behind the last record delivered."""
         return self._inner.position
 
     @property
     def gaps(self) -> list[Gap]:
-        """What was passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
+        """Damaged entries that were passed over so far, oldest first; with `readAheadSkipBrokenEntries` only."""
         return self._inner.gaps
 
     @property
     def caught_up(self) -> bool:
-        """Everything that was confirmed a moment ago has been delivered."""
+        """Whether everything that was confirmed when the log was last looked at has been delivered."""
         return self._inner.caught_up
 
     def skip_to(self, start: Start) -> DLSN:
@@ -147,7 +147,8 @@ class LockedReader(LogReader):
         """Store where the subscriber's next reader begins: `dlsn`, or behind the last record delivered.
 
         Returns what is stored now, which is further on where more was committed before. Raises LockingError where the
-        lock was lost, an OutcomeUnknownError, after which it may be called again, and CallerError without a subscriber.
+        lock was lost: nothing was stored. After an OutcomeUnknownError it may be called again. Raises CallerError
+        without a subscriber.
         """
         return self._runtime.run(self._inner.commit_position(dlsn))
 
@@ -252,7 +253,7 @@ class AppendReader(io.RawIOBase):
         return self._inner.position
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill `buffer` as far as bytes are committed; returns how many came, 0 at the end for now.
+        """Fill `buffer` with committed bytes; returns how many came, 0 at the end for now.
 
         Raises AlreadyTruncatedError where the next byte was truncated, CorruptDataError where the log holds other
         records than a stream's.
@@ -264,12 +265,12 @@ class AppendReader(io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        """All that is committed."""
+        """All bytes that are committed, from here on. Raises as `readinto`."""
         self._checkClosed()
         return self._runtime.run(self._inner.read())
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go on at another byte; from the start or from here: where the end is only the reading tells."""
+        """Go on at another byte, from the start or from here; not from the end, which only reading finds."""
         self._checkClosed()
         if whence not in (io.SEEK_SET, io.SEEK_CUR):
             raise io.UnsupportedOperation("a stream that grows has no end to seek from")

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class PendingWrite(Generic[_T]):
-    """A write under way. `result` sends what is buffered, so that it does not wait for a buffer that nobody fills."""
+    """A write under way. `result` sends what is buffered first: it would else wait for the buffer to be full."""
 
     __slots__ = ("_future", "_writer")
 
@@ -33,11 +33,12 @@ class PendingWrite(Generic[_T]):
         self._future = future
 
     def done(self) -> bool:
-        """Whether it is known how the write ended."""
+        """Whether the outcome of the write is known."""
         return self._future.done()
 
     def result(self, timeout_s: float | None = None) -> _T:
-        """What was written, once an ack quorum has it on disk. Raises what the write ended in, or TimeoutError."""
+        """What was written, once an ack quorum has it on disk. Raises the write's error, or TimeoutError, after which
+        the write goes on."""
         if not self._future.done():
             self._writer.send()
         return self._future.result(timeout_s)
@@ -142,8 +143,8 @@ class LogWriter:
     def flush(self) -> int:
         """Send everything accepted and wait until it is acknowledged.
 
-        Returns the highest transaction id that is acknowledged, -1 for none; MAX_TXID in a sealed log. Raises what the
-        failed records were given.
+        Returns the highest transaction id that is acknowledged, -1 for none; MAX_TXID in a sealed log. Raises the error
+        of the records that failed.
         """
         return self._runtime.run(self._inner.flush())
 
@@ -154,8 +155,8 @@ class LogWriter:
     def mark_end_of_stream(self) -> DLSN:
         """Seal the log: nothing can ever follow. Completes the segment; the writer can then only be closed.
 
-        Raises EndOfStreamError if it is sealed already. After an OutcomeUnknownError, open the writer again: sealed
-        or not, that tells.
+        Raises EndOfStreamError if it is sealed already. After an OutcomeUnknownError, open the writer again: its
+        recovery decides, and `Log.is_sealed` then says which.
         """
         return self._runtime.run(self._inner.mark_end_of_stream())
 

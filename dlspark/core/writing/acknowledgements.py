@@ -1,18 +1,21 @@
-"""Entries on their way to storage nodes: whose records they hold, what these get to know, and when that is believed.
+"""Entries on their way to storage nodes: which records they hold, how their outcome reaches these records' futures, and
+when an acknowledgement is believed.
 
-`LateAcknowledgements`: an acknowledgement that comes late is believed once it is known that the log has no other owner.
+`SentEntry` and `SentBatch` know the futures. `LateAcknowledgements` stands between them and the storage nodes' answers:
+it believes an acknowledgement that comes late only once it is known that the log has no other owner.
 
 A process may stand still (SIGSTOP, a suspended machine) while answers of storage nodes wait in its sockets. When it
-goes on, its session may have expired and somebody else have the log: what the answers say is true, for the records are
-in the log, but its user would take itself for the owner, after the other one's first acknowledgement. So an answer
-that comes longer after its entry than a session can do without its owner is held back, and with it all that follow,
-until the ledger's metadata was read: as long as that says OPEN nobody has recovered the segment, and no other owner has
-a segment to write to (I5, I7). If it says anything else, or cannot be read, the records' outcome is unknown.
+goes on, its session may have expired, and another process may own the log. The answers are true, for the records are
+in the log. But this process would take itself for the owner after the other owner's first acknowledgement. So an answer
+is late if it comes longer after its entry than a session lives without its owner. A late answer is held back, with all
+that follow, until the ledger's metadata was read. As long as they say OPEN no other client has recovered the segment,
+and no other owner has a segment to write to (I5, I7). If they say anything else, or cannot be read, the records'
+outcome is unknown.
 
 This needs no timer and costs a look at the clock for each entry and answer. The clock is `Clock.elapsed_s`, not the
-event loop's, which stands still with a machine that is suspended: by that one every answer that was received before
-would be in time. What stops together with every clock of its machine is not noticed: a virtual machine that its host
-has paused, or taken back to a snapshot.
+event loop's, which stands still while the machine is suspended: by that clock every answer that was received before
+would be in time. A pause that stops every clock of the machine is not noticed: a virtual machine that its host has
+paused, or taken back to a snapshot.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ class SentBatch:
     written: list[WrittenEntry] = field(default_factory=list)
 
     def acknowledged(self, entry: WrittenEntry) -> None:
+        """Note one entry as stored; with the last of them the batch's future gets all, in order."""
         self.written.append(entry)
         self.waiting -= 1
         if not self.waiting and not self.future.done():
@@ -72,34 +76,34 @@ class SentEntry:
     batch: SentBatch | None
     has_user_data: bool
     highest_txid: int
-    """Of all user records up to this entry's."""
+    """The highest transaction id of all user records up to this entry's."""
     moments: Moments
 
     @property
     def records(self) -> int:
-        """Those that somebody waits for."""
+        """How many records have a caller that waits for them: none of a control record."""
         return len(self.futures) if self.batch is None else self.encoded.record_count
 
     @property
     def users(self) -> int:
-        """User records: all of them but the one that ends the stream."""
+        """How many user records the entry holds: all but the end-of-stream record."""
         return self.encoded.record_count - int(self.encoded.last_txid == MAX_TXID)
 
     def acknowledged(self, lssn: int) -> None:
-        """Tell the records where they are."""
+        """Give each record's future its DLSN."""
         for slot, future in enumerate(self.futures):
             if not future.done():
                 future.set_result(DLSN(lssn, self.entry_id, slot))
 
     def batch_acknowledged(self, lssn: int) -> None:
-        """Tell the batch that this entry of it is stored."""
+        """Note in the batch, if there is one, that this entry of it is stored."""
         if self.batch is not None:
             encoded, dlsn = self.encoded, DLSN(lssn, self.entry_id, 0)
             self.batch.acknowledged(WrittenEntry(dlsn, encoded.record_count, encoded.first_txid, encoded.last_txid))
 
 
 def fail_records(futures: Sequence[asyncio.Future[DLSN]], batch: SentBatch | None, error: Exception) -> None:
-    """End what has not ended yet."""
+    """Give `error` to every future that has not ended yet."""
     for future in futures:
         if not future.done():
             future.set_exception(error)
@@ -129,7 +133,7 @@ class LateAcknowledgements:
     ) -> None:
         self._ledgers = ledgers
         self.ledger_id = ledger_id
-        """May become another one until the first answer."""
+        """The ledger may be replaced by another one until the first answer."""
         self._limit_s = session_timeout_s * SESSION_SHARE
         self.moment = clock.elapsed_s
         """What to give to `watch`."""
@@ -146,6 +150,7 @@ class LateAcknowledgements:
         due = sent_at + self._limit_s
 
         def told(done: Answer) -> None:
+            # Once one is held back, all behind it are: acknowledgements keep the order of the writes (I4).
             if not self._held and (self.moment() <= due or not _is_acknowledged(done)):
                 answered(done)
                 return
@@ -170,12 +175,13 @@ class LateAcknowledgements:
         while True:
             began = self.moment()
             refusal = await repeat(self._ledgers.store, self._ownership)
-            # A look during which the process stood still again tells nothing.
+            # A look during which the process stood still again proves nothing: the state may have changed since.
             if refusal is not None or self.moment() - began < self._limit_s:
                 return refusal
 
     async def _ownership(self) -> WriterDeposedError | None:
-        """What speaks against our still having the log."""
+        """None if this writer still has the log; else the error for the records."""
+        # A ZooKeeper server that lags behind could still say OPEN of a ledger that another owner has closed (I5).
         await self._ledgers.store.sync(self._ledgers.path(self.ledger_id))
         state = (await self._ledgers.read(self.ledger_id)).value.state
         if state is LedgerState.OPEN:

@@ -1,4 +1,4 @@
-"""`Appending`: how records are given to a writer: one by one, in bulk, as a set of one transaction id, by columns.
+"""`Appending`: the ways of giving records to a writer: one by one, in bulk, as a set of one transaction id, by columns.
 
 Each becomes an operation with futures of its own, which the writer issues, queues or refuses; nothing here raises.
 """
@@ -44,8 +44,8 @@ class Appending:
         A record is sent when the buffer fills (`writerOutputBufferSize`), by the periodic flush, or by `flush`.
         Never raises: a refusal is the future's error. Await `wait_for_room` between writes to bound memory.
 
-        With `isDurableWriteEnabled` off the future has DLSN.INVALID as soon as the record is taken. Where it then is
-        not stored, the next call that writes, flushes or closes says so.
+        With `isDurableWriteEnabled` off the future has DLSN.INVALID as soon as the record is taken. Where the record is
+        then not stored, the next call that writes, flushes or closes raises that.
         """
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._accept(RecordWrite(txid, payload, future))
@@ -76,9 +76,9 @@ class Appending:
         return self._promised(futures)
 
     def _end_bulk(self, writes: Sequence[RecordWrite]) -> None:
-        """What was accepted before a refusal is sent as if it had been all: nothing would send it otherwise."""
+        """Send what was accepted before a refusal: only the last record of a bulk sends it, and that was refused."""
         for write in writes:
-            write.may_transmit = True  # of those that wait for a segment
+            write.may_transmit = True  # for those that still wait for a segment
         self._send_due()
 
     def write_record_set(
@@ -114,20 +114,21 @@ class Appending:
         return self._unawaited.instead_of(future, (at_once,))
 
     def _measure_bulk(self, last: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
-        """Time a bulk that is accepted now, and has ended with `last`."""
+        """Time a bulk from now until its last future ends."""
         if not self._measured:
             return
         began = self._loop.time()
 
         def ended(future: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
             if not future.cancelled():
-                # Not by `exception()`: that would tell asyncio that somebody has seen the failure.
+                # Not by `exception()`: asyncio would take the failure for seen, and not report it if the caller never
+                # looks at it.
                 self._measures.log_writer_bulk_write.record(self._loop.time() - began, future._exception is None)
 
         last.add_done_callback(ended)
 
     def _promised(self, futures: list[asyncio.Future[DLSN]]) -> list[asyncio.Future[DLSN]]:
-        """What the caller is to wait for: that records are stored, or only that they were taken."""
+        """The futures for the caller: of records that are stored, or (non-durable) that were only taken."""
         if self._settings.durable_writes:
             return futures
         return [self._unawaited.instead_of(future, DLSN.INVALID) for future in futures]

@@ -1,14 +1,13 @@
-"""What a writer makes of failures: why it failed, records that nobody waits for, and a lock that is lost.
+"""How a writer handles failures: its own, those of records that the caller does not wait for, and the loss of its lock.
 
-`explain_failure` and `refusal` say what became of its log or lock, and what that means for a record.
+`explain_failure` and `refusal` make the errors: what happened to the log or the lock, and what that means for a record.
 
-`UnawaitedFailures`: of records that are answered before they are stored (`isDurableWriteEnabled` off). Nobody waits for
-such a failure, so it is kept and raised by the next call: never dropped in silence (D17).
+`UnawaitedFailures` keeps the failures of records that are answered before they are stored (`isDurableWriteEnabled`
+off). No future reports such a failure, so it is kept and raised by the next call: never dropped in silence (D17).
 
-`OwnershipWatch`: what follows when a writer's lock is lost.
-
-A lock that is lost with its session is taken again in the background, while writing goes on: fencing (I5) and versions
-(I7) keep a deposed owner from doing harm, and only a lock that somebody else has now ends the writer.
+`OwnershipWatch` takes a lost lock again. A lock that is lost with its session is taken again in the background, while
+writing goes on: fencing (I5) and versions (I7) keep a deposed owner from doing harm. Only a lock that another owner has
+now ends the writer.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ADVICE_REOPEN = "Open the writer again, and write again from the first record th
 
 
 def explain_failure(log: str, cause: BaseException) -> BaseException:
-    """The failure of a writer whose log or lock is gone: what has happened to it."""
+    """`cause` as the failure of the writer: where its log or lock is gone, an error that says so."""
     error: WriteError
     if isinstance(cause, LockClosedError):
         error = WriteError(
@@ -53,7 +52,7 @@ def explain_failure(log: str, cause: BaseException) -> BaseException:
 
 
 def refusal(log: str, failure: BaseException | None) -> WriteError:
-    """What a record is given that comes, or waits, when the writer has failed."""
+    """The error of a record that is written to, or still queued in, a writer that has failed: it was not written."""
     kind = WriterDeposedError if isinstance(failure, WriterDeposedError) else WriteError
     cause = failure.message if isinstance(failure, DistributedLogError) else repr(failure)
     error = kind(f"The record was not written, the writer has failed: {cause}", log=log, advice=ADVICE_REOPEN)
@@ -61,7 +60,7 @@ def refusal(log: str, failure: BaseException | None) -> WriteError:
     return error
 
 
-# ------------------------------------------------------------------ records that nobody waits for
+# ------------------------------------------------------------------ records that are not waited for
 
 _T = TypeVar("_T")
 
@@ -75,7 +74,7 @@ class UnawaitedFailures:
         self._first: BaseException | None = None
 
     def instead_of(self, future: asyncio.Future[_T], answer: _T) -> asyncio.Future[_T]:
-        """A future that has `answer` already, in place of `future`; that itself where it was refused at once."""
+        """A future that has `answer` already, in place of `future`; `future` itself if it was refused at once."""
         if future.done():
             return future
         future.add_done_callback(self._settled)
@@ -90,11 +89,14 @@ class UnawaitedFailures:
             self._first = self._first or error
 
     def forget(self) -> None:
-        """What has failed up to now is being told by another error."""
+        """Drop what has failed up to now: another error, which is being raised, reports it."""
         self._first, self._failures = None, 0
 
     def raise_failure(self, and_now: str = "") -> None:
-        """Raise once what befell records that nobody waited for; `and_now` tells of the call that finds it."""
+        """Raise, once, a WriteError for the records that failed and were not waited for.
+
+        `and_now` ends its message: what that means for the call that raises it.
+        """
         first, failures = self._first, self._failures
         if first is None:
             return
@@ -114,7 +116,7 @@ LOCK_CHECK_S = 0.2
 
 
 class OwnershipWatch:
-    """Has a lost lock taken again, and tells `on_lost` when that is not possible any more."""
+    """Has a lost lock taken again; calls `on_lost` with the error once that is not possible any more."""
 
     def __init__(self, services: Services, lock: WriteLock, on_lost: Callable[[DistributedLogError], None]) -> None:
         self._lock = lock
@@ -128,7 +130,7 @@ class OwnershipWatch:
             self.look()
 
     def look(self) -> None:
-        """Watch the lock until it is held again, or somebody else has it. Called where it is not held."""
+        """Watch the lock until it is held again, or another owner has it. Called where it is not held."""
         if self._watching is None and not self._ended:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -143,7 +145,7 @@ class OwnershipWatch:
             self._watching = None
 
     def end(self) -> None:
-        """Start watching no more: the writer has failed."""
+        """Watch no longer: the writer has failed. `close` waits for the task."""
         self._ended = True
 
     async def close(self) -> None:

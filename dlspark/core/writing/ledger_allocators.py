@@ -3,24 +3,24 @@ this process writes (docs/reference/znodes.md#ledger-allocators).
 
 An allocator, `LedgerAllocator`, has the ledger ready that the next segment of a log will be:
 
-    HANDED_OVER  nothing is ready; what the znode still names, if anything, is a leftover and nobody's
+    HANDED_OVER  nothing is ready; a ledger that the znode still names is a leftover that belongs to no log
     ALLOCATING   a ledger is being created
     ALLOCATED    a ledger is ready and named in the znode
     HANDING_OVER a transaction is under way that clears the znode and makes the ledger a segment
-    ERROR        somebody else uses the allocator, or an outcome stayed unknown: only its znode knows how it stands
+    ERROR        another process uses the allocator, or an outcome stayed unknown: only its znode shows its state
 
 A start that was definitely not applied goes back to ALLOCATED: the next one takes the same ledger. No crash loses a
 ledger or has two segments share one: a ledger is named in the znode by the transaction that creates it (before it
 exists, where ledgers are in another ZooKeeper); a leftover is deleted before another id takes its place, and only
-after a `claim`, so that nobody else can still hand it over. What remains with two ZooKeepers: an owner that stalls
+after a `claim`, so that no other process can still hand it over. What remains with two ZooKeepers: an owner that stalls
 between naming and creating, is deposed meanwhile, and dies before it has deleted what it then created.
 
 Each allocator of a pool, `LedgerAllocatorPool` (docs/reference/znodes.md#allocator-pools), is lent to one start of a
 segment at a time, which hands its ledger over; afterwards it makes the next one in the background, so that a roll waits
-for no ledger. One that another process has used is read again from its znode. A pool belongs to one process: two that
-share one lose no ledger, but take each other's away. It is opened when the first segment is started with it. Closing
-leaves its ledgers as they are, named in their znodes: whoever opens the pool next deletes them. `delete_pool` deletes a
-pool with its ledgers.
+for no ledger. An allocator that another process has used is read again from its znode. A pool belongs to one process:
+two that share one lose no ledger, but take each other's away. It is opened when the first segment is started with it.
+Closing leaves its ledgers as they are, named in their znodes: the process that opens the pool next deletes them.
+`delete_pool` deletes a pool with its ledgers.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ _log = logging.getLogger(__name__)
 
 
 class AllocatorPhase(Enum):
+    """Where an allocator stands; the table at the top says what each means."""
+
     HANDED_OVER = "handed over"
     ALLOCATING = "allocating"
     ALLOCATED = "allocated"
@@ -60,14 +62,16 @@ class AllocatorPhase(Enum):
 
 
 class AllocatorEvent(Enum):
+    """What happens to an allocator; the texts are for messages."""
+
     ALLOCATE = "a ledger is wanted"
     CREATED = "it exists and is named"
-    NOT_CREATED = "it does not, or that is not known; the znode tells"
+    NOT_CREATED = "it does not, or that is not known; the znode shows it"
     DISCARD = "it does not suit any more"
     OBTAIN = "a transaction takes it"
     COMMITTED = "that was applied"
     ABORTED = "that was definitely not applied"
-    LOST = "somebody else was first, or the outcome is not known"
+    LOST = "another process was first, or the outcome is not known"
 
 
 TRANSITIONS: Mapping[tuple[AllocatorPhase, AllocatorEvent], AllocatorPhase] = {
@@ -87,7 +91,7 @@ TRANSITIONS: Mapping[tuple[AllocatorPhase, AllocatorEvent], AllocatorPhase] = {
 
 
 class AllocatorLostError(NotAppliedError):
-    """Somebody else uses the allocator, or its pool was deleted; nothing was handed over."""
+    """Another process uses the allocator, or its pool was deleted; nothing was handed over."""
 
     code: ClassVar[int] = 504
 
@@ -106,7 +110,7 @@ class LedgerAllocator:
     """One allocator znode in the hands of one process. Calls do not overlap; they come from one event loop."""
 
     def __init__(self, services: Services, allocation: Allocation) -> None:
-        """`allocation`: the znode as it was found, at a moment at which nobody else was to use it."""
+        """`allocation`: the znode as it was found; from then on this process alone is to use it."""
         self.phase = AllocatorPhase.HANDED_OVER
         self.allocation = allocation
         self._services = services
@@ -126,13 +130,13 @@ class LedgerAllocator:
     # ------------------------------------------------------------------ allocating
 
     async def allocate(self, kind: LedgerKind) -> None:
-        """Have a ledger ready, ALLOCATED. One that is ready already is kept if it suits.
+        """Have a ledger ready, ALLOCATED. A ledger that is ready already is kept if it suits.
 
-        Raises AllocatorLostError where somebody else uses the znode, NotEnoughBookiesError, and the metadata store's
+        Raises AllocatorLostError where another process uses the znode, NotEnoughBookiesError, and the metadata store's
         errors; but for the first, it may be called again. A cancellation takes effect when the ledger is made.
         """
         if self.phase is AllocatorPhase.ERROR:
-            raise self._lost_error()  # A ledger was to be made in advance, and nobody waited for that.
+            raise self._lost_error()  # A ledger was to be made in the background, where no caller got the error.
         if self.phase is AllocatorPhase.ALLOCATED:
             if self._kind == kind and self._ledger is not None and self._ledger.error is None:
                 return
@@ -143,6 +147,8 @@ class LedgerAllocator:
     async def _allocate(self, kind: LedgerKind) -> None:
         self._step(AllocatorEvent.ALLOCATE)
         try:
+            # In this order: `_settle` may find that a failed creation left a ledger, which is then the leftover; and
+            # the leftover goes before another id takes its place in the znode, or it would never be found again.
             await self._settle()
             await self._delete_leftover()
             ledger = await self._services.ledgers.create(
@@ -170,7 +176,7 @@ class LedgerAllocator:
 
     def _lost_error(self) -> AllocatorLostError:
         return AllocatorLostError(
-            "the ledger allocator is used by somebody else, or was deleted; no ledger was taken from it",
+            "the ledger allocator is used by another process, or was deleted; no ledger was taken from it",
             path=self.allocation.path,
             advice="A log has one writer, and each process a pool of its own: see ledgerAllocatorPoolName",
         )
@@ -192,22 +198,24 @@ class LedgerAllocator:
         found = await self._store.read(self.allocation.path)
         ours = Allocation(found.path, str(named).encode("ascii"), self.allocation.version + 1)
         if found not in (self.allocation, ours):
-            raise BadVersionError("the allocator was changed by somebody else", path=found.path)
+            raise BadVersionError("the allocator was changed by another process", path=found.path)
         self.allocation = found
 
     async def _delete_leftover(self) -> None:
-        """Delete the ledger that the znode names and nobody uses."""
+        """Delete the ledger that the znode names, which belongs to no segment."""
         if not self.allocation.data:
             return
         leftover = self.allocation.ledger_id
         if leftover is None:
             _log.warning(
-                "%s held %r, no ledger id; replaced",
+                "%s held %r, which is not a ledger id; replaced",
                 self.allocation.path,
                 self.allocation.data[:40],
                 extra=about(path=self.allocation.path),
             )
             return
+        # The claim moves the znode's version, so a transaction that hands this ledger over fails from here on: without
+        # it, a late one would make a segment of a ledger that is being deleted (I1, I7).
         self.allocation = await self._store.claim(self.allocation)
         await self._services.ledgers.delete(leftover)
         self._services.counters["leftover-deleted"] += 1
@@ -222,7 +230,7 @@ class LedgerAllocator:
         return self._ledger
 
     def obtain(self) -> SetData:
-        """The operation that belongs into the transaction which makes `ledger` a segment: HANDING_OVER."""
+        """The operation to put into the transaction that makes `ledger` a segment; HANDING_OVER until its outcome."""
         self._step(AllocatorEvent.OBTAIN)
         return self._store.hand_over(self.allocation)
 
@@ -237,14 +245,14 @@ class LedgerAllocator:
         self._step(AllocatorEvent.ABORTED)
 
     def lost(self) -> None:
-        """This allocator is of no use any more; the ledger may be a segment, or a leftover that the znode names."""
+        """Give this allocator up: its ledger may be a segment now, or a leftover that the znode names."""
         self._step(AllocatorEvent.LOST)
         self._ledger = self._kind = None
 
     async def close(self) -> None:
         """Delete a ledger that is ready and will not be used. Idempotent.
 
-        What fails here is left to whoever uses the allocator next: the znode names the ledger until it is gone.
+        What fails here is left to the allocator's next user: the znode names the ledger until it is gone.
         """
         if self.phase is not AllocatorPhase.ALLOCATED:
             return
@@ -254,6 +262,8 @@ class LedgerAllocator:
         if self._services.store.state is not SessionState.CONNECTED:
             return
         try:
+            # Delete before clear: after a crash between the two the znode names a ledger that is gone, which does no
+            # harm; the other way round the ledger would stay for ever.
             await self._services.ledgers.delete(ledger_id)
             self.allocation = await self._store.clear(self.allocation)
         except DistributedLogError as error:
@@ -301,7 +311,7 @@ class LedgerAllocatorPool:
     # ------------------------------------------------------------------ lending
 
     async def lend(self) -> LedgerAllocator:
-        """An allocator with a ledger ready, nobody else's until `give_back`.
+        """An allocator with a ledger ready, for this caller alone until `give_back`.
 
         Raises NoAllocatorError where all are lent, and what making a ledger raises.
         """
@@ -352,7 +362,7 @@ class LedgerAllocatorPool:
                 self._free.remove(allocator)
                 self.give_back(allocator)
         except DistributedLogError as error:
-            # Whoever is lent this allocator tries again, and is told why it fails.
+            # The next loan of this allocator tries again, and raises why it fails.
             self._services.counters["ledger-not-made-in-advance"] += 1
             _log.warning("no ledger could be made in advance: %s", error)
         finally:
@@ -399,7 +409,8 @@ class LedgerAllocatorPool:
 
 
 def shared_pool(services: Services) -> LedgerAllocatorPool:
-    """The pool of everybody who writes in this namespace, by the namespace's settings. Nothing is read or made yet."""
+    """The pool of all writers of this namespace in this process, by the namespace's settings. Nothing is read or made
+    yet."""
     shared, settings = services.shared, services.settings
     if not isinstance(shared.pool, LedgerAllocatorPool):
         namespace = shared.namespace_path or services.logs.namespace_path
@@ -412,8 +423,8 @@ def shared_pool(services: Services) -> LedgerAllocatorPool:
 async def delete_pool(services: Services, path: str) -> int:
     """Delete a pool and the ledgers that it has ready; returns how many there were. A missing pool is a success.
 
-    Whoever still uses it loses its allocators, not its segments: each ledger is claimed before it is deleted. After
-    any error it may be called again.
+    A process that still uses it loses its allocators, not its segments: each ledger is claimed before it is deleted.
+    After any error it may be called again.
     """
     store = AllocatorStore(services.store, services.counters)
     try:
@@ -434,7 +445,7 @@ async def delete_pool(services: Services, path: str) -> int:
 async def list_pools(services: Services, folder: str | None = None) -> list[tuple[str, list[int | None]]]:
     """The namespace's pools by name, with the ledger that each allocator has ready. `folder` as for `delete_pool`'s.
 
-    Raises CallerError for what can be no folder of pools.
+    Raises CallerError for a path that cannot be a folder of pools.
     """
     namespace = services.logs.namespace_path
     parent = parent_of(pool_path(namespace, folder or services.settings.allocator_pool_path, "any"))

@@ -1,9 +1,11 @@
 """What a writer queues: a record, a record set, a batch, the end of stream; and how much of it is taken.
 
-Each write (`QueuedWrite`) checks, issues, or fails itself.
+Each write (`QueuedWrite`) checks itself, issues itself to a segment, or fails its own futures. A write is checked when
+it is accepted, before it can wait: what waits in the `WriteQueue` needs only a segment, and is issued in the order in
+which it was accepted (I4).
 
-How much a writer takes before it is acknowledged has limits in records, for one writer and for all, and one in bytes.
-Limits in records are settings, 0 or less for none; over one of them a record is refused, or with
+`WriteLimits`: how much a writer takes before it is acknowledged has limits in records, for one writer and for all, and
+one in bytes. Limits in records are settings, 0 or less for none. Over one of them a record is refused, or with
 `outstandingWriteLimitDarkmode`, and while the feature `dl.disable_write_limit` is on, only counted. The limit in bytes
 is for what waits while a segment is being started, and always holds: memory is bounded by it.
 """
@@ -43,10 +45,14 @@ class QueuedWrite(Protocol):
     """One write on its way into a segment."""
 
     @property
-    def first_txid(self) -> int: ...
+    def first_txid(self) -> int:
+        """Transaction id of its first record: the first id of a segment that begins with it."""
+        ...
 
     @property
-    def last_txid(self) -> int: ...
+    def last_txid(self) -> int:
+        """Its highest transaction id: later writes may not be below it."""
+        ...
 
     @property
     def records(self) -> int:
@@ -66,9 +72,13 @@ class QueuedWrite(Protocol):
         """Raise TransactionIdOutOfOrderError where its own ids decrease."""
         ...
 
-    def issue(self, segment: SegmentWriter) -> None: ...
+    def issue(self, segment: SegmentWriter) -> None:
+        """Hand it to `segment`, which has room for its positions. Its futures end with the segment's answers."""
+        ...
 
-    def fail(self, error: DistributedLogError) -> None: ...
+    def fail(self, error: DistributedLogError) -> None:
+        """Give `error` to those of its futures that have not ended."""
+        ...
 
 
 def check_follows(operation: QueuedWrite, highest: int, log: str) -> None:
@@ -133,7 +143,7 @@ class RecordWrite:
     def check(self) -> None:
         if type(self.payload) is not bytes:
             _check_payload(self.payload)
-            self.payload = bytes(self.payload)  # The caller may change its buffer before the record is sent.
+            self.payload = bytes(self.payload)  # The caller may change its buffer before the record is sent (I3).
         _check_txid(self.txid)
         check_payload_length(len(self.payload))
 
@@ -190,7 +200,7 @@ class RecordSetWrite:
         compression = _COMPRESSIONS.get(self.compression)
         if compression is None:
             raise InvalidRecordError(
-                f"{self.compression!r} is no compression of a record set; nothing was written",
+                f"{self.compression!r} is not a compression of a record set; nothing was written",
                 advice=f"Known are {', '.join(_COMPRESSIONS)}",
             )
         self._encoded = encode_record_set(self.payloads, compression)
@@ -289,7 +299,7 @@ class EndOfStreamWrite:
         return 0
 
     def check(self) -> None:
-        """Always legal; whether the log is sealed already is the writer's business."""
+        """Always legal here; the writer checks whether the log is sealed already."""
 
     def check_order(self) -> None:
         """Its id is above all others."""
@@ -323,11 +333,12 @@ class WriteQueue:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much waits that writers had better hold back."""
+        """Whether so much waits that `wait_for_room` should wait: half of MAX_QUEUED_BYTES."""
         return self.bytes > MAX_QUEUED_BYTES // 2
 
     @property
     def first(self) -> QueuedWrite:
+        """The write that waits longest. Raises IndexError where nothing waits."""
         return self._waiting[0]
 
     @property
@@ -336,6 +347,7 @@ class WriteQueue:
         return max((operation.last_txid for operation in self._waiting), default=-1)
 
     def add(self, operation: QueuedWrite) -> None:
+        """Put a checked write behind all others. Its limits are `WriteLimits.check`'s."""
         if not self._waiting:
             self.since = asyncio.get_running_loop().time()
         self._waiting.append(operation)
@@ -343,6 +355,7 @@ class WriteQueue:
         self.bytes += operation.size
 
     def take(self) -> QueuedWrite:
+        """Take the write that waits longest off the queue. Raises IndexError where nothing waits."""
         operation = self._waiting.popleft()
         self.records -= operation.records
         self.bytes -= operation.size
@@ -401,12 +414,12 @@ class WriteLimits:
         )
 
     def count(self, outstanding: int) -> None:
-        """Tell the others how many records of this writer are under way."""
+        """Note how many records of this writer are under way, for the limit that all writers share."""
         if not self._ended:
             self._shared.outstanding += outstanding - self._counted
             self._counted = outstanding
 
     def end(self) -> None:
-        """The writer is closed: nothing of it is under way."""
+        """The writer is closed: take its part out of the shared count, for good."""
         self.count(0)
         self._ended = True

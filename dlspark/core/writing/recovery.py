@@ -1,9 +1,9 @@
 """Recovery of segments that a dead owner left in progress: before anything new is written, each gets its end.
 
-For each such segment, oldest first: its ledger is opened with recovery, which fences the old owner (it gets no further
-acknowledgement, I5) and fixes the ledger's end (I2); the last record gives what the completed metadata must say. A
-segment without any record is removed: ledger first, then znode. Doing it again, or half of it again, leads to the same
-end (I10). The caller holds the log's lock.
+For each such segment, oldest first (a segment's sequence ids continue from the one before it): its ledger is opened
+with recovery, which fences the old owner (it gets no further acknowledgement, I5) and fixes the ledger's end (I2); the
+last record gives what the completed metadata must say. A segment without any record is removed: ledger first, then
+znode. Doing it again, or half of it again, leads to the same end (I10). The caller holds the log's lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 async def recover_segments(services: Services, transitions: SegmentTransitions, settings: Settings) -> None:
     """Give every in-progress segment that `transitions` knows its end.
 
-    Raises what opening with recovery raises (LedgerRecoveryError and others): nothing was lost then, try again.
+    Raises what opening with recovery raises (LedgerRecoveryError and others): nothing was lost then, and it may be
+    called again.
     """
     for segment in [s for s in transitions.segments if s.in_progress]:
         await recover_segment(services, transitions, segment, settings)
@@ -40,7 +41,7 @@ async def recover_segments(services: Services, transitions: SegmentTransitions, 
 async def recover_segment(
     services: Services, transitions: SegmentTransitions, segment: SegmentMetadata, settings: Settings
 ) -> None:
-    """Complete one in-progress segment, or remove it if no record was ever written to it."""
+    """Complete one in-progress segment, or remove it if it has no record. Raises as `recover_segments`."""
     meter, name = services.meter, transitions.name
     with meter.step(meter.of(name).segments_recover, "segment recover", log=name, segment=segment.lssn):
         await _recover(services, transitions, segment, settings)
@@ -68,6 +69,7 @@ async def _recover(
     finally:
         await ledger.close()
     if last is None:
+        # Not completed as empty: its number is given again, so that no segment without records stops readers (I7).
         services.counters["empty-segment-removed"] += 1
         await transitions.delete(segment)
         return
@@ -91,8 +93,8 @@ async def _recover(
 async def _opened(services: Services, ledger_id: int, settings: Settings) -> LedgerReader | None:
     """The ledger, fenced and closed; None if it was deleted.
 
-    Only the ledgers' own store says that it was, once it has caught up: a server that lags behind may not know a new
-    ledger yet, and what is taken for deleted is lost with its records (I1).
+    Only the ledgers' own store decides that, after a sync: a server that lags behind may not know a new ledger yet, and
+    a ledger that is taken for deleted is lost with its records (I1).
     """
     try:
         return await services.ledgers.open(ledger_id, password=settings.password, recover=True)

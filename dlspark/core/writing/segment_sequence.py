@@ -2,8 +2,8 @@
 
 What a new owner finds in progress is given its end before a segment of its own begins: the order that keeps a log whole
 (I7). Each step costs round trips to storage nodes or metadata, so what can go side by side does: while the old
-segment's ledger is fenced and its end looked for, the next ledger is made. The next *segment* begins only afterwards,
-because before the old one's end is known nobody knows
+segment's ledger is fenced and its end looked for, the next ledger is made. The next *segment* begins only afterwards.
+Before the old one's end is known, these are unknown:
 
     its last transaction id      below which no record may be taken, and from which the next segment is found
     whether it ends the stream   then nothing may follow
@@ -55,7 +55,7 @@ class SegmentSequence:
         on_failure: Callable[[BaseException], None],
         on_acknowledged: Callable[[int], None],
     ) -> None:
-        """`on_failure` and `on_acknowledged` are told what happens in the current segment; see SegmentWriter."""
+        """`on_failure` and `on_acknowledged` are called for what happens in the current segment; see SegmentWriter."""
         self.current: SegmentWriter | None = None
         self.last_roll = asyncio.get_running_loop().time()
         """When the current segment began, by the event loop's clock."""
@@ -69,7 +69,7 @@ class SegmentSequence:
         self._rolling_off = services.features.scope(DL_SCOPE).feature(DISABLE_LOGSEGMENT_ROLLING)
 
     def use_settings(self, settings: Settings) -> None:
-        """From the next step on."""
+        """Use `settings` from the next step on."""
         self._settings = settings
         self._transitions.use_settings(settings)
         if self.current is not None:
@@ -110,12 +110,14 @@ class SegmentSequence:
     # ------------------------------------------------------------------ recovering
 
     async def take_over(self) -> int:
-        """`recover` as the log's new owner, who has just taken the lock; afterwards no other one can change the log.
+        """`recover` as the log's new owner, which has just taken the lock; afterwards no earlier owner can change the
+        log.
 
-        The last transaction of the owner before may arrive meanwhile: it was on its way, or its process stood still. It
-        moves the versions, and may begin or end a segment. As long as the lock is ours the log is read and recovered
-        again then, from the beginning: so what that owner has begun is fenced too, before anything is acknowledged here
-        (I5, I7). Raises WriterDeposedError where the lock is not ours any more, or it happens again and again.
+        The previous owner's last transaction may arrive meanwhile: it was on its way, or that process stood still. It
+        moves the versions, and may begin or end a segment. As long as the lock is ours, the log is then read and
+        recovered again from the beginning. So what the previous owner began is fenced too, before anything is
+        acknowledged here (I5, I7). Raises WriterDeposedError where the lock is not ours any more, or where this happens
+        MAX_TAKE_OVERS times.
         """
         for _ in range(MAX_TAKE_OVERS - 1):
             try:
@@ -133,13 +135,15 @@ class SegmentSequence:
         await self._transitions.load()
         await self._lock.ensure_held()
         if self._lock.member_path != member:
-            # What was read may be the next owner's: whoever goes on from it would depose him.
+            # The lock was lost and taken again meanwhile, so the versions that were read may be another owner's. With
+            # them our transactions would be accepted, and depose that owner (I7).
             raise LockingError(
                 "the lock was lost while the log was read; nothing was changed",
                 log=self._transitions.name,
                 advice="Open the writer again",
             )
         highest = await self._give_ends()
+        # Last: recovery that completed a segment has moved the versions already, and `claim` moves those it left.
         await self._transitions.claim()
         return highest
 
@@ -154,6 +158,7 @@ class SegmentSequence:
 
     async def _give_ends(self) -> int:
         if any(segment.in_progress for segment in self._transitions.segments):
+            # Only the next ledger is made meanwhile: the next segment waits for the old one's end.
             preparing = asyncio.get_running_loop().create_task(self._prepare())
             try:
                 await recover_segments(self._services, self._transitions, self._settings)
@@ -165,7 +170,7 @@ class SegmentSequence:
         return max([self._transitions.state.max_txid.value, -1, *known])
 
     async def _prepare(self) -> None:
-        """Make the next segment's ledger. Where that fails, the start will say so, if there ever is one."""
+        """Make the next segment's ledger. A failure is only counted: the start, if one follows, tries again."""
         try:
             await self._transitions.prepare()
         except DistributedLogError as error:
@@ -204,13 +209,15 @@ class SegmentSequence:
         self.last_roll = asyncio.get_running_loop().time()
 
     async def _replace(self, segment: SegmentWriter) -> LedgerWriter:
-        """Another ledger for a segment whose own others wrote to first; that one is closed, and empty for ever.
+        """Another ledger for a segment whose own ledger another client wrote to first; that one was closed empty.
 
-        So the segment is removed as recovery removes an empty one, and its number is given again. No step of ours runs
-        beside this: each waits for the entries that wait for this, or has no such segment yet.
+        So the segment is removed as recovery removes an empty one, and its number is given again (I3: none of its
+        entries can ever be read). No step of ours runs beside this: each waits for the entries that wait for this, or
+        does not have the segment yet.
         """
         self._services.counters["ledger-taken"] += 1
         await self._lock.ensure_held()
+        # Delete before start: the number is given again, and a segment behind an empty one stops every reader (I7).
         await self._transitions.delete(segment.metadata)
         metadata, ledger = await self._transitions.start(segment.metadata.first_txid)
         segment.moved_to(metadata)
@@ -220,8 +227,8 @@ class SegmentSequence:
         """Start the next segment, then complete the current one: readers may see both for a moment
         (docs/reference/records.md#rolling).
 
-        `must` tells whether the current segment cannot take what waits: if not, a start that fails harmlessly is put
-        off. `idle` tells whether nothing waits. Returns whether there is a new segment.
+        `must` returns whether the current segment cannot take what waits: if it can, a start that was definitely not
+        applied is put off. `idle` returns whether nothing waits. Returns whether there is a new segment.
         """
         old = self.current
         if old is None:
@@ -239,7 +246,7 @@ class SegmentSequence:
         except NotAppliedError as error:
             if must():
                 raise
-            # Nothing was started, the old segment is as good as before: go on with it and try again later.
+            # Nothing was started, and the old segment still works: go on with it and try again later.
             self._services.counters["roll-postponed"] += 1
             self.last_roll = asyncio.get_running_loop().time()
             name, lssn = self._transitions.name, old.metadata.lssn
@@ -265,6 +272,8 @@ class SegmentSequence:
             await self._finish(segment)
 
     async def _finish(self, segment: SegmentWriter) -> None:
+        # In this order: the ledger's end is fixed once nothing is under way any more, and the log's metadata only
+        # repeat an end that is fixed (I2).
         await segment.finish()
         await self._transitions.retried(segment.close_ledger)
         await self._lock.ensure_held()
@@ -277,6 +286,7 @@ class SegmentSequence:
         )
 
     async def complete_current(self) -> None:
+        """Complete the current segment, if there is one. After an error it stays in progress, for recovery."""
         if self.current is not None:
             await self._complete(self.current)
             self.current = None

@@ -1,15 +1,16 @@
 """`SegmentWriter`: fills one segment's ledger: buffers records, sends entries, makes what is acknowledged visible.
 
-It knows nothing of locks, metadata or other segments. Its states are three: *open*; *failed*, from the first entry
-that was not acknowledged (nothing is sent any more, everything buffered is cancelled); *closed*.
+It knows nothing of locks, metadata or other segments. It has three states: *open*; *failed*, from the first entry that
+was not acknowledged (nothing is sent any more, everything buffered is cancelled); *closed*.
 
 What a reader may see follows the ledger's last-add-confirmed, which an entry carries for those before it. So the last
 acknowledged entry stays invisible until another one follows: a *control record*, alone in its entry, is written for
 that by `commit`, by the periodic flush and by the immediate flush (`send_timing`). `publish_needed` says that one is
 due: the last acknowledged user entry is above the last-add-confirmed that the newest sent entry carries.
 
-Outcomes: a record whose entry was sent and failed is unknown (TransmitError), because the next owner's recovery may
-find it on a storage node; one that was only buffered was definitely not written (WriteCancelledError).
+Outcomes: the outcome of a record whose entry was sent and failed is unknown (TransmitError), because the next owner's
+recovery may find it on a storage node. A record that was only buffered was definitely not written
+(WriteCancelledError).
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class SegmentWriter:
         meter: Meter | None = None,
         log: str = "",
     ) -> None:
-        """`on_failure` is told of the first failure, `on_acknowledged` of the highest id that is acknowledged.
+        """`on_failure` is called with the first failure, `on_acknowledged` with the highest transaction id that is
+        acknowledged.
 
         `meter` counts what becomes of entries, as those of `log`.
         """
@@ -113,12 +115,13 @@ class SegmentWriter:
         self._pace = SendTimers(self, settings, counts)
 
     def use_settings(self, settings: Settings) -> None:
-        """From the next record or timer on."""
+        """Use `settings` from the next record or timer on."""
         self._settings = settings
         self._pace.use_settings(settings)
 
     def moved_to(self, metadata: SegmentMetadata) -> None:
-        """This segment's ledger was replaced before anything of it was acknowledged, and the segment with it."""
+        """Use another segment and ledger in place of these, of which nothing was acknowledged yet."""
+        # Acknowledged entries would lie in the old ledger, which is deleted (I1).
         check(self.last_entry < 0, "a segment was replaced that holds entries", ledger_id=metadata.ledger_id)
         self.metadata = metadata
         self._answers.ledger_id = metadata.ledger_id
@@ -239,7 +242,7 @@ class SegmentWriter:
     # ------------------------------------------------------------------ sending
 
     def send(self) -> None:
-        """Send what is buffered."""
+        """Send what is buffered, without waiting. A refusal is the error of the records' futures."""
         self._transmit()
 
     def send_due(self) -> None:
@@ -275,11 +278,11 @@ class SegmentWriter:
 
     @property
     def publish_needed(self) -> bool:
-        """Whether the last acknowledged user entry is above what readers were told of, and another may follow it."""
+        """Whether readers cannot see the last acknowledged user entry yet, and another entry may follow it."""
         return self.last_entry > self._carried and self.error is None and not self._closed
 
     def _wake(self, entry_id: int | None) -> None:
-        """Wake those who wait for entries up to `entry_id` (None: everybody)."""
+        """End the waits for entries up to `entry_id` (None: all waits)."""
         while self._waiters and (entry_id is None or self._waiters[0][0] <= entry_id):
             _, waiter = self._waiters.pop(0)
             if not waiter.done():
@@ -304,12 +307,14 @@ class SegmentWriter:
         has_user_data: bool,
     ) -> None:
         self.last_sent = self._loop.time()
+        # Before `add`: a process that stands still during it must not make the answer look younger than it is (I5).
         carried = self.ledger.last_add_confirmed
         sent_at = self._answers.moment()
         try:
             added = self.ledger.add(*encoded.buffers)
         except Exception as error:
-            # Refused before anything was sent: these records were definitely not written.
+            # Refused before anything was sent: these records were definitely not written. Fail the segment first, for
+            # the error of the records names its cause.
             self._fail(error)
             fail_records(futures, batch, self._write_error("The entry was refused; the record was not sent"))
             return
@@ -346,17 +351,18 @@ class SegmentWriter:
     def _acknowledged(self, sent: SentEntry) -> None:
         sent.acknowledged(self.metadata.lssn)
         if sent.has_user_data:
+            # Entries are acknowledged in order (I4), so this only moves forward.
             self.last_entry, self.last_slot = sent.entry_id, sent.encoded.record_count - 1
             self.unacknowledged -= sent.users
             self._on_acknowledged(sent.highest_txid)
         sent.batch_acknowledged(self.metadata.lssn)
         self._wake(sent.entry_id)
-        # While others are under way, the last of them decides whether one more entry has to follow.
+        # While others are under way, the last of their answers decides whether one more entry has to follow.
         if not self._in_flight:
             self._pace.acknowledged()
 
     def _end_gauges(self) -> None:
-        """Nothing is under way any more."""
+        """Take this segment's part out of the gauges: nothing is under way any more."""
         for forget in self._forget_gauges:
             forget()
 
@@ -370,7 +376,7 @@ class SegmentWriter:
         """
         self._pace.stop()
         await self.commit()
-        self._closed = True
+        self._closed = True  # Only now: a closed segment does not publish, and `commit` may have to.
 
     async def close_ledger(self) -> None:
         """Close the ledger of a finished segment: its end is then fixed for ever (I2).
@@ -386,10 +392,11 @@ class SegmentWriter:
         self._fail(cause)
 
     async def abandon(self) -> None:
-        """Let go of the ledger as it is; entries under way end as unknown, recovery closes it."""
+        """Let go of the ledger as it is; entries under way end as unknown, recovery closes the ledger. Idempotent."""
         self._pace.stop()
         if not self._ledger_closed:
             self._closed = self._ledger_closed = True
+            # First the answers that are held back: they end as unknown, and are not believed any more (I5).
             await self._answers.close()
             await self.ledger.abandon()
             self._end_gauges()

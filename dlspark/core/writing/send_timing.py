@@ -7,7 +7,8 @@ It sends what is buffered, or a control record that makes entries visible:
     flush        the periodic flush; twice in its time
     keep-alive   nothing was sent for long
 
-Timers of these names; of each one waits at a time.
+Each has a timer of its name, and at most one of each waits. A control record makes entries visible because it carries
+a later LAC than they could; it costs an entry, so buffered records are sent in its place where there are any.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dlspark.core.settings import Settings
 
 
 class SendingSegment(Protocol):
-    """What it has to know of a segment, and does with it."""
+    """What the timers need of a segment."""
 
     last_sent: float
     """When an entry was sent last, by the event loop's clock."""
@@ -37,9 +38,13 @@ class SendingSegment(Protocol):
         """Whether entries are acknowledged that no reader can see yet, and the segment takes others."""
         ...
 
-    def send(self) -> None: ...
+    def send(self) -> None:
+        """Send what is buffered, without waiting. A failure is the segment's."""
+        ...
 
-    def write_control(self, payload: bytes = ...) -> None: ...
+    def write_control(self, payload: bytes = ...) -> None:
+        """Send what is buffered, then a control record in an entry of its own."""
+        ...
 
 
 def _timing(settings: Settings) -> tuple[int, int, bool, bool]:
@@ -53,7 +58,7 @@ def _at_once(settings: Settings) -> bool:
 
 
 class SendTimers:
-    """That of one segment, from the beginning."""
+    """The timers of one segment, from its beginning to `stop`."""
 
     def __init__(self, segment: SendingSegment, settings: Settings, measures: Measures) -> None:
         self._segment = segment
@@ -65,7 +70,7 @@ class SendTimers:
         self._start()
 
     def use_settings(self, settings: Settings) -> None:
-        """From the next record or timer on. The timers begin anew where their times have changed."""
+        """Use `settings` from the next record or timer on. Timers whose times have changed begin anew."""
         before, self._settings = self._settings, settings
         if not self._stopped and _timing(before) != _timing(settings):
             self._cancel("flush")
@@ -80,7 +85,7 @@ class SendTimers:
             self._every("keep-alive", lambda: self._settings.keep_alive_ms / 1000, self._keep_alive)
 
     def stop(self) -> None:
-        """Nothing is sent any more without being asked for."""
+        """End all timers, for good: nothing is sent any more unless a caller asks for it."""
         self._stopped = True
         for name in list(self._timers):
             self._cancel(name)
@@ -96,12 +101,13 @@ class SendTimers:
             self._later("transmit", wait, self._segment.send)
 
     def sending(self) -> None:
-        """What is buffered is being sent."""
+        """Called when what is buffered is being sent: the send that waited for it is not needed any more."""
         if self._timers:
             self._cancel("transmit")
 
     def acknowledged(self) -> None:
-        """Nothing is under way any more: where that is to be at once, have an entry follow those no reader sees yet."""
+        """Called when nothing is under way any more: with the immediate flush, have an entry follow those that readers
+        cannot see yet."""
         if not self._settings.immediate_flush or not self._segment.publish_needed:
             return
         wait = self._wait_s()

@@ -1,12 +1,12 @@
 """`OwnersTransactions`: running a conditional transaction of a log's owner until its outcome is known.
 
-Each is one conditional multi on the versions that this owner read after it took the lock, so a deposed owner changes
-nothing; and on its lock's member, because a log that was deleted and made again has the same versions again. Three
-things can go wrong and each has one answer:
+Each is one conditional multi. It depends on the versions that this owner read after it took the lock, so a deposed
+owner changes nothing (I7). It also depends on the lock's member, because a log that was deleted and made again may have
+the same versions again. Three things can go wrong and each has one answer:
 
 | outcome | answer |
 |---|---|
-| a version does not match | somebody else owns the log: WriterDeposedError, never a second try with fresh versions |
+| a version does not match | another owner has the log: WriterDeposedError, never a second try with fresh versions |
 | the answer was lost | read back: our ledger's id in the list, and versions exactly one above ours, mean applied |
 | the store cannot be reached | try again for as long as the session may live, then say so |
 """
@@ -46,14 +46,14 @@ LONGEST_PAUSE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a read-back saw."""
+    """What was found when the log was read after a lost answer."""
 
     state: LogState
     segments: tuple[SegmentMetadata, ...]
 
 
 class DeposedInDoubtError(WriterDeposedError):
-    """Another owner has gone on, and this owner's last transaction, whose answer was lost, is not to be seen."""
+    """Another owner has gone on, and this owner's last transaction, whose answer was lost, cannot be seen: unknown."""
 
 
 class DeposedAfterwardsError(WriterDeposedError):
@@ -61,12 +61,12 @@ class DeposedAfterwardsError(WriterDeposedError):
 
 
 def versions(state: LogState) -> tuple[int, int]:
-    """Of what every owner's transactions set. The allocator knows its own."""
+    """The versions of what every owner's transactions set. An allocator keeps the version of its own znode."""
     return state.max_lssn.version, state.max_txid.version
 
 
 class OwnersTransactions:
-    """The transactions of one log's owner, who holds `lock`; without one they depend on versions alone."""
+    """The transactions of one log's owner, which holds `lock`; without a lock they depend on versions alone."""
 
     def __init__(self, services: Services, name: str, lock: WriteLock | None, session_timeout_s: float) -> None:
         self._services = services
@@ -85,12 +85,17 @@ class OwnersTransactions:
     ) -> LogState:
         """Run a transaction from the state `before` to the state `after`, until its outcome is known; returns `after`.
 
-        `attempt` is given operations that fail it unless the lock is held.
+        `attempt` is called with operations that fail the transaction unless the lock is held.
 
-        `shared` is the allocator of a pool that is part of it: one that somebody else has set raises
-        AllocatorLostError, and says nothing about the log.
+        `shared` is the path of a pool's allocator that is part of it. Where another process has set that allocator,
+        AllocatorLostError is raised; that says nothing about the log.
+
+        Raises WriterDeposedError where nothing was applied, DeposedAfterwardsError where it was, DeposedInDoubtError
+        where that is not known; and the store's error once it was out of reach for a session timeout, an
+        OutcomeUnknownError where the transaction may have been applied.
         """
         pauses = self._pauses()
+        # An answer that was lost. From then on a refusal does not mean "not applied": our own try may have caused it.
         doubt: OutcomeUnknownError | None = None
         while True:
             failure: DistributedLogError
@@ -109,7 +114,8 @@ class OwnersTransactions:
                 failure = doubt or error
             except (BadVersionError, NodeExistsError, NoNodeError) as error:
                 if any(error.path == check.path for check in owned):
-                    failure = doubt or self.deposed()  # The lock is lost; that is heard of soon, or it is had again.
+                    # The lock is lost. The next try finds that out, or goes on if it was taken again.
+                    failure = doubt or self.deposed()
                 elif doubt is None:
                     raise self._refused(error, shared) from error
                 else:
@@ -118,6 +124,7 @@ class OwnersTransactions:
             if doubt is not None:
                 found = await self._look(doubt)
                 if applied(found):
+                    # Versions one above ours: the transaction was the last one. Any further: another owner goes on.
                     if versions(found.state) != versions(after):
                         raise DeposedAfterwardsError(
                             "this transaction was applied, but another owner has gone on from it meanwhile",
@@ -127,6 +134,7 @@ class OwnersTransactions:
                     self._services.counters["lost-answer-applied"] += 1
                     return after
                 if versions(found.state) != versions(before):
+                    # The list moved on since. It may have been applied and its traces changed by the other owner.
                     raise DeposedInDoubtError(
                         "the log was changed by another owner; whether this was applied before is not known",
                         log=self._name,
@@ -138,7 +146,7 @@ class OwnersTransactions:
             await self._pause(pauses, failure)
 
     async def owned(self) -> list[Op]:
-        """Operations that fail the transaction that they are part of unless the lock is held.
+        """Operations to be part of a transaction, which then fails unless the lock is held.
 
         Raises MetadataUnavailableError while a lost one is being taken again, and what `ensure_held` raises.
         """
@@ -154,18 +162,19 @@ class OwnersTransactions:
         logs, path = self._services.logs, self._services.logs.paths(self._name).ledgers
 
         async def read() -> Found:
+            # Or a server that lags behind would show the state before our own transaction.
             await self._services.store.sync(path)
             return Found(await logs.open(self._name), tuple(await logs.segments(self._name)))
 
         try:
             return await self.retried(read)
         except LogNotFoundError:
-            raise  # Without a log it is in no list.
+            raise  # The log is gone, so what was to be applied is not there.
         except DistributedLogError as error:
             raise doubt from error
 
     async def retried(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat an idempotent call while the store cannot be reached."""
+        """Repeat an idempotent call while the store cannot be reached, for a session timeout; then raise its error."""
         pauses = self._pauses()
         while True:
             try:
@@ -189,12 +198,13 @@ class OwnersTransactions:
         await asyncio.sleep(pauses.pop())
 
     def _refused(self, error: DistributedLogError, shared: str | None) -> NotAppliedError:
-        """What a transaction that a version stopped means."""
+        """The error for a transaction that a version stopped."""
         if shared is not None and error.path == shared:
-            return AllocatorLostError("the allocator is used by somebody else; nothing was started", path=shared)
+            return AllocatorLostError("the allocator is used by another process; nothing was started", path=shared)
         return self.deposed()
 
     def deposed(self) -> WriterDeposedError:
+        """The error of an owner that finds the log changed by another one: nothing was applied."""
         return WriterDeposedError(
             "the log was changed by another owner; nothing of this transaction was applied",
             log=self._name,

@@ -1,8 +1,13 @@
 """`SegmentTransitions`: the three metadata transactions of a log's owner: start, complete and delete a segment.
 
 How each is run until its outcome is known: `transactions`. The ledger of a new segment comes from the log's own
-allocator or from a pool (`ledger_allocators`); the start transaction hands it over. One that was not handed
-over is named in a znode: whoever comes next, this library or upstream's, finds and deletes it.
+allocator or from a pool (`ledger_allocators`); the start transaction hands it over. A ledger that was not handed over
+is still named in a znode: the next owner, with this library or upstream's, finds it there and deletes it.
+
+Every transaction depends on the versions that this owner read after it took the lock. A deposed owner's versions are
+old, so its transactions change nothing, however late they arrive (I7). An owner that finds other versions than it
+knows gives up (WriterDeposedError): with fresh ones it would overrule its successor. Only a new owner that has not
+started a segment reads again, after the store has confirmed its lock (`SegmentSequence.take_over`).
 """
 
 from __future__ import annotations
@@ -51,13 +56,14 @@ from storage_node.client import LedgerWriter
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 MAX_CONTESTED_STARTS = 3
-"""Allocators of a pool that a start tries, where somebody else is using the same pool."""
+"""Allocators of a pool that a start tries, where another process is using the same pool."""
 
 
 def lssn_without_segments(stored: int, first: int) -> int:
-    """The number that the next segment of a log without any gets; `stored`: the highest assigned so far, 0 for none.
+    """The number of the first segment in a log that has none now; `stored`: the highest assigned so far, 0 for none.
 
-    A number is given again: an empty segment that recovery removed left nothing that could be confused.
+    The number `stored` is given again: it belonged to an empty segment that recovery removed, of which nothing is left
+    that could be confused with the new one.
     """
     return max(first, stored) if stored else first
 
@@ -87,7 +93,7 @@ class SegmentTransitions:
         self._allocator: LedgerAllocator | None = None
 
     def use_settings(self, settings: Settings) -> None:
-        """From the next transaction on."""
+        """Use `settings` from the next transaction on."""
         self._settings = settings
 
     async def retried(self, call: Callable[[], Awaitable[_T]]) -> _T:
@@ -96,17 +102,18 @@ class SegmentTransitions:
 
     @property
     def state(self) -> LogState:
-        """What the next transaction is conditional on."""
+        """What the next transaction is conditional on. Raises InvariantViolation before the first `load`."""
         if self._state is None:
             raise InvariantViolation("a log was to be changed that was not read", log=self.name)
         return self._state
 
     @state.setter
     def state(self, state: LogState) -> None:
+        """Set by this owner's own transactions: what they have left."""
         self._state = state
 
     async def load(self) -> None:
-        """Read the segments, and the state that belongs to them; the lock is held as far as this owner knows.
+        """Read the segments, and the state that belongs to them. The caller believes that it holds the lock.
 
         Raises WriterDeposedError if the log was changed while it was read, or since this owner knew it: a process that
         stood still finds the next owner's segment beside versions that are older.
@@ -117,6 +124,7 @@ class SegmentTransitions:
         except BadVersionError as error:
             raise self._transactions.deposed() from error
         if self._state is not None and versions(state) != versions(self._state):
+            # To go on from the newer versions would be to take the log from the owner who moved them (I7).
             raise self._transactions.deposed()
         self._state, self.segments, self._version_found = state, segments, state.max_lssn.version
         phase = self._allocator.phase if self._allocator is not None else AllocatorPhase.ERROR
@@ -124,15 +132,18 @@ class SegmentTransitions:
             self._allocator = None  # What it could not know is in `state` now.
 
     def forget(self) -> None:
-        """Take the log as the next `load` finds it, whoever has changed it: for an owner that has no segment yet."""
+        """Take the log as the next `load` finds it, even if another owner changed it.
+
+        Only an owner that has not started a segment yet may do so.
+        """
         self._state = None
 
     async def claim(self) -> None:
-        """Have the transactions of every owner before be refused, however late they arrive, without one of our own.
+        """Move the versions, so that a late transaction of any earlier owner is refused, before one of ours does.
 
         They depend on the versions of `ledgers` and `allocation`, which move here unless they have since `load`: by a
-        segment's completion, by the next ledger. Raises WriterDeposedError where somebody was first, or that is not
-        known.
+        segment's completion, by the next ledger. Raises WriterDeposedError where another owner was first, or where that
+        is not known.
         """
         logs, state = self._services.logs, self.state
         ledgers = state.max_lssn.version == self._version_found
@@ -178,7 +189,7 @@ class SegmentTransitions:
             try:
                 return await self._start_from(pool, lssn, first_txid)
             except AllocatorLostError:
-                # Somebody else uses the pool: the log is as it was, and another allocator does as well.
+                # Another process uses the pool. The log did not change, and another allocator will do.
                 self._services.counters["allocator-contested"] += 1
         return await self._start_from(pool, lssn, first_txid)
 
@@ -200,6 +211,7 @@ class SegmentTransitions:
         expected = self.state
         hand_over = allocator.obtain()
 
+        # By the ledger's id, which is given once: another owner's segment may have the same number.
         def applied(found: Found) -> bool:
             return any(other.ledger_id == segment.ledger_id for other in found.segments)
 
@@ -218,8 +230,9 @@ class SegmentTransitions:
             await ledger.abandon()  # It was a segment: it is not ours to delete.
             raise
         except DeposedInDoubtError:
-            # A list that the successor changes all the time may lack the segment (I1): the allocator's znode tells
-            # whether the ledger became one, and where it still names it, its next user deletes it.
+            # The ledger may be a segment although a list that the successor keeps changing does not show it, so it must
+            # not be deleted here (I1). The allocator's znode decides: where it still names the ledger, the ledger never
+            # became a segment, and the allocator's next user deletes it.
             allocator.lost()
             await ledger.abandon()
             raise
@@ -238,7 +251,7 @@ class SegmentTransitions:
             allocator.aborted()
             raise
         except BaseException:
-            # The ledger may be a segment: its next owner, or who reads the allocator again, sees that.
+            # The ledger may be a segment. The log's next owner, or the allocator's next user, finds out.
             allocator.lost()
             await ledger.abandon()
             raise
@@ -261,7 +274,10 @@ class SegmentTransitions:
         return segment
 
     def _check_name(self, segment: SegmentMetadata) -> None:
-        """Names of version 0 are made of transaction ids, which may be the same in two segments."""
+        """Raise SegmentStateError where another segment has the name of this one.
+
+        Names of version 0 are made of transaction ids, which may be the same in two segments.
+        """
         if any(o.znode_name == segment.znode_name for o in self.segments if o.ledger_id != segment.ledger_id):
             raise SegmentStateError(
                 f"segment {segment.lssn} would be called {segment.znode_name}, as another one is; nothing was changed",
@@ -289,12 +305,12 @@ class SegmentTransitions:
         return pool if pool.kind == self._kind() else None
 
     async def close(self) -> None:
-        """Delete a ledger that was made for this owner and not used; one of a pool serves others."""
+        """Delete a ledger that was made for this owner and not used. A pool's ledgers stay: they serve other logs."""
         if self._allocator is not None:
             await self._allocator.close()
 
     async def _give_back(self, ledger: LedgerWriter) -> None:
-        """The ledger did not become a segment: delete it. Where its znode still names it, that is a leftover."""
+        """Delete a ledger that did not become a segment. Where this fails its znode still names it, as a leftover."""
         try:
             await ledger.abandon()
             await self._services.ledgers.delete(ledger.ledger_id)
@@ -327,7 +343,7 @@ class SegmentTransitions:
             **values,
         ).named(self._settings.segment_name_version)
         self._check_name(completed)
-        expected = self.state
+        expected = self.state  # Its versions stop us where another owner has completed the segment already (I2, I7).
         stored = expected.max_lssn.value
         if stored not in (segment.lssn, segment.lssn + 1):
             raise SegmentStateError(
@@ -369,14 +385,16 @@ class SegmentTransitions:
     async def delete(self, segment: SegmentMetadata) -> None:
         """Remove an empty in-progress segment: its ledger first, so that a crash between the two repeats both (I10).
 
-        Raises WriterDeposedError where somebody else owns the log: its next segment may bear the number, and so the
-        znode's name, of the one that was empty.
+        Raises WriterDeposedError where another owner has the log: the next segment may have the number, and so the
+        znode's name, of the empty one.
         """
         check(segment.in_progress, "only an in-progress segment is removed by recovery", log=self.name)
         with self._services.meter.of(self.name).segments_delete.measured():
             await self._delete(segment)
 
     async def _delete(self, segment: SegmentMetadata) -> None:
+        # The ledger first: a znode without a ledger is found and removed by the next recovery, a ledger without a znode
+        # by none (I10).
         await self._services.ledgers.delete(segment.ledger_id)
         expected = self.state
 

@@ -1,6 +1,8 @@
 """A log's write lock as its owner knows it, and what stands in its place where `writeLockEnabled` is off.
 
-Without a lock the owner is whoever opened the log last: fencing (I5) and versions (I7) decide alone.
+Safety does not rest on the lock: fencing (I5) and versions (I7) stop a deposed owner. The lock keeps two processes that
+want the log from deposing each other all the time, and its member guards transactions against a log that was deleted
+and made again. Without a lock the owner is the client that opened the log last.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class WriteLock(Protocol):
     """What an owner asks of its lock."""
 
     @property
-    def held(self) -> bool: ...
+    def held(self) -> bool:
+        """Whether it is held as this process knows; the store may have given it to another client already."""
+        ...
 
     @property
     def member_path(self) -> str:
@@ -46,7 +50,9 @@ class WriteLock(Protocol):
         """Whether the metadata store itself says, after this call, that it is held."""
         ...
 
-    async def release(self) -> None: ...
+    async def release(self) -> None:
+        """Give it up. Idempotent. After an error it ends with the session."""
+        ...
 
 
 class NoLock:
@@ -58,17 +64,19 @@ class NoLock:
 
     @property
     def held(self) -> bool:
+        """Always: nothing can be lost."""
         return True
 
     @property
     def member_path(self) -> str:
+        """The parent of the lock's members, so that transactions fail once the log is deleted."""
         return self._path
 
     async def ensure_held(self) -> None:
         """There is nothing to lose."""
 
     async def confirmed(self) -> bool:
-        """Nothing tells which of two owners came last."""
+        """Never: nothing shows which of two owners came last."""
         return False
 
     async def release(self) -> None:
@@ -100,7 +108,8 @@ async def take_lock(services: Services, name: str, settings: Settings, client_id
 
 
 async def release(lock: WriteLock, unlock: Timing | None = None) -> None:
-    """Give the lock up. Where the store cannot be told, the lock goes with the session: that fails nobody's close.
+    """Give the lock up. Where the store cannot be reached the lock ends with the session, so this only logs a warning:
+    a writer's close does not fail for it.
 
     `unlock` counts how long that took.
     """

@@ -6,7 +6,7 @@ what a dead owner left in progress. The first write starts a segment. While a se
 
     ready      records go straight into the segment's buffer
     transition records queue: starting (first write), rolling, starting over after a failed segment
-    failed     nothing is taken any more; every queued record was refused with WriteError, definitely not written
+    failed     nothing is taken any more; every queued record was refused with WriteError: definitely not written
     sealed     an end-of-stream record was written; nothing may follow
     closed     by `close` (the segment completed) or `abort` (the segment left for the next owner)
 
@@ -91,14 +91,15 @@ class AsyncLogWriter(Appending):
     async def open(
         cls, services: Services, name: str, settings: Settings, client_id: str | None = None
     ) -> AsyncLogWriter:
-        """Become the log's owner and recover what the last one left.
+        """Become the log's owner and recover what the last owner left in progress.
 
         Raises OwnershipAcquireFailedError naming the owner, LogNotFoundError, and what recovery raises; the lock is
         not held then.
         """
         lock = await take_lock(services, name, settings, client_id)
         try:
-            # Versions are read only now that the lock is held: read earlier, they could be the last owner's.
+            # Versions are read only now that the lock is held: the last owner's transactions may still move those that
+            # were read earlier, and ours would then be refused (I7).
             transitions = SegmentTransitions(services, name, settings, lock=lock)
             writer = cls(services, name, settings, lock, transitions)
             try:
@@ -137,8 +138,8 @@ class AsyncLogWriter(Appending):
     async def flush(self) -> int:
         """Send everything accepted and wait until it is acknowledged.
 
-        Returns the highest transaction id that is acknowledged, -1 for none; MAX_TXID in a sealed log. Raises what the
-        failed records were given.
+        Returns the highest transaction id that is acknowledged, -1 for none; MAX_TXID in a sealed log. Raises the error
+        of the records that failed.
         """
         return await self._when_settled(lambda segment: segment.flush())
 
@@ -149,8 +150,8 @@ class AsyncLogWriter(Appending):
     async def mark_end_of_stream(self) -> DLSN:
         """Seal the log: nothing can ever follow. Completes the segment; the writer can then only be closed.
 
-        Raises EndOfStreamError if it is sealed already. After an OutcomeUnknownError, open the writer again: sealed
-        or not, that tells.
+        Raises EndOfStreamError if it is sealed already. After an OutcomeUnknownError, open the writer again: its
+        recovery decides, and `AsyncLog.is_sealed` then says which.
         """
         with self._measures.log_writer_mark_end_of_stream.measured():
             return await self._mark_end_of_stream()
@@ -159,7 +160,7 @@ class AsyncLogWriter(Appending):
         future: asyncio.Future[DLSN] = self._loop.create_future()
         if not self._accept(EndOfStreamWrite(future)):
             return await future
-        self._sealed = True
+        self._sealed = True  # Before the outcome is known: a record behind it could never be read.
         try:
             await self.flush()
         except BaseException:
@@ -240,6 +241,7 @@ class AsyncLogWriter(Appending):
             self._ownership.look()
         self.last_txid = max(self.last_txid, operation.last_txid)
         step = self._obstacle(operation)
+        # Past the queue only where it is empty: records keep the order in which they were accepted (I4).
         if self._transition is None and not self._queue and step is None:
             self._issue(operation)
         else:
@@ -286,7 +288,7 @@ class AsyncLogWriter(Appending):
             self._issue_late(self._queue.take())
 
     def _issue_late(self, operation: QueuedWrite) -> None:
-        """Hand over what had to wait, so that its time counts from then."""
+        """Hand over what had to wait, with the time since when it waited."""
         segment = self._sequence.current
         self._measures.log_writer_pending_request_dispatch.inc()
         if segment is not None:
@@ -315,6 +317,7 @@ class AsyncLogWriter(Appending):
             self._fail(error)
             raise
         finally:
+            # Before the queue is issued: a queued record may need the next transition. After a failure it is empty.
             self._transition = None
             self._issue_queued()
 
@@ -341,7 +344,7 @@ class AsyncLogWriter(Appending):
 
     def _adopt(self, highest: int) -> None:
         """Go on from the log's highest transaction id, as recovery found it."""
-        # Records of a failed segment do not count any more: recovery has told which of them the log keeps.
+        # Records of a failed segment count only as far as recovery found them: the others are not in the log.
         self.last_txid = highest
         if highest == MAX_TXID:
             self._sealed = True
@@ -411,7 +414,7 @@ class AsyncLogWriter(Appending):
     # ------------------------------------------------------------------ closing
 
     async def _shut_down(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Run `step` and release everything, once, whoever asks and even if the caller is cancelled."""
+        """Run `step` and release everything, once, for all callers, and even if a caller is cancelled (I16)."""
         if self._shutdown is None:
             self._shutdown = self._loop.create_task(self._release_after(step))
         await asyncio.shield(self._shutdown)
@@ -420,6 +423,7 @@ class AsyncLogWriter(Appending):
         try:
             await step()
         finally:
+            # The lock goes last: until everything that may change the log has ended, the next owner waits for it.
             await self._ownership.close()
             await self._retention.close()
             await self._sequence.close()
@@ -440,5 +444,5 @@ class AsyncLogWriter(Appending):
         if self._sequence.current is not None:
             self._sequence.current.cancel(cause)
         if transition is not None:
-            # A transaction under way is not cut off: half of it could not be told from none.
+            # A transaction under way is not cut off: whether it was applied would stay unknown.
             await asyncio.wait([transition])

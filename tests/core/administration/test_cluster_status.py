@@ -68,7 +68,9 @@ async def test_ledgers_that_lack_copies_are_counted_and_some_are_named(cluster, 
     for ledger_id in range(7, 19):
         await marks.mark(ledger_id, [LONG_NAME, "node-9"], 1)
     status, text = await _look(cluster, capsys, limit=2)
-    assert status.faults == ["12 ledgers lack copies, and nobody restores them: dlspark autorecovery --conf FILE"]
+    assert status.faults == [
+        "12 ledgers lack copies, and auto-recovery is not running: dlspark autorecovery --conf FILE"
+    ]
     assert f"ledger 7: lacks {LONG_NAME}, node-9" in text or f"ledger 7: lacks node-9, {LONG_NAME}" in text
     assert "and 10 more (--limit)" in text
     await marks.disable()

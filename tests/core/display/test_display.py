@@ -212,7 +212,7 @@ def test_shown_objects_are_the_same_in_text():
     assert shown(seen) == shown(LogPicture(seen)) == str(seen)
     assert shown(Overview("dl://x", [("orders", seen), ("sub", "holds other logs")], 3)).splitlines() == [
         "namespace dl://x: 5 names",
-        "  orders: 2 segments, 20 records, begins at 1:0:0; nobody writes it",
+        "  orders: 2 segments, 20 records, begins at 1:0:0; no writer",
         "  sub: holds other logs",
         "  and 3 more: namespace.logs() names all",
     ]
@@ -284,7 +284,7 @@ async def test_an_overview_has_logs_with_their_sizes_and_states(namespace):
         html = (await namespace.overview())._repr_html_()
     assert (found["idle"].records, len(found["idle"].segments)) == (3, 2)
     assert "written by alice" in html
-    assert "nobody writes it" in html
+    assert "no writer" in html
     assert found["folder"] == "holds other logs"
 
 

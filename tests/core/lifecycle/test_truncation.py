@@ -401,4 +401,4 @@ async def test_the_status_shows_each_segments_state_and_who_writes(namespace):
         "in progress",
     ]
     await writer.close()
-    assert "nobody writes it" in str(await log.status())
+    assert "no writer" in str(await log.status())
