@@ -113,7 +113,7 @@ def test_every_public_method_is_described_on_a_page(name: str) -> None:
 
 
 def test_the_walks_through_the_house_pass_files_that_are_there() -> None:
-    """A path in a row of docs/architecture.md is whole, or begins in the folder of the one before it, or beside that."""
+    """A path in a row of docs/architecture.md is whole, or begins in the folder of the one before it or beside that."""
     page = (ROOT / "docs" / "architecture.md").read_text()
     for row in re.findall(r"^\|.*\|$", page, re.MULTILINE):
         before = Path()
