@@ -41,6 +41,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     longest_first(items)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """pytest's handlers of log lines keep pytest's format: they are added to each logger that does not propagate, and
+    one of PySpark's own (there is one after an error in SQL) gives every handler that it gets the format of JSON."""
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (plugin.caplog_handler, plugin.report_handler):
+        handler.setFormatter(plugin.formatter)
+
+
 @pytest.fixture
 def no_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home without a sandbox, which is returned, and no variable: no namespace is found unless it is named."""
