@@ -108,7 +108,7 @@ def judge(
     marks: Mapping[str, Versioned[LogMark]],
     histories: Mapping[str, LogHistory | None],
 ) -> BatchProgress:
-    """How far the batch is published. `histories` has what `old_logs` named; None: there is no such log."""
+    """How far the batch is published. `histories` has what `old_logs` named; None: the log does not exist."""
     job, rows = publication.job, publication.rows_by_log
     floor = state.value.floor
     old = _judge_old(publication, floor, histories) if floor is not None and histories else {}
@@ -134,11 +134,14 @@ def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
     """_OPEN, _COVERED, or what makes the log differ. `old`: the same as `_judge_old` has it; empty: it has nothing."""
     published = mark.rows_of(batch) if mark is not None else None
     if published is not None:
+        # Spark repeats a batch with the rows it had, so another number of rows shows another batch.
         if published == rows:
             return _COVERED
         return f"was published with {counted(published, 'row')} into this log, and now has {rows}"
     if old and old != _OPEN:
         return old
+    # At or below the mark is not open, also where this number was never published: writing it now would put rows of
+    # the past behind later ones, perhaps a second time (D15).
     if mark is None or not mark.covers(batch):
         return _OPEN
     if mark.forgot(batch):

@@ -2,9 +2,9 @@
 
 For queries that the exactly-once sink cannot take: Real-Time Mode (whose Python sinks are `foreach` alone) and output
 modes other than append. Spark gives each task a copy of the writer and calls `open`, then `process` for each row, then
-`close`; no driver has the last word, so nothing can tell a task that ran again from one that ran once. **Rows of a
-task or batch that Spark repeats are in the log again.** Use `writeStream.format("distributedlog")` wherever it can be
-used.
+`close`. There is no commit on the driver, so nothing distinguishes a task that ran again from one that ran once. **Rows
+of a task or batch that Spark repeats are in the log again.** Use `writeStream.format("distributedlog")` wherever it can
+be used.
 
 Rows are gathered and published in groups, each whole or not at all, in one log or over many (column `log`, `numLogs`).
 When `close` returns without an error every row is in its log, durably; before that, any number of whole groups may be.
@@ -86,7 +86,7 @@ class ForeachLogWriter:
         self._task: _Task | None = None
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
-        """Begin a task. `epoch_id` is of no use: a plan made again may cut an epoch's rows otherwise (D14)."""
+        """Begin a task. `epoch_id` is not used: a plan made again may cut an epoch's rows otherwise (D14)."""
         self._task = _Task(self._options, self._limits, partition_id)
         return True
 
@@ -120,7 +120,7 @@ class _Limits:
 
 
 class _Task:
-    """The rows that one task has gathered: they are published by its thread, or by a timer where no row comes any more.
+    """The rows that one task has gathered. Its thread publishes them, or a timer does where no more rows come.
 
     Real-Time Mode holds a task open for minutes, between rows too.
     """
@@ -134,7 +134,7 @@ class _Task:
         self._size = 0
         self._timer: threading.Timer | None = None
         self._failure: BaseException | None = None
-        """What a publication raised, whoever's: the task raises it at each call from then on, for its rows are lost."""
+        """What a publication raised, in either thread. The task raises it at each later call: its rows are lost."""
 
     def add(self, row: Row) -> None:
         with self._lock:
