@@ -121,7 +121,7 @@ class BatchEnds:
 
 
 async def _only_control(view: DriverLogView, start: DLSN, end: DLSN) -> bool:
-    """Whether no user record lies between two positions; unknown where the writer did not count counts as no."""
+    """Whether no user record lies between two positions; false where the writer did not count."""
     try:
         return await view.count(start, end) == 0
     except OptionError:

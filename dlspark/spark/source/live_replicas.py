@@ -50,7 +50,7 @@ def entries_without_replica(metadata: LedgerMetadata, first: int, last: int, liv
 
 
 async def _probe(namespace: AsyncNamespace, span: SegmentSpan, entry_id: int, living: set[str]) -> None:
-    # Who waits for nodes to come back has the plan made again: it carries the addresses of those that are there.
+    # No waiting here: a caller that waits for nodes to come back makes the whole plan again, with their new addresses.
     reader = ReplicaReader(settings=replace(namespace.ledgers.settings, outage_wait_ms=0))
     try:
         async for _ in reader.entries(span.ledger, entry_id, entry_id):

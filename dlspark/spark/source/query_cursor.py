@@ -2,7 +2,7 @@
 
 It stands among the log's subscribers (`metadata.subscribers`), where any reader's position stands, and only moves
 forwards. The query itself never reads it: its position is the one in its checkpoint. So a cursor that could not be
-moved is no reason to stop: it lies behind, truncation keeps more than it has to, and the next move makes up for it.
+moved does not stop the query: truncation keeps more than it has to until the cursor is moved the next time.
 """
 
 from __future__ import annotations
