@@ -137,7 +137,7 @@ async def measure(count: int, in_memory: bool) -> None:
         begin = time.monotonic()
         await rig.fill(count)
         print(f"{count} ledgers created in {time.monotonic() - begin:.1f} s", flush=True)
-        print(await timed_audit("nobody is lost", rig), flush=True)
+        print(await timed_audit("no node is lost", rig), flush=True)
         await rig.lose_one()
         print(await timed_audit(f"one of {BOOKIES} is lost", rig), flush=True)
         print(await timed_audit("the same again", rig), flush=True)

@@ -6,7 +6,7 @@ batches of 16 entries asked for ahead. Entries go to three nodes, are acknowledg
 (journalSyncData).
 
 What a window leaves to be written, some GB in the system's memory, is written before the next one begins: bookies sync
-their entry logs every ten seconds, and whoever writes then pays for what others wrote before.
+their entry logs every ten seconds, and the window that writes then would pay for what others wrote before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SMALL_WARM_UPS = 6
 
 
 class Load(Enum):
-    """What a client is made to do, and what it tells of it."""
+    """What a client is made to do, and what it reports."""
 
     APPENDS = auto()
     """Median and 99th percentile, microseconds."""

@@ -105,7 +105,7 @@ class KafkaBroker:
 
 
 def broker_settings(port: int, controller_port: int, data: Path) -> dict[str, object]:
-    """What a single broker has to be told; all else is upstream's default."""
+    """The settings that a single broker needs; all else is upstream's default."""
     return {
         "process.roles": "broker,controller",
         "node.id": 1,

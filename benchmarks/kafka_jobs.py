@@ -1,4 +1,4 @@
-"""What Spark is made to do with a log, the same for every system, and what it tells of it.
+"""What Spark is made to do with a log, the same for every system, and what it reports.
 
 Every job that is timed runs to its end, with the same frames, numbers of rows and partitions. Rates are of as many
 whole runs as a window takes.

@@ -226,7 +226,7 @@ class _Echo:
 
 
 def _answer(end: Connection) -> None:
-    """Child: answer until told to stop."""
+    """Child: answer until the parent says stop."""
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ _STATE_FILE = "sandbox.json"
 
 
 def default_directory() -> Path:
-    """Where `dlspark sandbox start` keeps its data if it is not told another place."""
+    """Where `dlspark sandbox start` keeps its data if no other directory is given."""
     return Path(os.path.expanduser("~")) / ".dlspark" / "sandbox"
 
 

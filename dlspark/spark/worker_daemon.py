@@ -3,7 +3,7 @@
     spark.python.daemon.module   dlspark.spark.worker_daemon
 
 Spark closes the connection of a worker that was idle for a minute, and of one whose task needs no more rows (`LIMIT`).
-`pyspark.daemon` then has the worker tell Spark of the end of its input, over the very connection that is closed, and
+`pyspark.daemon` then has the worker report the end of its input, over the very connection that is closed, and
 prints the `BrokenPipeError` of that: over unix domain sockets always, over TCP whenever rows were on their way. The
 trace looks like a failure where nothing failed. Here a worker that has nothing to do looks whether Spark is still
 there before it waits for a command, and a connection that broke under a worker ends it.
@@ -70,6 +70,7 @@ def take_over() -> None:
 
 
 def main() -> None:
+    """Run Spark's daemon, as `pyspark.daemon` does when it is started, with workers that end quietly."""
     from pyspark import daemon
 
     daemon.worker = quiet(daemon.worker)  # type: ignore[assignment]

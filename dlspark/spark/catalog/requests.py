@@ -1,4 +1,4 @@
-"""The SQL catalog's questions, answered: the other side of `Requests.java`, and the only one that knows metadata.
+"""The SQL catalog's questions, answered: the other side of `Requests.java`, and the only side that reads metadata.
 
 A question is JSON in option `REQUEST` of the data source; Spark asks for the data source's schema in a worker on the
 driver, and the answer is the metadata of that schema's one column: `{"result": ...}`, or `{"error": {"kind": ...,
@@ -70,7 +70,7 @@ class _Named(Exception):
 
 
 def answer(request: str, uri: Callable[[], str]) -> StructType:
-    """The answer to a question, packed into a schema. `uri` tells the namespace, or raises OptionError."""
+    """The answer to a question, packed into a schema. `uri` gives the namespace's URI, or raises OptionError."""
     runtime = Runtime("dlspark-catalog")
     try:
         said = runtime.run(answered(json.loads(request), uri))
@@ -168,7 +168,7 @@ class Catalog:
         )
 
     async def drop_namespace(self, request: Json) -> object:
-        """It goes with its last log, so one that is there is never empty."""
+        """Refused in any case: a namespace goes with its last log, so one that exists is never empty."""
         await self._below(self._folder(request))
         raise _Named("namespace_not_empty")
 
@@ -282,8 +282,9 @@ class Catalog:
             await self._namespace.create_log(log, data)
         except LogExistsError:
             raise _Named("table_exists") from None
+        # `create_log` completes what another client has half created, and leaves that one's metadata.
         if (await self._admin.metadata(log)).value != data:
-            raise _Named("table_exists")  # somebody else created it meanwhile, with properties of their own
+            raise _Named("table_exists")  # another client created it meanwhile, with other properties
         return {**await self.load(request), "created": await creation_of(self._namespace.services, log)}
 
     async def abandon(self, request: Json) -> bool:
@@ -316,7 +317,7 @@ class Catalog:
         return await (self.refuse_replacement if await self._exists(request) else self.create)(request)
 
     async def alter(self, request: Json) -> Json:
-        """Set and remove properties; whoever changes them at the same time is not overwritten."""
+        """Set and remove properties. A change that another client makes at the same time is not overwritten."""
         log = await self._existing(request)
         others = _list(request, "others")
         if others:
@@ -330,6 +331,7 @@ class Catalog:
         new = TableProperties.decode(stored.value).changed(log, _texts(request, "set"), removed)
         if request.get("set"):  # what is there already, and wrong, can always be taken away
             check_use(log, new.properties)
+        # At the version that was read: of two changes at a time the second is refused.
         await self._admin.set_metadata(log, new.encode(), stored.version)
         return await self.load(request)
 

@@ -59,7 +59,7 @@ def table_reader(table: MetadataTable, options: Options, schema: StructType, *, 
     names = column_names(schema, table.schema)
     named = options.one_log() is not None or options.given("subscribe") or options.given("subscribePattern")
     selection = selection_of(options) if named else None
-    # Of all ledgers some have no log, and a log has some that are no segment of it: Spark looks at each itself.
+    # Some ledgers belong to no log, or to a log without being a segment of it: Spark evaluates the filter itself.
     by_log = table.of_logs and (table is not LEDGERS or named)
     kind = FilteringTableReader if filters and by_log else TableReader
     return kind(table, options.uri, selection, names, options.passed_on())
