@@ -65,7 +65,9 @@ class LoadingClient(Protocol):
 
     name: str
 
-    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]: ...
+    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
+        """Do `load` on the cluster below `root` for about `seconds`; the figures that `Load` describes."""
+        ...
 
 
 class JavaPairs:

@@ -49,10 +49,12 @@ class KafkaBroker:
 
     @property
     def address(self) -> str:
+        """host:port that clients connect to."""
         return f"127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int:
+        """The broker's process. Raises InvariantViolation before it is started."""
         check(self._process is not None, "the broker was asked for its process before it was started")
         return self._process.pid  # type: ignore[union-attr]
 

@@ -95,6 +95,7 @@ class Arrivals:
 
     @property
     def complete(self) -> bool:
+        """Whether every record that was sent has been collected."""
         return self.sent.keys() <= self.collected.keys()
 
     def figures(self) -> tuple[float, float, float]:

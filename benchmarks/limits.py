@@ -48,6 +48,7 @@ class DiskFigures:
 
     @property
     def p50_us(self) -> float:
+        """The median latency of a write and its sync, in microseconds."""
         return percentile(self.latencies_s, 0.5) * 1e6
 
 

@@ -245,7 +245,7 @@ class Sandbox:
             lock.close()
             kept = SandboxState.load(self.directory)
             raise _already_running(self.directory, kept) from error
-        self._lock = lock
+        self._lock = lock  # held until `stop`; the kernel drops it if this process dies
 
     def _claim(self) -> SandboxState:
         """The state to run with: the directory's own, or a new one with free ports."""

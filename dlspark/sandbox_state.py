@@ -27,7 +27,7 @@ def default_directory() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class SandboxState:
-    """The ports for ever; the process that owns the sandbox, and when that started, for as long as it runs."""
+    """The ports, which stay; and while the sandbox runs, the process that owns it and when that was started."""
 
     zookeeper_port: int
     node_ports: tuple[int, ...]

@@ -244,7 +244,7 @@ def read(
     ] = _EARLIEST,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end, until Ctrl-C.")] = False,
     output: Annotated[RecordOutput, typer.Option(help="How records are printed.")] = RecordOutput.TABLE,
-    limit: Annotated[int | None, typer.Option("--limit", "-l", help="Stop after so many records.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-l", help="Stop after this many records.", min=1)] = None,
     as_hex: Annotated[bool, typer.Option("--hex", "-x", help="Payloads in hexadecimal.")] = False,
     skip_payload: Annotated[bool, typer.Option("--skip-payload", help="Records without their payloads.")] = False,
     uri: UriOption = None,

@@ -60,7 +60,7 @@ class _Heard:
     samples: deque[LagSample]
     ended: bool = False
     elsewhere: bool = False
-    """Its end was waited for in vain: the session that is asked knows nothing of it."""
+    """Its end was waited for and did not come: the session that is asked does not know it."""
     lags: dict[str, Lag | None] = field(default_factory=dict)
 
     def words(self, running: bool) -> str:

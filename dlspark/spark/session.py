@@ -39,7 +39,7 @@ PYTHON: Final = "PYSPARK_PYTHON"
 _PYTHON_CONF: Final = "spark.pyspark.python"
 _JARS: Final = "spark.jars"
 _CONFS: Final = {
-    # Workers over unix sockets, and the daemon that lets go of them without a word (dlspark.spark.worker_daemon).
+    # Workers over unix sockets, and the daemon that ends them without a trace on screen (dlspark.spark.worker_daemon).
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "dlspark.spark.worker_daemon",
     # Filters reach the source, which then reads no more than they need.

@@ -1,4 +1,4 @@
-"""Spark's daemon of Python workers, whose workers end without a word when Spark hangs up on them.
+"""Spark's daemon of Python workers, whose workers end quietly when Spark closes their connection.
 
     spark.python.daemon.module   dlspark.spark.worker_daemon
 
@@ -24,9 +24,9 @@ from typing import Final, TypeAlias
 Work: TypeAlias = Callable[[socket.socket, bool], int]
 
 _HUNG_UP: Final = -1
-"""What makes the daemon end the process of a worker, without a word."""
+"""The answer of a worker that makes the daemon end its process, quietly."""
 _GONE: Final = (BrokenPipeError, ConnectionResetError, EOFError)
-"""What a worker's own reading from Spark and writing to it raise then; errors of what it runs it catches itself."""
+"""What a worker's reading from Spark and writing to it raise then. It catches errors of the code that it runs."""
 _RAISE: Final = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 """Set, `pyspark.daemon.worker` raises what keeps it from sending an answer's rest; else it prints a trace of it."""
 

@@ -1,4 +1,4 @@
-"""What `CREATE TABLE` may say of a log, and what Spark says with it of its own accord. Pure: no I/O.
+"""What `CREATE TABLE` may say of a log, and what Spark adds to that. Pure: no I/O.
 
 A log has always the same columns and no layout to choose. Properties are checked by `dlspark.spark.catalog.tables`.
 """

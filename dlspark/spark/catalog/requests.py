@@ -313,7 +313,7 @@ class Catalog:
         )
 
     async def create_or_replace(self, request: Json) -> Json:
-        """Create a table; one that is there is not replaced, which is an error."""
+        """Create a table. Raises CallerError if it exists: a log is not replaced."""
         return await (self.refuse_replacement if await self._exists(request) else self.create)(request)
 
     async def alter(self, request: Json) -> Json:
@@ -384,7 +384,10 @@ class Catalog:
 
 
 def _check_slash(name: str) -> None:
-    """Other names that no log can have are names of nothing to SQL; of this one it is said how it is meant."""
+    """Raise InvalidLogNameError for a name with a leading slash, which says how to write it.
+
+    To SQL all other names that no log can have are just tables that do not exist.
+    """
     if name.startswith("/"):
         validate_name(name)
 

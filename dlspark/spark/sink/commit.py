@@ -124,7 +124,7 @@ class _Publishing:
     """As the tasks made it: what its logs' marks are held against."""
     skip_differing: bool
     publication: Publication = field(init=False)
-    """What of it is left to publish, as it is by now."""
+    """What the next try publishes: `given`, with the merges of the tries before."""
     open: tuple[str, ...] = ()
     """The logs that lacked it when this was looked at last."""
     warned: dict[str, str] = field(default_factory=dict)

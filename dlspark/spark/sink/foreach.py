@@ -162,7 +162,7 @@ class _Task:
         """The timer's: publish the group that it was set for."""
         with self._lock:
             if self._timer is not threading.current_thread():
-                return  # the group was published while this thread waited for the lock
+                return  # the group was published while this thread waited for the lock: what is there is a later one's
             with contextlib.suppress(BaseException):  # kept as the failure
                 self._publish()
 
@@ -180,6 +180,7 @@ class _Task:
         from dlspark.spark.sink.driver import abort_jobs, commit_batch
         from dlspark.spark.sink.staging import run_task
 
+        # A sink of its own for each group: it makes the group whole or absent, and recognises no replay.
         attempt = uuid.uuid4().hex
         job = JobId(job_sink(attempt), 0, attempt)
         try:

@@ -239,7 +239,7 @@ class TaskWriter:
         self._gathered[part.log] = _Gathered(stamp)
 
     def _make_some(self) -> None:
-        """Make ledgers for the logs that wait for one, so many at a time."""
+        """Make ledgers for the logs that wait for one, LOGS_AT_ONCE at a time."""
         while self._waiting and len(self._ahead) < LOGS_AT_ONCE:
             log = next(iter(self._waiting))
             del self._waiting[log]

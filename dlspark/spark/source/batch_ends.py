@@ -53,7 +53,7 @@ class BatchEnds:
         if not news:
             return start
         self._last_batch_s = self._now_s()
-        self._turn += 1
+        self._turn += 1  # only with a batch: a poll without one must not pass over the log whose turn it is
         identities = {log: identity for log, end in news.items() if (identity := views[log].identity(end)) is not None}
         kept = {log: identity for log, identity in start.identities.items() if log not in news}
         return Offsets({**start, **news}, {**kept, **identities})
@@ -173,6 +173,8 @@ def byte_shares(limit: int, available: Mapping[str, int], first: Mapping[str, in
     and those of the others are. What is left is divided in proportion. Only a single entry ever exceeds the limit.
     """
     names = sorted(log for log, count in available.items() if count > 0)
+    # Each log's next entry first. Shares in proportion alone could leave a log below the size of its next entry for
+    # ever, and it would starve.
     given: dict[str, int] = {}
     left = limit
     for name in (names[(turn + i) % len(names)] for i in range(len(names))):

@@ -196,7 +196,7 @@ class DriverLogView:
     async def record_at(self, start: DLSN, end: DLSN, number: int) -> tuple[int, int]:
         """Segment and transaction id of user record `number`, counted from 0, of those from `start` to before `end`.
 
-        There must be so many.
+        Raises InvariantViolation if there are not that many.
         """
         left = number
         async for segment, first, here in self._counts(start, end):

@@ -135,7 +135,7 @@ def _pack(spans: Sequence[SegmentSpan], max_bytes: int, max_records: int | None)
 
 
 def _divided(span: SegmentSpan, entries: int) -> tuple[SegmentSpan, SegmentSpan | None]:
-    """The first so many entries of a span, at least one, and what is left of it."""
+    """The first `entries` entries of a span, and what is left of it: None if that is nothing."""
     if entries >= span.entries:
         return span, None
     at = span.first_entry + entries
