@@ -146,6 +146,7 @@ class Sandbox:
         try:
             self._take_directory()
             self._state = self._claim()
+            # Before any node starts: its address is its identity, so the ports must be kept even if the start fails.
             self._state.save(self.directory)
             self.start_zookeeper()
             self._initialise_metadata()
@@ -169,7 +170,7 @@ class Sandbox:
         atexit.unregister(self.stop)
         running = [process for process in self._processes.values() if process.poll() is None]
         for process in running:
-            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGCONT)  # a paused node would not see the SIGTERM
             process.terminate()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for process in running:

@@ -67,7 +67,7 @@ class SandboxState:
         path = directory / _STATE_FILE
         scratch = path.with_suffix(".tmp")
         scratch.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        scratch.replace(path)
+        scratch.replace(path)  # a rename is atomic
 
     def running(self) -> bool:
         """Whether the process that owns the sandbox is alive, and is the one that was recorded."""

@@ -140,6 +140,7 @@ class LagListener(StreamingQueryListener):
                 ]
 
             self._lock.wait_for(lambda: not late(), SETTLE_S)
+            # Queries of another session, or whose end was missed: they are not waited for a second time.
             for heard in late():
                 heard.elsewhere = True
         return running
@@ -207,7 +208,7 @@ class LagListener(StreamingQueryListener):
         self._show(query_id, heard)
 
     def _alive(self, query_id: str) -> None:
-        """A query that idles has heard of no news: its lag is what it was."""
+        """A query that idles found nothing new: its lag is what it was, and only the gauge's time moves."""
         with self._lock:
             heard = self._queries.get(query_id)
         if heard is not None:

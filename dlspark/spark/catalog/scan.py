@@ -72,7 +72,7 @@ class Pushed:
         bounds, limit, order = push([*kept, *hints])[0], words.get("limit"), words.get("order", [])
         columns = tuple(order) if isinstance(order, list) else ()
         if not isinstance(limit, int) or columns not in _LOG_ORDERS:
-            return cls(bounds, None)
+            return cls(bounds, None)  # in any other order the first rows may lie anywhere in the log
         return cls(bounds, Take(limit, last=words.get("descending") is True, timed="timestamp" in columns))
 
 
@@ -146,6 +146,7 @@ class Rows:
         count = await self.records()
         if count is None:
             return None
+        # Segments, and transaction ids, never decrease along a log: the first and last record have the extremes.
         ends: tuple[_EdgeRecord, _EdgeRecord] | None = None
         if count and any(function["function"] != "count" for function in functions):
             ends = await self._at(0), await self._at(count - 1)

@@ -318,7 +318,8 @@ OPTIONS: tuple[Option, ...] = (
         WHOLE,
         Scope.SINK,
         "Spread rows by hash over this many logs (at most 1000), whose names are option `log` with the numbers from 0 "
-        "on for `{}`. A row's number is `crc32(concat_ws('\\u001f', key columns)) % numLogs`, as Spark SQL would say it",
+        "on for `{}`. A row's number is `crc32(concat_ws('\\u001f', key columns)) % numLogs`, as Spark SQL would say "
+        "it",
         default_words="one log, or column `log`",
         minimum=1,
     ),

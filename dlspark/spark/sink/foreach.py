@@ -188,6 +188,7 @@ class _Task:
             message = run_task(self._options, columns, job, self._partition, SystemClock().now_ms(), iter([batch]))
             commit_batch(self._options, [message], job.batch)
         except BaseException as error:
+            # Kept, because the timer's thread has no caller: the rows are lost, and Spark must run the task again.
             self._failure = error
             with contextlib.suppress(DistributedLogError):  # a later sweep finds it as well
                 abort_jobs(self._options, [job])  # what was published after all has no listing that this could take

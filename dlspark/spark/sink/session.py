@@ -199,7 +199,7 @@ class SinkSession:
         # A listing that was made with the ledger cannot have been swept before the ledger existed.
         if not self._one_zookeeper and not await self.sinks.stands(job.sink_id, job.staged(ledger.ledger_id, log)):
             await ledger.abandon()
-            await self._services.ledgers.delete(ledger.ledger_id)
+            await self._services.ledgers.delete(ledger.ledger_id)  # unlisted, no sweep would find it
             raise swept(job)
         ledger.replace_with(functools.partial(self._replace, job, log))
         return ledger
@@ -221,6 +221,7 @@ class SinkSession:
         await self._services.permit(log, Action.ACQUIRE, Action.WRITE)
 
     async def _recover(self, log: str) -> None:
+        # Under the log's lock, which the caller holds: recovery fences and closes ledgers of the log (I7, I10).
         state = await self._services.logs.open(log)
         transitions = SegmentTransitions(self._services, log, self.settings, state)
         await transitions.load()

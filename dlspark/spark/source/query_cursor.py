@@ -60,4 +60,4 @@ class QueryCursor:
 
     async def _move_one(self, log: str, dlsn: DLSN) -> None:
         await Subscriptions(self._logs, log).commit(self._name, dlsn)
-        self._moved[log] = dlsn
+        self._moved[log] = dlsn  # only then: a move that failed is tried again with the next batch
