@@ -98,7 +98,7 @@ class JavaPairs:
         self.rows = [*(row for group in groups for rows in group.values() for row in rows), self._memory]
 
     def round(self, seconds: float) -> None:
-        """Every load by every pair once; who begins changes from round to round."""
+        """Every load by every pair once; which pair begins changes from round to round."""
         pairs = [(client, root) for client in self._clients for root in (LEDGERS_PATH, ROOT)]
         if self._warm_up_due:
             self._warm_up_due = False

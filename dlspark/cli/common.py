@@ -193,7 +193,7 @@ def name_near_ones(error: BaseException | None, names: Sequence[str]) -> None:
     """
     if not isinstance(error, DistributedLogError) or error.log is None:
         return
-    error.path = None  # which of a log's znodes was looked for first is nothing to a person
+    error.path = None  # which of a log's znodes was looked for first does not help the user
     folder, slash, last = error.log.rpartition("/")
     near = difflib.get_close_matches(last, names, n=3, cutoff=0.6) if len(names) <= MAX_COMPARED else []
     if near:

@@ -157,7 +157,7 @@ def start(writer: DataStreamWriter, timeout_s: float = TIMEOUT_S) -> StreamingQu
     """`writer.start()`, again for `timeout_s` where Spark gave up on a Python process that was slow to start, or where
     all that is in the checkpoint is the unfinished first entry of a driver that died, which is removed.
 
-    Returns when the query has begun, or has ended for another reason, which `exception()` gives as ever. Raises what
+    Returns when the query has begun, or has ended for another reason, which `exception()` gives. Raises what
     `writer.start()` raises, and the last slow start itself once the time is over.
     """
     deadline = time.monotonic() + timeout_s

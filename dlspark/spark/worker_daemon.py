@@ -32,7 +32,7 @@ _RAISE: Final = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 
 
 def quiet(work: Work) -> Work:
-    """`pyspark.daemon.worker`, which does one command of Spark's, but for a Spark that has hung up."""
+    """Wrap `pyspark.daemon.worker`, which runs one command for Spark: end quietly if Spark has closed the connection."""
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
         try:
@@ -40,7 +40,7 @@ def quiet(work: Work) -> Work:
                 return _HUNG_UP
             return work(sock, authenticated)
         except _GONE:
-            # It has closed its side, and knows what became of the task.
+            # Spark has closed its side, and knows what became of the task.
             return _HUNG_UP
 
     worker.__module__ = __name__

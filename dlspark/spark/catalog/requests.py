@@ -80,7 +80,7 @@ def answer(request: str, uri: Callable[[], str]) -> StructType:
 
 
 async def _connect(uri: str) -> AsyncNamespace:
-    """A statement that cannot have a log's lock says who has it, instead of waiting for it."""
+    """Open a namespace in which locks are not waited for: a statement that needs one fails with the owner's name."""
     return await AsyncNamespace.open(uri, Settings.from_environment().with_values({"lockTimeoutSeconds": 0}))
 
 
@@ -288,7 +288,10 @@ class Catalog:
         return {**await self.load(request), "created": await creation_of(self._namespace.services, log)}
 
     async def abandon(self, request: Json) -> bool:
-        """Delete the log that a failed `CREATE TABLE ... AS SELECT` created, unless others have written to it."""
+        """Delete the log that a failed `CREATE TABLE ... AS SELECT` created. False if it is gone already.
+
+        Raises CallerError, with nothing deleted, if another client has written to it, or made another log of the name.
+        """
         log, services = self._log(request), self._namespace.services
         await services.permit(log, Action.DELETE)
         created = int(str(request["created"]))

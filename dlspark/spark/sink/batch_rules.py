@@ -120,9 +120,11 @@ def judge(
     covered = tuple(log for log, verdict in verdicts.items() if verdict == _COVERED)
     differing = {log: verdict for log, verdict in verdicts.items() if verdict not in (_OPEN, _COVERED)}
     if not rows:
+        # No log is asked for a batch without rows: only the sink's own state says whether it was published.
         differing = _emptied(job.batch, state.value, marks)
         over, ours = job.batch <= state.value.batch, state.value.attempt == job.attempt
     else:
+        # Marks are equal if batch and attempt are: such a mark shows this attempt's own publication (D13).
         over, ours = not open_logs, any(mark.value == LogMark(job.batch, job.attempt) for mark in marks.values())
     return BatchProgress(state, marks, open_logs, covered, differing, ours, over)
 
@@ -167,6 +169,7 @@ def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, L
         if history is None or not floor.zxid or history.born in history.brought or floor.zxid not in history.brought:
             continue  # copied, renamed, or not a log that the sink has written to last
         if batch == floor.mark.batch:
+            # The transaction that moved the mark also made this batch's segments.
             brought = history.brought[floor.zxid]
             verdicts[log] = (
                 _COVERED
@@ -174,8 +177,10 @@ def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, L
                 else f"was published with {counted(brought, 'row')} into this log, and now has {rows[log]}"
             )
         elif floor.mark.rows_of(batch) == publication.rows:
+            # Earlier transactions that brought just as many records: one of them may be this batch's.
             asked.append({zxid for zxid, n in history.brought.items() if zxid < floor.zxid and n == rows[log]})
     old = [log for log, verdict in verdicts.items() if verdict != _OPEN]
+    # A batch was published into all of its logs by one transaction (D16), so they must have a candidate in common.
     if batch < floor.mark.batch and len(asked) == len(old) and asked and set.intersection(*asked):
         verdicts |= dict.fromkeys(old, _COVERED)
     return verdicts

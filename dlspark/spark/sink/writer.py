@@ -136,7 +136,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commit_batch(self._options, _sink_messages(messages), batchId, self._columns.known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver: sweep what those tasks have staged whose messages came."""
+        """On the driver: sweep what was staged by the tasks whose messages arrived."""
         # The query's id comes only with a message. Without one the left-overs wait for the next commit.
         from dlspark.spark.sink.driver import abort_jobs
 

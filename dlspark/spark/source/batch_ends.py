@@ -23,7 +23,10 @@ _T = TypeVar("_T")
 
 
 class BatchEnds:
-    """One query's: it knows whose turn it is, and when the last batch was made. `now_s` is a monotonic clock."""
+    """The ends of one query's batches. Keeps which log's turn it is, and when the last batch was made.
+
+    `now_s` is a monotonic clock.
+    """
 
     def __init__(self, data_loss: DataLossPolicy, now_s: Callable[[], float]) -> None:
         self._data_loss = data_loss

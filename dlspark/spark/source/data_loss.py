@@ -1,4 +1,4 @@
-"""What a query does whose position does not exist any more: the option `failOnDataLoss` decides (I8)."""
+"""What a query does when its position does not exist any more: the option `failOnDataLoss` decides (I8)."""
 
 from __future__ import annotations
 

@@ -401,6 +401,7 @@ async def _narrowed(view: DriverLogView, begin: DLSN, end: DLSN, bounds: Bounds)
             begin = max(begin, DLSN(bounds.min_segment, bounds.min_entry, 0))
             if bounds.end_entry is not None:
                 end = min(end, DLSN(bounds.min_segment, bounds.end_entry, 0))
+    # Ids never decrease along a log (I4), so bounds on ids are positions, found by search.
     if bounds.min_txid > 0:
         first = await view.at_txid(bounds.min_txid)
         begin = max(begin, first) if first is not None else end

@@ -138,6 +138,7 @@ class DriverLogView:
         The LAC that this reader learns may lie below one that an earlier reader saw (the node that knew it is down), so
         in the open segment the entry itself decides.
         """
+        # An end that was found is not asked for again: committed records stay, unless the segment list changes (I6).
         known = not self._changed.is_set() and self._known_end is not None and position <= self._known_end
         if known or position <= await self.latest():
             return False

@@ -1,4 +1,4 @@
-"""The cursor of a streaming query: how far it has come in each log, for others to see and for truncation to respect.
+"""The cursor of a streaming query: how far it has come in each log, for operators to see and for truncation to respect.
 
 It stands among the log's subscribers (`metadata.subscribers`), where any reader's position stands, and only moves
 forwards. The query itself never reads it: its position is the one in its checkpoint. So a cursor that could not be

@@ -85,6 +85,7 @@ class SegmentRecords:
             if summary.user_count:
                 end, records = DLSN(segment.lssn, last + 1, 0), summary.last_position
             elif summary.last_position > tail.records:
+                # Control records alone: they carry the number of the user record before them, which is searched for.
                 entry_id, _ = await self.located(segment, summary.last_position)
                 end, records = DLSN(segment.lssn, entry_id + 1, 0), summary.last_position
             else:
