@@ -32,7 +32,7 @@ _RAISE: Final = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 
 
 def quiet(work: Work) -> Work:
-    """Wrap `pyspark.daemon.worker`, which runs one command for Spark: end quietly if Spark has closed the connection."""
+    """Wrap `pyspark.daemon.worker`, which runs one command for Spark: end quietly if Spark closes the connection."""
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
         try:

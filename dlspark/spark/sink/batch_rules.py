@@ -120,7 +120,7 @@ def judge(
     covered = tuple(log for log, verdict in verdicts.items() if verdict == _COVERED)
     differing = {log: verdict for log, verdict in verdicts.items() if verdict not in (_OPEN, _COVERED)}
     if not rows:
-        # No log is asked for a batch without rows: only the sink's own state says whether it was published.
+        # Such a batch moves no mark: only the sink's own state says whether it was published.
         differing = _emptied(job.batch, state.value, marks)
         over, ours = job.batch <= state.value.batch, state.value.attempt == job.attempt
     else:
