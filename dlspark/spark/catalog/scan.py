@@ -102,7 +102,7 @@ def _value(value: object) -> object:
         try:
             return _EPOCH + timedelta(microseconds=value["us"])
         except OverflowError:
-            return None  # A year that Python has not: the filter is left to Spark.
+            return None  # A year beyond Python's range: the filter is left to Spark.
     return value
 
 

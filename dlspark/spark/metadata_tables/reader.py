@@ -1,7 +1,7 @@
-"""The reader of a metadata table: all is asked while the query is planned, the one task only hands it on.
+"""The reader of a metadata table: the driver reads everything while the query is planned, and one task hands it on.
 
 So a task needs no ZooKeeper session here either, and a query sees each table as it was at one time, however often Spark
-runs the task. What was found travels with the partition as compressed Arrow; that bounds it (`MAX_BYTES`).
+runs the task. The rows travel with the partition as compressed Arrow, which bounds the size of a table (`MAX_BYTES`).
 """
 
 from __future__ import annotations

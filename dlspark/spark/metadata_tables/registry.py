@@ -2,10 +2,10 @@
 
     spark.read.format("distributedlog").option("metadata", "segments").load("flights")
 
-A metadata table is what the namespace says of itself when the query is planned: one look, from the driver, by
-ZooKeeper and (where a column says so) by questions to storage nodes. Tables of logs take the same words for which logs
-as the source (`load("name")`, `subscribe`, `subscribePattern`), and all logs, at any depth, without any; the others
-take none. The tables in docs/spark-metadata.md are made from here (`tables_page`).
+A metadata table shows the namespace as it is when the query is planned. The driver looks once, in ZooKeeper and (where
+a column says so) by questions to storage nodes. Tables of logs take the source's options to select logs
+(`load("name")`, `subscribe`, `subscribePattern`), and without one have all logs, at any depth; other tables take none
+of them. The tables in docs/spark-metadata.md are made from here (`tables_page`).
 """
 
 from __future__ import annotations
