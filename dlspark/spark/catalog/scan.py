@@ -68,7 +68,7 @@ class Pushed:
         kept, hints = filters_of(_list(words, "filters")), filters_of(_list(words, "hints"))
         left = push(kept)[1]
         if left:
-            raise InvariantViolation(f"The answer to Spark said that these filters are kept exactly: {left}")
+            raise InvariantViolation(f"Spark relies on these filters being kept exactly, and they are not: {left}")
         bounds, limit, order = push([*kept, *hints])[0], words.get("limit"), words.get("order", [])
         columns = tuple(order) if isinstance(order, list) else ()
         if not isinstance(limit, int) or columns not in _LOG_ORDERS:

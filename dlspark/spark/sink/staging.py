@@ -123,6 +123,7 @@ def run_task(
     runtime = Runtime.shared()
     opening = runtime.submit(_begin(options, columns, job, partition, stamp_ms))
     try:
+        # Spark fetches the first rows while the session opens and asks.
         first = list(islice(batches, 1))
     except Exception:
         runtime.run(opening.result().give_up())
@@ -134,6 +135,7 @@ def run_task(
         message = _stage(runtime, staging, rest, seen)
     except Exception as error:
         runtime.run(staging.give_up())
+        # The query's own errors, and rows that are refused, do not come from another driver's publication.
         if not isinstance(error, DistributedLogError) or isinstance(error, CallerError):
             raise
         message = _replayed(runtime, staging, rest, seen, error)

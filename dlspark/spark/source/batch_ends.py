@@ -154,11 +154,13 @@ def shares(limit: int, available: Mapping[str, int], turn: int = 0) -> dict[str,
     left = limit - sum(given.values())
     by_remainder = sorted(waiting, key=lambda log: (-(limit * waiting[log] % total), log))
     by_size = sorted(given, key=lambda log: (-given[log], log))
+    # Shares were rounded down: what is left goes to the largest remainders.
     while left > 0:
         for log in by_remainder:
             if left > 0 and given[log] < waiting[log]:
                 given[log] += 1
                 left -= 1
+    # Or small shares were raised to 1: what is too much is taken from the largest.
     while left < 0:
         for log in by_size:
             if left < 0 and given[log] > 1:

@@ -306,6 +306,7 @@ class DriverLogView:
         found = self._locations.get(segment.ledger_id)
         if found is None:
             found = await self._namespace.ledgers.locate(segment.ledger_id)
+            # Only what cannot change any more is kept.
             if found.metadata.state is LedgerState.CLOSED and found.complete:
                 self._locations[segment.ledger_id] = found
         return found

@@ -29,6 +29,7 @@ async def check_live_replicas(namespace: AsyncNamespace, spans: Iterable[Segment
     probed: set[tuple[int, int]] = set()
     for span in spans:
         for entry_id in entries_without_replica(span.ledger.metadata, span.first_entry, span.last_entry, living):
+            # Spans that were cut within an entry share it: it is read once.
             if (span.ledger.ledger_id, entry_id) not in probed:
                 probed.add((span.ledger.ledger_id, entry_id))
                 await _probe(namespace, span, entry_id, living)
