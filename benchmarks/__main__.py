@@ -106,7 +106,7 @@ def _spark_benchmarks(
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Told to end: in order, so that processes and files go too."""
+    """Asked to end by a signal: end in order, so that processes and files go too."""
     sys.exit(128 + number)
 
 

@@ -42,6 +42,7 @@ KIB, MIB = 1024, 1024 * 1024
 
 
 def bookies(count: int = BOOKIES) -> list[str]:
+    """Ids of `count` storage nodes, none of which exists."""
     return [f"bookie-{number}.example:3181" for number in range(count)]
 
 
@@ -90,9 +91,11 @@ class AuditRig:
         await for_each(range(count), CREATIONS, create)
 
     async def lose_one(self) -> None:
+        """Take one node's registration away, as if its session had ended."""
         await self.registry.unregister(bookies()[0])
 
     async def audit(self) -> AuditReport:
+        """Run one audit of the nodes. Raises what the metadata store raises."""
         return await self.auditor.audit_bookies()
 
 
@@ -116,10 +119,12 @@ async def metadata_store(in_memory: bool) -> AsyncIterator[MetadataStore]:
 
 
 def peak_rss_bytes() -> int:
+    """The most memory that this process has had resident so far, in bytes (Linux counts in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
 
 
 async def timed_audit(what: str, rig: AuditRig) -> str:
+    """Run one audit; a line with its time, processor time and memory, beginning with `what`."""
     before, begin, used = peak_rss_bytes(), time.monotonic(), time.process_time()
     report = await rig.audit()
     seconds, used = time.monotonic() - begin, time.process_time() - used
@@ -137,7 +142,7 @@ async def measure(count: int, in_memory: bool) -> None:
         begin = time.monotonic()
         await rig.fill(count)
         print(f"{count} ledgers created in {time.monotonic() - begin:.1f} s", flush=True)
-        print(await timed_audit("nobody is lost", rig), flush=True)
+        print(await timed_audit("no node is lost", rig), flush=True)
         await rig.lose_one()
         print(await timed_audit(f"one of {BOOKIES} is lost", rig), flush=True)
         print(await timed_audit("the same again", rig), flush=True)
@@ -152,6 +157,7 @@ async def measure(count: int, in_memory: bool) -> None:
 
 
 def main() -> int:
+    """Measure as the command line says. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ledgers", type=int, default=LEDGERS)
     parser.add_argument("--memory", action="store_true", help="the store in memory instead of a real ZooKeeper")

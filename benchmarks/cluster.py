@@ -35,6 +35,7 @@ class Cluster:
 
     @property
     def uri(self) -> str:
+        """The URI of the sandbox's namespace."""
         return self.sandbox.uri
 
     @asynccontextmanager

@@ -6,7 +6,7 @@ batches of 16 entries asked for ahead. Entries go to three nodes, are acknowledg
 (journalSyncData).
 
 What a window leaves to be written, some GB in the system's memory, is written before the next one begins: bookies sync
-their entry logs every ten seconds, and whoever writes then pays for what others wrote before.
+their entry logs every ten seconds, and the window that writes then would pay for what others wrote before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SMALL_WARM_UPS = 6
 
 
 class Load(Enum):
-    """What a client is made to do, and what it tells of it."""
+    """What a client is made to do, and what it reports."""
 
     APPENDS = auto()
     """Median and 99th percentile, microseconds."""
@@ -65,7 +65,9 @@ class LoadingClient(Protocol):
 
     name: str
 
-    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]: ...
+    def measure(self, load: Load, root: str, seconds: float) -> tuple[float, ...]:
+        """Do `load` on the cluster below `root` for about `seconds`; the figures that `Load` describes."""
+        ...
 
 
 class JavaPairs:
@@ -96,7 +98,7 @@ class JavaPairs:
         self.rows = [*(row for group in groups for rows in group.values() for row in rows), self._memory]
 
     def round(self, seconds: float) -> None:
-        """Every load by every pair once; who begins changes from round to round."""
+        """Every load by every pair once; which pair begins changes from round to round."""
         pairs = [(client, root) for client in self._clients for root in (LEDGERS_PATH, ROOT)]
         if self._warm_up_due:
             self._warm_up_due = False

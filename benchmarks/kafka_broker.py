@@ -49,10 +49,12 @@ class KafkaBroker:
 
     @property
     def address(self) -> str:
+        """host:port that clients connect to."""
         return f"127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int:
+        """The broker's process. Raises InvariantViolation before it is started."""
         check(self._process is not None, "the broker was asked for its process before it was started")
         return self._process.pid  # type: ignore[union-attr]
 
@@ -105,7 +107,7 @@ class KafkaBroker:
 
 
 def broker_settings(port: int, controller_port: int, data: Path) -> dict[str, object]:
-    """What a single broker has to be told; all else is upstream's default."""
+    """The settings that a single broker needs; all else is upstream's default."""
     return {
         "process.roles": "broker,controller",
         "node.id": 1,

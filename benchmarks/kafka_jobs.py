@@ -1,4 +1,4 @@
-"""What Spark is made to do with a log, the same for every system, and what it tells of it.
+"""What Spark is made to do with a log, the same for every system, and what it reports.
 
 Every job that is timed runs to its end, with the same frames, numbers of rows and partitions. Rates are of as many
 whole runs as a window takes.
@@ -95,6 +95,7 @@ class Arrivals:
 
     @property
     def complete(self) -> bool:
+        """Whether every record that was sent has been collected."""
         return self.sent.keys() <= self.collected.keys()
 
     def figures(self) -> tuple[float, float, float]:

@@ -49,7 +49,9 @@ class LoadedSystem(Protocol):
 
     name: str
 
-    def measure(self, load: Load, seconds: float) -> tuple[float, ...]: ...
+    def measure(self, load: Load, seconds: float) -> tuple[float, ...]:
+        """Do `load` for about `seconds`; the figures of the load's rows."""
+        ...
 
 
 class KafkaPairs:

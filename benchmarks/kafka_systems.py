@@ -64,19 +64,23 @@ class OurLogs:
         self._cluster = cluster
 
     def create(self, log: str, partitions: int) -> None:
+        """Create the log; `partitions` is not needed, since a source cuts segments by itself."""
         from dlspark import Namespace
 
         with Namespace.open(self._cluster.uri) as namespace:
             namespace.create_log(log)
 
     def source(self, log: str) -> dict[str, str | int]:
+        """The namespace and the log, with no limit of bytes, so that `minPartitions` alone counts."""
         return {"uri": self._cluster.uri, "log": log, "maxBytesPerPartition": ONE_RANGE_BYTES}
 
     def sink(self, log: str) -> dict[str, str | int]:
+        """The namespace and the log."""
         return {"uri": self._cluster.uri, "log": log}
 
     @contextmanager
     def appending(self, log: str) -> Iterator[Append]:
+        """A writer of which each record is an entry, sent at once."""
         from dlspark import Namespace
 
         with (
@@ -91,6 +95,7 @@ class OurLogs:
             yield append
 
     def server_pids(self) -> Sequence[int]:
+        """ZooKeeper and the storage nodes. Raises InvariantViolation if one of them does not run."""
         sandbox = self._cluster.sandbox
         pids = [sandbox.zookeeper_pid, *(sandbox.node_pid(index) for index in range(sandbox.node_count))]
         found = [pid for pid in pids if pid is not None]
@@ -110,6 +115,7 @@ class KafkaLogs:
         self._flushed = flushed
 
     def create(self, log: str, partitions: int) -> None:
+        """Create the topic, with one copy; a flushed one syncs before the broker answers."""
         java = java_of(self._spark)
         topic = java.org.apache.kafka.clients.admin.NewTopic(self._topic(log), partitions, 1)
         if self._flushed:
@@ -121,13 +127,16 @@ class KafkaLogs:
             admin.close()
 
     def source(self, log: str) -> dict[str, str | int]:
+        """The broker and the topic."""
         return {"kafka.bootstrap.servers": self._broker.address, "subscribe": self._topic(log)}
 
     def sink(self, log: str) -> dict[str, str | int]:
+        """The broker and the topic, with batches as large as our entries."""
         return {"kafka.bootstrap.servers": self._broker.address, "topic": self._topic(log)} | PRODUCER
 
     @contextmanager
     def appending(self, log: str) -> Iterator[Append]:
+        """A producer that does not linger, acknowledged by all copies (there is one)."""
         java = java_of(self._spark)
         serializer = java.org.apache.kafka.common.serialization.ByteArraySerializer
         settings = self._client(acks="all", **{"linger.ms": "0"})
@@ -143,6 +152,7 @@ class KafkaLogs:
             producer.close()
 
     def server_pids(self) -> Sequence[int]:
+        """The broker, which is its own controller."""
         return [self._broker.pid]
 
     def _topic(self, log: str) -> str:

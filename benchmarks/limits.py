@@ -48,6 +48,7 @@ class DiskFigures:
 
     @property
     def p50_us(self) -> float:
+        """The median latency of a write and its sync, in microseconds."""
         return percentile(self.latencies_s, 0.5) * 1e6
 
 
@@ -226,7 +227,7 @@ class _Echo:
 
 
 def _answer(end: Connection) -> None:
-    """Child: answer until told to stop."""
+    """Child: answer until the parent says stop."""
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()

@@ -19,9 +19,11 @@ class Target:
     at_most: bool = False
 
     def met(self, ratio: float) -> bool:
+        """Whether a measured ratio reaches the target."""
         return ratio <= self.ratio if self.at_most else ratio >= self.ratio
 
     def half_met(self, ratio: float) -> bool:
+        """Whether it reaches half of the target: twice the ratio where less is better."""
         return ratio <= 2 * self.ratio if self.at_most else ratio >= self.ratio / 2
 
     def __str__(self) -> str:
@@ -49,6 +51,7 @@ class Row:
 
     @property
     def ratios(self) -> list[float]:
+        """Measured over limit, round by round."""
         return [figure / limit for figure, limit in zip(self.measured, self.limits, strict=True)]
 
     @property

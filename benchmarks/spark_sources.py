@@ -43,12 +43,15 @@ class IdenticalBatches(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The format's name in Spark."""
         return IDENTICAL
 
     def schema(self) -> StructType:
+        """The columns of our source."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of `repeat` repetitions, spread over `partitions` tasks."""
         partitions, repeat = int(self.options["partitions"]), int(self.options["repeat"])
         return _IdenticalReader(schema.names, partitions, repeat)
 
@@ -97,9 +100,11 @@ class Unpublished(DistributedLogDataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The format's name in Spark."""
         return UNPUBLISHED
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """The writer of one batch write; its commit publishes nothing."""
         attempt = uuid.uuid4().hex
         return _UnpublishedWriter(self._settled(Scope.SINK_BATCH), schema, job_sink(attempt), 0, attempt)
 
@@ -114,15 +119,19 @@ class Nothing(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """The format's name in Spark."""
         return NOTHING
 
     def schema(self) -> StructType:
+        """The columns of our source."""
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A reader whose every batch has `rows` rows."""
         return _NothingReader(schema.names, int(self.options["rows"]))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A writer that drops its rows."""
         return _NothingWriter()
 
 

@@ -3,7 +3,7 @@
     given in code, by option or conf  >  the environment variable DLSPARK_URI  >  a sandbox that runs on this machine
 
 The sandbox is the one in its default directory (`~/.dlspark/sandbox`), and it counts only while the process that owns
-it runs: one that was stopped or killed is never taken for one that could be used.
+it runs: a sandbox that was stopped or killed is never used.
 """
 
 from __future__ import annotations

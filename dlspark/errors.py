@@ -15,10 +15,10 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── RequestDeniedError             *   403: the namespace's access control denies it
     │   ├── NoAuthError                    *   505: ZooKeeper's access control refuses this session (`zkAclId`)
     │   ├── InvalidLogNameError            *   602: the name cannot be a log's
-    │   └── LogNotFoundError               *   510: there is no such log
+    │   └── LogNotFoundError               *   510: the log does not exist
     ├── NotAppliedError                        definitely not applied; state is as before
-    │   ├── LogExistsError                 *   522: somebody else has just created the log
-    │   ├── OwnershipAcquireFailedError    *   302: somebody else (`owner`) writes the log
+    │   ├── LogExistsError                 *   522: another client has just created the log
+    │   ├── OwnershipAcquireFailedError    *   302: another client (`owner`) writes the log
     │   ├── LockingError                   *   504: the lock is not held
     │   ├── LogEmptyError                      509: a first or last record was asked of a log without records
     │   ├── WriteError                         514: the writer failed earlier; this record was not sent

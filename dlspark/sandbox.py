@@ -146,6 +146,7 @@ class Sandbox:
         try:
             self._take_directory()
             self._state = self._claim()
+            # Before any node starts: its address is its identity, so the ports must be kept even if the start fails.
             self._state.save(self.directory)
             self.start_zookeeper()
             self._initialise_metadata()
@@ -169,7 +170,7 @@ class Sandbox:
         atexit.unregister(self.stop)
         running = [process for process in self._processes.values() if process.poll() is None]
         for process in running:
-            process.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGCONT)  # a paused node would not see the SIGTERM
             process.terminate()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for process in running:
@@ -190,7 +191,7 @@ class Sandbox:
             self._zookeeper = None
         if self._state is not None:
             state, self._state = self._state, None
-            with contextlib.suppress(OSError):  # It says what no longer runs; whoever reads it finds that out.
+            with contextlib.suppress(OSError):  # What it says no longer runs, which its readers find out themselves.
                 SandboxState(state.zookeeper_port, state.node_ports).save(self.directory)
         if self._lock is not None:
             self._lock.close()
@@ -230,7 +231,7 @@ class Sandbox:
             self._zookeeper = zookeeper
 
     def _take_directory(self) -> None:
-        """Make the directory and hold its lock: of two that start at a time only one gets to the state file."""
+        """Make the directory and hold its lock: of two processes that start at a time one gets to the state file."""
         if "," in str(self.directory):
             raise CallerError(
                 "a sandbox's directory cannot have a comma in its name: storage nodes take that for two",
@@ -245,7 +246,7 @@ class Sandbox:
             lock.close()
             kept = SandboxState.load(self.directory)
             raise _already_running(self.directory, kept) from error
-        self._lock = lock
+        self._lock = lock  # held until `stop`; the kernel drops it if this process dies
 
     def _claim(self) -> SandboxState:
         """The state to run with: the directory's own, or a new one with free ports."""
@@ -283,8 +284,8 @@ class Sandbox:
 
     def _spawn(self, index: int) -> None:
         conf = self._configure(index)
-        # The kernel tells a child of its parent's death when the *thread* that started it ends: one thread starts them
-        # all and lives as long as they do, whoever calls (a caller's own thread may end at any time).
+        # The kernel notifies a child of its parent's death when the *thread* that started it ends. So one thread starts
+        # them all and lives as long as they do: a caller's own thread may end at any time.
         if self._spawner is None:
             self._spawner = ThreadPoolExecutor(1, thread_name_prefix="dlspark-sandbox")
         self._processes[index] = self._spawner.submit(self._start_process, index, conf).result()

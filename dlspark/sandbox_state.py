@@ -21,13 +21,13 @@ _STATE_FILE = "sandbox.json"
 
 
 def default_directory() -> Path:
-    """Where `dlspark sandbox start` keeps its data if it is not told another place."""
+    """Where `dlspark sandbox start` keeps its data if no other directory is given."""
     return Path(os.path.expanduser("~")) / ".dlspark" / "sandbox"
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxState:
-    """The ports for ever; the process that owns the sandbox, and when that started, for as long as it runs."""
+    """The ports, which stay; and while the sandbox runs, the process that owns it and when that was started."""
 
     zookeeper_port: int
     node_ports: tuple[int, ...]
@@ -67,7 +67,7 @@ class SandboxState:
         path = directory / _STATE_FILE
         scratch = path.with_suffix(".tmp")
         scratch.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        scratch.replace(path)
+        scratch.replace(path)  # a rename is atomic
 
     def running(self) -> bool:
         """Whether the process that owns the sandbox is alive, and is the one that was recorded."""

@@ -1,6 +1,6 @@
 """Whether dlspark's other two packages, `metadata` and `storage_node`, are the ones that `import` finds.
 
-Their names are plain ones, and Python takes the first module of a name on its path: a `metadata.py` beside somebody's
+Their names are plain ones, and Python takes the first module of a name on its path: a `metadata.py` beside the user's
 script, in a notebook's folder or among a Spark job's files, comes before what is installed. Then everything below would
 fail with an error about something else. So `import dlspark` looks first: at where the names lead and at a line of the
 source there, without running it (it may be the very script that is running).
@@ -43,7 +43,7 @@ def _is_ours(package: str, spec: ModuleSpec) -> bool:
     read = getattr(spec.loader, "get_data", None)
     if spec.origin is not None and spec.origin.endswith(".py") and read is not None:
         return _LINE in read(spec.origin)  # from a zip file as well
-    # There is no source (byte code alone is installed, or frozen): the module has to be asked.
+    # No source to look at (byte code alone is installed, or it is frozen): the module has to be imported.
     return getattr(importlib.import_module(package), MARK, None) == OWNER
 
 

@@ -108,7 +108,7 @@ def _lines(found: RecoveryStatus) -> list[str]:
         missing = "its mark cannot be read" if ledger.missing is None else f"lacks {', '.join(ledger.missing)}"
         age = "" if ledger.age_s is None else f", marked {ledger.age_s} s ago"
         lines.append(f"ledger {ledger.ledger_id}: {missing}{age}")
-    lines += [f"ledger {lock.ledger_id}: locked by {lock.owner or 'somebody'}" for lock in found.locks]
+    lines += [f"ledger {lock.ledger_id}: locked by {lock.owner or 'an unknown worker'}" for lock in found.locks]
     hidden = found.marked - len(found.ledgers)
     return (
         [*lines, f"{counted(hidden, 'more ledger is', 'more ledgers are')} not listed (--limit)"]

@@ -186,5 +186,5 @@ def _directories(paths: list[Path]) -> str:
 def _setting(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key:
-        raise CallerError(f"--set {text} is no setting", advice="Give key=value")
+        raise CallerError(f"--set {text} is not a setting", advice="Give key=value")
     return key.strip(), value.strip()

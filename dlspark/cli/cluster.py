@@ -167,7 +167,7 @@ async def _connected(servers: str, work: Callable[[MetadataStore], Awaitable[T]]
         await store.close()
 
 
-# ---------------------------------------------------------------------- how it is told
+# ---------------------------------------------------------------------- how it is printed
 
 
 def _as_json(place: Place, found: ClusterStatus) -> dict[str, Json]:
@@ -212,7 +212,7 @@ def _echo_status(place: Place, found: ClusterStatus) -> None:
             "layout": layout,
             "instance": found.instance_id or "none",
             "nodes": counts,
-            "auditor": found.recovery.auditor or "none: nobody looks for lost copies",
+            "auditor": found.recovery.auditor or "none: lost copies are not looked for",
             "recovery": "enabled" if found.recovery.enabled else "switched off",
             "copies": f"{counted(found.recovery.marked, 'ledger lacks', 'ledgers lack')} some, "
             f"{counted(found.recovery.locked, 'is', 'are')} being repaired",

@@ -56,7 +56,7 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be given several times.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 ConcurrencyOption = Annotated[int, typer.Option("--concurrency", min=1, help="Logs that are worked on at a time.")]
 FilterOption = Annotated[
     str | None, typer.Option("--filter", help="Regular expression: logs whose names begin with it.")
@@ -103,7 +103,7 @@ def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a command works, and how it tells of it."""
+    """Where a command works, and how it prints its result."""
 
     uri: str
     settings: Settings
@@ -193,7 +193,7 @@ def name_near_ones(error: BaseException | None, names: Sequence[str]) -> None:
     """
     if not isinstance(error, DistributedLogError) or error.log is None:
         return
-    error.path = None  # which of a log's znodes was looked for first is nothing to a person
+    error.path = None  # which of a log's znodes was looked for first does not help the user
     folder, slash, last = error.log.rpartition("/")
     near = difflib.get_close_matches(last, names, n=3, cutoff=0.6) if len(names) <= MAX_COMPARED else []
     if near:
@@ -238,8 +238,8 @@ async def _awaited(command: Awaitable[None]) -> None:
 
 
 def confirm(question: str, *, yes: bool, by: str = "--yes") -> None:
-    """Ask before what cannot be undone. Without a terminal there is nobody to ask: raises CallerError, which names the
-    option that answers (`by`)."""
+    """Ask before what cannot be undone. Raises CallerError without a terminal to ask on; it names the option that
+    answers (`by`)."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -250,7 +250,7 @@ def confirm(question: str, *, yes: bool, by: str = "--yes") -> None:
 async def chosen_logs(namespace: AsyncNamespace, names: Iterable[str] | None, pattern: str | None) -> list[str]:
     """The logs that are named, or that the pattern matches, or all of them without either.
 
-    Raises CallerError for both, or for what is no pattern.
+    Raises CallerError for both, or for a malformed pattern.
     """
     named = list(names or ())
     if named and pattern is not None:
@@ -260,7 +260,7 @@ async def chosen_logs(namespace: AsyncNamespace, names: Iterable[str] | None, pa
     try:
         matches = re.compile(pattern or "")
     except re.error as error:
-        raise CallerError(f"{pattern!r} is no regular expression: {error}") from error
+        raise CallerError(f"{pattern!r} is not a regular expression: {error}") from error
     return [name for name in await namespace.logs(recursive=True) if matches.match(name)]
 
 
@@ -272,9 +272,9 @@ async def some_logs(namespace: AsyncNamespace, names: Iterable[str] | None, patt
 
 
 async def each(names: Sequence[str], concurrency: int, work: Callable[[str], Awaitable[None]]) -> list[str]:
-    """`work` on so many logs at a time; returns those for which it failed, after standard error was told why.
+    """`work` on so many logs at a time. Prints on standard error why it failed for some, and returns their names.
 
-    The failure of a single one is raised.
+    With a single log its failure is raised.
     """
     from metadata.foundation.pacing import for_each
 

@@ -63,14 +63,17 @@ class CheckFinding:
 
 
 def ok(check: str, found: str) -> CheckFinding:
+    """A check that found nothing to do."""
     return CheckFinding(check, CheckVerdict.OK, found)
 
 
 def warn(check: str, found: str, todo: str) -> CheckFinding:
+    """A finding that stops nothing yet; `todo` is the advice. The command still exits with 0."""
     return CheckFinding(check, CheckVerdict.WARN, found, todo)
 
 
 def fail(check: str, found: str, todo: str) -> CheckFinding:
+    """A finding that keeps something from working; `todo` is the advice. The command exits with 3."""
     return CheckFinding(check, CheckVerdict.FAIL, found, todo)
 
 
@@ -343,7 +346,7 @@ def _differences(worker: Worker, where: str, use_this: str) -> Iterator[CheckFin
     for name in _COMPARED:
         if worker.versions[name] != _version(name):
             there, here = (version or "not installed" for version in (worker.versions[name], _version(name)))
-            # Spark puts its own pyspark before the interpreter's, as far as its workers go.
+            # In its workers Spark puts its own pyspark before the interpreter's.
             judge = warn if name == "pyspark" else fail
             yield judge("workers", f"{name} is {there} in {where}, and {here} here", use_this)
 

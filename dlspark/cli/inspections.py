@@ -102,7 +102,7 @@ async def check(
     dry_run: DryRunOption = False,
     concurrency: ConcurrencyOption = 4,
 ) -> None:
-    """Inspect logs and the ends of their segments, and repair what can be. A log that somebody writes is left alone."""
+    """Inspect logs and the ends of their segments, and repair what can be. A log that has a writer is left alone."""
     async with at.open() as namespace:
         chosen = await chosen_logs(namespace, names, pattern)
         found, failed = await _checked(namespace, chosen, concurrency, repair=False)
@@ -171,7 +171,7 @@ async def repair_lssn(
     dry_run: DryRunOption = False,
     concurrency: ConcurrencyOption = 4,
 ) -> None:
-    """Give segments in progress that are numbered below a completed one the next number, in logs nobody writes."""
+    """Give segments in progress that are numbered below a completed one the next number, in logs without a writer."""
     async with at.open() as namespace:
         chosen = await chosen_logs(namespace, names, pattern)
         wrong, failed = await _renumbered(namespace, chosen, concurrency, dry_run=True)

@@ -35,7 +35,7 @@ _HOUR_MS = 3_600_000
 _MIN_AGE_HOURS = 24.0
 
 LedgerArgument = Annotated[int, typer.Argument(min=0, help="Ledger id.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Though somebody may need it whom nothing names.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Though an application may need it that nothing names.")]
 AlsoOption = Annotated[
     list[str] | None, typer.Option("--also", help="URI of another namespace on this cluster; may be given again.")
 ]
@@ -46,7 +46,7 @@ AgeOption = Annotated[
 
 @over_namespace
 async def find(at: At, ledger: LedgerArgument) -> None:
-    """Tell which log of the namespace, or what else in it, has a ledger. Exits with 3 if nothing has."""
+    """Show which log of the namespace, or what else in it, has a ledger. Exits with 3 if nothing has."""
     from dlspark.core.administration.ledger_entries import find_ledger
 
     async with at.open() as namespace:
@@ -166,7 +166,7 @@ async def recover(at: At, ledger: LedgerArgument, force: ForceOption = False, ye
     """Fence a ledger's writer and close the ledger. Refused while its log is written."""
     from dlspark.core.administration.ledger_entries import recover_ledger
 
-    confirm(f"Cut off whoever writes ledger {ledger}, and close it?", yes=yes)
+    confirm(f"Fence the writer of ledger {ledger}, and close it?", yes=yes)
     async with at.open() as namespace:
         last = await recover_ledger(namespace.services, ledger, namespace.settings, force=force)
     at.result({"ledger": ledger, "last_entry": last}, f"ledger {ledger} is closed, its last entry is {last}")
@@ -209,7 +209,7 @@ def _ids_in(file: Path) -> list[int]:
         raise CallerError(f"{file} cannot be read: {error.strerror}; nothing was done") from error
     bad = [word for word in words if word and not re.fullmatch(r"\d{1,19}", word)]
     if bad:
-        raise CallerError(f"{bad[0]!r} in {file} is no ledger id; nothing was done", advice="Give one id a line")
+        raise CallerError(f"{bad[0]!r} in {file} is not a ledger id; nothing was done", advice="Give one id a line")
     return [int(word) for word in words if word]
 
 
@@ -290,7 +290,7 @@ async def space(
     ] = None,
     cluster: Annotated[bool, typer.Option("--cluster", help="All ledgers of the BookKeeper cluster.")] = False,
 ) -> None:
-    """Tell how many bytes logs hold, or the whole cluster: payload, and with all copies."""
+    """Show how many bytes logs hold, or the whole cluster: payload, and with all copies."""
     from dlspark.core.administration.audit import Space, cluster_space, log_space
 
     async with at.open() as namespace:
@@ -319,7 +319,7 @@ def _grouping(pattern: str | None) -> Callable[[str], str]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise CallerError(f"{pattern!r} is no regular expression: {error}") from error
+        raise CallerError(f"{pattern!r} is not a regular expression: {error}") from error
 
     def group(name: str) -> str:
         found = compiled.search(name)

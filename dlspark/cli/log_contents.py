@@ -88,7 +88,7 @@ async def watch(
     prefix: Annotated[str, typer.Argument(help="Only logs below this name.")] = "",
     existing: Annotated[bool, typer.Option("--existing", help="Begin with the logs that there are.")] = False,
 ) -> None:
-    """Tell of each log that comes (+) or goes (-), a line each, until Ctrl-C."""
+    """Print each log that comes (+) or goes (-), a line each, until Ctrl-C."""
     async with at.open() as namespace, aclosing(namespace.watch_logs(prefix, existing=existing)) as changes:
         async for change in changes:
             result = {"log": change.name, "change": "added" if change.added else "removed"}
@@ -159,7 +159,7 @@ async def subscribers_delete(
     yes: YesOption = False,
     concurrency: ConcurrencyOption = 4,
 ) -> None:
-    """Forget a subscriber with its positions, in some logs or all. Refused where somebody reads for it."""
+    """Forget a subscriber with its positions, in some logs or all. Refused while a reader holds its lock."""
     deleted: list[str] = []
     async with at.open() as namespace:
         chosen = await chosen_logs(namespace, names, pattern)
@@ -244,7 +244,7 @@ def read(
     ] = _EARLIEST,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end, until Ctrl-C.")] = False,
     output: Annotated[RecordOutput, typer.Option(help="How records are printed.")] = RecordOutput.TABLE,
-    limit: Annotated[int | None, typer.Option("--limit", "-l", help="Stop after so many records.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-l", help="Stop after this many records.", min=1)] = None,
     as_hex: Annotated[bool, typer.Option("--hex", "-x", help="Payloads in hexadecimal.")] = False,
     skip_payload: Annotated[bool, typer.Option("--skip-payload", help="Records without their payloads.")] = False,
     uri: UriOption = None,
@@ -280,7 +280,7 @@ def parse_start(text: str) -> DLSN | int | str:
         when = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         raise CallerError(
-            f"{text!r} is no position",
+            f"{text!r} is not a position",
             advice="Give earliest, latest, a DLSN such as 3:1200:0, epoch milliseconds or a time (2013-07-01T00:00Z)",
         ) from None
     if when.tzinfo is None:

@@ -40,7 +40,7 @@ async def bind(
         bool, typer.Option("--sanity-check-txid/--no-sanity-check-txid", help="Kept for upstream's tools.")
     ] = True,
     encode_region_id: Annotated[
-        bool, typer.Option("--encode-region-id", help="Segments tell the region of their writer.")
+        bool, typer.Option("--encode-region-id", help="Segments name the region of their writer.")
     ] = False,
     acl_root: Annotated[
         str | None, typer.Option("--acl-root", help="Name of the znode of access control, as .acl.")
@@ -235,7 +235,7 @@ async def pool_delete(
     folder: FolderOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Delete a pool with the ledgers that it has ready. Whoever uses it loses its allocators, no segment."""
+    """Delete a pool with the ledgers that it has ready. Its clients lose their allocators, and no segment."""
     from dlspark.core.writing.ledger_allocators import list_pools
 
     confirm(f"Delete the pool {name} with its ledgers?", yes=yes)

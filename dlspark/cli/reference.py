@@ -21,24 +21,24 @@ INTRODUCTION: Final = """# The command line
   which runs on this machine (in its default directory). `dlspark --verbose COMMAND` says which it was.
 * Settings are those of the library ([settings.md](settings.md)): the environment's; `--conf FILE` takes the place of
   the file that `DLSPARK_CONF` names; `--set key=value` goes over all. `lockTimeoutSeconds` says how long a command
-  waits for a log that somebody writes: `--set lockTimeoutSeconds=0` does not wait.
+  waits for a log that has a writer: `--set lockTimeoutSeconds=0` does not wait.
 * These options (`-u` and `-c` for short) are not repeated below. Nor is `--output text|json`, which most commands have.
 * `--output json` prints one object, and commands without an end one object a line. Its fields stay; text may change.
 * What cannot be undone asks first. `--yes` answers; without a terminal and `--yes` it is refused.
-* A log that somebody writes is not truncated, purged, deleted, sealed or repaired, nor are its ledgers recovered: all
-  that takes the log's lock, and the error names who has it.
-* What is asked for and is there already is no failure, as with upstream: `log create` says that a log exists, leaves it
-  as it is, and ends with 0. With `--metadata`, which would not be stored then, it ends with 1.
+* A log that has a writer is not truncated, purged, deleted, sealed or repaired, nor are its ledgers recovered: all
+  that takes the log's lock, and the error names its owner.
+* What is asked for and is there already is not a failure, as with upstream: `log create` says that a log exists, leaves
+  it as it is, and ends with 0. With `--metadata`, which would not be stored then, it ends with 1.
 * Tables are as wide as the terminal, 80 columns where there is none; what does not fit beside goes below. For programs
   there is `--output json`.
-* Of several logs, those that fail are told on standard error, and the others are done.
+* Of several logs, those that fail are named on standard error, and the others are done.
 
 | exit status | means |
 |---|---|
 | 0 | done |
 | 1 | not done, or not for all logs: standard error says what, and what to do next |
 | 2 | wrong usage |
-| 3 | done, and what was found needs a person: faults, failed checks, orphans, what was left, ledgers of nobody |
+| 3 | done, and what was found needs a person: faults, failed checks, orphans, what was left, unnamed ledgers |
 | 130 | ended by Ctrl-C |
 """
 

@@ -32,8 +32,8 @@ def start(
         bool, typer.Option("--auto-recovery", help="Copy what a lost storage node held to the others.")
     ] = False,
 ) -> None:
-    """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs, it is the namespace of all
-    that is told of no other (the one in the default directory)."""
+    """Start ZooKeeper and the storage nodes and print the namespace's URI. While it runs (in the default directory), it
+    is the namespace where no other is given."""
     from dlspark.sandbox import Sandbox
 
     directory = directory or default_directory()

@@ -103,8 +103,8 @@ def _in_file(path: Path) -> dict[str, str]:
 
 
 def confs_in_file(path: Path, prefix: str = "spark.") -> dict[str, str]:
-    """The confs in a Spark properties file (`key value` or `key=value` lines); none if there is no such file, or if no
-    line of it has one that begins with `prefix`."""
+    """The confs in a Spark properties file (`key value` or `key=value` lines); empty if the file cannot be read, or if
+    no line has a conf that begins with `prefix`."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
@@ -131,5 +131,5 @@ async def open_namespace(uri: str, connect: Connect | None = None) -> AsyncNames
     except MetadataUnavailableError as error:
         raise MetadataUnavailableError(
             f"ZooKeeper of {uri} cannot be reached: {error.message}; nothing was read",
-            advice="Start it (`dlspark sandbox status` tells of a sandbox), or correct the option uri",
+            advice="Start it (`dlspark sandbox status` shows a sandbox), or correct the option uri",
         ) from error

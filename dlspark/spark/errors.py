@@ -2,12 +2,12 @@
 
 CallerError
 ├── OptionError             an option is unknown, malformed, contradicts another, or belongs to another kind of query
-│   └── OffsetError         an offset (option or checkpoint) cannot be read, or speaks of other logs
+│   └── OffsetError         an offset (option or checkpoint) cannot be read, or names other logs
 └── SchemaError             the columns asked for, or written, are not the connector's
 NotAppliedError
 └── DataLossError           records that the query still needs are gone; nothing was read (`failOnDataLoss`)
     ├── TruncatedDataLossError       the log begins behind the query's position
-    ├── DeletedDataLossError         there is no such log any more
+    ├── DeletedDataLossError         the log does not exist any more
     ├── RecreatedDataLossError       the log of this name is another one, created later
     └── UnreachableEndDataLossError  the log ends before the end of the batch, or of an AvailableNow query
 """

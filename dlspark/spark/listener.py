@@ -1,4 +1,4 @@
-"""`LagListener`: how far streaming queries are behind in their logs, told by their progress.
+"""`LagListener`: how far streaming queries are behind in their logs, by what their progress reports.
 
     listener = dlspark.spark.LagListener()
     spark.streams.addListener(listener)
@@ -60,11 +60,11 @@ class _Heard:
     samples: deque[LagSample]
     ended: bool = False
     elsewhere: bool = False
-    """Its end was waited for in vain: the session that is asked knows nothing of it."""
+    """Its end was waited for and did not come: the session that is asked does not know it."""
     lags: dict[str, Lag | None] = field(default_factory=dict)
 
     def words(self, running: bool) -> str:
-        """In one line. `running`: a session says so; what was heard alone cannot tell that."""
+        """In one line. `running`: a session says so; it cannot be concluded from what was heard."""
         if not self.samples:
             return "ended before a batch" if self.ended else "no batch yet"
         known = [lag for lag in self.lags.values() if lag is not None]
@@ -88,7 +88,7 @@ class LagListener(StreamingQueryListener):
         self._history = history
         self._lock = threading.Condition()
         self._queries: dict[str, _Heard] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     # ------------------------------------------------------------------ what was heard
 
@@ -124,8 +124,8 @@ class LagListener(StreamingQueryListener):
     def _settled(self) -> frozenset[str]:
         """Ids of the queries that the session runs, after the news of those that it runs no more has come.
 
-        Spark tells listeners of a query's end some time after `query.stop()` has returned. Asked is the session of this
-        thread, on a client of Spark Connect the listener's; where there is none, nothing is waited for.
+        Spark notifies listeners of a query's end some time after `query.stop()` has returned. The session of this
+        thread is asked, or the listener's on a client of Spark Connect; without a session nothing is waited for.
         """
         running = self._running()
         if running is None:
@@ -140,6 +140,7 @@ class LagListener(StreamingQueryListener):
                 ]
 
             self._lock.wait_for(lambda: not late(), SETTLE_S)
+            # Queries of another session, or whose end was missed: they are not waited for a second time.
             for heard in late():
                 heard.elsewhere = True
         return running
@@ -150,7 +151,7 @@ class LagListener(StreamingQueryListener):
             session = self.spark or SparkSession.getActiveSession()
             return None if session is None else frozenset(str(query.id) for query in session.streams.active)
         except Exception as error:  # The session has ended, or its server has.
-            _log.debug("the session does not tell which queries run: %s", error)
+            _log.debug("the session does not say which queries run: %s", error)
             return None
 
     def __str__(self) -> str:
@@ -188,9 +189,9 @@ class LagListener(StreamingQueryListener):
             action()
         except Exception as error:
             kind = type(error).__name__
-            if kind not in self._told:
-                self._told.add(kind)
-                _log.warning("what a query told of its lag is not shown: %s: %s", kind, error, exc_info=error)
+            if kind not in self._logged:
+                self._logged.add(kind)
+                _log.warning("what a query reported of its lag is not shown: %s: %s", kind, error, exc_info=error)
 
     def _progress(self, progress: StreamingQueryProgress) -> None:
         lags = told_lags(progress)
@@ -207,7 +208,7 @@ class LagListener(StreamingQueryListener):
         self._show(query_id, heard)
 
     def _alive(self, query_id: str) -> None:
-        """A query that idles has heard of no news: its lag is what it was."""
+        """A query that idles found nothing new: its lag is what it was, and only the gauge's time moves."""
         with self._lock:
             heard = self._queries.get(query_id)
         if heard is not None:
@@ -232,7 +233,7 @@ class LagListener(StreamingQueryListener):
 
 
 def told_lags(progress: StreamingQueryProgress) -> dict[str, Lag | None] | None:
-    """What a batch's progress tells of each log that the query reads; None where it reads none.
+    """What a batch's progress reports of each log that the query reads; None where it reads none.
 
     A log that two sources of the query read counts once, with the larger lag.
     """
@@ -248,9 +249,9 @@ def told_lags(progress: StreamingQueryProgress) -> dict[str, Lag | None] | None:
 def _of_source(latest: str | None) -> dict[str, Lag | None] | None:
     """The lags in one source's `latestOffset`; None where it is not of a log."""
     try:
-        told = json.loads(latest or "null")
-        behind = told.pop(BEHIND)
-        logs = Offsets.from_stored(told)
+        report = json.loads(latest or "null")
+        behind = report.pop(BEHIND)
+        logs = Offsets.from_stored(report)
     except (ValueError, AttributeError, KeyError, TypeError, OffsetError):
         return None  # Of another source, or of a batch before the first.
     if not isinstance(behind, Mapping):

@@ -39,7 +39,7 @@ PYTHON: Final = "PYSPARK_PYTHON"
 _PYTHON_CONF: Final = "spark.pyspark.python"
 _JARS: Final = "spark.jars"
 _CONFS: Final = {
-    # Workers over unix sockets, and the daemon that lets go of them without a word (dlspark.spark.worker_daemon).
+    # Workers over unix sockets, and the daemon that ends them without a trace on screen (dlspark.spark.worker_daemon).
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "dlspark.spark.worker_daemon",
     # Filters reach the source, which then reads no more than they need.
@@ -102,7 +102,7 @@ class _Builder(SparkSession.Builder):
         return "spark.remote" in self._options or "SPARK_REMOTE" in os.environ
 
     def _missing(self, elsewhere: Mapping[str, str]) -> dict[str, str]:
-        """What nobody has set; `elsewhere` is what is set outside of the builder."""
+        """The confs that are not set yet; `elsewhere` is what is set outside of the builder."""
         wanted = dict(_CONFS)
         if self._uri is not None:
             wanted[CONF_KEY] = self._uri
@@ -157,7 +157,7 @@ def start(writer: DataStreamWriter, timeout_s: float = TIMEOUT_S) -> StreamingQu
     """`writer.start()`, again for `timeout_s` where Spark gave up on a Python process that was slow to start, or where
     all that is in the checkpoint is the unfinished first entry of a driver that died, which is removed.
 
-    Returns when the query has begun, or has ended for another reason, which `exception()` tells as ever. Raises what
+    Returns when the query has begun, or has ended for another reason, which `exception()` gives. Raises what
     `writer.start()` raises, and the last slow start itself once the time is over.
     """
     deadline = time.monotonic() + timeout_s

@@ -1,9 +1,9 @@
-"""Spark's daemon of Python workers, whose workers end without a word when Spark hangs up on them.
+"""Spark's daemon of Python workers, whose workers end quietly when Spark closes their connection.
 
     spark.python.daemon.module   dlspark.spark.worker_daemon
 
 Spark closes the connection of a worker that was idle for a minute, and of one whose task needs no more rows (`LIMIT`).
-`pyspark.daemon` then has the worker tell Spark of the end of its input, over the very connection that is closed, and
+`pyspark.daemon` then has the worker report the end of its input, over the very connection that is closed, and
 prints the `BrokenPipeError` of that: over unix domain sockets always, over TCP whenever rows were on their way. The
 trace looks like a failure where nothing failed. Here a worker that has nothing to do looks whether Spark is still
 there before it waits for a command, and a connection that broke under a worker ends it.
@@ -24,15 +24,15 @@ from typing import Final, TypeAlias
 Work: TypeAlias = Callable[[socket.socket, bool], int]
 
 _HUNG_UP: Final = -1
-"""What makes the daemon end the process of a worker, without a word."""
+"""The answer of a worker that makes the daemon end its process, quietly."""
 _GONE: Final = (BrokenPipeError, ConnectionResetError, EOFError)
-"""What a worker's own reading from Spark and writing to it raise then; errors of what it runs it catches itself."""
+"""What a worker's reading from Spark and writing to it raise then. It catches errors of the code that it runs."""
 _RAISE: Final = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 """Set, `pyspark.daemon.worker` raises what keeps it from sending an answer's rest; else it prints a trace of it."""
 
 
 def quiet(work: Work) -> Work:
-    """`pyspark.daemon.worker`, which does one command of Spark's, but for a Spark that has hung up."""
+    """Wrap `pyspark.daemon.worker`, which runs one command for Spark: end quietly if Spark closes the connection."""
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
         try:
@@ -40,7 +40,7 @@ def quiet(work: Work) -> Work:
                 return _HUNG_UP
             return work(sock, authenticated)
         except _GONE:
-            # It has closed its side, and knows what became of the task.
+            # Spark has closed its side, and knows what became of the task.
             return _HUNG_UP
 
     worker.__module__ = __name__
@@ -70,6 +70,7 @@ def take_over() -> None:
 
 
 def main() -> None:
+    """Run Spark's daemon, as `pyspark.daemon` does when it is started, with workers that end quietly."""
     from pyspark import daemon
 
     daemon.worker = quiet(daemon.worker)  # type: ignore[assignment]

@@ -73,7 +73,7 @@ def in_worker() -> bool:
 
 
 def plainly_told(cls: _Class) -> _Class:
-    """A class that Spark calls in its workers, with its public methods and its constructor telling errors plainly."""
+    """Decorate a class that Spark calls in its workers: its public methods and constructor raise without traceback."""
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, _telling(method))
@@ -102,6 +102,6 @@ def _telling_each(rows: Iterator[object]) -> Iterator[object]:
 
 
 def _leave_out_traceback(error: DistributedLogError) -> None:
-    _log.debug("told to Spark: %s", error, exc_info=error)
+    _log.debug("raised to Spark: %s", error, exc_info=error)
     if in_worker() and not isinstance(error, InvariantViolation):
         os.environ[_HIDE] = "1"

@@ -11,7 +11,7 @@ async def test_every_pass_is_reported_with_what_it_found(capsys: pytest.CaptureF
     await measure(200, in_memory=True)
     created, whole, lost, again, listed, claimed = capsys.readouterr().out.splitlines()
     assert created.startswith("200 ledgers created")
-    assert whole.startswith("nobody is lost: 200 ledgers")
+    assert whole.startswith("no node is lost: 200 ledgers")
     assert ", 0 marked" in whole
     assert ", 30 marked" in lost, "three of twenty ledgers name the one"
     assert ", 30 marked" in again

@@ -48,7 +48,7 @@ def test_logs_are_named_by_template_option_or_path() -> None:
         ({"numLogs": "3", "log": "flights"}, "needs a template"),
         ({"numLogs": "3", "log": "{}-{}"}, "needs a template"),
         ({"numLogs": "1001", "log": "x{}"}, "1000 logs at most"),
-        ({"numLogs": "0", "log": "x{}"}, "from 1"),
+        ({"numLogs": "0", "log": "x{}"}, "outside 1"),
         ({"partitionBy": "k", "log": "x"}, "numLogs, over how many logs, is missing"),
         ({"log": "x-{}"}, "numLogs, how many, is missing"),
         ({"numLogs": "2", "log": "x{}", "partitionBy": "a,,b"}, "twice or not at all"),

@@ -177,7 +177,7 @@ def test_what_is_no_duration_is_an_error(text: str) -> None:
         ("fetchOffset.numRetries", "asked for again by themselves"),
         ("service.url", "option uri"),
         ("startingTime", "startingTimestamp"),
-        ("pulsar.client.x", "no Pulsar"),
+        ("pulsar.client.x", "not Pulsar"),
         ("start_stream_cut", "startingOffsets"),
         ("kinesis.streamName", "subscribe"),
         ("eventhubs.connectionString", "option uri"),

@@ -1,4 +1,4 @@
-"""What `CREATE TABLE` may say of a log, and what Spark says with it of its own accord. Pure: no I/O.
+"""What `CREATE TABLE` may say of a log, and what Spark adds to that. Pure: no I/O.
 
 A log has always the same columns and no layout to choose. Properties are checked by `dlspark.spark.catalog.tables`.
 """
@@ -26,7 +26,7 @@ _ADDED_BY_SPARK: Final = frozenset({"provider", "owner", "is_managed_location", 
 
 
 def check_layout(schema: StructType, partitioning: Sequence[str], *, constrained: bool) -> None:
-    """Raise SchemaError for columns that a log has not, and for what no log can have.
+    """Raise SchemaError for columns that a log does not have, and for partitions and constraints, which it cannot have.
 
     Columns may be left out. `CREATE TABLE ... AS SELECT` names those of its query, which are to be written: there
     `value` may be a string.

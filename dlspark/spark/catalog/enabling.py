@@ -83,7 +83,7 @@ def check_version(version: str) -> None:
 def _add_jar(spark: SparkSession, jar: Path) -> None:
     """Bring the jar to the driver and the executors, once."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        spark.addArtifacts(str(jar))  # the server keeps one of a name, and takes it again without a word
+        spark.addArtifacts(str(jar))  # the server keeps one of each name, so this may be repeated
         return
     known = {Path(row[0]).name for row in spark.sql("LIST JARS").collect()}
     if jar.name not in known:

@@ -1,4 +1,4 @@
-"""The SQL catalog's questions, answered: the other side of `Requests.java`, and the only one that knows metadata.
+"""The SQL catalog's questions, answered: the other side of `Requests.java`, and the only side that reads metadata.
 
 A question is JSON in option `REQUEST` of the data source; Spark asks for the data source's schema in a worker on the
 driver, and the answer is the metadata of that schema's one column: `{"result": ...}`, or `{"error": {"kind": ...,
@@ -70,7 +70,7 @@ class _Named(Exception):
 
 
 def answer(request: str, uri: Callable[[], str]) -> StructType:
-    """The answer to a question, packed into a schema. `uri` tells the namespace, or raises OptionError."""
+    """The answer to a question, packed into a schema. `uri` gives the namespace's URI, or raises OptionError."""
     runtime = Runtime("dlspark-catalog")
     try:
         said = runtime.run(answered(json.loads(request), uri))
@@ -80,7 +80,7 @@ def answer(request: str, uri: Callable[[], str]) -> StructType:
 
 
 async def _connect(uri: str) -> AsyncNamespace:
-    """A statement that cannot have a log's lock says who has it, instead of waiting for it."""
+    """Open a namespace in which locks are not waited for: a statement that needs one fails with the owner's name."""
     return await AsyncNamespace.open(uri, Settings.from_environment().with_values({"lockTimeoutSeconds": 0}))
 
 
@@ -168,7 +168,7 @@ class Catalog:
         )
 
     async def drop_namespace(self, request: Json) -> object:
-        """It goes with its last log, so one that is there is never empty."""
+        """Refused in any case: a namespace goes with its last log, so one that exists is never empty."""
         await self._below(self._folder(request))
         raise _Named("namespace_not_empty")
 
@@ -282,12 +282,16 @@ class Catalog:
             await self._namespace.create_log(log, data)
         except LogExistsError:
             raise _Named("table_exists") from None
+        # `create_log` completes what another client has half created, and leaves that one's metadata.
         if (await self._admin.metadata(log)).value != data:
-            raise _Named("table_exists")  # somebody else created it meanwhile, with properties of their own
+            raise _Named("table_exists")  # another client created it meanwhile, with other properties
         return {**await self.load(request), "created": await creation_of(self._namespace.services, log)}
 
     async def abandon(self, request: Json) -> bool:
-        """Delete the log that a failed `CREATE TABLE ... AS SELECT` created, unless others have written to it."""
+        """Delete the log that a failed `CREATE TABLE ... AS SELECT` created. False if it is gone already.
+
+        Raises CallerError, with nothing deleted, if another client has written to it, or made another log of the name.
+        """
         log, services = self._log(request), self._namespace.services
         await services.permit(log, Action.DELETE)
         created = int(str(request["created"]))
@@ -312,11 +316,11 @@ class Catalog:
         )
 
     async def create_or_replace(self, request: Json) -> Json:
-        """Create a table; one that is there is not replaced, which is an error."""
+        """Create a table. Raises CallerError if it exists: a log is not replaced."""
         return await (self.refuse_replacement if await self._exists(request) else self.create)(request)
 
     async def alter(self, request: Json) -> Json:
-        """Set and remove properties; whoever changes them at the same time is not overwritten."""
+        """Set and remove properties. A change that another client makes at the same time is not overwritten."""
         log = await self._existing(request)
         others = _list(request, "others")
         if others:
@@ -330,6 +334,7 @@ class Catalog:
         new = TableProperties.decode(stored.value).changed(log, _texts(request, "set"), removed)
         if request.get("set"):  # what is there already, and wrong, can always be taken away
             check_use(log, new.properties)
+        # At the version that was read: of two changes at a time the second is refused.
         await self._admin.set_metadata(log, new.encode(), stored.version)
         return await self.load(request)
 
@@ -382,7 +387,10 @@ class Catalog:
 
 
 def _check_slash(name: str) -> None:
-    """Other names that no log can have are names of nothing to SQL; of this one it is said how it is meant."""
+    """Raise InvalidLogNameError for a name with a leading slash, which says how to write it.
+
+    To SQL all other names that no log can have are just tables that do not exist.
+    """
     if name.startswith("/"):
         validate_name(name)
 

@@ -68,11 +68,11 @@ class Pushed:
         kept, hints = filters_of(_list(words, "filters")), filters_of(_list(words, "hints"))
         left = push(kept)[1]
         if left:
-            raise InvariantViolation(f"Spark was told that these filters are kept exactly, and they are not: {left}")
+            raise InvariantViolation(f"Spark relies on these filters being kept exactly, and they are not: {left}")
         bounds, limit, order = push([*kept, *hints])[0], words.get("limit"), words.get("order", [])
         columns = tuple(order) if isinstance(order, list) else ()
         if not isinstance(limit, int) or columns not in _LOG_ORDERS:
-            return cls(bounds, None)
+            return cls(bounds, None)  # in any other order the first rows may lie anywhere in the log
         return cls(bounds, Take(limit, last=words.get("descending") is True, timed="timestamp" in columns))
 
 
@@ -102,7 +102,7 @@ def _value(value: object) -> object:
         try:
             return _EPOCH + timedelta(microseconds=value["us"])
         except OverflowError:
-            return None  # A year that Python has not: the filter is left to Spark.
+            return None  # A year beyond Python's range: the filter is left to Spark.
     return value
 
 
@@ -146,6 +146,7 @@ class Rows:
         count = await self.records()
         if count is None:
             return None
+        # Segments, and transaction ids, never decrease along a log: the first and last record have the extremes.
         ends: tuple[_EdgeRecord, _EdgeRecord] | None = None
         if count and any(function["function"] != "count" for function in functions):
             ends = await self._at(0), await self._at(count - 1)
@@ -160,7 +161,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _EdgeRecord:
-    """The first or the last of the rows, as far as aggregates need it."""
+    """What aggregates need of the first or the last of the rows."""
 
     segment: int
     txid: int

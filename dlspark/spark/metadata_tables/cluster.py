@@ -74,6 +74,7 @@ class LedgerRows:
         """A row a ledger of the cluster, by id, with what names it in this namespace."""
         ledgers = self._services.ledger_store
         await repeat(ledgers.store, lambda: ledgers.store.sync(ledgers.root))
+        # In this order: a ledger that is made and named in between would otherwise be shown as one that nothing names.
         ids = [ledger_id async for ledger_id in ledgers.ids()]
         named, unreadable = await ledgers_named(self._services)
         doubt = (

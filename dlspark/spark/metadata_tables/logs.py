@@ -1,8 +1,8 @@
 """Rows of the metadata tables that belong to logs: `logs`, `segments`, `cursors`.
 
-Fault model: storage nodes may be away, and that is when these tables are looked at. What only they know is left null
-where none tells it within `TELL_S`, and after `PATIENCE_S` of a query no node is waited for any more. ZooKeeper has to
-answer. A log that is deleted meanwhile has no rows.
+Fault model: storage nodes may be away, and that is when these tables are looked at. What only they know is null where
+none answers within `TELL_S`, and after `PATIENCE_S` of a query no node is waited for any more. ZooKeeper has to answer.
+A log that is deleted meanwhile has no rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row: TypeAlias = dict[str, object]
 """Columns by name; those that are missing are null. Times are microseconds since the epoch."""
 
 TELL_S: Final = 5.0
-"""How long storage nodes may take to tell of one log."""
+"""How long storage nodes may take to answer for one log."""
 PATIENCE_S: Final = 30.0
 """How long a query waits for them over all logs together."""
 MAX_REQUESTS: Final = 64
@@ -86,10 +86,10 @@ class LogTables:
         return [row | await self._extent_of(name, status)]
 
     async def _extent_of(self, name: str, status: LogStatus) -> Row:
-        told, why = await self._told(self._whole(name))
-        if told is None:
+        answer, why = await self._answered(self._whole(name))
+        if answer is None:
             return {"error": why}
-        earliest, latest, found = told
+        earliest, latest, found = answer
         return {
             "earliest": str(earliest),
             "latest": str(latest),
@@ -121,7 +121,7 @@ class LogTables:
         row = _segment_row(name, segment, ledger)
         if not segment.in_progress:
             return row | _ended(segment, ledger)
-        tail, why = await self._told(self._tail_of(name, segment))
+        tail, why = await self._answered(self._tail_of(name, segment))
         return row | ({"error": why} if tail is None else _grown(tail))
 
     async def ledger(self, ledger_id: int) -> LedgerMetadata | None:
@@ -152,7 +152,7 @@ class LogTables:
         positions = await Subscriptions(self._services.logs, name).positions()
         if not positions:
             return []
-        told, why = await self._told(self._lags(name, positions))
+        lags, why = await self._answered(self._lags(name, positions))
         rows: list[Row] = []
         for cursor, position in positions.items():
             path = await SubscriberStore(self._services.logs).path(name, cursor)
@@ -168,7 +168,7 @@ class LogTables:
                     "reader": await lock_owner(self._services, f"{path}/{READ_LOCK}"),
                     "moved_at": None if unset else micros(stat.mtime_ms),
                     "created_at": micros(stat.ctime_ms),
-                    **({"error": why} if told is None else told[cursor]),
+                    **({"error": why} if lags is None else lags[cursor]),
                 }
             )
         return rows
@@ -203,17 +203,17 @@ class LogTables:
     async def _stat(self, path: str) -> Stat | None:
         return await repeat(self._services.store, lambda: self._services.store.exists(path))
 
-    async def _told(self, question: Awaitable[_T]) -> tuple[_T | None, str | None]:
-        """What storage nodes tell; None and the reason where they do not in time, or their data are damaged.
+    async def _answered(self, question: Awaitable[_T]) -> tuple[_T | None, str | None]:
+        """What storage nodes answer; None and the reason where they do not in time, or their data are damaged.
 
-        What the metadata store has to say is raised: that it is away, that the log is gone.
+        Raises what the metadata store raises: MetadataUnavailableError, LogNotFoundError.
         """
         left_s = self._until - asyncio.get_running_loop().time()
         limit_s = max(min(TELL_S, left_s), 0.0)
         try:
             return await asyncio.wait_for(question, limit_s), None
         except asyncio.TimeoutError:
-            return None, f"storage nodes did not tell within {limit_s:.1f} s"
+            return None, f"storage nodes did not answer within {limit_s:.1f} s"
         except (MetadataUnavailableError, LogNotFoundError):
             raise
         except DistributedLogError as error:
@@ -222,7 +222,7 @@ class LogTables:
 
 @dataclass(frozen=True, slots=True)
 class OpenSegment:
-    """A segment in progress as storage nodes tell it: its last record, and what its ledger has up to its LAC."""
+    """A segment in progress as storage nodes report it: its last record, and what its ledger has up to its LAC."""
 
     dlsn: DLSN | None
     txid: int | None

@@ -1,7 +1,7 @@
-"""The reader of a metadata table: all is asked while the query is planned, the one task only hands it on.
+"""The reader of a metadata table: the driver reads everything while the query is planned, and one task hands it on.
 
 So a task needs no ZooKeeper session here either, and a query sees each table as it was at one time, however often Spark
-runs the task. What was found travels with the partition as compressed Arrow; that bounds it (`MAX_BYTES`).
+runs the task. The rows travel with the partition as compressed Arrow, which bounds the size of a table (`MAX_BYTES`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def table_reader(table: MetadataTable, options: Options, schema: StructType, *, 
     names = column_names(schema, table.schema)
     named = options.one_log() is not None or options.given("subscribe") or options.given("subscribePattern")
     selection = selection_of(options) if named else None
-    # Of all ledgers some have no log, and a log has some that are no segment of it: Spark looks at each itself.
+    # Some ledgers belong to no log, or to a log without being a segment of it: Spark evaluates the filter itself.
     by_log = table.of_logs and (table is not LEDGERS or named)
     kind = FilteringTableReader if filters and by_log else TableReader
     return kind(table, options.uri, selection, names, options.passed_on())

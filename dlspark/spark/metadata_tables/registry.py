@@ -2,10 +2,10 @@
 
     spark.read.format("distributedlog").option("metadata", "segments").load("flights")
 
-A metadata table is what the namespace says of itself when the query is planned: one look, from the driver, by
-ZooKeeper and (where a column says so) by questions to storage nodes. Tables of logs take the same words for which logs
-as the source (`load("name")`, `subscribe`, `subscribePattern`), and all logs, at any depth, without any; the others
-take none. The tables in docs/spark-metadata.md are made from here (`tables_page`).
+A metadata table shows the namespace as it is when the query is planned. The driver looks once, in ZooKeeper and (where
+a column says so) by questions to storage nodes. Tables of logs take the source's options to select logs
+(`load("name")`, `subscribe`, `subscribePattern`), and without one have all logs, at any depth; other tables take none
+of them. The tables in docs/spark-metadata.md are made from here (`tables_page`).
 """
 
 from __future__ import annotations
@@ -74,18 +74,20 @@ LOGS: Final = MetadataTable(
     (
         Column("log", "string", "the log's name"),
         Column("earliest", "string", "first position that can be read, as `startingOffsets` takes it"),
-        Column("latest", "string", "position behind the last record; null where no storage node tells it"),
+        Column("latest", "string", "position behind the last record; null where no storage node answers"),
         Column("first_transaction_id", "bigint", "of the first record that can be read; null where there is none"),
         Column("last_transaction_id", "bigint", "of the last record; null where there is none"),
-        Column("records", "bigint", "that can be read; null where the writer did not count, or no storage node tells"),
-        Column("bytes", "bigint", "stored bytes of these, one replica of them; null where no storage node tells it"),
+        Column(
+            "records", "bigint", "that can be read; null where the writer did not count, or no storage node answers"
+        ),
+        Column("bytes", "bigint", "stored bytes of these, one replica of them; null where no storage node answers"),
         Column("segments", "bigint", "how many are listed, truncated ones included"),
         Column("open_segment", "bigint", "number of the segment in progress"),
         Column("sealed", "boolean", "whether the log was ended for good"),
-        Column("writer", "string", "client id of who holds the log's lock; null: nobody"),
+        Column("writer", "string", "client id of the writer that holds the log's lock; null: there is none"),
         Column("created_at", "timestamp", "when the log was created, by ZooKeeper's clock"),
         Column("completed_at", "timestamp", "when its newest completed segment was completed"),
-        Column("error", "string", "what could not be read, and why; what it would have told is null"),
+        Column("error", "string", "what could not be read, and why; columns that depend on it are null"),
     ),
     of_logs=True,
 )
@@ -117,7 +119,7 @@ SEGMENTS: Final = MetadataTable(
         Column("nodes", "array<string>", "ids of all storage nodes that have entries of it, in the order of use"),
         Column("region", "int", "id of the region whose writer began it"),
         Column("version", "int", "version of its metadata's format"),
-        Column("error", "string", "why storage nodes did not tell of what is being written"),
+        Column("error", "string", "why storage nodes gave no answer about what is being written"),
     ),
     of_logs=True,
 )
@@ -129,7 +131,7 @@ CURSORS: Final = MetadataTable(
         Column("log", "string", "the log's name"),
         Column("cursor", "string", "the subscriber's id"),
         Column("position", "string", "the record to be read next; null where none was stored yet"),
-        Column("latest", "string", "position behind the log's last record; null where no storage node tells it"),
+        Column("latest", "string", "position behind the log's last record; null where no storage node answers"),
         Column("lag_records", "bigint", "records from the position to the end; null where the writer did not count"),
         Column("lag_bytes", "bigint", "their stored bytes (of the entries, each whole)"),
         Column(
@@ -138,10 +140,10 @@ CURSORS: Final = MetadataTable(
             "from the transaction id of the first of them to that of the last: milliseconds where ids are times",
         ),
         Column("lost", "boolean", "whether records behind the position have been truncated"),
-        Column("reader", "string", "client id of who reads for it under its lock; null: nobody"),
+        Column("reader", "string", "client id of the reader that holds its lock; null: there is none"),
         Column("moved_at", "timestamp", "when the position was stored last, by ZooKeeper's clock"),
         Column("created_at", "timestamp", "when the cursor was created"),
-        Column("error", "string", "why storage nodes did not tell where the log ends"),
+        Column("error", "string", "why storage nodes gave no answer about where the log ends"),
     ),
     of_logs=True,
 )

@@ -14,7 +14,7 @@ from storage_node.settings.client import REGISTRY as CLIENT_REGISTRY
 
 
 def namespace_settings(passed_on: Mapping[str, str]) -> dict[str, Value]:
-    """Settings by their proper keys. A key that nobody knows stays as it is, for the settings to refuse by name."""
+    """Settings by their proper keys. An unknown key stays as it is: the settings refuse it by name."""
     if not passed_on:
         return {}
     proper = {key.lower(): key for key in _keys()}

@@ -89,15 +89,15 @@ ELSEWHERE: dict[str, str] = {
 """By the name in lower case."""
 
 _PREFIXES = {
-    "kafka.": f"This is no Kafka: no setting of its clients has a meaning here. {_CLIENT}",
-    "pulsar.": f"This is no Pulsar: no setting of its clients has a meaning here. {_CLIENT}",
-    "kinesis.": f"This is no Kinesis. {_URI}. {_SELECT}. {_PLACES}",
-    "eventhubs.": f"This is no event hub. {_URI}. {_SELECT}. {_PLACES}",
+    "kafka.": f"This is not Kafka: no setting of its clients has a meaning here. {_CLIENT}",
+    "pulsar.": f"This is not Pulsar: no setting of its clients has a meaning here. {_CLIENT}",
+    "kinesis.": f"This is not Kinesis. {_URI}. {_SELECT}. {_PLACES}",
+    "eventhubs.": f"This is not an event hub. {_URI}. {_SELECT}. {_PLACES}",
 }
 
 
 def elsewhere(name: str) -> str | None:
-    """What to use instead of another connector's option (its name in lower case); None where it is nobody's."""
+    """What to use instead of another connector's option (its name in lower case); None for an unknown name."""
     found = ELSEWHERE.get(name)
     if found is not None:
         return found

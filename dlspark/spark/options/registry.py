@@ -251,7 +251,7 @@ OPTIONS: tuple[Option, ...] = (
         "minPartitions",
         WHOLE,
         Scope.SOURCE,
-        "So many Spark partitions of nearly equal bytes, as far as there are entries; more only if other limits ask",
+        "This many Spark partitions of nearly equal bytes, if there are enough entries; more only if other limits ask",
         default="1",
         minimum=1,
     ),
@@ -317,8 +317,9 @@ OPTIONS: tuple[Option, ...] = (
         "numLogs",
         WHOLE,
         Scope.SINK,
-        "Spread rows by hash over so many logs (at most 1000), whose names are option `log` with the numbers from 0 on "
-        "for `{}`. A row's number is `crc32(concat_ws('\\u001f', key columns)) % numLogs`, as Spark SQL would say it",
+        "Spread rows by hash over this many logs (at most 1000), whose names are option `log` with the numbers from 0 "
+        "on for `{}`. A row's number is `crc32(concat_ws('\\u001f', key columns)) % numLogs`, as Spark SQL would say "
+        "it",
         default_words="one log, or column `log`",
         minimum=1,
     ),
@@ -529,7 +530,7 @@ def options_table() -> str:
 def read_as(name: str, where: str, text: str) -> int:
     """A number that stands in for the value of the option `name`, elsewhere; an OptionError names `where`."""
     value = _read(_registered(name), text, where)
-    check(isinstance(value, int), "the option is no number")
+    check(isinstance(value, int), "the option is not a number")
     return cast(int, value)
 
 

@@ -108,7 +108,7 @@ def judge(
     marks: Mapping[str, Versioned[LogMark]],
     histories: Mapping[str, LogHistory | None],
 ) -> BatchProgress:
-    """How far the batch is published. `histories` has what `old_logs` named; None: there is no such log."""
+    """How far the batch is published. `histories` has what `old_logs` named; None: the log does not exist."""
     job, rows = publication.job, publication.rows_by_log
     floor = state.value.floor
     old = _judge_old(publication, floor, histories) if floor is not None and histories else {}
@@ -120,9 +120,11 @@ def judge(
     covered = tuple(log for log, verdict in verdicts.items() if verdict == _COVERED)
     differing = {log: verdict for log, verdict in verdicts.items() if verdict not in (_OPEN, _COVERED)}
     if not rows:
+        # Such a batch moves no mark: only the sink's own state says whether it was published.
         differing = _emptied(job.batch, state.value, marks)
         over, ours = job.batch <= state.value.batch, state.value.attempt == job.attempt
     else:
+        # Marks are equal if batch and attempt are: such a mark shows this attempt's own publication (D13).
         over, ours = not open_logs, any(mark.value == LogMark(job.batch, job.attempt) for mark in marks.values())
     return BatchProgress(state, marks, open_logs, covered, differing, ours, over)
 
@@ -134,11 +136,14 @@ def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:
     """_OPEN, _COVERED, or what makes the log differ. `old`: the same as `_judge_old` has it; empty: it has nothing."""
     published = mark.rows_of(batch) if mark is not None else None
     if published is not None:
+        # Spark repeats a batch with the rows it had, so another number of rows shows another batch.
         if published == rows:
             return _COVERED
         return f"was published with {counted(published, 'row')} into this log, and now has {rows}"
     if old and old != _OPEN:
         return old
+    # At or below the mark is not open, also where this number was never published: writing it now would put rows of
+    # the past behind later ones, perhaps a second time (D15).
     if mark is None or not mark.covers(batch):
         return _OPEN
     if mark.forgot(batch):
@@ -164,6 +169,7 @@ def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, L
         if history is None or not floor.zxid or history.born in history.brought or floor.zxid not in history.brought:
             continue  # copied, renamed, or not a log that the sink has written to last
         if batch == floor.mark.batch:
+            # The transaction that moved the mark also made this batch's segments.
             brought = history.brought[floor.zxid]
             verdicts[log] = (
                 _COVERED
@@ -171,8 +177,10 @@ def _judge_old(publication: Publication, floor: Floor, histories: Mapping[str, L
                 else f"was published with {counted(brought, 'row')} into this log, and now has {rows[log]}"
             )
         elif floor.mark.rows_of(batch) == publication.rows:
+            # Earlier transactions that brought just as many records: one of them may be this batch's.
             asked.append({zxid for zxid, n in history.brought.items() if zxid < floor.zxid and n == rows[log]})
     old = [log for log, verdict in verdicts.items() if verdict != _OPEN]
+    # A batch was published into all of its logs by one transaction (D16), so they must have a candidate in common.
     if batch < floor.mark.batch and len(asked) == len(old) and asked and set.intersection(*asked):
         verdicts |= dict.fromkeys(old, _COVERED)
     return verdicts

@@ -10,7 +10,7 @@ log is, in Spark SQL and here,
     crc32(concat_ws('\\u001f', key columns)) % numLogs
 
 CRC-32 (IEEE 802.3, that of zlib) of the key columns as text, joined by one byte 0x1f, nulls left out; binary counts as
-it is, so that of a single binary key is `crc32(key)` (Spark's cast to text changes bytes that are no UTF-8). It stays
+it is, so that of a single binary key is `crc32(key)` (Spark's cast to text changes bytes that are not UTF-8). It stays
 so over releases (a golden test keeps it): a key's rows are in one log, in order, as long as `numLogs` stays. Without
 key columns the value takes their place, which spreads rows evenly and sends an equal row to the same log.
 """
@@ -71,7 +71,7 @@ class SinkColumns:
 
     @property
     def known_logs(self) -> tuple[str, ...]:
-        """The logs that rows may go to, as far as they can be known before any row was seen."""
+        """The logs that rows may go to, if they are known before any row was seen; else empty."""
         if self.route is not None:
             return self.route.logs
         return () if self.one_log is None else (self.one_log,)
@@ -170,7 +170,7 @@ def _split(
     task: str,
 ) -> list[LogRows]:
     order = np.argsort(codes, kind="stable")
-    values = values.take(pa.array(order))
+    values = values.take(pa.array(order))  # a stable sort: rows of one log stay in their order (I4)
     sorted_txids = None if txids is None else txids[order]
     ends = np.cumsum(np.bincount(codes, minlength=len(logs)))
     rows: list[LogRows] = []

@@ -6,10 +6,10 @@ What the multi holds, and what each part keeps true:
 |---|---|
 | set the sink's state | a sink that is gone; one that an older dlspark has published through since it was read |
 | set or create the sink's mark in each log, at the version read | a second publication of the batch into that log, |
-| | whoever tries it (I9, D13, D15) |
+| | by any driver (I9, D13, D15) |
 | delete each winner's listing, at version 0 | a ledger that a sweep has condemned |
 | delete each log's lock member | publishing after the lock was lost; the lock is given up by it |
-| create each completed segment's znode | an LSSN that somebody else took |
+| create each completed segment's znode | an LSSN that another writer took |
 | set `ledgers` and `maxtxid` of each log, at the versions read | a log that moved between reading and publishing (I7) |
 
 Fault model: the process may die anywhere (the ledgers it leaves are listed, and a later commit sweeps them); an answer
@@ -18,12 +18,12 @@ A request whose answer was lost may even be applied later, after the marks were 
 version, and the next reading finds our own attempt there.
 
 Marks, logs' ends and listings are read in the same round trip as the locks are taken in, and the multi is the next one.
-That is no weaker than one after the other: what is built on is conditional in the multi by its version, a log's
-segments are known to belong to its versions (`NamespaceLogs`), and the lock's own member tells a log from one that was
-made in its place since.
+That is as safe as one after the other: the multi checks the version of everything that was read, a log's segments are
+known to belong to its versions (`NamespaceLogs`), and the lock's own member distinguishes a log from another one that
+was made in its place since.
 
-A batch is published log by log, as far as its logs do not have it yet (`progress`): all of these in one multi. Only a
-log's mark is asked whether it has the batch; segments are never compared (D14, D16).
+A batch is published into those of its logs that do not have it yet (`progress`), into all of them in one multi (D16).
+Only a log's mark says whether it has the batch; segments are never compared (D14).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _Publishing:
     """As the tasks made it: what its logs' marks are held against."""
     skip_differing: bool
     publication: Publication = field(init=False)
-    """What of it is left to publish, as it is by now."""
+    """What the next try publishes: `given`, with the merges of the tries before."""
     open: tuple[str, ...] = ()
     """The logs that lacked it when this was looked at last."""
     warned: dict[str, str] = field(default_factory=dict)
@@ -138,8 +138,8 @@ class HeldLog:
     """A log whose write lock is held.
 
     `unlock` gives up the very member that was acquired: the multi that has it fails if that one is gone, also where the
-    lock was lost and won again. `at_once`: nobody was before us, so that what was asked right behind the lock was
-    answered under it. `tail()` completes what a dead writer left in progress, then says where the log ends.
+    lock was lost and won again. `at_once`: no other owner was waited for, so that what was asked right behind the lock
+    was answered under it. `tail()` completes what a dead writer left in progress, then says where the log ends.
     """
 
     log: str
@@ -154,7 +154,7 @@ class Commit:
     """What came of publishing a batch.
 
     `left`: ledgers that the publication has settled and not taken, as listed when it began: garbage of failed attempts
-    and of its own. None: nobody has looked.
+    and of its own. None: they were not listed.
     """
 
     outcome: CommitOutcome
@@ -177,13 +177,13 @@ class LogAccess(Protocol):
         ...
 
     async def history(self, log: str) -> LogHistory | None:
-        """Which transactions made what the log holds; None if there is no such log."""
+        """Which transactions made what the log holds; None if the log does not exist."""
         ...
 
     def hold(self, log: str, *, wait: bool = True) -> AbstractAsyncContextManager[HeldLog]:
         """Hold the log's write lock, until it is released within. Raises LogBusyError naming the owner.
 
-        Without `wait` it is raised in a moment where somebody else has the lock.
+        Without `wait` it is raised after a moment where another owner has the lock.
         """
         ...
 
@@ -239,7 +239,7 @@ class Publisher:
             try:
                 return await self._try(batch)
             except ReplayDiffersError:
-                raise
+                raise  # the marks refuse the batch, and marks only grow
             except (BatchRefusedError, LogBusyError, BadVersionError, NodeExistsError, NoNodeError) as error:
                 if isinstance(error, BatchRefusedError | LogBusyError):
                     # What refuses the batch may be the batch itself, published by another driver while we looked: into
@@ -250,6 +250,7 @@ class Publisher:
                         return Commit(progress.outcome)
                     if progress.open == before:
                         raise
+                # A lost race is tried again with everything read anew: nothing of this try is visible (I9).
                 conflicts += 1
                 if conflicts > MAX_CONFLICTS:
                     raise PublishContendedError(
@@ -257,6 +258,7 @@ class Publisher:
                         advice="Let one query write a log at a time, then run the batch again",
                     ) from error
             except (OutcomeUnknownError, MetadataUnavailableError, LockingError) as error:
+                # The next try begins with the marks. If the multi was applied they show this attempt, and it succeeds.
                 unknown = unknown or isinstance(error, OutcomeUnknownError)
                 if clock() + pause_s > deadline:
                     raise self._gave_up(publication, error, unknown) from error
@@ -266,13 +268,14 @@ class Publisher:
     def _gave_up(
         self, publication: Publication, error: Exception, unknown: bool
     ) -> PublishUnknownError | MetadataUnavailableError:
-        told = f"ZooKeeper did not answer for {self._deadline_s:.0f} s while {publication.job} was published"
+        silence = f"ZooKeeper did not answer for {self._deadline_s:.0f} s while {publication.job} was published"
+        # One request whose answer was lost is enough, however the later ones failed: it may still be applied.
         if unknown:
             return PublishUnknownError(
-                f"{told}: it is visible whole or not at all ({error})",
+                f"{silence}: it is visible whole or not at all ({error})",
                 advice="Start the query again from its checkpoint, or repeat the write with the same txnVersion",
             )
-        return MetadataUnavailableError(f"{told}: nothing is visible ({error})", advice="Run it again")
+        return MetadataUnavailableError(f"{silence}: nothing is visible ({error})", advice="Run it again")
 
     async def _progress(self, batch: _Publishing) -> BatchProgress:
         """How far the batch is published by now. Raises ReplayDiffersError, PublishContendedError, BatchSweptError."""
@@ -295,6 +298,8 @@ class Publisher:
         if progress.differing and progress.differing != batch.warned:
             batch.warned = dict(progress.differing)
             _log.warning("skipped, because failOnDataLoss is false: %s", refusal(publication, progress))
+        # The tasks wrote no rows for these logs, because the logs had the batch. If they lack it now, publishing would
+        # leave those rows out.
         gone = {log for log, _ in publication.covered} & set(progress.open)
         if gone:
             raise PublishContendedError(
@@ -359,10 +364,10 @@ class Publisher:
     async def _begin(self, batch: _Publishing, stack: AsyncExitStack) -> tuple[BatchProgress, list[HeldLog]]:
         """Read the marks and lock the logs, all asked at once; no lock is waited for where the logs have the batch.
 
-        The marks that the multi is conditional on need not be read under the locks: if one has moved by then, whoever
-        moved it, the multi fails. Nor is anything in doubt of an earlier try of ours: what is still under way is
-        conditional on the same versions of the marks, or older ones, so it fails, or makes this try fail. After a wait
-        for a lock they are read again: that was likely another driver's commit, perhaps of this batch.
+        The marks that the multi is conditional on need not be read under the locks: if one has moved by then, the multi
+        fails. An earlier try of ours that is still under way does no harm either: it is conditional on the same
+        versions of the marks, or older ones, so either it fails or this try does. After a wait for a lock the marks are
+        read again: the other owner was probably another driver's commit, perhaps of this batch.
         """
         logs = tuple(batch.publication.by_log())
         locking = asyncio.ensure_future(self._lock(logs, stack))
@@ -376,10 +381,11 @@ class Publisher:
         if held is not None and all(one.at_once for one in held):
             return progress, held
         if held is None:
-            await stack.aclose()  # the locks of logs that have the batch are of no use
+            await stack.aclose()  # the locks of logs that have the batch are not needed
             held = await self._lock(progress.open, stack)
         again = await self._progress(batch)
         if again.outcome is None and again.open != progress.open:
+            # The locks that are held, and the rows that are left to publish, belong to other logs: begin again.
             raise BadVersionError("the batch was published into some of its logs meanwhile")
         return again, held
 
@@ -397,6 +403,7 @@ class Publisher:
                 await for_each(logs, LOCKS_AT_ONCE, take)
                 return [held[log] for log in logs]
             except LogBusyError:
+                # Nothing may be held while a lock is waited for out of order.
                 await attempt.aclose()
         return [await stack.enter_async_context(self._logs.hold(log)) for log in logs]
 
@@ -406,13 +413,14 @@ class Publisher:
         try:
             tails = dict(zip((one.log for one in held), await asyncio.gather(*reading), strict=True))
         finally:
-            # None goes on without the locks: recovering a log writes to it.
+            # None of them may go on without the locks: recovering a log writes to it (I7).
             await end_tasks(reading, drop_errors=True)
         publication = await self._restamp(batch.publication.only(progress.open), tails)
         by_log = publication.by_log()
         winners = [publication.job.staged(one.ledger_id, one.log) for one in publication.segments]
         ops = await self._sink_ops(batch.given, progress, tails, winners)
-        # Any version: the node's existence is the lock. Nothing is done under it after this.
+        # The winners' tokens stand right behind the sink's state: `_multi` finds a lost token by its index.
+        # Any version of the lock's member: that it exists is the lock. Nothing is done under it after this.
         ops += [one.unlock for one in held]
         for log, tail in tails.items():
             ops += self._logs.publish_ops(log, tail, self._place(log, by_log[log], tail))
@@ -438,6 +446,7 @@ class Publisher:
             paths, found = await self._logs.paths(log), progress.marks.get(log)
             if paths is None:
                 raise NoNodeError("the log was deleted meanwhile", log=log)
+            # Conditional on the version that was read: of two drivers with one batch the second fails here (I9, D13).
             mark = (LogMark() if found is None else found.value).moved(job.batch, job.attempt, rows[log], keep)
             ops.append(self._sinks.mark_op(paths, job.sink_id, found, mark))
         return ops
@@ -538,7 +547,7 @@ class Publisher:
     def _place(self, log: str, segments: Sequence[StagedSegment], tail: LockedLogEnd) -> list[SegmentMetadata]:
         """The batch's segments of one log as completed segments that continue it."""
         ordered = order_segments(log, segments)
-        check_above(log, tail.highest_txid, ordered[0])
+        check_above(log, tail.highest_txid, ordered[0])  # readers that go by transaction id rely on their order (I4)
         placed: list[SegmentMetadata] = []
         sequence_id = tail.next_sequence_id
         now_ms = self._clock.now_ms()
@@ -565,6 +574,7 @@ def _left(
     job: JobId, logs: Iterable[str], listing: asyncio.Future[list[StagedLedger]], winners: Iterable[StagedLedger]
 ) -> tuple[StagedLedger, ...] | None:
     """Of what was listed before a publication, what it has settled and not taken; None if the listing failed."""
+    # A listing that is not there yet is not waited for: the sweep reads it again, after the batch is visible.
     if not listing.done() or listing.cancelled() or listing.exception() is not None:
         return None
     taken = set(winners)

@@ -64,8 +64,9 @@ async def _commit(options: Options, publication: Publication) -> CommitOutcome:
         await _create_named(session, options, publication.job)
     commit = await session.publisher.publish(publication, skip_differing=not options.flag("failOnDataLoss"))
     fault_points.reach("sink.published")
+    # The batch is visible from here on. A failure below leaves only garbage, which a later commit sweeps.
     sink_id = publication.job.sink_id
-    # Before the sweep: it removes the sink of a finished job, which is the one that tells the server's time.
+    # Before the sweep, which removes the sink of a finished job: that sink's znode shows the server's time.
     if session.abandoned_jobs_due(always=sink_id.startswith(JOB_PREFIX)):
         await session.sweeper.abandoned_jobs(sink_id)
     await session.sweeper.after_commit(publication.job, publication.logs, commit.left)
@@ -73,10 +74,10 @@ async def _commit(options: Options, publication: Publication) -> CommitOutcome:
 
 
 async def _create_named(session: SinkSession, options: Options, job: JobId) -> None:
-    """A batch without rows has the log that it names created, too, so that what it wrote can be read: no rows.
+    """Create the log that a batch without rows names, so that a query that reads it finds an empty log.
 
-    Logs that rows name have none to name them. A batch that was published before has created it, and if it is gone
-    since, somebody has deleted it.
+    Logs that rows name are not known without rows. A batch that was published before has created the log: if it is
+    gone since, it was deleted, and is not made again.
     """
     log = None if options.given("numLogs") else options.one_log()
     if log is not None and not session.logs.known(log) and job.batch > (await session.state(job)).batch:

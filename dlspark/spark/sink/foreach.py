@@ -2,9 +2,9 @@
 
 For queries that the exactly-once sink cannot take: Real-Time Mode (whose Python sinks are `foreach` alone) and output
 modes other than append. Spark gives each task a copy of the writer and calls `open`, then `process` for each row, then
-`close`; no driver has the last word, so nothing can tell a task that ran again from one that ran once. **Rows of a
-task or batch that Spark repeats are in the log again.** Use `writeStream.format("distributedlog")` wherever it can be
-used.
+`close`. There is no commit on the driver, so nothing distinguishes a task that ran again from one that ran once. **Rows
+of a task or batch that Spark repeats are in the log again.** Use `writeStream.format("distributedlog")` wherever it can
+be used.
 
 Rows are gathered and published in groups, each whole or not at all, in one log or over many (column `log`, `numLogs`).
 When `close` returns without an error every row is in its log, durably; before that, any number of whole groups may be.
@@ -86,7 +86,7 @@ class ForeachLogWriter:
         self._task: _Task | None = None
 
     def open(self, partition_id: int, epoch_id: int) -> bool:
-        """Begin a task. `epoch_id` is of no use: a plan made again may cut an epoch's rows otherwise (D14)."""
+        """Begin a task. `epoch_id` is not used: a plan made again may cut an epoch's rows otherwise (D14)."""
         self._task = _Task(self._options, self._limits, partition_id)
         return True
 
@@ -120,7 +120,7 @@ class _Limits:
 
 
 class _Task:
-    """The rows that one task has gathered: they are published by its thread, or by a timer where no row comes any more.
+    """The rows that one task has gathered. Its thread publishes them, or a timer does where no more rows come.
 
     Real-Time Mode holds a task open for minutes, between rows too.
     """
@@ -134,7 +134,7 @@ class _Task:
         self._size = 0
         self._timer: threading.Timer | None = None
         self._failure: BaseException | None = None
-        """What a publication raised, whoever's: the task raises it at each call from then on, for its rows are lost."""
+        """What a publication raised, in either thread. The task raises it at each later call: its rows are lost."""
 
     def add(self, row: Row) -> None:
         with self._lock:
@@ -162,7 +162,7 @@ class _Task:
         """The timer's: publish the group that it was set for."""
         with self._lock:
             if self._timer is not threading.current_thread():
-                return  # the group was published while this thread waited for the lock
+                return  # the group was published while this thread waited for the lock: what is there is a later one's
             with contextlib.suppress(BaseException):  # kept as the failure
                 self._publish()
 
@@ -180,6 +180,7 @@ class _Task:
         from dlspark.spark.sink.driver import abort_jobs, commit_batch
         from dlspark.spark.sink.staging import run_task
 
+        # A sink of its own for each group: it makes the group whole or absent, and recognises no replay.
         attempt = uuid.uuid4().hex
         job = JobId(job_sink(attempt), 0, attempt)
         try:
@@ -187,6 +188,7 @@ class _Task:
             message = run_task(self._options, columns, job, self._partition, SystemClock().now_ms(), iter([batch]))
             commit_batch(self._options, [message], job.batch)
         except BaseException as error:
+            # Kept, because the timer's thread has no caller: the rows are lost, and Spark must run the task again.
             self._failure = error
             with contextlib.suppress(DistributedLogError):  # a later sweep finds it as well
                 abort_jobs(self._options, [job])  # what was published after all has no listing that this could take

@@ -1,13 +1,13 @@
 """The ledgers of failed attempts: which there are, and how they are swept.
 
-A ledger is garbage once it is listed under a batch that its log's mark has reached: the publication took the listings
-of its own ledgers away in the same multi. A listing's name says which log it is for, so a commit sweeps what is for its
-own logs, and nothing that a fork of the query may still publish into others. The order is condemn (from here on no
-publication can take it, however late), delete the ledger, remove the listing; a crash between leaves a listing for the
-next sweep. A task that is still writing to such a ledger fails at its next metadata update, and nothing it wrote was
-ever visible.
+A ledger is garbage once it is listed under a batch that its log's mark has reached: the publication removed the
+listings of its own ledgers in the same multi. A listing's name says which log it is for, so a commit sweeps what is for
+its own logs, and nothing that a fork of the query may still publish into others. The order is: condemn (from here on no
+publication can take the ledger, however late), delete the ledger, remove the listing. A crash in between leaves a
+listing for the next sweep. A task that is still writing to such a ledger fails at its next metadata update, and nothing
+it wrote was ever visible.
 
-Sweeping never fails a batch: it has been published by then. What could not be swept stays listed.
+Sweeping never fails a batch, which has been published by then. What could not be swept stays listed.
 
 A query's next commit sweeps by itself what it has settled (`LedgerSweeper`). For queries that will not commit again
 there is `dlspark sink list|sweep` (`find_leftovers`, `sweep_leftovers`), which gives each staged ledger a verdict:
@@ -15,7 +15,7 @@ there is `dlspark sink list|sweep` (`find_leftovers`, `sweep_leftovers`), which 
 | verdict | when |
 |---|---|
 | `settled` | its log has its batch, from another attempt: it can never be published |
-| `condemned` | a sweep began with it and did not get to its end: likewise |
+| `condemned` | a sweep began with it and did not finish: it can never be published either |
 | `abandoned` | its log does not have its batch, and its attempt has listed nothing new for so long |
 | `live` | else: its query may still publish it |
 
@@ -71,7 +71,7 @@ def settled_by(job: JobId, logs: Iterable[str], listed: Iterable[StagedLedger]) 
 
 
 class LedgerSweeper:
-    """Sweeps the sinks of one namespace. `delete_ledger(id)` succeeds where there is no such ledger."""
+    """Sweeps the sinks of one namespace. `delete_ledger(id)` succeeds for a ledger that does not exist."""
 
     def __init__(self, sinks: SinkStore, delete_ledger: Callable[[int], Awaitable[None]]) -> None:
         self._sinks = sinks
@@ -80,9 +80,9 @@ class LedgerSweeper:
     async def after_commit(self, job: JobId, logs: Sequence[str], left: Sequence[StagedLedger] | None = None) -> int:
         """Sweep what a commit has settled, and a finished one-shot sink itself. Returns the ledgers deleted.
 
-        `logs` are those of the batch; each has it now. `left` is what there is to sweep, for who has listed it: what
-        came since, from a task that did not know of the publication, is left to the next commit. Without it the
-        listings are read.
+        `logs` are those of the batch; each has it now. `left` is what there is to sweep, if the caller has listed it:
+        what came since, from a task that did not know of the publication, is left to the next commit. Without `left`
+        the listings are read.
         """
         sink_id = job.sink_id
         try:
@@ -116,7 +116,10 @@ class LedgerSweeper:
             return 0
 
     async def abandoned_jobs(self, sink_id: str) -> int:
-        """Sweep one-shot sinks whose job died a day ago; `sink_id`, just written to, tells the server's time."""
+        """Sweep one-shot sinks whose job died a day ago. Returns the ledgers deleted.
+
+        `sink_id` was just written to: its znode shows the metadata server's time, so clocks here do not matter.
+        """
         try:
             current = await self._sinks.stat(sink_id)
             if current is None:
@@ -133,7 +136,7 @@ class LedgerSweeper:
             return 0
 
     async def ledgers(self, sink_id: str, ledgers: Iterable[StagedLedger]) -> int:
-        """Sweep these, whoever chose them; one that was published meanwhile is left alone. Returns how many.
+        """Sweep these ledgers; one that was published meanwhile is left alone. Returns how many.
 
         Raises what the metadata store or the deletion raised; what was not swept stays listed.
         """
@@ -144,6 +147,7 @@ class LedgerSweeper:
         if stat is None or stat.mtime_ms >= before_ms:
             return 0
         staged = await self._sinks.staged(sink_id)
+        # One young listing keeps the whole job: a task that still lists ledgers is alive.
         for ledger in staged:
             listing = await self._sinks.stat(sink_id, ledger)
             if listing is not None and listing.ctime_ms >= before_ms:
@@ -157,6 +161,8 @@ class LedgerSweeper:
 
         async def one(ledger: StagedLedger) -> bool:
             async with gate:
+                # In this order. A ledger deleted before it is condemned could still be published, without its data;
+                # a listing removed before its ledger would leave a ledger that no sweep finds.
                 if not await self._sinks.condemn(sink_id, ledger):
                     return False
                 await self._delete_ledger(ledger.ledger_id)
@@ -222,7 +228,7 @@ class SinkLeftovers:
 
     @property
     def removable(self) -> bool:
-        """Whether `sweep_leftovers` takes the sink itself: nobody repeats a batch write under its name."""
+        """Whether `sweep_leftovers` takes the sink itself: a batch write that is repeated has a sink of its own."""
         return self.kind == "job" and (self.stale or (bool(self.ledgers) and not self.of(StagedVerdict.LIVE)))
 
 

@@ -1,8 +1,8 @@
 """What publishing does with the logs of a namespace: create, lock, recover, find the end (`LogAccess`).
 
-A log's end is asked for in the same breath as its lock. ZooKeeper answers a session's requests in their order, so where
-nobody else holds the lock, and nothing went wrong on the way, that look was made under it, one round trip after the
-first request. Where the lock had to be waited for, its last owner may have changed everything: the end is read again.
+A log's end is asked for together with its lock. ZooKeeper answers a session's requests in their order. So where no
+other owner holds the lock, and no request failed, the end was read under the lock, one round trip after the first
+request. Where the lock had to be waited for, its last owner may have changed everything: the end is read again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LogRules:
-    """How this sink treats logs. `owner` is what others read who wait for a lock that we hold."""
+    """How this sink treats logs. `owner` is the name that other writers see while we hold a lock."""
 
     owner: str
     lock_timeout_ms: int
@@ -49,8 +49,8 @@ class LogRules:
 class NamespaceLogs:
     """The logs of one namespace. `recover` completes what a dead writer left in progress, under the lock we hold.
 
-    `permit` raises RequestDeniedError for a log that the namespace's access control does not let us write; None: there
-    is no access control.
+    `permit` raises RequestDeniedError for a log that the namespace's access control does not let us write; None: the
+    namespace has no access control.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class NamespaceLogs:
         self._known: set[str] = set()
         """Logs that were seen to exist; one that is gone after all fails its publication, and is asked for again."""
         self._newest: dict[str, int] = {}
-        """The number that each log's newest segment has if nobody but us has written since: worth a guess."""
+        """The number that each log's newest segment has if no other writer has added one since: worth a guess."""
 
     def known(self, log: str) -> bool:
         """Whether `prepare` has nothing to ask."""
@@ -108,7 +108,7 @@ class NamespaceLogs:
             return None
 
     async def history(self, log: str) -> LogHistory | None:
-        """Which transactions made what the log holds; None if there is no such log. Reads each of its segments."""
+        """Which transactions made what the log holds; None if the log does not exist. Reads each of its segments."""
         paths = await self.paths(log)
         stat = None if paths is None else await repeat(self._store, lambda: self._store.exists(paths.max_txid))
         if paths is None or stat is None:
@@ -177,6 +177,7 @@ class NamespaceLogs:
         """Where `log` ends, whose lock we hold; `ahead` is a look that was made under it."""
         tail, open_segments = await (self._look(log) if ahead is None else ahead)
         if open_segments:
+            # A log has one open segment at a time, and ours come after it: a dead writer's gets its end first (I7).
             await self._recover(log)
             tail, open_segments = await self._look(log)
         if open_segments:
@@ -186,8 +187,9 @@ class NamespaceLogs:
     async def _look(self, log: str) -> _Look:
         """The log's end as of one moment, and its segments in progress. Raises BadVersionError if it moved meanwhile.
 
-        Everything is asked at once, so a list that is older or younger than the versions must not pass for theirs. It
-        tells its own: each transaction that begins or ends a segment sets `ledgers`, the segments' parent.
+        Everything is asked at once, so the list may be older or newer than the versions, and must not be taken for
+        theirs. The list shows its own version: each transaction that begins or ends a segment sets `ledgers`, the
+        segments' parent.
         """
         path = self._logs.paths(log).ledgers
         guess = self._newest.get(log)
@@ -201,6 +203,7 @@ class NamespaceLogs:
         open_segments = [name for name in names if name.startswith("inprogress")]
         newest_name = _completed(state.max_lssn.value)
         if newest_name not in names:
+            # The segment with the highest number is in progress or deleted, or there is none yet: read the whole list.
             newest = None
         elif guess != state.max_lssn.value:
             newest = await self._segment(f"{path}/{newest_name}")

@@ -1,7 +1,7 @@
-"""What a sink task tells the driver: small frozen values, pickled by Spark from the task to the commit.
+"""What a sink task reports to the driver: small frozen values, which Spark pickles from the task to the commit.
 
-A batch is named by (sink id, batch number, attempt): the attempt is one run of one Spark job, chosen on the planner and
-carried to every task of it, so that a commit can tell its own publication from another's (D13).
+A batch is named by (sink id, batch number, attempt). The attempt is one run of one Spark job: it is chosen on the
+planner and sent to every task of the job, so that a commit recognises its own publication (D13).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Publication:
     """A whole batch, as the driver is to publish it.
 
     `covered`: rows that tasks did not write, log by log, because the log had the batch. `known`: the logs that a batch
-    without rows would have written, as far as they are known without them.
+    without rows would have written, if its options name them.
     """
 
     job: JobId
@@ -109,7 +109,7 @@ class Publication:
 
 
 def gather(messages: Iterable[SinkMessage], known: Sequence[str] = ()) -> list[Publication]:
-    """The publications that `messages` speak of: one, unless tasks of different attempts were mixed up."""
+    """The publications that `messages` belong to: one, unless tasks of different attempts were mixed up."""
     found: dict[JobId, list[SinkMessage]] = {}
     for message in messages:
         found.setdefault(message.job, []).append(message)

@@ -86,6 +86,7 @@ def _join(
         return 0
     if one.records + other.records > MAX_MERGED_RECORDS:
         return 0
+    # The joined segment keeps the place of the left one in the multi, so the right run's place is what is saved.
     saved = cost(other.segments[0])
     one.segments += other.segments
     one.bytes, one.records, one.right = size, one.records + other.records, other.right
@@ -124,7 +125,7 @@ async def rewrite(
                     txids = rows.txid if txid is None else np.full(len(rows), txid, dtype=np.int64)
                     for entry in cut_entries(txids, rows.payload, position, compression):
                         await again.add(entry)
-                    position += len(rows)
+                    position += len(rows)  # positions count on over all of them: it is one segment now (I4)
         await window.drain()
         first = segments[0]
         copy = await again.close(first.log, first.partition, first.ordinal, stamped=first.stamped)
@@ -142,7 +143,7 @@ async def rewrite(
 
 
 async def _read(ledgers: LedgerClient, segment: StagedSegment, password: bytes) -> AsyncGenerator[DecodedBatch, None]:
-    ledger = await ledgers.open(segment.ledger_id, password=password, recover=False)
+    ledger = await ledgers.open(segment.ledger_id, password=password, recover=False)  # its task has closed it
     try:
         for first in range(0, segment.last_entry + 1, WINDOW_ENTRIES):
             last = min(first + WINDOW_ENTRIES - 1, segment.last_entry)

@@ -124,7 +124,7 @@ class SinkSession:
             raise sealed(log)
 
     async def _highest_txid(self, log: str) -> int | None:
-        """The log's highest transaction id as far as it is completed; None if there is no such log."""
+        """The log's highest transaction id, without segments in progress; None if the log does not exist."""
         try:
             state = await self._services.logs.open(log)
         except LogNotFoundError:
@@ -132,7 +132,7 @@ class SinkSession:
         return state.max_txid.value
 
     async def state(self, job: JobId) -> SinkState:
-        """What is known of the job's sink as a whole. It is created if this is its first task."""
+        """What is known of the job's sink as a whole. The sink is created if this is its first task."""
         state = await self.sinks.ensure(job.sink_id)
         self._newest_sink = job.sink_id
         return state.value
@@ -158,7 +158,7 @@ class SinkSession:
         return self._newest_sink == job.sink_id
 
     def get_ready(self) -> None:
-        """Fetch what the next ledger needs, in the background. An id that nobody uses is lost, which does no harm."""
+        """Fetch what the next ledger needs, in the background. An id that is not used is lost, which does no harm."""
         # What fails is asked for again when it is needed, and fails there.
         self._ahead = asyncio.gather(
             self._services.ledger_store.reserve_id(), self._services.ledgers.bookies.writable(), return_exceptions=True
@@ -199,13 +199,13 @@ class SinkSession:
         # A listing that was made with the ledger cannot have been swept before the ledger existed.
         if not self._one_zookeeper and not await self.sinks.stands(job.sink_id, job.staged(ledger.ledger_id, log)):
             await ledger.abandon()
-            await self._services.ledgers.delete(ledger.ledger_id)
+            await self._services.ledgers.delete(ledger.ledger_id)  # unlisted, no sweep would find it
             raise swept(job)
         ledger.replace_with(functools.partial(self._replace, job, log))
         return ledger
 
     async def _replace(self, job: JobId, log: str) -> LedgerWriter:
-        """Another ledger for one that others wrote to first: that one stays listed, empty, for the sweep."""
+        """A new ledger in place of one whose id another client wrote to first: that one stays listed, for the sweep."""
         self._services.counters["ledger-taken"] += 1
         return await self.create_ledger(job, log)
 
@@ -221,6 +221,7 @@ class SinkSession:
         await self._services.permit(log, Action.ACQUIRE, Action.WRITE)
 
     async def _recover(self, log: str) -> None:
+        # Under the log's lock, which the caller holds: recovery fences and closes ledgers of the log (I7, I10).
         state = await self._services.logs.open(log)
         transitions = SegmentTransitions(self._services, log, self.settings, state)
         await transitions.load()
@@ -260,7 +261,7 @@ def _make_settings(
             "bkc.outageWaitMillis": outage_ms,
             # A driver that died keeps its lock until its session ends, whatever that one's timeout is.
             "lockTimeoutSeconds": -(-outage_ms // 1000),
-            # Nobody reads a staged ledger before it is closed.
+            # A staged ledger is not read before it is closed.
             "bkc.explicitLacInterval": 0,
         }
     )
@@ -277,10 +278,10 @@ _sessions: dict[tuple[object, ...], SinkSession] = {}
 async def open_session(options: Options, *, patient: bool = True) -> SinkSession:
     """This process's session for the target of `options`. Raises what opening the namespace raises.
 
-    With `patient` ZooKeeper is waited for: whoever asks on behalf of a job that has begun knows that it was there.
+    With `patient` ZooKeeper is waited for: use it for a job that has begun, since ZooKeeper was there then.
     """
     settings = settings_of(options)
-    # The runtime is part of the key: after a fork, or once it was closed, sessions of the old one are of no use.
+    # The runtime is part of the key: after a fork, or once it was closed, sessions of the old one cannot be used.
     key = (os.getpid(), id(Runtime.shared()), options.uri, settings)
     session = _sessions.get(key)
     if session is not None and session.namespace.store.state is not SessionState.CLOSED:

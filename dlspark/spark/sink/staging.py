@@ -1,18 +1,18 @@
 """`run_task` stages the rows of one task, called in Spark's thread; `Staging` is the task on the event loop.
 
-What a task asks of the metadata store is asked before the rows are there, so that the answers come while Spark gets
-them:
+What a task needs from the metadata store it asks for before the rows are there, so that the answers come while Spark
+fetches the rows:
 
 | asked for | why it may be asked before the rows are there |
 |---|---|
 | the sink | where nothing was published up to the batch, no log has it: their marks need not be asked |
 | the highest transaction ids of logs that are known by name | a timestamp is a first choice, which the commit mends |
-| a ledger id, the storage nodes | they belong to nobody yet |
+| a ledger id, the storage nodes | an id that is not used is lost, which does no harm |
 
-A ledger is made when its log has its first rows, and where the sink is known to be there without waiting for what it
-says: what a replay has made in vain is listed under a batch that is published, and goes with its commit's sweep. Rows
-of a log whose mark has reached the batch are only counted: the commit says whether they are the ones that are there. No
-entry is sent before the marks were seen, and none before its ledger exists.
+A ledger is made when its log has its first rows. Where the sink is known to exist, that does not wait for the sink's
+state: what a replay has made in vain is listed under a batch that is published, and its commit sweeps it. Rows of a log
+whose mark has reached the batch are only counted: the commit decides whether they are the rows that are there. No entry
+is sent before the marks were read, and none before its ledger exists.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class Staging:
         await self.task.skip(covered)
 
     async def _covered(self, rows: Sequence[LogRows]) -> set[str]:
-        """The logs that have the batch. Where nothing has got so far yet, none needs to be asked."""
+        """The logs that have the batch. Where the sink has published nothing so far, no log needs to be asked."""
         state = await self._state
+        # This only saves work: a fork of the query may have set the state back, and the commit decides by the marks.
         if self.job.batch > state.batch:
             return set()
         return await self.session.covered(self.job, [part.log for part in rows])
@@ -81,7 +82,7 @@ class Staging:
         except NoNodeError:
             if not self._sink_seen:
                 raise
-            await self._state  # Somebody has removed the sink since the last task; by now it is there again.
+            await self._state  # The sink was removed since the last task; reading its state has created it again.
             return await self.session.create_ledger(self.job, log)
 
     async def _stamp(self, log: str) -> int:
@@ -122,6 +123,7 @@ def run_task(
     runtime = Runtime.shared()
     opening = runtime.submit(_begin(options, columns, job, partition, stamp_ms))
     try:
+        # Spark fetches the first rows while the session opens and asks.
         first = list(islice(batches, 1))
     except Exception:
         runtime.run(opening.result().give_up())
@@ -133,6 +135,7 @@ def run_task(
         message = _stage(runtime, staging, rest, seen)
     except Exception as error:
         runtime.run(staging.give_up())
+        # The query's own errors, and rows that are refused, do not come from another driver's publication.
         if not isinstance(error, DistributedLogError) or isinstance(error, CallerError):
             raise
         message = _replayed(runtime, staging, rest, seen, error)
@@ -166,7 +169,8 @@ def _stage(runtime: Runtime, staging: Staging, batches: Iterator[pa.RecordBatch]
 def _replayed(
     runtime: Runtime, staging: Staging, rest: Iterator[pa.RecordBatch], seen: Counter[str], error: DistributedLogError
 ) -> SinkMessage:
-    """What a task that failed has to tell if all of its logs have the batch by now. Raises `error` if one has not."""
+    """The message of a task that failed, if all of its logs have the batch by now. Raises `error` if one has not."""
+    # The rows that were not looked at yet count as well: the commit compares rows by number.
     for batch in rest:
         _count(staging.task.split(batch), seen)
     if not seen or runtime.run(staging.session.covered(staging.job, list(seen))) != set(seen):
@@ -188,7 +192,7 @@ class _Pipe:
         self._under_way: Future[None] | None = None
 
     def push(self, cut: EntriesToSend) -> None:
-        self.drain()
+        self.drain()  # one cut at a time: a log's entries are sent in the order of its rows (I4)
         self._under_way = self._runtime.submit(self._task.send(cut))
 
     def drain(self) -> None:

@@ -1,9 +1,9 @@
 """Staging: what a sink task does with its rows, before anything of them can be seen.
 
 Each task writes its rows into ledgers of its own, one for each log it meets (a new one whenever one has grown to the
-namespace's segment size), closes them and tells the driver. No log refers to these ledgers until the driver publishes
-the batch, so a task may fail, be repeated or run twice at any time; no ledger ever exists that is not listed under the
-sink, so whatever is not published is found and swept.
+namespace's segment size), closes them and reports them to the driver. No log refers to these ledgers until the driver
+publishes the batch, so a task may fail, be repeated or run twice at any time. Every ledger that exists is listed under
+the sink, so what is not published is found and swept.
 
 Encoding runs in Spark's thread while the entries of the batch before travel; the bytes in flight of all ledgers of a
 task together are bounded.
@@ -91,7 +91,7 @@ class WriteWindow:
         await add
 
     def abandon(self) -> None:
-        """Wait for nothing more; failures that nobody will ask for are taken note of, so the loop does not complain."""
+        """Wait for nothing more. Failures of adds under way are taken note of, so that asyncio does not log them."""
         for add, _ in self._adds:
             add.add_done_callback(_seen)
         self._adds.clear()
@@ -134,6 +134,7 @@ class StagedSegmentWriter:
     async def close(self, log: str, partition: int, ordinal: int, *, stamped: bool) -> StagedSegment:
         """Close the ledger, with everything acknowledged; its end is final from here on (I2)."""
         metadata = await self._ledger.close()
+        # Readers go by the end that is stored (I2): the segment's metadata must say the same.
         check(
             metadata.last_entry == self._last_entry,
             f"a staged ledger closed at entry {metadata.last_entry} instead of {self._last_entry}",
@@ -232,12 +233,13 @@ class TaskWriter:
         await for_each(rows, min(len(rows), LOGS_AT_ONCE), self._meet)
 
     async def _meet(self, part: LogRows) -> None:
+        # One stamp a log and task, taken once: ids within a segment must not decrease (I4).
         stamp = None if part.txids is not None else await self._stamp(part.log)
         self._staged[part.log] = _Staged()
         self._gathered[part.log] = _Gathered(stamp)
 
     def _make_some(self) -> None:
-        """Make ledgers for the logs that wait for one, so many at a time."""
+        """Make ledgers for the logs that wait for one, LOGS_AT_ONCE at a time."""
         while self._waiting and len(self._ahead) < LOGS_AT_ONCE:
             log = next(iter(self._waiting))
             del self._waiting[log]
@@ -305,8 +307,8 @@ class TaskWriter:
             ahead = self._ahead.pop(cut.log, None)
             self._waiting.pop(cut.log, None)
             self._make_some()
-            # Entries wait for the ledger to exist: a storage node collects what belongs to no ledger, and until then
-            # nobody knows that the id is ours.
+            # Entries wait until the ledger's metadata exist: a storage node deletes entries of a ledger that the
+            # metadata do not list (I13).
             staged.segment = StagedSegmentWriter(
                 await (self._create(cut.log) if ahead is None else ahead), self._window
             )
@@ -316,7 +318,7 @@ class TaskWriter:
             await self._close(cut.log, staged)
 
     async def finish(self) -> tuple[StagedSegment, ...]:
-        """Close every segment, with every entry acknowledged."""
+        """Close every segment, with every entry acknowledged. Raises the first failure; nothing is visible then."""
         await self._window.drain()
         await for_each(
             self._staged.items(), min(len(self._staged), LOGS_AT_ONCE), lambda item: self._close(item[0], item[1])
@@ -338,6 +340,7 @@ class TaskWriter:
         ahead = list(self._ahead.values())
         self._ahead.clear()
         await end_tasks(ahead, drop_errors=True)
+        # A task that had made its ledger before it was ended leaves an open writer.
         for creation in ahead:
             if not creation.cancelled() and creation.exception() is None:
                 await creation.result().abandon()

@@ -80,6 +80,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._columns = columns_of(schema, options.one_log(), routing_of(options))
         self._job = JobId(sink_id, batch, attempt)
+        # Chosen here, once a job: every task, and a task that runs again, stamps rows with the same time.
         self._stamp_ms = SystemClock().now_ms()
         _check_ready(options, self._columns)
 
@@ -122,7 +123,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
             raise InvariantViolation(
-                f"Spark did not tell the task its query and batch ({_QUERY_ID}={query}, {_BATCH_ID}={batch})",
+                f"Spark did not give the task its query and batch ({_QUERY_ID}={query}, {_BATCH_ID}={batch})",
                 advice="Without them a replay could not be recognised; use a Spark version from 4.2 on",
             )
         job = JobId(query_sink(query), int(batch), self._attempt)
@@ -135,8 +136,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commit_batch(self._options, _sink_messages(messages), batchId, self._columns.known_logs)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver: sweep what the tasks have staged, as far as their messages came."""
-        # Without a message nobody knows the query here: its left-overs wait for the next commit.
+        """On the driver: sweep what was staged by the tasks whose messages arrived."""
+        # The query's id comes only with a message. Without one the left-overs wait for the next commit.
         from dlspark.spark.sink.driver import abort_jobs
 
         abort_jobs(self._options, {message.job for message in _sink_messages(messages)})

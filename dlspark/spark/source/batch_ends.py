@@ -23,7 +23,10 @@ _T = TypeVar("_T")
 
 
 class BatchEnds:
-    """One query's: it knows whose turn it is, and when the last batch was made. `now_s` is a monotonic clock."""
+    """The ends of one query's batches. Keeps which log's turn it is, and when the last batch was made.
+
+    `now_s` is a monotonic clock.
+    """
 
     def __init__(self, data_loss: DataLossPolicy, now_s: Callable[[], float]) -> None:
         self._data_loss = data_loss
@@ -53,7 +56,7 @@ class BatchEnds:
         if not news:
             return start
         self._last_batch_s = self._now_s()
-        self._turn += 1
+        self._turn += 1  # only with a batch: a poll without one must not pass over the log whose turn it is
         identities = {log: identity for log, end in news.items() if (identity := views[log].identity(end)) is not None}
         kept = {log: identity for log, identity in start.identities.items() if log not in news}
         return Offsets({**start, **news}, {**kept, **identities})
@@ -121,7 +124,7 @@ class BatchEnds:
 
 
 async def _only_control(view: DriverLogView, start: DLSN, end: DLSN) -> bool:
-    """Whether no user record lies between two positions; unknown where the writer did not count counts as no."""
+    """Whether no user record lies between two positions; false where the writer did not count."""
     try:
         return await view.count(start, end) == 0
     except OptionError:
@@ -151,11 +154,13 @@ def shares(limit: int, available: Mapping[str, int], turn: int = 0) -> dict[str,
     left = limit - sum(given.values())
     by_remainder = sorted(waiting, key=lambda log: (-(limit * waiting[log] % total), log))
     by_size = sorted(given, key=lambda log: (-given[log], log))
+    # Shares were rounded down: what is left goes to the largest remainders.
     while left > 0:
         for log in by_remainder:
             if left > 0 and given[log] < waiting[log]:
                 given[log] += 1
                 left -= 1
+    # Or small shares were raised to 1: what is too much is taken from the largest.
     while left < 0:
         for log in by_size:
             if left < 0 and given[log] > 1:
@@ -173,6 +178,8 @@ def byte_shares(limit: int, available: Mapping[str, int], first: Mapping[str, in
     and those of the others are. What is left is divided in proportion. Only a single entry ever exceeds the limit.
     """
     names = sorted(log for log, count in available.items() if count > 0)
+    # Each log's next entry first. Shares in proportion alone could leave a log below the size of its next entry for
+    # ever, and it would starve.
     given: dict[str, int] = {}
     left = limit
     for name in (names[(turn + i) % len(names)] for i in range(len(names))):

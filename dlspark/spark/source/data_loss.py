@@ -1,4 +1,4 @@
-"""What becomes of a query whose position is not there any more: the option `failOnDataLoss` decides (I8)."""
+"""What a query does when its position does not exist any more: the option `failOnDataLoss` decides (I8)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class DataLossPolicy:
                 log=log,
                 dlsn=position,
             )
+        # Once each: an idle query finds the same loss every few milliseconds.
         text = f"log {log}: records from {position} on are gone: {what}; failOnDataLoss is false, so {mend}"
         if text not in self._warned:
             self._warned.add(text)
@@ -56,6 +57,7 @@ class DataLossPolicy:
         if position is None:
             return earliest
         mend = f"the query goes on at {earliest}"
+        # The identity first: a log that was made again may have grown past the position, and then nothing else shows.
         if identity is not None and view.differs(identity):
             self.recreated(view.name, position, identity, mend)
             return earliest

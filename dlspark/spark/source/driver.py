@@ -228,8 +228,8 @@ class SourceDriver:
         return self.newest
 
     async def lags(self, reached: Offsets) -> dict[str, Lag | None]:
-        """How far `reached` is behind what `latest` last found: logs that are not behind are left out, None is a log
-        whose lag could not be found within `LAG_S`. Raises nothing that a query could fail of."""
+        """How far `reached` is behind what `latest` last found. Logs that are not behind are left out; None is a log
+        whose lag could not be found within `LAG_S`. Raises no DistributedLogError: a lag must not fail a query."""
         newest = self.newest or Offsets({})
         begins = {
             log: max(reached.get(log, DLSN.INITIAL), self._views[log].earliest())
@@ -244,7 +244,7 @@ class SourceDriver:
         try:
             return (await asyncio.wait_for(extent(self._views[log], begin, end), LAG_S)).lag
         except (DistributedLogError, asyncio.TimeoutError) as error:
-            _log.warning("log %s: how far the query is behind cannot be told: %s", log, error, extra=about(log=log))
+            _log.warning("log %s: how far the query is behind is not known: %s", log, error, extra=about(log=log))
             return None
 
     # ------------------------------------------------------------------ how far a batch goes
@@ -256,6 +256,7 @@ class SourceDriver:
         A log that is gone or not selected any more keeps its position, so that nothing is lost if it comes back.
         """
         latest = await self.latest()
+        # A log that only left the selection is not lost: its records are there, and nothing asks for them.
         for log in start:
             if log not in latest and self.query.selection.selects(log):
                 self._data_loss.deleted(log, start[log], "it is left out until it exists again")
@@ -304,6 +305,7 @@ class SourceDriver:
                 self._data_loss.deleted(log, start.get(log, DLSN.INITIAL), "it is left out")
 
         async def served() -> list[SegmentSpan]:
+            # Planned anew for each try of `outlast`: the nodes that came back may have other addresses.
             planned = await gathered(
                 {log: self._spans(found[log], start, end, bounds, take) for log in wanted if log in found}
             )
@@ -325,7 +327,7 @@ class SourceDriver:
         try:
             return await self._spans_now(view, start, end, bounds, take)
         except NoNodeError:
-            # A segment was deleted after it was listed: what is lost by that shows in the list as it is now.
+            # A segment was deleted after it was listed: the list as it is now shows what is lost by that (I8).
             view.look_again()
             await view.latest()
             return await self._spans_now(view, start, end, bounds, take)
@@ -351,6 +353,8 @@ class SourceDriver:
         """
         begin = await self._data_loss.begin(view, start.get(view.name), start.identities.get(view.name))
         until, identity = end[view.name], end.identities.get(view.name)
+        # The end is checked as well as the begin: the log may have been replaced between two batches, and the new one
+        # may have grown past the old position.
         if identity is not None and view.differs(identity):
             self._data_loss.recreated(view.name, until, identity, "nothing of it is read")
             return begin, begin
@@ -397,6 +401,7 @@ async def _narrowed(view: DriverLogView, begin: DLSN, end: DLSN, bounds: Bounds)
             begin = max(begin, DLSN(bounds.min_segment, bounds.min_entry, 0))
             if bounds.end_entry is not None:
                 end = min(end, DLSN(bounds.min_segment, bounds.end_entry, 0))
+    # Ids never decrease along a log (I4), so bounds on ids are positions, found by search.
     if bounds.min_txid > 0:
         first = await view.at_txid(bounds.min_txid)
         begin = max(begin, first) if first is not None else end
@@ -407,8 +412,9 @@ async def _narrowed(view: DriverLogView, begin: DLSN, end: DLSN, bounds: Bounds)
 
 
 async def _taken(view: DriverLogView, begin: DLSN, end: DLSN, take: Take) -> tuple[DLSN, DLSN]:
-    """The part of a range that will do; all of it where that cannot be told: the caller limits again."""
+    """The part of a range that will do, or all of it where that is not known: the caller limits again."""
     if take.timed:
+        # Ids beyond the year 9999 have no timestamp, so the last records by position are not the last ones by time.
         timeless = await view.at_txid(MAX_TIMESTAMP_MS + 1)
         if timeless is not None and timeless < end:
             return begin, end

@@ -63,7 +63,7 @@ class DriverLogView:
 
     @classmethod
     async def open(cls, namespace: AsyncNamespace, name: str) -> DriverLogView:
-        """Raises LogNotFoundError if there is no such log."""
+        """Raises LogNotFoundError if the log does not exist."""
         view = cls(namespace, await namespace.open_log(name))
         try:
             await view._refresh()
@@ -90,8 +90,8 @@ class DriverLogView:
     def lost_before(self, position: DLSN) -> bool:
         """Whether records at or above `position`, which lies before `earliest`, are gone.
 
-        Segments that were truncated but are still listed tell what they held; of those that are deleted nothing is
-        known, and they count as not read.
+        Segments that were truncated but are still listed show what they held. Of deleted ones nothing is known, so
+        they count as lost.
         """
         if position.lssn < self._segments[0].lssn:
             return True
@@ -105,7 +105,8 @@ class DriverLogView:
     async def latest(self, *, acknowledged: bool = False) -> DLSN:
         """The position after the last user record that is committed now: control records do not make news.
 
-        With `acknowledged` not before what is acknowledged now: readers hear of it a moment later, which is waited for.
+        With `acknowledged` it is not before what is acknowledged now: readers learn of that a moment later, and this
+        waits for it.
         """
         await self._refresh()
         self._known_end = await self._end(acknowledged=acknowledged)
@@ -137,6 +138,7 @@ class DriverLogView:
         The LAC that this reader learns may lie below one that an earlier reader saw (the node that knew it is down), so
         in the open segment the entry itself decides.
         """
+        # An end that was found is not asked for again: committed records stay, unless the segment list changes (I6).
         known = not self._changed.is_set() and self._known_end is not None and position <= self._known_end
         if known or position <= await self.latest():
             return False
@@ -158,7 +160,7 @@ class DriverLogView:
     # ------------------------------------------------------------------ which log it is
 
     def identity(self, position: DLSN) -> LogIdentity | None:
-        """What tells this log from a later one of its name to a reader that has come to `position`.
+        """What distinguishes this log from a later one of its name, for a reader that has come to `position`.
 
         The segment at the position, unless nothing of it was read and it may yet prove empty: then it is removed and
         its number given to another ledger. Then the one before. None: nothing has been read that is still listed.
@@ -195,7 +197,7 @@ class DriverLogView:
     async def record_at(self, start: DLSN, end: DLSN, number: int) -> tuple[int, int]:
         """Segment and transaction id of user record `number`, counted from 0, of those from `start` to before `end`.
 
-        There must be so many.
+        Raises InvariantViolation if there are not that many.
         """
         left = number
         async for segment, first, here in self._counts(start, end):
@@ -297,13 +299,14 @@ class DriverLogView:
         )
 
     async def _location(self, segment: SegmentMetadata) -> LedgerLocation:
-        """Where the entries are. Of a ledger still open it is read anew: its last fragment may have moved (D12).
+        """Where the entries are. For an open ledger it is read each time: its last fragment may have moved (D12).
 
-        So it is where a node was away when it was located: that one may be the only one there by now.
+        It is also read again if a node was away when the ledger was located: that node may be the only one left by now.
         """
         found = self._locations.get(segment.ledger_id)
         if found is None:
             found = await self._namespace.ledgers.locate(segment.ledger_id)
+            # Only what cannot change any more is kept.
             if found.metadata.state is LedgerState.CLOSED and found.complete:
                 self._locations[segment.ledger_id] = found
         return found
@@ -321,7 +324,7 @@ class DriverLogView:
         """Read the segment list again if it changed since."""
         if not self._changed.is_set():
             return
-        self._changed.clear()
+        self._changed.clear()  # before the list is read: a change meanwhile sets it again and is not overlooked
         try:
             self._segments = await self._namespace.logs_store.segments(self.name, self._on_change)
             if not self._segments:
@@ -345,6 +348,7 @@ class DriverLogView:
 
     def _visible(self) -> list[SegmentMetadata]:
         """The segments up to the first one in progress."""
+        # The one in progress may still grow: to read what lies behind it first would pass over records (I4).
         for position, segment in enumerate(self._segments):
             if segment.in_progress:
                 return self._segments[: position + 1]
@@ -358,6 +362,7 @@ class DriverLogView:
 
     async def _is_stored(self, segment: SegmentMetadata, entry_id: int) -> bool:
         """Whether some replica has the entry, whatever LAC is known."""
+        # Only for deciding whether a position may exist. What is read from here does not count as committed (I6).
         location = await self._namespace.ledgers.locate(segment.ledger_id)
         reader = ReplicaReader(settings=self._namespace.ledgers.settings)
         try:

@@ -53,7 +53,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The records from one position to before another; None as in `Lag`, and where there are no records."""
+    """The records from one position to before another. None as in `Lag`; the ids also where no record is."""
 
     records: int | None
     bytes: int
@@ -74,7 +74,7 @@ NOTHING: Final = Extent(0, 0, None, None)
 
 
 async def extent(view: DriverLogView, start: DLSN, end: DLSN) -> Extent:
-    """What lies from `start` to before `end`, a position that `view` has told. Raises what reading raises."""
+    """What lies from `start` to before `end`, which is an end that `view` gave. Raises what reading raises."""
     start = max(start, view.earliest())
     if start >= end:
         return NOTHING

@@ -128,6 +128,7 @@ def _narrow(bounds: Bounds, candidate: Filter) -> Bounds | None:
     if column in _NUMBERS and isinstance(value, int) and not isinstance(value, bool):
         return bounds._numbers(column, *_range(candidate, value, value))
     if column == "timestamp" and isinstance(value, datetime) and value.tzinfo is not None:
+        # Timestamps have whole milliseconds. A bound between two of them is rounded to the side that keeps it exact.
         since = value - _EPOCH
         micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
         low, end = _range(candidate, micros // 1000, -(-micros // 1000))

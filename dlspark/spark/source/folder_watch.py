@@ -19,9 +19,9 @@ async def logs_in(namespace: AsyncNamespace, folder: str) -> list[str]:
 
 
 class FolderWatch:
-    """A watch on the logs of one folder. It only wakes: the one that waits looks which logs there are.
+    """A watch on the logs of one folder. It only wakes the caller, which then lists the logs.
 
-    Where the watch fails nothing is woken any more, and new logs are found when the query looks anyway.
+    If the watch fails, the caller is not woken any more, and finds new logs when it next lists them.
     """
 
     def __init__(self, namespace: AsyncNamespace, folder: str = "") -> None:

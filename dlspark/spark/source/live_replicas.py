@@ -29,6 +29,7 @@ async def check_live_replicas(namespace: AsyncNamespace, spans: Iterable[Segment
     probed: set[tuple[int, int]] = set()
     for span in spans:
         for entry_id in entries_without_replica(span.ledger.metadata, span.first_entry, span.last_entry, living):
+            # Spans that were cut within an entry share it: it is read once.
             if (span.ledger.ledger_id, entry_id) not in probed:
                 probed.add((span.ledger.ledger_id, entry_id))
                 await _probe(namespace, span, entry_id, living)
@@ -50,7 +51,7 @@ def entries_without_replica(metadata: LedgerMetadata, first: int, last: int, liv
 
 
 async def _probe(namespace: AsyncNamespace, span: SegmentSpan, entry_id: int, living: set[str]) -> None:
-    # Who waits for nodes to come back has the plan made again: it carries the addresses of those that are there.
+    # No waiting here: a caller that waits for nodes to come back makes the whole plan again, with their new addresses.
     reader = ReplicaReader(settings=replace(namespace.ledgers.settings, outage_wait_ms=0))
     try:
         async for _ in reader.entries(span.ledger, entry_id, entry_id):

@@ -1,7 +1,7 @@
 """Offsets: what Spark keeps in its offset log, and what `startingOffsets` / `endingOffsets` say.
 
 The stored form is `{"v": 1, "logs": {"flights": "3:1200:0"}}`: for each log the DLSN (segment:entry:slot) of the
-record to be read **next**, so the end of one batch is the start of the following one and nothing lies between. It is
+record to be read **next**, so the end of one batch is the start of the following one, with no record in between. It is
 meant to be read by people, and by every later release (I14). Spark compares offsets as strings, so the order of the
 keys is fixed: `v` first, logs by name. Two parts are optional; checkpoints without them are read as before:
 
@@ -9,8 +9,8 @@ keys is fixed: `v` first, logs by name. Two parts are optional; checkpoints with
     "begin": {"flights": "1:0:0"}      in the offset of a query's first batch: where that batch begins
 
 A ledger's number is never used again and stays with its segment, wherever the log's metadata is copied to. So the
-first part tells a log from another one that was created later under its name, however far that one has grown. The
-second one makes up for Spark, which keeps the end of the first batch but not its start.
+first part distinguishes a log from another one that was created later under its name, however far that one has grown.
+The second part is there because Spark keeps the end of the first batch but not its start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ StoredOffset: TypeAlias = dict[str, object]
 
 
 class LogIdentity(NamedTuple):
-    """What tells a log from a later one of its name: the ledger that one of its segments is."""
+    """What distinguishes a log from a later one of its name: the ledger that one of its segments is."""
 
     lssn: int
     ledger_id: int
@@ -65,7 +65,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Offsets(Mapping[str, DLSN]):
-    """One next-to-read DLSN per log; a mapping sorted by log name. `identities` know the logs that have been read from.
+    """One next-to-read DLSN per log; a mapping sorted by log name. `identities`: of the logs that were read from.
 
     `begin`: only of the offset that ends a query's first batch.
     """

@@ -4,10 +4,10 @@ A task needs no ZooKeeper session: its partition carries ledger metadata and the
 is fetched in the background while the one before it is decoded and handed to Spark, so two at most are in memory.
 
 Fault model: a storage node may be slow, down or answer with a damaged entry: `ReplicaReader` asks the next replica.
-What no replica can give fails the task with the entry's place; Spark may run the task again. What the task yields
-depends on its partition alone, so a second attempt yields the same rows. Entries that were deleted after the plan was
-made are data loss whatever `failOnDataLoss` says: only the driver, which sees the log's metadata, can tell a deleted
-segment from nodes that lost it, and does so when the batch is planned again.
+An entry that no replica can give fails the task with the entry's place; Spark may run the task again. What the task
+yields depends on its partition alone, so a second attempt yields the same rows. Entries that were deleted after the
+plan was made are data loss whatever `failOnDataLoss` says: only the driver, which sees the log's metadata, can
+distinguish a deleted segment from one that nodes have lost, and does so when the batch is planned again.
 
 The record batches have the columns of the core, nullable, a few megabytes each. `timestamp` is the transaction id read
 as milliseconds since the epoch. An id outside the years 1970 to 9999 (they are free numbers) has no timestamp: null,
@@ -151,7 +151,7 @@ async def _fetch(reader: ReplicaReader, spans: Sequence[SegmentSpan]) -> AsyncGe
                 if size >= CHUNK_BYTES:
                     yield _Chunk(span, entries)
                     entries, size = [], 0
-        except MISSING as error:  # each replica said so: one that is down would have been told instead
+        except MISSING as error:  # each replica said so: if one were down, the error would name that node instead
             raise _gone(span, error) from error
         if entries:
             yield _Chunk(span, entries)
@@ -178,6 +178,7 @@ def _decode(chunk: _Chunk) -> DecodedBatch:
         enveloped=span.enveloped,
     )
     _check_no_gap(rows, span)
+    # Only whole entries are fetched. What lies in them outside of the span belongs to another batch or partition.
     first, end = 0, len(rows)
     if span.first_slot and chunk.entries[0].entry_id == span.first_entry:
         below = (rows.entry_id == span.first_entry) & (rows.slot_id < span.first_slot)

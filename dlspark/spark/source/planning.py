@@ -24,7 +24,7 @@ class SegmentSpan:
 
     Entries `first_entry` to `last_entry`, both included; of the first the slots from `first_slot` on, of the last those
     below `end_slot` (None: all). `entry_bytes` estimates the stored size of an entry. `records` is the most records
-    that it can have, as far as that was asked for; else 0.
+    that it can have, or 0 if no limit of records was asked for.
     """
 
     log: str
@@ -102,9 +102,9 @@ def partitions(
 ) -> list[Partition]:
     """Cut and pack `spans`, in order, into partitions of nearly equal bytes.
 
-    There are as many as it takes for each to have at most `max_bytes`, and at most `max_records` where spans tell how
-    many they have; or `min_partitions` if that is more, as far as there are entries. An entry is not cut here, so that
-    none is fetched twice: one that is larger than `max_bytes` is a partition by itself.
+    There are as many as it takes for each to have at most `max_bytes`, and at most `max_records` where spans know how
+    many they have; or `min_partitions` if that is more and there are enough entries. An entry is not cut here, so that
+    none is fetched twice: an entry larger than `max_bytes` is a partition by itself.
     """
     needed = _pack(spans, max_bytes, max_records)
     wanted = max(min_partitions, len(needed))
@@ -135,7 +135,7 @@ def _pack(spans: Sequence[SegmentSpan], max_bytes: int, max_records: int | None)
 
 
 def _divided(span: SegmentSpan, entries: int) -> tuple[SegmentSpan, SegmentSpan | None]:
-    """The first so many entries of a span, at least one, and what is left of it."""
+    """The first `entries` entries of a span, and what is left of it: None if that is nothing."""
     if entries >= span.entries:
         return span, None
     at = span.first_entry + entries

@@ -1,8 +1,8 @@
-"""The cursor of a streaming query: how far it has come in each log, for others to see and for truncation to respect.
+"""The cursor of a streaming query: how far it has come in each log, for operators to see and for truncation to respect.
 
 It stands among the log's subscribers (`metadata.subscribers`), where any reader's position stands, and only moves
 forwards. The query itself never reads it: its position is the one in its checkpoint. So a cursor that could not be
-moved is no reason to stop: it lies behind, truncation keeps more than it has to, and the next move makes up for it.
+moved does not stop the query: truncation keeps more than it has to until the cursor is moved the next time.
 """
 
 from __future__ import annotations
@@ -60,4 +60,4 @@ class QueryCursor:
 
     async def _move_one(self, log: str, dlsn: DLSN) -> None:
         await Subscriptions(self._logs, log).commit(self._name, dlsn)
-        self._moved[log] = dlsn
+        self._moved[log] = dlsn  # only then: a move that failed is tried again with the next batch

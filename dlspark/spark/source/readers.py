@@ -9,9 +9,9 @@ Facts of Spark that shape the stream (each was measured):
   pickled to the tasks: so nothing is opened before `initialOffset`, `latestOffset` or `partitions` is called.
 * `stop()` of the query ends that process by SIGTERM, usually without calling `stop()` here. A handler turns the signal
   into SystemExit, and then `stop()` runs and the ZooKeeper session ends at once (I16).
-* An idle query asks `latestOffset` every 10 ms. So when it asks again at once after it was told that there is nothing
-  new, the answer is held back until something is (long poll). A query with other, busy sources does not ask at once and
-  is never held up.
+* An idle query asks `latestOffset` every 10 ms. So when it asks again right after the answer "nothing new", the next
+  answer is held back until something is new (long poll). A query with other, busy sources does not ask at once and is
+  never held up.
 * The start of the first batch is not in the checkpoint: after a crash `initialOffset` is asked again and may find
   another one ("latest", or a log truncated since). So the end of that batch, which is kept, carries its start.
 * After a restart `partitions` may be called for a batch of the run before, with no other call first.
@@ -138,7 +138,7 @@ ASKED_AGAIN_S = 0.05
 _T = TypeVar("_T")
 
 _ending = False
-"""Whether this process was told to end by SIGTERM, which only the process of a query's source waits for.
+"""Whether this process was asked to end by SIGTERM, which only the process of a query's source waits for.
 
 A plain name: a signal handler that takes a lock, as `threading.Event` does, waits for ever if the next signal meets it
 holding that lock.
@@ -147,9 +147,9 @@ holding that lock.
 
 @plainly_told
 class RefusedStream(DataSourceStreamReader):
-    """What stands for a query that cannot run: it tells why as soon as it is asked for an offset.
+    """Stands for a query that cannot run: it raises why as soon as Spark asks it for an offset.
 
-    Where `streamReader` itself raises, Spark's runner fails over a name it has not set yet, and tells of that.
+    Where `streamReader` itself raises, Spark's runner fails over a name it has not set yet, and reports that instead.
     """
 
     def __init__(self, error: DistributedLogError) -> None:
@@ -189,7 +189,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._unsaved_start: Offsets | None = None
         self._reached: Offsets | None = None
-        self._told_nothing_new: tuple[Offsets, float] | None = None
+        self._nothing_new: tuple[Offsets, float] | None = None
+        """Where the last answer was "nothing new", and when it was given (monotonic)."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (StreamReader, (self._query, self._names))
@@ -222,10 +223,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = self._run(driver.wait_for_batch(begin, limits, LONG_POLL_S))
         first, self._unsaved_start = begin == self._unsaved_start, None
         if begin.moved(end):
-            self._told_nothing_new = None
+            self._nothing_new = None
         else:
             end = begin  # Spark compares texts: nothing new is the same text
-            self._told_nothing_new = (begin, time.monotonic())
+            self._nothing_new = (begin, time.monotonic())
         self._reached = end
         return (replace(end, begin=begin.positions) if first else end).stored()
 
@@ -243,13 +244,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._run(self._opened().latest(acknowledged=True))
 
     def _idles(self, begin: Offsets) -> bool:
-        """Whether Spark asks again right after it was told that nothing is new; AvailableNow ends then."""
-        told = self._told_nothing_new
+        """Whether Spark asks again right after the answer that nothing is new; AvailableNow ends then."""
+        last = self._nothing_new
         return (
             self._target is None
-            and told is not None
-            and told[0] == begin
-            and time.monotonic() - told[1] < ASKED_AGAIN_S
+            and last is not None
+            and last[0] == begin
+            and time.monotonic() - last[1] < ASKED_AGAIN_S
         )
 
     # ------------------------------------------------------------------ batches
@@ -258,6 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The plan of a batch, from its two offsets alone."""
         begin, until = Offsets.from_stored(start), Offsets.from_stored(end)
         if until.begin is not None:
+            # The query's first batch. `start` may be a later answer of `initialOffset` than the one it was planned by.
             begin = Offsets(until.begin)
         if not begin.moved(until):
             return []
@@ -278,6 +280,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the driver with its ZooKeeper session; it can be called again."""
+        # Taken away first: a signal in the middle of this must not close them twice.
         driver, self._driver = self._driver, None
         runtime, self._runtime = self._runtime, None
         if runtime is None:
@@ -300,7 +303,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._runtime = self._runtime or Runtime("dlspark-source")
             driver = SourceDriver(self._query)
             self._runtime.run(driver.open())
-            self._driver = driver
+            self._driver = driver  # not before it is open: a failed opening is tried again by the next call
         return self._driver
 
     def _run(self, coroutine: Coroutine[object, object, _T]) -> _T:

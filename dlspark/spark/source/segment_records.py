@@ -1,8 +1,8 @@
 """`SegmentRecords`: how many records lie in the segments of a log and before their positions, found by few entries.
 
-A segment's metadata count its records once it is completed; before that, and within it, entries do: each record carries
-the number of user records up to it. What entries tell is kept, because batch after batch asks for it (P8). A writer may
-be set not to count; that is an OptionError where counts are needed, and never taken for no records.
+A segment's metadata count its records once it is completed. Before that, and within it, entries do: each record carries
+the number of user records up to it. The counts of entries are kept, because batch after batch asks for them (P8). A
+writer may be set not to count: that is an OptionError where counts are needed, and is never taken for no records.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class SegmentRecords:
             if summary.user_count:
                 end, records = DLSN(segment.lssn, last + 1, 0), summary.last_position
             elif summary.last_position > tail.records:
+                # Control records alone: they carry the number of the user record before them, which is searched for.
                 entry_id, _ = await self.located(segment, summary.last_position)
                 end, records = DLSN(segment.lssn, entry_id + 1, 0), summary.last_position
             else:
@@ -136,7 +137,7 @@ class SegmentRecords:
         return entry_id, next(r.dlsn.slot_id for r in records if r.is_user and r.last_position >= position)
 
     def _counted_last(self, segment: SegmentMetadata) -> int:
-        """The number of a segment's last user record, as far as it is known without looking."""
+        """The number of a segment's last user record, by what is known without a request."""
         if not segment.in_progress:
             return segment.record_count
         return self.tail.records if self.tail is not None else 0

@@ -242,12 +242,12 @@ def _literal_folder(pattern: str) -> str:
     rest = pattern[literal.end() :]
     text = re.sub(r"\\(.)", r"\1", literal[0])
     if rest[:1] and rest[0] in "*+?{":
-        text = text[:-1]  # that speaks of the character before it
+        text = text[:-1]  # the quantifier belongs to the character before it
     return text.rpartition("/")[0]
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """Whether a `|` stands outside of all groups and classes, or where that cannot be told so simply."""
+    """Whether a `|` stands outside of all groups and classes; also true where this simple search cannot decide it."""
     plain = re.sub(r"\(\?#[^)]*\)|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern)
     depth = 0
     for character in plain:
@@ -261,7 +261,7 @@ def _checked_pattern(pattern: str) -> str:
     if pattern.lstrip("^").startswith("/"):
         raise OptionError(
             f"Option subscribePattern begins with a slash, and no name does: {pattern!r}; nothing would ever match",
-            advice=f"Names are no paths: write {pattern.lstrip('^/')!r}",
+            advice=f"Names are not paths: write {pattern.lstrip('^/')!r}",
         )
     try:
         re.compile(pattern)
