@@ -83,7 +83,7 @@ def test_an_old_key_is_an_alias():
         ("logSegmentRollingMinutes", 2**31, "outside"),
         ("bkcReadTimeoutSeconds", 1, "shorter than readLACLongPollTimeout"),
         ("bkEnsemblePlacementDnsResolverClass", "magic", "Known are DNSResolverForRacks"),
-        ("dnsResolverOverrides", "host", "no pair of a host and its region"),
+        ("dnsResolverOverrides", "host", "not a pair of a host and its region"),
         ("bkc.ensemblePlacementPolicy", "RegionAwareEnsemblePlacementPolicy", "not known here"),
     ],
 )
@@ -298,7 +298,7 @@ def test_racks_are_told_by_host_names_unless_rows_or_a_script_are_asked_for():
     assert rows.client_settings().placement.dns_resolver_overrides == "h:west"
     script = {"bkEnsemblePlacementDnsResolverClass": "org.apache.bookkeeper.net.ScriptBasedMapping"}
     assert Settings.from_mapping(script).client_settings().placement.resolver == "script"
-    with pytest.raises(SettingsError, match="told by a script"):
+    with pytest.raises(SettingsError, match="racks come from a script"):
         Settings.from_mapping({**script, "dnsResolverOverrides": "h:west"})
 
 
