@@ -86,7 +86,7 @@ class Connection:
         self.storage = node.storage
         self.link = link
         self.dialect = VERSION_THREE
-        self.flow = Flow(link, node.limits.answers, self._go_on)
+        self.flow = Flow(link, node.limits.answers, self._go_on_in_turn)
         self.polls = PollLine(MAX_CONNECTION_POLLS)
         self.listing = asyncio.Lock()
         """Held by the one that makes the list of a ledger's entries, for this connection."""
@@ -144,8 +144,7 @@ class Connection:
         self._line.clear()
         if self._room_timer is not None:
             self._room_timer.cancel()
-        for task in list(self._tasks):
-            task.cancel()
+        self.node.limits.endings.add(self._tasks)
         self.node.limits.turns.leave(self._go_on)
         for poll in self.polls.take_all():
             self.node.limits.polls.discard(poll)
@@ -217,6 +216,10 @@ class Connection:
             self._room_timer.cancel()
             self._room_timer = None
         self._go_on(retry=True)
+
+    def _go_on_in_turn(self) -> None:
+        """Hundreds of requests may end in one turn of the loop, and each may let as many others begin as fit in one."""
+        self.node.limits.turns.join(self._go_on)
 
     def _go_on(self, *, retry: bool = False) -> None:
         """Handle what waits, as far as the bounds allow; then read on. A `retry` was within them when it was begun."""

@@ -96,7 +96,7 @@ async def _finish_list(connection: Connection, request: m.ListEntriesRequest, in
             await connection.link.drain()
         except ConnectionClosedError:
             return
-        await listings.enter(urgent=False)
+        await listings.enter(connection, urgent=False)
         try:
             blob = await _list(index, connection.node.max_list_bytes)
         finally:

@@ -57,8 +57,10 @@ async def fetch(connection: Connection, ledger: Ledger, entry_id: int, *, urgent
     if body is not None:
         return body
     turnstile = connection.node.limits.disk_reads
-    await turnstile.enter(urgent=urgent)
+    await turnstile.enter(connection, urgent=urgent)
     try:
+        if connection.flow.closed:
+            return None  # nobody waits for it any more
         return await connection.storage.read(ledger, entry_id)
     finally:
         turnstile.leave()
