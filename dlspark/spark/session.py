@@ -161,28 +161,32 @@ def start(writer: DataStreamWriter, timeout_s: float = TIMEOUT_S) -> StreamingQu
     `writer.start()` raises, and the last slow start itself once the time is over.
     """
     deadline = time.monotonic() + timeout_s
+    error: Exception | None
     while True:
-        query, error = _attempt(writer)
-        if error is None or not (SLOW_START in str(error) or _removed_unfinished(writer, error)):
-            if query is not None:
+        try:
+            query = writer.start()
+            error = _early_end(query)
+            if error is None or not _can_start_again(writer, error):
                 return query
-            assert error is not None
-            raise error
+        except Exception as failed:
+            if not _can_start_again(writer, failed):
+                raise
+            error = failed
         if time.monotonic() >= deadline:
             raise error
 
 
-def _attempt(writer: DataStreamWriter) -> tuple[StreamingQuery | None, Exception | None]:
-    """The query, unless the call failed; and the error, unless it has begun."""
-    try:
-        query = writer.start()
-        while query.isActive:
-            if query.lastProgress is not None or not str(query.status["message"]).startswith(_NOT_BEGUN):
-                return query, None
-            time.sleep(_PAUSE_S)
-        return query, query.exception()
-    except Exception as error:
-        return None, error
+def _early_end(query: StreamingQuery) -> Exception | None:
+    """Wait until the query has begun or ended; the error that has ended it."""
+    while query.isActive:
+        if query.lastProgress is not None or not str(query.status["message"]).startswith(_NOT_BEGUN):
+            return None
+        time.sleep(_PAUSE_S)
+    return query.exception()
+
+
+def _can_start_again(writer: DataStreamWriter, error: Exception) -> bool:
+    return SLOW_START in str(error) or _removed_unfinished(writer, error)
 
 
 def _removed_unfinished(writer: DataStreamWriter, error: Exception) -> bool:

@@ -202,7 +202,7 @@ class FrameBuffer:
         Called after the frames of a batch were handled. What is left of an incomplete frame goes into memory of its
         own while chunks are short.
         """
-        if self._chunk is None or self._closed:
+        if self._chunk is None or self._closed or self.has_more:
             return
         if self._start != self._end:
             if self._lent and self._pool.crowded:

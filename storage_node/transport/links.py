@@ -399,11 +399,11 @@ class TcpLink:
         self._closed = True
         self._watch_stuck(False)
         self._left, self._backlog = 0, _NO_FRAMES
-        self._frames.rewind()  # many links may end in one turn of the loop: none keeps its memory until the next
         descriptor = self._sock.fileno()
         self._loop.remove_reader(descriptor)
         self._loop.remove_writer(descriptor)
         self._sock.close()
+        self._frames.rewind()  # many links may end in one turn of the loop: few keep their memory until the next
         self._out.clear()
         self._queued = 0
         waiters, self._drainers = self._drainers, []

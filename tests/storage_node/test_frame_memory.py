@@ -81,6 +81,20 @@ def test_begun_frames_of_many_peers_take_no_more_than_twice_what_was_sent(announ
     assert pool.lent == 0
 
 
+def test_whole_frames_that_wait_stay_where_they_are_while_chunks_are_short() -> None:
+    """A link that ended while frames waited failed half-way over it, and stayed in the counts of the node for good."""
+    pool = ChunkPool(keep=4)
+    buffer, others = FrameBuffer(pool), [FrameBuffer(pool) for _ in range(5)]
+    stream = framed(b"y" * 100) * 2000  # more than a small chunk holds
+    buffer.writable()[: len(stream)] = stream
+    for other in others:
+        receive(other, framed(b"x" * 100)[:50])
+    assert pool.crowded
+    (first,) = buffer.advance(len(stream), 1)
+    buffer.rewind()
+    assert {bytes(frame) for frame in [first, *buffer.cut(3000)]} == {b"y" * 100}
+
+
 async def test_what_a_peer_does_not_read_is_copied_so_that_its_owner_has_the_memory_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -173,7 +173,8 @@ class JournalFiles:
         with needing_descriptors(path):
             names = self._disk.list_directory(self._directory)
             check(file_name(file_id) not in names, "a journal file id was used twice")
-            spare = next((name for name in names if name.startswith(SPARE_PREFIX)), None)
+            spares = (name for name in names if name.startswith(SPARE_PREFIX))
+            spare = next((name for name in spares if self._was_prepared(name)), None)
             ready = self._create(path, file_id) if spare is None else self._reuse(spare, path, file_id)
         try:
             with needing_descriptors(path):
@@ -183,6 +184,19 @@ class JournalFiles:
             self._disk.remove(path)
             raise
         return ready
+
+    def _was_prepared(self, spare: str) -> bool:
+        """False for what a crash left in the middle of `_create`: it is removed. A file that a mark names has more than
+        its header, or a start takes it for one that was cut off (I11)."""
+        path = self._path(spare)
+        file = self._disk.open(path)
+        try:
+            prepared = file.size() > BLOCK
+        finally:
+            file.close()
+        if not prepared:
+            self._disk.remove(path)
+        return prepared
 
     def _reuse(self, spare: str, path: str, file_id: int) -> JournalFile:
         """A file that was written before, under its new name."""

@@ -55,7 +55,7 @@ class ServedConnection:
         self.storage = node.storage
         self.link = link
         self.dialect = VERSION_THREE
-        self._requester = Requester(node, link, self._go_on)
+        self._requester = Requester(node, link, self._go_on_in_turn)
         self.flow = self._requester.flow
         self._quick_add = VERSION_THREE.quick_add
         self._add_gate = node.limits.adds if node.limits.adds.limit else None
@@ -184,6 +184,10 @@ class ServedConnection:
             self._room_timer.cancel()
             self._room_timer = None
         self._go_on(retry=True)
+
+    def _go_on_in_turn(self) -> None:
+        """Hundreds of requests may end in one turn of the loop, and each may let as many others begin as fit in one."""
+        self.node.limits.turns.join(self._go_on)
 
     def _go_on(self, *, retry: bool = False) -> None:
         """Handle what waits, within the bounds; then read on. A `retry` was within them when it was begun."""

@@ -81,7 +81,7 @@ async def _finish_list(requester: Requester, request: m.ListEntriesRequest, inde
             await requester.link.drain()
         except ConnectionClosedError:
             return
-        await listings.enter(urgent=False)
+        await listings.enter(requester, urgent=False)
         try:
             blob = await _list(index, requester.node.max_list_bytes)
         finally:

@@ -7,6 +7,7 @@ NodeLimits  what all connections share:
     Budget      bytes of answers that wait for their clients; connections that hold many stop reading while few are left
     Traffic     what was answered, counted
     Turnstile   entries read from disk at a time; recovery's reads go first (docs/reference/wire.md#priorities)
+    Endings     cancels the tasks of closed connections, a few at a time
     polls       long polls that are parked (`store.waiters`)
     turns       connections that have many requests to go on with (`transport.turns`)
 
@@ -27,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 DISK_READS = 8
 """Entries read from disk at a time: twice what has a thread, so that what is urgent waits for few others."""
+ENDED_AT_ONCE = 100
+"""Tasks of closed connections that are cancelled in one turn of the loop."""
 
 
 class Gate:
@@ -114,22 +117,25 @@ class Traffic:
 
 
 class Turnstile:
-    """Lets `limit` pass at a time, what is urgent first."""
+    """Lets `limit` pass at a time: what is urgent first, and of each connection one after the other.
+
+    So a connection that asks for little waits for one request of each of the others, however many those ask for.
+    """
 
     __slots__ = ("_free", "_normal", "_urgent")
 
     def __init__(self, limit: int = DISK_READS) -> None:
         self._free = limit
-        self._urgent: deque[asyncio.Future[None]] = deque()
-        self._normal: deque[asyncio.Future[None]] = deque()
+        self._urgent: OrderedDict[object, deque[asyncio.Future[None]]] = OrderedDict()
+        self._normal: OrderedDict[object, deque[asyncio.Future[None]]] = OrderedDict()
 
-    async def enter(self, *, urgent: bool) -> None:
-        """Wait for one's turn; `leave` must follow."""
+    async def enter(self, connection: object, *, urgent: bool) -> None:
+        """Wait for one's turn among those of `connection`, and for its turn; `leave` must follow."""
         if self._free > 0:
             self._free -= 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        (self._urgent if urgent else self._normal).append(turn)
+        (self._urgent if urgent else self._normal).setdefault(connection, deque()).append(turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -139,13 +145,41 @@ class Turnstile:
 
     def leave(self) -> None:
         """Pass the turn on."""
-        for line in (self._urgent, self._normal):
-            while line:
+        for lines in (self._urgent, self._normal):
+            while lines:
+                connection, line = lines.popitem(last=False)
                 turn = line.popleft()
+                if line:
+                    lines[connection] = line  # behind the others
                 if not turn.done():
                     turn.set_result(None)
                     return
         self._free += 1
+
+
+class Endings:
+    """Cancels the tasks of closed connections, ENDED_AT_ONCE in a turn of the loop.
+
+    A connection may leave thousands, and each takes as long to be cancelled as a request to be answered.
+    """
+
+    __slots__ = ("_tasks", "_turns")
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._tasks: deque[asyncio.Task[None]] = deque()
+
+    def add(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+        """Have these cancelled."""
+        if not self._tasks:
+            self._turns.join(self._go_on)
+        self._tasks.extend(tasks)
+
+    def _go_on(self) -> None:
+        for _ in range(min(ENDED_AT_ONCE, len(self._tasks))):
+            self._tasks.popleft().cancel()
+        if self._tasks:
+            self._turns.join(self._go_on)
 
 
 class NodeLimits:
@@ -166,6 +200,7 @@ class NodeLimits:
         self.traffic = Traffic()
         self.turns = Turns(now)
         """Connections whose requests waited in line, and go on."""
+        self.endings = Endings(self.turns)
         self.lines = MessageLimit(logger)
         """Bounds what peers can cause to be logged."""
 

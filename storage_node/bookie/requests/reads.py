@@ -56,8 +56,10 @@ async def fetch(requester: Requester, ledger: Ledger, entry_id: int, *, urgent: 
     if body is not None:
         return body
     turnstile = requester.node.limits.disk_reads
-    await turnstile.enter(urgent=urgent)
+    await turnstile.enter(requester, urgent=urgent)
     try:
+        if requester.flow.closed:
+            return None  # the client that asked for it is gone
         return await requester.storage.read(ledger, entry_id)
     finally:
         turnstile.leave()

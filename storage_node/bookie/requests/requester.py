@@ -109,9 +109,8 @@ class Requester:
         self.link.close()
 
     def cancel_tasks(self) -> None:
-        """The link is gone: what runs for it ends."""
-        for task in list(self._tasks):
-            task.cancel()
+        """The link is gone: what runs for it ends soon."""
+        self.node.limits.endings.add(self._tasks)
 
     def cancel_polls(self) -> None:
         """The link is gone: its long polls end without an answer."""

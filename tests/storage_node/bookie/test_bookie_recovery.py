@@ -233,6 +233,17 @@ async def test_a_journal_file_of_which_nothing_is_left_refuses_the_start(cluster
     await check(await cluster.connect(await cluster.start()), 5, range(3))
 
 
+async def test_a_spare_journal_file_that_a_crash_left_with_its_header_alone_is_not_used(cluster: Cluster) -> None:
+    """Named by a checkpoint before anything was written to it, it would look as if it had been cut off."""
+    bookie = await cluster.start()
+    await fill(await cluster.connect(bookie), 5, range(3))
+    await cluster.kill(bookie)
+    (path,) = cluster.journal()
+    (path.parent / f"spare-{0:016x}.log").write_bytes(path.read_bytes()[:4096])
+    await cluster.kill(await cluster.start())
+    await check(await cluster.connect(await cluster.start()), 5, range(3))
+
+
 async def test_a_stale_tail_of_a_recycled_file_is_not_replayed(cluster: Cluster) -> None:
     bookie = await cluster.start(journal_max_backups=5)
     client = await cluster.connect(bookie)

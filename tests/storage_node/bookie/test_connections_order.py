@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from bookie_harness import KEY, Cluster, WireClient, entry
@@ -10,7 +11,7 @@ from helpers.waiting import until
 from wire_harness import HeldDisk
 
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.bookie.requests.limits import Budget, Gate, Turnstile
+from storage_node.bookie.requests.limits import ENDED_AT_ONCE, Budget, Gate, NodeLimits, Turnstile
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
 
@@ -277,11 +278,11 @@ async def test_a_turnstile_lets_urgent_ones_pass_first_and_forgets_who_gave_up()
     passed: list[str] = []
 
     async def go(name: str, urgent: bool) -> None:
-        await turnstile.enter(urgent=urgent)
+        await turnstile.enter(name, urgent=urgent)
         passed.append(name)
         turnstile.leave()
 
-    await turnstile.enter(urgent=False)
+    await turnstile.enter("first", urgent=False)
     tasks = [asyncio.ensure_future(go(name, name.startswith("u"))) for name in ("a", "b", "u1", "c", "u2")]
     await asyncio.sleep(0)
     tasks[1].cancel()
@@ -290,4 +291,34 @@ async def test_a_turnstile_lets_urgent_ones_pass_first_and_forgets_who_gave_up()
     turnstile.leave()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert passed == ["u2", "a", "c"]
-    await asyncio.wait_for(turnstile.enter(urgent=False), 1)
+    await asyncio.wait_for(turnstile.enter("last", urgent=False), 1)
+
+
+async def test_a_turnstile_lets_one_of_each_connection_pass_however_many_the_others_want() -> None:
+    turnstile = Turnstile(1)
+    passed: list[str] = []
+
+    async def go(name: str) -> None:
+        await turnstile.enter(name[0], urgent=False)
+        passed.append(name)
+        turnstile.leave()
+
+    await turnstile.enter("first", urgent=False)
+    names = ["a1", "a2", "a3", "a4", "b1", "b2", "c1"]
+    tasks = [asyncio.ensure_future(go(name)) for name in names]
+    await asyncio.sleep(0)
+    turnstile.leave()
+    await asyncio.gather(*tasks)
+    assert passed == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+
+
+async def test_what_a_closed_connection_leaves_is_ended_a_few_in_a_turn() -> None:
+    endings = NodeLimits(asyncio.get_running_loop().time, answer_bytes=1, waiting_bytes=1).endings
+    tasks = [asyncio.ensure_future(asyncio.sleep(3600)) for _ in range(3 * ENDED_AT_ONCE)]
+    await asyncio.sleep(0)
+    endings.add(tasks)
+    ended: list[int] = []
+    while not ended or ended[-1] < len(tasks):
+        await asyncio.sleep(0)
+        ended.append(sum(task.cancelled() for task in tasks))
+    assert max(after - before for before, after in pairwise([0, *ended])) == ENDED_AT_ONCE
