@@ -55,17 +55,19 @@ class Turns:
     def _serve(self) -> None:
         self._scheduled = False
         end = self.now() + TURN_S
-        for _ in range(len(self._line)):
-            if not self._line:
-                break
-            work, _ = self._line.popitem(last=False)
-            work()
-            if self.now() >= end:
-                break
-        self._share()
-        if self._line and not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._serve)
+        try:
+            for _ in range(len(self._line)):
+                if not self._line:
+                    break
+                work, _ = self._line.popitem(last=False)
+                work()
+                if self.now() >= end:
+                    break
+        finally:  # a mistake in one's work must not keep the others waiting for good
+            self._share()
+            if self._line and not self._scheduled:
+                self._scheduled = True
+                asyncio.get_running_loop().call_soon(self._serve)
 
     def _share(self) -> None:
         self.share_s = max(TURN_S / max(len(self._line), 1), LEAST_SHARE_S)

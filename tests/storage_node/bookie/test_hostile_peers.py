@@ -233,3 +233,4 @@ def test_an_honest_client_is_served_while_others_attack_and_nothing_of_it_stays(
     assert node.metric("bookie_SERVER_STATUS") == 1, "it takes adds"
     wait_until(lambda: node.metric("bookie_connections") == 0, "connections are left")
     assert node.log.stat().st_size - began < 100_000, "the log did not grow with what peers sent"
+    assert "Traceback" not in node.log.read_text(), "no request met a mistake of the node's"
