@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from storage_node.turns import Turns
+from storage_node.transport.turns import Turns
 
 
 async def test_a_mistake_of_one_keeps_nobody_waiting() -> None:
