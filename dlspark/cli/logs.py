@@ -156,7 +156,7 @@ async def show(
         for row, segment in zip(rows, listed, strict=True) if placement else ():
             row["placement"] = await _placement(namespace, segment)
     head = f"{name}: {counted(len(status.segments), 'segment')}, {counted(status.records, 'record')} in completed ones"
-    owner = "sealed" if status.sealed else f"written by {status.owner}" if status.owner else "nobody writes it"
+    owner = "sealed" if status.sealed else f"written by {status.owner}" if status.owner else "no writer"
     result: dict[str, Json] = {
         "log": status.name,
         "start": str(status.start),

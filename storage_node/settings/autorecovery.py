@@ -30,16 +30,16 @@ class AutoRecoverySettings:
         WHOLE,
         0,
         "lostBookieRecoveryDelay",
-        "Seconds that a single lost node is given to come back. The first process of a cluster writes it into "
-        "the metadata; what is there counts from then on",
+        "Seconds that a single lost node is given to come back. The first process of a cluster writes this value "
+        "into the metadata; from then on the value there counts",
         minimum=0,
     )
     periodic_bookie_check_interval_s: int = setting(
         WHOLE,
         86_400,
         "auditorPeriodicBookieCheckInterval",
-        "Seconds between two audits of which nodes are there (it is audited when one is lost in any case); 0 "
-        "or less: only at the start",
+        "Seconds between two audits of the nodes that are there (the loss of a node starts an audit in any case); "
+        "0 or less: only at the start",
     )
     periodic_check_interval_s: int = setting(
         WHOLE,
@@ -66,7 +66,7 @@ class AutoRecoverySettings:
         WHOLE,
         50,
         "auditorMaxNumberOfConcurrentOpenLedgerOperations",
-        "Ledgers that the check of all of them has in hand at once (Apache BookKeeper: 500)",
+        "Ledgers that the check of all ledgers examines at once (Apache BookKeeper: 500)",
         minimum=1,
         maximum=10000,
     )
@@ -91,8 +91,8 @@ class AutoRecoverySettings:
         WHOLE,
         300_000,
         "lockReleaseOfFailedLedgerGracePeriod",
-        "Milliseconds, at most, that a ledger which could not be repaired is left alone; it begins with a "
-        "32nd and doubles",
+        "Longest time, in milliseconds, that a ledger which could not be repaired is left alone; the first time "
+        "is a 32nd of it, and it doubles with each failure",
         minimum=0,
     )
     rereplicate_backoff_ms: int = setting(
@@ -106,4 +106,4 @@ class AutoRecoverySettings:
     )
 
     client: ClientSettings = field(default_factory=ClientSettings)
-    """The ledger client's."""
+    """The settings of its ledger client."""

@@ -41,8 +41,8 @@ class BookieSettings:
         False,
         "allowStorageExpansion",
         "Accept further, empty ledger directories beside those that the node had; its cookie is written anew. "
-        "Switch it off again after that start: a directory that was lost would look the same as a new one to "
-        "the eye, if not to the node",
+        "Switch it off again after that start: to an operator a directory that was lost looks the same as a new "
+        "one, though not to the node",
     )
 
     bookie_port: int = setting(
@@ -56,7 +56,7 @@ class BookieSettings:
     )
     listening_address: str = setting(TEXT, "", "listeningAddress", "Address to listen on; empty: all interfaces")
     advertised_address: str = setting(
-        TEXT, "", "advertisedAddress", "Host that clients are told; empty: listeningAddress, else this host's name"
+        TEXT, "", "advertisedAddress", "Host name that clients get; empty: listeningAddress, else this host's name"
     )
     allow_loopback: bool = setting(
         FLAG, True, "allowLoopback", "Permit advertising a loopback address that advertisedAddress does not name"
@@ -149,7 +149,7 @@ class BookieSettings:
         REAL, 0.90, "diskUsageWarnThreshold", "Fraction beyond which the log warns, once"
     )
     disk_check_interval_ms: int = setting(
-        WHOLE, 10_000, "diskCheckInterval", "Milliseconds between two looks at the disks", minimum=10
+        WHOLE, 10_000, "diskCheckInterval", "Milliseconds between two checks of the disks", minimum=10
     )
     min_usable_size_for_entry_log_creation: int = setting(
         WHOLE,
@@ -246,8 +246,8 @@ class BookieSettings:
         False,
         "httpServerEnabled",
         "Serve metrics for Prometheus (/metrics) and what probes ask for (/heartbeat, "
-        "/api/v1/bookie/is_ready, /state, /info) over HTTP, to whoever can connect: nothing can be changed "
-        "there",
+        "/api/v1/bookie/is_ready, /state, /info) over HTTP, to every client that can connect; nothing can be "
+        "changed there",
         section="HTTP",
     )
     http_server_host: str = setting(
@@ -261,7 +261,7 @@ class BookieSettings:
         WHOLE,
         600_000,
         "gcWaitTime",
-        "Milliseconds between two rounds, in which ledgers that metadata does not know any more are deleted",
+        "Milliseconds between two rounds, each of which deletes the ledgers that metadata no longer names",
         minimum=1,
         section="Garbage collection and compaction",
     )
@@ -281,16 +281,16 @@ class BookieSettings:
         REAL,
         0.2,
         "minorCompactionThreshold",
-        "Entry logs of which a smaller part is live are rewritten; 0 or less: none",
+        "Entry logs of which less than this fraction is live are rewritten; 0 or less: none",
     )
     minor_compaction_interval_s: int = setting(
-        WHOLE, 3600, "minorCompactionInterval", "Every so many seconds; 0 or less: never"
+        WHOLE, 3600, "minorCompactionInterval", "Seconds between two minor compactions; 0 or less: never"
     )
     major_compaction_threshold: float = setting(
         REAL, 0.8, "majorCompactionThreshold", "The same for the major compaction, which is for logs that are fuller"
     )
     major_compaction_interval_s: int = setting(
-        WHOLE, 86_400, "majorCompactionInterval", "Every so many seconds; 0 or less: never"
+        WHOLE, 86_400, "majorCompactionInterval", "Seconds between two major compactions; 0 or less: never"
     )
     compaction_rate_by_entries: int = setting(
         WHOLE,
@@ -304,10 +304,10 @@ class BookieSettings:
         WHOLE,
         1_000_000,
         "compactionRateByBytes",
-        "Bytes that it copies a second, where isThrottleByBytes says that they count",
+        "Bytes that compaction copies a second, if isThrottleByBytes is on",
         minimum=1,
     )
-    is_throttle_by_bytes: bool = setting(FLAG, False, "isThrottleByBytes", "Whether bytes count, not entries")
+    is_throttle_by_bytes: bool = setting(FLAG, False, "isThrottleByBytes", "Limit compaction by bytes, not by entries")
 
     def __post_init__(self) -> None:
         for key, directories in (

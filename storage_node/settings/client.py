@@ -30,7 +30,7 @@ class ClientSettings:
         WHOLE,
         5_000,
         "addEntryTimeoutSec",
-        "An add without an answer counts as failed after so many seconds, and its storage node is replaced",
+        "Seconds without an answer after which an add counts as failed and its storage node is replaced",
         scale=SECOND,
         minimum=1,
     )
@@ -38,14 +38,14 @@ class ClientSettings:
         WHOLE,
         0,
         "addEntryQuorumTimeoutSec",
-        "An entry that is not acknowledged after so many seconds, whatever is tried, ends its writer; 0 or less: never",
+        "Seconds after which an entry that is still not acknowledged ends its writer; 0 or less: never",
         scale=SECOND,
     )
     read_entry_timeout_ms: int = setting(
         WHOLE,
         5_000,
         "readEntryTimeoutSec",
-        "Every other request without an answer fails after so many seconds",
+        "Seconds without an answer after which every other request fails",
         scale=SECOND,
         minimum=1,
         other_keys=(READ_TIMEOUT,),
@@ -54,12 +54,12 @@ class ClientSettings:
         WHOLE,
         30_000,
         "readOperationTimeoutMillis",
-        "A read that no replica has answered fails after so many milliseconds, however many are left to ask",
+        "Milliseconds after which a read that no replica has answered fails, however many are left to ask",
         own=True,
         minimum=1,
     )
     connect_timeout_ms: int = setting(
-        WHOLE, 10_000, "clientConnectTimeoutMillis", "Milliseconds until an attempt to connect is given up", minimum=1
+        WHOLE, 10_000, "clientConnectTimeoutMillis", "Milliseconds after which an attempt to connect fails", minimum=1
     )
     channels_per_bookie: int = setting(
         WHOLE, 1, "numChannelsPerBookie", "Connections to each storage node; a ledger uses one of them", minimum=1
@@ -86,14 +86,14 @@ class ClientSettings:
         FLAG,
         False,
         "opportunisticStriping",
-        "Create a ledger on fewer nodes than its ensemble size, down to the write quorum, where no more are to be had",
+        "Create a ledger on fewer nodes than its ensemble size, down to the write quorum, if no more are available",
     )
     explicit_lac_interval_ms: int = setting(
         WHOLE,
         0,
         "explicitLacInterval",
-        "Tell the storage nodes the last confirmed entry after so many milliseconds if no later entry has; 0: never; "
-        "in a namespace 10 unless it is set",
+        "Send the storage nodes the last confirmed entry after this many milliseconds if no later entry has carried "
+        "it; 0: never. In a namespace the default is 10",
         minimum=0,
     )
     max_outstanding_bytes: int = setting(
@@ -108,7 +108,7 @@ class ClientSettings:
         WHOLE,
         5_000,
         "replacementPauseMillis",
-        "For so long a storage node that failed replaces no other while the writer can do without",
+        "How long a storage node that failed is not used to replace another, while the writer can do without it",
         own=True,
         minimum=1,
     )
@@ -116,7 +116,7 @@ class ClientSettings:
         WHOLE,
         2_000,
         "replacementTimeoutMillis",
-        "How long an ensemble change waits for the list of storage nodes while the writer can do without a replacement",
+        "Milliseconds for which an ensemble change waits for the list of storage nodes, if it can do without",
         own=True,
         minimum=1,
     )
@@ -124,7 +124,7 @@ class ClientSettings:
         WHOLE,
         1_000,
         "vacancyRetryMillis",
-        "How often a writer that could not replace a storage node tries again",
+        "Milliseconds after which a writer that could not replace a storage node tries again",
         own=True,
         minimum=1,
     )
@@ -134,7 +134,7 @@ class ClientSettings:
         WHOLE,
         2_000,
         "firstSpeculativeReadTimeout",
-        "A read without an answer is put to the next replica as well after so many milliseconds; 0: never",
+        "Milliseconds without an answer after which a read is sent to the next replica as well; 0: never",
         minimum=0,
         other_keys=("speculativeReadTimeout",),
     )
@@ -149,28 +149,28 @@ class ClientSettings:
         REAL,
         2.0,
         "speculativeReadTimeoutBackoffMultiplier",
-        "By how much that pause grows from replica to replica",
+        "Factor by which that pause grows from replica to replica",
         minimum=1,
     )
     speculative_lac_ms: int = setting(
         WHOLE,
         1_500,
         "firstSpeculativeReadLACTimeout",
-        "A long poll without an answer is put to the next storage node as well after so many milliseconds; 0: never",
+        "Milliseconds without an answer after which a long poll is sent to the next storage node as well; 0: never",
         minimum=0,
     )
     max_speculative_lac_ms: int = setting(
         WHOLE,
         5_000,
         "maxSpeculativeReadLACTimeout",
-        "Longest pause, in milliseconds, before yet another is polled",
+        "Longest pause, in milliseconds, before yet another storage node is polled",
         minimum=1,
     )
     speculative_lac_factor: float = setting(
         REAL,
         2.0,
         "speculativeReadLACTimeoutBackoffMultiplier",
-        "By how much that pause grows from node to node",
+        "Factor by which that pause grows from node to node",
         minimum=1,
     )
     long_poll_ms: int = setting(
@@ -204,7 +204,7 @@ class ClientSettings:
         WHOLE,
         64 * 1024,
         "batchReadMaxEntryBytes",
-        "Average size above which entries are read one by one all the same",
+        "Average entry size, in bytes, above which entries are still read one by one",
         own=True,
         minimum=1,
     )
@@ -212,7 +212,7 @@ class ClientSettings:
         WHOLE,
         60_000,
         "bookieFailureHistoryExpirationMSec",
-        "For so many milliseconds a storage node that failed or was slow is asked last, and taken last for ensembles",
+        "Milliseconds for which a storage node that failed or was slow is asked last, and taken last for ensembles",
         minimum=1,
     )
 
@@ -220,7 +220,7 @@ class ClientSettings:
         WHOLE,
         0,
         "outageWaitMillis",
-        "How long an operation for which too few storage nodes answer is tried again, before it fails; 0: not at all",
+        "Milliseconds for which an operation that too few storage nodes answer is tried again; 0: not at all",
         minimum=0,
         own=True,
     )
@@ -230,7 +230,7 @@ class ClientSettings:
         WHOLE,
         16,
         "recoveryReadBatchSize",
-        "Entries that a recovery reads ahead of what it has replicated again",
+        "Entries that a recovery reads ahead of those that it has replicated again",
         minimum=1,
     )
 
@@ -239,7 +239,7 @@ class ClientSettings:
         WHOLE,
         0,
         "zkTimeout",
-        "Timeout in milliseconds of a ZooKeeper session of the ledgers' own; 0: they share the namespace's session",
+        "Timeout in milliseconds of a separate ZooKeeper session for ledgers; 0: they share the namespace's session",
         minimum=0,
     )
 

@@ -57,7 +57,7 @@ class PlacementSettings:
         TEXT,
         "script",
         "reppDnsResolverClass",
-        "Who tells a bookie's rack: `script`, `racks` or `rows` (from its host's name); upstream's class names too",
+        "What finds a bookie's rack: `script`, `racks` or `rows` (from its host's name); upstream's class names too",
     )
     network_topology_script_file_name: str = setting(
         TEXT,
@@ -83,7 +83,7 @@ class PlacementSettings:
         WHOLE,
         2,
         "minNumRacksPerWriteQuorum",
-        "Racks over which the copies of each entry are spread, where there are so many (at most the write quorum)",
+        "Racks over which the copies of each entry are spread, if there are enough (at most the write quorum)",
         minimum=1,
     )
     enforce_min_num_racks_per_write_quorum: bool = setting(
@@ -96,7 +96,7 @@ class PlacementSettings:
         FLAG,
         False,
         "enforceMinNumFaultDomainsForWrite",
-        "Acknowledge an entry only when the bookies that have it are in so many racks",
+        "Acknowledge an entry only when the bookies that have it are in minNumRacksPerWriteQuorum racks",
     )
     disk_weight_based_placement_enabled: bool = setting(
         FLAG, False, "diskWeightBasedPlacementEnabled", "Draw bookies in proportion to their free disk space"
@@ -105,25 +105,29 @@ class PlacementSettings:
         WHOLE,
         3,
         "bookieMaxMultipleForWeightBasedPlacement",
-        "No bookie counts for more than so many times the median; 0: no limit",
+        "Limit on a bookie's weight, as a multiple of the median; 0: no limit",
         minimum=0,
     )
     get_bookie_info_interval_s: int = setting(
         WHOLE,
         86_400,
         "getBookieInfoIntervalSeconds",
-        "How old what is known of free space may become, in seconds",
+        "How long a reported free space is used before the bookie is asked again, in seconds",
         minimum=1,
     )
     get_bookie_info_retry_interval_s: int = setting(
         WHOLE,
         60,
         "getBookieInfoRetryIntervalSeconds",
-        "When a bookie that did not tell its free space is asked again, in seconds",
+        "How long until a bookie that did not report its free space is asked again, in seconds",
         minimum=1,
     )
     get_bookie_info_timeout_s: int = setting(
-        WHOLE, 5, "getBookieInfoTimeoutSecs", "How long a bookie may take to tell its free space, in seconds", minimum=1
+        WHOLE,
+        5,
+        "getBookieInfoTimeoutSecs",
+        "How long a bookie may take to report its free space, in seconds",
+        minimum=1,
     )
     bookie_health_check_enabled: bool = setting(
         FLAG, False, "bookieHealthCheckEnabled", "Avoid bookies that fail many requests for a while"

@@ -20,8 +20,8 @@ class ZooKeeperKeys:
         EXACT,
         "",
         "zkAclId",
-        "Identity of the session, name and password in one: what it creates can be changed with the same one alone, "
-        "and read by all; it guards neither ledgers nor storage nodes; empty: none",
+        "Identity of the session, name and password in one: only a session with the same one can change what it "
+        "creates, and every session can read it; it guards neither ledgers nor storage nodes; empty: none",
         per_log=False,
         secret=True,
     )
@@ -38,14 +38,14 @@ class ZooKeeperKeys:
         REAL,
         0.0,
         "zkRequestRateLimit",
-        "Requests a second that the session makes, further ones wait; 0 or less: any number",
+        "Requests a second that the session makes; further ones wait; 0 or less: any number",
         per_log=False,
     )
     zk_retries: int = setting(
         WHOLE,
         3,
         "zkNumRetries",
-        "How often a request that may be repeated is, when the connection is lost",
+        "How often a request that can safely be repeated is repeated after its connection was lost",
         minimum=0,
         maximum=1000,
         per_log=False,
@@ -54,8 +54,8 @@ class ZooKeeperKeys:
         WHOLE,
         5_000,
         "zkRetryStartBackoffMillis",
-        "How long the first repetition waits for the connection at most, in milliseconds; further ones twice as long "
-        "each",
+        "Longest time, in milliseconds, that the first repetition waits for the connection; each further one waits "
+        "twice as long",
         minimum=0,
         per_log=False,
     )
@@ -72,8 +72,8 @@ class ZooKeeperKeys:
         WHOLE,
         30,
         "bkcZKSessionTimeoutSeconds",
-        "As zkSessionTimeoutSeconds, for the ledgers' session. They have one of their own where their ZooKeeper is "
-        "another one, with zkAclId, and where one of these five keys is set",
+        "As zkSessionTimeoutSeconds, for the ledgers' session. Ledgers have a session of their own if their metadata "
+        "are on another ZooKeeper, if zkAclId is set, or if one of these five keys is set",
         minimum=1,
         maximum=3600,
         per_log=False,
@@ -120,14 +120,14 @@ class FederationKeys:
         FLAG,
         False,
         "federatedNamespaceEnabled",
-        "Whether the namespace is treated as federated also where its binding does not say so",
+        "Whether the namespace is treated as federated even if its binding does not say so",
         per_log=False,
     )
     federated_max_logs: int = setting(
         WHOLE,
         15_000,
         "federatedMaxLogsPerSubnamespace",
-        "Logs of a sub-namespace beyond which a further one is made",
+        "Logs in a sub-namespace, above which another sub-namespace is created",
         minimum=1,
         per_log=False,
     )
@@ -135,8 +135,8 @@ class FederationKeys:
         FLAG,
         True,
         "federatedCheckExistenceWhenCacheMiss",
-        "Whether ZooKeeper is asked for a log that is not known; false: the lists of names that were read decide, and "
-        "a log that was created elsewhere just now may be missed",
+        "Whether ZooKeeper is asked about a log that is not in the lists read so far; false: the lists decide, and a "
+        "log that another client has just created may be missed",
         per_log=False,
     )
 
@@ -146,7 +146,11 @@ class MetadataKeys:
     """Metadata"""
 
     unpartitioned_stream_name: str = setting(
-        TEXT, "<default>", "unpartitionedStreamName", "Name of the znode under a log that holds it", per_log=False
+        TEXT,
+        "<default>",
+        "unpartitionedStreamName",
+        "Name of the znode under a log that holds the log's metadata",
+        per_log=False,
     )
     first_lssn: int = setting(
         WHOLE,
@@ -251,7 +255,7 @@ class PlacementKeys:
         TEXT,
         "",
         "dnsResolverOverrides",
-        "Regions in place of those that host names give: host:region;host:region",
+        "Regions that replace those read from host names: host:region;host:region",
         per_log=False,
     )
 
@@ -264,7 +268,7 @@ class AllocatorKeys:
         FLAG,
         False,
         "enableLedgerAllocatorPool",
-        "Whether ledgers are made in advance, in a pool for all logs whose quorums are the namespace's",
+        "Whether ledgers are created in advance, in a pool for all logs that have the namespace's quorums",
         dynamic=True,
     )
     allocator_pool_path: str = setting(
@@ -278,14 +282,14 @@ class AllocatorKeys:
         TEXT,
         "",
         "ledgerAllocatorPoolName",
-        "Name of this process's pool, which no other process has; required for enableLedgerAllocatorPool",
+        "Name of this process's pool, unique among processes; required for enableLedgerAllocatorPool",
         per_log=False,
     )
     allocator_pool_size: int = setting(
         WHOLE,
         20,
         "ledgerAllocatorPoolCoreSize",
-        "Ledgers that the pool has ready",
+        "Ledgers that the pool keeps ready",
         minimum=1,
         maximum=10_000,
         per_log=False,

@@ -24,7 +24,7 @@ class ConfigurationKeys:
         TEXT,
         "",
         "streamConfigDefaultPath",
-        "File of the dynamic settings that hold for logs whose stream's file does not say otherwise; empty: none",
+        "File of dynamic settings for all logs, unless the file of a log's stream says otherwise; empty: none",
         per_log=False,
         own=True,
     )
@@ -40,7 +40,7 @@ class ConfigurationKeys:
         WHOLE,
         60,
         "dynamicConfigReloadIntervalSec",
-        "How often dynamic settings and feature files are looked at, in seconds",
+        "Seconds between two checks of the files of dynamic settings and features",
         minimum=1,
         per_log=False,
     )
@@ -90,7 +90,7 @@ class ObservabilityKeys:
         WHOLE,
         2000,
         "dataLatencyWarnThresholdMs",
-        "The same for writing an entry, and for reading one that is there",
+        "The same for writing an entry, and for reading an entry that exists",
         minimum=0,
         dynamic=True,
     )
@@ -98,7 +98,7 @@ class ObservabilityKeys:
         FLAG,
         False,
         "traceReadAheadDeliveryLatency",
-        "Whether the time from fetching an entry to its reader's taking it is measured",
+        "Whether the time from fetching an entry until its reader takes it is measured",
         dynamic=True,
     )
     trace_metadata_changes: bool = setting(

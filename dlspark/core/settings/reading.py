@@ -48,7 +48,7 @@ class ReaderKeys:
         WHOLE,
         2,
         "readAheadBatchSize",
-        "Entries that a search for a transaction id reads at a time where it cannot guess; below 2 counts as 2",
+        "Entries that a search for a transaction id reads at a time where it cannot estimate; below 2 counts as 2",
         minimum=1,
         other_keys=("ReadAheadBatchSize",),
         dynamic=True,
@@ -92,7 +92,7 @@ class ReaderKeys:
         WHOLE,
         120_000,
         "readerIdleWarnThresholdMillis",
-        "Warn when nothing has arrived for a waiting read in so many milliseconds, more than twice "
+        "Warn when nothing has arrived for a waiting read in this many milliseconds, more than twice "
         "readLACLongPollTimeout; 2147483647: never",
         minimum=1,
         dynamic=True,
@@ -101,21 +101,21 @@ class ReaderKeys:
         WHOLE,
         MAX_INT,
         "readerIdleErrorThresholdMillis",
-        "Fail a read for which nothing arrives in so many milliseconds; 2147483647 or below 1: never",
+        "Fail a read for which nothing arrives in this many milliseconds; 2147483647 or below 1: never",
         dynamic=True,
     )
     segment_cache: bool = setting(
         FLAG,
         True,
         "logSegmentCacheEnabled",
-        "Whether the metadata of segments is kept once it was read, until the log's list of segments says otherwise",
+        "Whether the metadata of segments is cached once it was read, until the log's list of segments changes it",
         per_log=False,
     )
     segment_cache_max: int = setting(
         WHOLE,
         10_000,
         "logSegmentCacheMaxSize",
-        "Segments whose metadata a namespace keeps; the logs used longest ago go first",
+        "Segments whose metadata a namespace caches; those of the least recently used logs are dropped first",
         minimum=0,
         per_log=False,
     )
@@ -123,7 +123,7 @@ class ReaderKeys:
         WHOLE,
         600_000,
         "logSegmentCacheTTLMs",
-        "Milliseconds after which the metadata kept of a log is read again, also where nothing seems to have changed",
+        "Milliseconds after which cached metadata of a log is read again, even if nothing seems to have changed",
         minimum=0,
         per_log=False,
     )

@@ -20,18 +20,18 @@ WITHOUT_MEANING: Mapping[str, str] = {
     "numReadAheadWorkerThreads": _ONE_LOOP,
     "numLockStateThreads": _ONE_LOOP,
     "numResourceReleaseThreads": _ONE_LOOP,
-    "schedulerShutdownTimeoutMs": "closing waits for what it closes; there are no schedulers beside it",
-    "useDaemonThread": "the one background thread, of the synchronous classes, always is one",
-    "enableRecordCounts": "records always carry their positions: without them no reader sees that one is missing",
+    "schedulerShutdownTimeoutMs": "closing waits for what it closes; there are no schedulers",
+    "useDaemonThread": "the one background thread, that of the synchronous classes, is always a daemon",
+    "enableRecordCounts": "records always carry their positions: without them no reader could see that one is missing",
     "logFlushTimeoutSeconds": (
         "a flush ends when its entries are acknowledged or fail, which bkcWriteTimeoutSeconds bounds"
     ),
     "lockReacquireTimeoutSeconds": "a lost lock is taken again as long as no other client has it",
-    "lockOpTimeoutSeconds": "lockTimeoutSeconds says how long a lock is waited for",
-    "readLACLongPoll": "readLACLongPollTimeout sets all there is to long polls",
-    "enableReadAhead": "reading is always ahead, with readAheadMaxRecords=1 by one entry",
-    "enableForceRead": "there is no other way of reading to choose; nothing upstream looks at it either",
-    "readAheadWaitTimeOnEndOfStream": "a watch reports the next segment, there is no fixed time to wait for it",
+    "lockOpTimeoutSeconds": "lockTimeoutSeconds bounds the wait for a lock",
+    "readLACLongPoll": "readLACLongPollTimeout is the only setting of long polls",
+    "enableReadAhead": "readers always read ahead, with readAheadMaxRecords=1 by one entry",
+    "enableForceRead": "there is only one way of reading; upstream does not use this key either",
+    "readAheadWaitTimeOnEndOfStream": "a watch reports the next segment; readers do not wait for a fixed time",
     "readAheadNoSuchLedgerExceptionOnReadLACErrorThresholdMillis": (
         "a listed segment without its ledger fails a reader after ten seconds, unless it leaves the list before"
     ),

@@ -29,15 +29,15 @@ class SegmentKeys:
         FLAG,
         True,
         "logSegmentSequenceNumberValidationEnabled",
-        "Whether a log is refused where a segment between two others is missing",
+        "Whether a log is refused if a segment between two others is missing",
         per_log=False,
     )
     segment_name_version: int = setting(
         WHOLE,
         1,
         "logSegmentNameVersion",
-        "How segments are called in the metadata store: 1 by their numbers; 0 by transaction ids, as old libraries "
-        "did, which fails where two segments have the same",
+        "How segments are named in the metadata store: 1 by their numbers; 0 by transaction ids, as old libraries "
+        "did, which fails if two segments have the same ids",
         minimum=0,
         maximum=1,
     )
@@ -51,12 +51,12 @@ class SegmentKeys:
         WHOLE,
         2,
         "firstNumEntriesEachPerLastRecordScan",
-        "Entries read first where a segment's last record is looked for; doubled from one read to the next",
+        "Entries in the first read of a search for a segment's last record; doubled from one read to the next",
         minimum=1,
         maximum=10_000,
     )
     max_scan_entries: int = setting(
-        WHOLE, 16, "maxNumEntriesPerReadLastRecordScan", "Entries up to which that doubles", minimum=1, maximum=10_000
+        WHOLE, 16, "maxNumEntriesPerReadLastRecordScan", "Most entries in one such read", minimum=1, maximum=10_000
     )
 
 
@@ -69,7 +69,7 @@ class WriterKeys:
         WHOLE,
         1024,
         "writerOutputBufferSize",
-        "Buffered bytes above which an entry is sent; 0 sends every record at once; above 1044480 counts as that",
+        "Buffered bytes above which an entry is sent; 0 sends every record at once; at most 1044480 counts",
         minimum=0,
         other_keys=("output-buffer-size",),
         dynamic=True,
@@ -78,7 +78,7 @@ class WriterKeys:
         WHOLE,
         0,
         "periodicFlushFrequencyMilliSeconds",
-        "Send what is buffered, else publish what is acknowledged, every half of so many milliseconds; 0 or less: off",
+        "Twice in this many milliseconds, send buffered records, else make acknowledged ones visible; 0 or less: off",
         dynamic=True,
     )
     immediate_flush: bool = setting(
@@ -99,7 +99,7 @@ class WriterKeys:
         WHOLE,
         0,
         "periodicKeepAliveMilliSeconds",
-        "Write a control record when nothing was sent for so many milliseconds; 0 or less: off",
+        "Write a control record when nothing was sent for this many milliseconds; 0 or less: off",
         dynamic=True,
     )
     fail_fast: bool = setting(
@@ -149,8 +149,8 @@ class WriterKeys:
         FLAG,
         True,
         "isDurableWriteEnabled",
-        "Whether a write is answered when an ack quorum has it on disk; false: at once, with no position, and a later "
-        "call raises what became of it",
+        "Whether a write is answered when an ack quorum has it on disk; false: at once, without a position, and a "
+        "later call raises its error, if any",
         dynamic=True,
     )
     write_lock: bool = setting(
@@ -199,6 +199,6 @@ class RetentionKeys:
         FLAG,
         False,
         "explicitTruncationByApp",
-        "Whether only segments that the application has truncated are deleted when their time is over",
+        "Whether retention deletes only segments that the application has truncated",
         dynamic=True,
     )

@@ -119,21 +119,21 @@ OPTIONS: tuple[Option, ...] = (
         EXACT,
         Scope.ANY,
         'The one log to read or write; the same as `load("name")` and `save("name")`. A sink without it needs a column '
-        "`log`. With `numLogs` a template of names: `flights-{}`",
+        "`log`. With `numLogs`, a template of names: `flights-{}`",
     ),
     _option("subscribe", EXACT, Scope.SOURCE, "Logs to read, separated by commas"),
     _option(
         "assign",
         EXACT,
         Scope.SOURCE,
-        'Logs to read, as a JSON list of names: `["flights", "a,b"]`. As `subscribe`, for any name',
+        'Logs to read, as a JSON list of names: `["flights", "a,b"]`. Like `subscribe`, but works for every name',
     ),
     _option(
         "subscribePattern",
         EXACT,
         Scope.SOURCE,
-        "Python regular expression that whole log names must match. A stream also takes up logs that appear later, "
-        "from their beginning. Logs are looked for in the folder that the pattern begins with (`a/b` of `a/b/c-.*`), "
+        "Python regular expression that whole log names must match. A stream also reads logs that appear later, "
+        "from their beginning. Logs are searched for in the folder that the pattern begins with (`a/b` of `a/b/c-.*`), "
         "and not in those below it",
     ),
     _option(
@@ -172,7 +172,7 @@ OPTIONS: tuple[Option, ...] = (
         EXACT,
         Scope.SOURCE,
         "What a log without a record at or after the given time (or transaction id) does: `latest` begins at its end, "
-        "so that what is written from now on is read; `error` fails the query",
+        "so that only later records are read; `error` fails the query",
         default="latest",
     ),
     _option(
@@ -217,7 +217,7 @@ OPTIONS: tuple[Option, ...] = (
         "maxOffsetsPerTrigger",
         WHOLE,
         Scope.SOURCE_STREAM,
-        "Most records in one micro-batch, over all logs together; each log with news gets a share",
+        "Most records in one micro-batch, over all logs together; each log with new records gets a share",
         default_words="no limit",
         minimum=1,
     ),
@@ -225,8 +225,8 @@ OPTIONS: tuple[Option, ...] = (
         "maxBytesPerTrigger",
         WHOLE,
         Scope.SOURCE_STREAM,
-        "Most stored bytes in one micro-batch, in whole entries, over all logs together; each log with news gets a "
-        "share. A single entry that is larger makes a batch of its own",
+        "Most stored bytes in one micro-batch, in whole entries, over all logs together; each log with new records "
+        "gets a share. A single entry that is larger is a batch by itself",
         default_words="no limit",
         minimum=1,
     ),
@@ -235,7 +235,7 @@ OPTIONS: tuple[Option, ...] = (
         WHOLE,
         Scope.SOURCE_STREAM,
         "Fewest records, over all logs together, that make a micro-batch; fewer wait until `maxTriggerDelay` is over. "
-        "Not with `Trigger.AvailableNow`, which reads what is there",
+        "Not with `Trigger.AvailableNow`, which reads all records that are there",
         default_words="no minimum",
         minimum=1,
     ),
@@ -243,15 +243,15 @@ OPTIONS: tuple[Option, ...] = (
         "maxTriggerDelay",
         DURATION,
         Scope.SOURCE_STREAM,
-        "With `minOffsetsPerTrigger`: how long after the last micro-batch fewer records make one all the same: `15m`, "
-        "`90s`, `500ms`. The first batch of a query that starts does not wait",
+        "With `minOffsetsPerTrigger`: the time after the last micro-batch at which fewer records are enough for one: "
+        "`15m`, `90s`, `500ms`. The first batch of a query that starts does not wait",
         default="15m",
     ),
     _option(
         "minPartitions",
         WHOLE,
         Scope.SOURCE,
-        "This many Spark partitions of nearly equal bytes, if there are enough entries; more only if other limits ask",
+        "Number of Spark partitions, of nearly equal bytes, if there are enough entries; more only if other limits ask",
         default="1",
         minimum=1,
     ),
@@ -259,7 +259,8 @@ OPTIONS: tuple[Option, ...] = (
         "maxBytesPerPartition",
         WHOLE,
         Scope.SOURCE,
-        "Most stored bytes of one Spark partition, by the mean entry of each segment; small segments share partitions",
+        "Most stored bytes of one Spark partition, estimated by the mean entry of each segment; small segments share "
+        "partitions",
         default=str(32 << 20),
         minimum=1,
     ),
@@ -267,7 +268,7 @@ OPTIONS: tuple[Option, ...] = (
         "maxRecordsPerPartition",
         WHOLE,
         Scope.SOURCE,
-        "Most records in one Spark partition; the cuts may lie within an entry, which is then fetched by both tasks",
+        "Most records in one Spark partition; a partition may end within an entry, which both tasks then fetch",
         default_words="no limit",
         minimum=1,
     ),
@@ -277,7 +278,7 @@ OPTIONS: tuple[Option, ...] = (
         Scope.ANY,
         "Source: what to do when records the query still needs are gone (truncated, or the log deleted): true fails "
         "with an error; false goes on at the first record still there and logs a warning. Sink: what to do when a "
-        "batch that was published before comes again with another number of rows (a checkpoint rolled back or "
+        "batch that was published before is repeated with another number of rows (a checkpoint rolled back or "
         "copied): true fails, false skips it whole and logs a warning; it is never written twice",
         default="true",
     ),
@@ -285,26 +286,26 @@ OPTIONS: tuple[Option, ...] = (
         "outageTimeout",
         DURATION,
         Scope.ANY,
-        "How long a query waits for what is away and may come back, before it fails: storage nodes, where too few are "
-        "left to write to, to read from or to recover a log; the log's lock, which a driver that died keeps until its "
-        "ZooKeeper session ends. `0s`: not at all",
+        "How long a query waits, before it fails, for what is unavailable and may come back: storage nodes, if too few "
+        "are left to write to, to read from or to recover a log; the log's lock, which a driver that died keeps until "
+        "its ZooKeeper session ends. `0s`: not at all",
         default="2m",
     ),
     _option(
         "metadata",
         EXACT,
         Scope.SOURCE_BATCH,
-        "Read what the namespace says of itself: `logs`, `segments`, `cursors`, `bookies`, `ledgers`, `sinks` "
-        "(docs/spark-metadata.md). Takes `uri`, which logs, and settings of clients",
+        "Read a table about the namespace itself: `logs`, `segments`, `cursors`, `bookies`, `ledgers`, `sinks` "
+        "(docs/spark-metadata.md). Goes with `uri`, the options that choose logs, and settings of clients",
         default_words="read the logs",
     ),
     _option(
         "cursorName",
         EXACT,
         Scope.SOURCE_STREAM,
-        "Publish the query's position in each log under this name among the log's subscribers, as each micro-batch is "
-        "done: `dlspark log subscribers list` shows it, and `dlspark log truncate --respect-subscribers` does not pass "
-        "it. A name serves one query",
+        "Publish the query's position in each log under this name among the log's subscribers, after each micro-batch: "
+        "`dlspark log subscribers list` shows it, and `dlspark log truncate --respect-subscribers` does not pass it. "
+        "Each query needs a name of its own",
     ),
     _option(
         "createStreamIfNotExists",
@@ -317,9 +318,8 @@ OPTIONS: tuple[Option, ...] = (
         "numLogs",
         WHOLE,
         Scope.SINK,
-        "Spread rows by hash over this many logs (at most 1000), whose names are option `log` with the numbers from 0 "
-        "on for `{}`. A row's number is `crc32(concat_ws('\\u001f', key columns)) % numLogs`, as Spark SQL would say "
-        "it",
+        "Spread rows by hash over this many logs (at most 1000). Their names are option `log` with the numbers from 0 "
+        "on in place of `{}`. A row's number is `crc32(concat_ws('\\u001f', key columns)) % numLogs` in Spark SQL",
         default_words="one log, or column `log`",
         minimum=1,
     ),
@@ -335,14 +335,14 @@ OPTIONS: tuple[Option, ...] = (
         "txnAppId",
         EXACT,
         Scope.SINK_BATCH,
-        "With `txnVersion`: makes a batch write (or foreachBatch) idempotent. Names the writing application",
+        "With `txnVersion`: makes a batch write (or foreachBatch) idempotent. Names the application that writes",
     ),
     _option(
         "txnVersion",
         WHOLE,
         Scope.SINK_BATCH,
-        "Number of this write for `txnAppId`; a log that has reached the number is skipped, or the write is refused if "
-        "the log did not get just so many rows under it (`failOnDataLoss`)",
+        "Number of this write for `txnAppId`. A log that has reached the number is skipped; if it got another "
+        "number of rows under it, the write is refused (`failOnDataLoss`)",
     ),
     _option(
         "compressionType",
