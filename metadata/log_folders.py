@@ -229,6 +229,9 @@ class FederatedFolders(LogFolders):
             self._pass(first, folder)
 
     async def folders(self, watch: Watcher | None = None) -> list[str]:
+        """The namespace's own znode first, then the sub-namespaces, oldest first. The watch also hears the first
+        sub-namespace that is created, whose parent may be missing until then."""
+
         async def look() -> list[str]:
             await self._store.sync(self._root)
             if watch is not None:

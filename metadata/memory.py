@@ -395,6 +395,7 @@ class MemoryStore(MetadataStore):
         return self._hub.state
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
+        """Call `listener` at each change of state, on this store's loop; returns a function that unsubscribes it."""
         return self._hub.on_session(listener)
 
     def observe(self, observer: RequestObserver) -> Callable[[], None]:
@@ -402,9 +403,12 @@ class MemoryStore(MetadataStore):
 
     @property
     def session_token(self) -> bytes:
+        """The session's id in 8 bytes: a store in memory has no passwords."""
         return self.session_id.to_bytes(_TOKEN_BYTES, "big")
 
     async def end_session(self, token: bytes) -> None:
+        """Expire the session with this token at once; one that has ended is fine. Raises CallerError for other
+        bytes."""
         if len(token) != _TOKEN_BYTES:
             raise CallerError("this is not a session's token")
         session_id = int.from_bytes(token, "big")
@@ -418,18 +422,21 @@ class MemoryStore(MetadataStore):
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
+        """Data and stat. Raises NoNodeError. A request whose answer a fault withholds leaves no watch."""
         check_path(path)
         return await self._observed(
             "get", path, lambda session, answered: self._tree.get(session, path, watch if answered else None)
         )
 
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
+        """Stat or None; a watch is left in both cases, unless a fault withholds the answer."""
         check_path(path)
         return await self._observed(
             "exists", path, lambda session, answered: self._tree.exists(session, path, watch if answered else None)
         )
 
     async def children(self, path: str, watch: Watcher | None = None) -> tuple[list[str], Stat]:
+        """Child names, sorted, and the parent's stat. Raises NoNodeError."""
         check_path(path)
         return await self._observed(
             "children", path, lambda session, answered: self._tree.children(session, path, watch if answered else None)
@@ -455,6 +462,8 @@ class MemoryStore(MetadataStore):
         return await (create_with_parents(create_one, op) if make_parents else create_one(op))
 
     async def put(self, path: str, data: bytes, version: int) -> Stat:
+        """Set data at `version` (-1: any). Raises BadVersionError and NoNodeError; under faults an
+        OutcomeUnknownError."""
         op = SetData(path, data, version)
         check_request([op])
         stat = (await self._apply("put", [op]))[0]
@@ -463,19 +472,25 @@ class MemoryStore(MetadataStore):
         return stat
 
     async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        """Delete at `version` (-1: any). Raises BadVersionError, NoNodeError and NotEmptyError; under faults an
+        OutcomeUnknownError."""
         op = Delete(path, version)
         check_request([op])
         await self._apply("delete", [op])
 
     async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
+        """Apply all or none, in one step of the tree; an empty list does nothing. The failing operation's error has
+        `op_index`."""
         check_request(ops)
         return await self._apply("multi", list(ops)) if ops else []
 
     async def sync(self, path: str) -> None:
+        """Check the path only: there is one tree, and every read sees all of it."""
         check_path(path)
         await self._observed("sync", path, lambda session, answered: None)
 
     async def close(self) -> None:
+        """End the session, and delete its ephemeral znodes. Idempotent."""
         if self.state is not SessionState.CLOSED:
             with self._tree.lock:
                 if self._session.alive:

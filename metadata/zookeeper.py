@@ -203,6 +203,7 @@ class ZooKeeperStore(MetadataStore):
 
     @property
     def session_token(self) -> bytes:
+        """The session's id (8 bytes, signed) and its password (16), a secret; empty before the first connection."""
         session_id, password = self._client.client_id or (0, b"")
         return session_id.to_bytes(_SESSION_ID_BYTES, "big", signed=True) + password if session_id else b""
 
@@ -225,6 +226,8 @@ class ZooKeeperStore(MetadataStore):
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
+        """Data and stat; data that another client stored as null is b''. Raises NoNodeError, and then leaves no
+        watch."""
         check_path(path)
         data, stat = await self._call("get", path, lambda: self._client.get_async(path, self._watch(path, watch)))
         return data or b"", _stat(stat)  # other clients may store null, which kazoo reads as None
@@ -235,6 +238,7 @@ class ZooKeeperStore(MetadataStore):
         return None if stat is None else _stat(stat)
 
     async def children(self, path: str, watch: Watcher | None = None) -> tuple[list[str], Stat]:
+        """Child names, sorted here (ZooKeeper has no order), and the parent's stat. Raises NoNodeError."""
         check_path(path)
         names, stat = await self._call(
             "children", path, lambda: self._client.get_children_async(path, self._watch(path, watch), include_data=True)
@@ -271,6 +275,8 @@ class ZooKeeperStore(MetadataStore):
         await self._call("delete", path, lambda: self._client.delete_async(path, version))
 
     async def multi(self, ops: Sequence[Op]) -> list[OpResult]:
+        """Apply all or none in one transaction. Raises the error of the operation that failed, not of those rolled back
+        with it, with its `op_index`; or an OutcomeUnknownError."""
         check_request(ops)
         if not ops:
             return []
@@ -303,6 +309,8 @@ class ZooKeeperStore(MetadataStore):
         return transaction
 
     async def sync(self, path: str) -> None:
+        """Wait until this session's server has caught up with the leader, so that later reads see what was committed
+        before."""
         check_path(path)
         await self._call("sync", path, lambda: self._client.sync_async(path))
 

@@ -59,6 +59,7 @@ class SmallSettings(BookieSettings):
 
     @property
     def slab_bytes(self) -> int:
+        """128 KiB, so that a short run fills slabs."""
         return 128 * KIB
 
 
@@ -84,9 +85,11 @@ class SimulatedClock:
         self.offset_ms = 0
 
     def now_ms(self) -> int:
+        """Milliseconds since the epoch by the host's wall clock, wrong by `offset_ms`."""
         return EPOCH_MS + int(self._loop.time() * 1000) + self.offset_ms
 
     def elapsed_s(self) -> float:
+        """Virtual seconds: no fault moves them."""
         return self._loop.time()
 
 
@@ -247,6 +250,7 @@ class NodeMachine(Machine):
         self.kill()
 
     def kill(self, *, power: bool = False) -> None:
+        """Kill the process; with `power` the disk loses what was not synced, too."""
         if self.running:
             self.serving = False
             super().kill(power=power)

@@ -47,6 +47,7 @@ class SystemClock:
     """The machine's clocks."""
 
     def now_ms(self) -> int:
+        """Milliseconds since the epoch by the wall clock, which operators and NTP may set back."""
         return time.time_ns() // 1_000_000
 
     if sys.platform == "linux":

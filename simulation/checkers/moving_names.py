@@ -199,6 +199,7 @@ class MovingNamesCheckers(LogCheckers):
         return session
 
     def truth_of(self, session: WriterSession) -> LogTruth:
+        """The incarnation that the session writes; a log without segments until its first one is seen."""
         return self._homes[session]
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
@@ -216,6 +217,8 @@ class MovingNamesCheckers(LogCheckers):
         return span
 
     def read(self, span: ReadSpan, seen: SeenRecord) -> None:
+        """A reader delivered a record. Its first one shows which incarnation it reads; a later record of another one is
+        a violation."""
         if not span.read:
             self._bind(span, seen)
         elif seen.payload not in self.truth(span.log).records and self._home_of(seen) is not None:
@@ -243,17 +246,21 @@ class MovingNamesCheckers(LogCheckers):
         self.truth(incarnation).spans.append(span)
 
     def hidden_below(self, truth: LogTruth) -> DLSN:
+        """Where the incarnation begins now: what is below was deleted."""
         return self.begin_of(truth)
 
     # ------------------------------------------------------------------------------------ the end
 
     def final(self, log: str, seen: Sequence[SeenRecord]) -> None:
+        """The whole log, as a reader delivered it at the end, compared with the incarnation that has the name then."""
         super().final(self.present[log], seen)
 
     def begin_of(self, truth: LogTruth) -> DLSN:
+        """The first position of the incarnation that is left."""
         return self._begins.get(truth.name, BEGIN)
 
     def first_sequence_id(self, seen: Sequence[SeenRecord]) -> int:
+        """That of the first record seen: what came before it may have been deleted."""
         return seen[0].sequence_id if seen else 0
 
     def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:

@@ -162,11 +162,13 @@ class WholeLifeCheckers(LogCheckers):
     def span(
         self, name: str, log: str, start: DLSN, *, txid: int | None = None, before: ReadSpan | None = None
     ) -> ReadSpan:
+        """A reader was opened; the truncation point of that moment is its floor (I8)."""
         span = super().span(name, log, start, txid=txid, before=before)
         self._floors[id(span)] = self._points.get(log, DLSN(0, 0, 0))
         return span
 
     def read(self, span: ReadSpan, seen: SeenRecord) -> None:
+        """A reader delivered a record. One below its floor is a violation, unless its log ignores truncation (I8)."""
         if seen.dlsn < self._floors[id(span)] and not self._settings[span.log].ignore_truncation:
             self._fail(
                 span.log, f"{span.name} read {seen.dlsn}, hidden was what is below {self._floors[id(span)]} (I8)"
@@ -174,6 +176,7 @@ class WholeLifeCheckers(LogCheckers):
         super().read(span, seen)
 
     def hidden_below(self, truth: LogTruth) -> DLSN:
+        """The truncation point: readers that are opened now deliver nothing below."""
         return self.begin_of(truth)
 
     def lost_position(self, span: ReadSpan, position: DLSN) -> None:
@@ -185,12 +188,14 @@ class WholeLifeCheckers(LogCheckers):
     # ------------------------------------------------------------------------------------ the end
 
     def begin_of(self, truth: LogTruth) -> DLSN:
+        """The truncation point, or the first segment that is left where truncation is ignored."""
         segments = truth.ordered()
         if self._settings[truth.name].ignore_truncation and segments:
             return DLSN(segments[0].lssn, 0, 0)
         return truncation_point(segments)
 
     def first_sequence_id(self, seen: Sequence[SeenRecord]) -> int:
+        """That of the first record seen: what came before it may be truncated."""
         return seen[0].sequence_id if seen else 0
 
     def _check_span(self, span: ReadSpan, seen: Sequence[SeenRecord], places: list[DLSN]) -> None:

@@ -87,25 +87,31 @@ class SimulatedFile(DiskFile):
         return self._direct
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write into the page cache, all or nothing. Raises OSError by the disk's faults, and EINVAL for a direct write
+        that is not aligned."""
         data = b"".join(buffers)
         if self._direct and (offset % BLOCK or len(data) % BLOCK):
             raise OSError(errno.EINVAL, "a direct write that is not aligned", self._path)
         self._disk.write(self, offset, data)
 
     def read_at(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes. Raises OSError (EIO) by the disk's faults."""
         self._disk.may_fail("eio_read", self._path)
         return bytes(self.inode.data[offset : offset + length])
 
     def read_now(self, offset: int, length: int) -> bytearray | None:
+        """The bytes, or None by chance: callers must manage with both."""
         if self._disk.rng.random() < 0.5 or self._disk.faults.eio_read:
             return None
         data = self.inode.data[offset : offset + length]
         return data if len(data) == length else None
 
     def size(self) -> int:
+        """Bytes of the file as its process sees it, synced or not."""
         return len(self.inode.data)
 
     def truncate(self, size: int) -> None:
+        """Set the length; a power failure before a sync may undo it."""
         self._disk.step()
         data = self.inode.data
         del data[size:]
@@ -113,9 +119,11 @@ class SimulatedFile(DiskFile):
         self.inode.pending.append((-1, size.to_bytes(8, "big")))
 
     def sync_data(self) -> None:
+        """Make the file's bytes survive a power failure. Raises OSError by the disk's faults."""
         self._disk.sync(self)
 
     def close(self) -> None:
+        """End the lock that this handle may be."""
         self.holder = None
 
 
@@ -281,15 +289,19 @@ class SimulatedDisk:
         """The simulated host has no other users: nothing to do."""
 
     def make_directory(self, path: str) -> None:
+        """Create it and its parents, durable at once."""
         while path not in self._directories and path != "/":
             self._directories[path] = _Directory()
             path = os.path.dirname(path)
 
     def list_directory(self, path: str) -> list[str]:
+        """Names, sorted, as processes see them; empty for a directory that does not exist."""
         directory = self._directories.get(path)
         return [] if directory is None else sorted(directory.names)
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> SimulatedFile:
+        """Open for reading and writing. Raises FileNotFoundError. A file that is created here is durable after
+        `sync_directory` only."""
         directory, name = self._at(path)
         inode = directory.names.get(name)
         if inode is None:
@@ -301,6 +313,7 @@ class SimulatedDisk:
         return SimulatedFile(self, path, inode, direct)
 
     def read_file(self, path: str) -> bytes | None:
+        """The whole file as processes see it, None if there is none. No fault fails it."""
         directory = self._directories.get(os.path.dirname(path))
         inode = None if directory is None else directory.names.get(os.path.basename(path))
         return None if inode is None else bytes(inode.data)
@@ -316,6 +329,7 @@ class SimulatedDisk:
         self.sync_directory(os.path.dirname(path))
 
     def rename(self, old: str, new: str) -> None:
+        """Rename within a directory, in one change. Raises FileNotFoundError, also for another directory."""
         self.step()
         directory, old_name = self._at(old)
         target, new_name = self._at(new)
@@ -325,6 +339,7 @@ class SimulatedDisk:
         directory.change((new_name, inode), (old_name, None))  # in one step: no power cut leaves neither name
 
     def remove(self, path: str) -> None:
+        """Delete a file; a missing one is fine. A power failure before `sync_directory` may bring it back."""
         directory, name = self._at(path)
         if name in directory.names:
             self.step()
@@ -332,6 +347,7 @@ class SimulatedDisk:
             self._moment(REMOVAL)
 
     def sync_directory(self, path: str) -> None:
+        """Make the changes of the directory's names survive a power failure. Raises OSError by the disk's faults."""
         self.step()
         self.may_fail("eio_sync", path)
         directory = self._directories[path]
@@ -347,6 +363,7 @@ class SimulatedDisk:
         return file
 
     def usage(self, path: str) -> tuple[int, int, int]:
+        """(1, capacity, free bytes); none are free while the fault `full` is on."""
         used = sum(len(inode.data) for d in self._directories.values() for inode in d.names.values())
         return 1, self.capacity, 0 if self.faults.full else max(self.capacity - used, 0)
 

@@ -141,6 +141,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ------------------------------------------------------------------------------------ turns
 
     def time(self) -> float:
+        """Virtual seconds since the loop began."""
         return self._now
 
     def call_soon_threadsafe(
@@ -152,12 +153,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
+        """Run the callback in the next turn, whose order is shuffled at times; after the run's end nothing is
+        scheduled."""
         handle = asyncio.Handle(callback, args, self, context)
         if not self._finished:
             self._ready.append(handle)
         return handle
 
     def run_in_executor(self, executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:
+        """Raises SimulationStuckError: a simulation has no threads."""
         raise SimulationStuckError("there are no threads in a simulation")
 
     def _run_once(self) -> None:

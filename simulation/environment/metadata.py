@@ -213,6 +213,7 @@ class SimulatedStore(MemoryStore):
         return not self.process.dead and self.state is not SessionState.CLOSED
 
     async def close(self) -> None:
+        """End the session at once, and take the store off the service's list."""
         self._service.stores.pop(self, None)
         await super().close()
 

@@ -69,11 +69,13 @@ class SimulatedLink(Link):
 
     @property
     def queued_bytes(self) -> int:
+        """Bytes given to `send` beyond what a socket's buffer would hold."""
         return max(self._out_bytes + self.in_flight - SOCKET_BYTES, 0)
 
     # ------------------------------------------------------------------------------------ Link
 
     def send(self, *buffers: Buffer) -> None:
+        """Queue frames; they leave together in the loop's next turn. On a closed link they are dropped."""
         if self.closed:
             return
         for buffer in buffers:
@@ -93,6 +95,7 @@ class SimulatedLink(Link):
             self._fabric.transmit(self, data)
 
     async def drain(self) -> None:
+        """Wait until the queue is below LOW_WATER_BYTES. Raises ConnectionClosedError."""
         if self.closed:
             raise ConnectionClosedError("the connection is closed", node=self._peer)
         if self.queued_bytes > LOW_WATER_BYTES:
@@ -101,15 +104,18 @@ class SimulatedLink(Link):
             await waiter
 
     def pause_reading(self) -> None:
+        """Keep what arrives in the inbox; the handler gets nothing more."""
         self._reading_paused = True
 
     def resume_reading(self) -> None:
+        """Deliver the inbox in the loop's next turn, and what arrives from then on."""
         if self._reading_paused:
             self._reading_paused = False
             if self._inbox:
                 self._fabric.loop.call_soon(self._read_inbox)
 
     def close(self) -> None:
+        """Send what is queued, then end the connection orderly. Idempotent."""
         if not self.closed:
             self._flush()
             self._fabric.end(self, orderly=True)
@@ -196,6 +202,7 @@ class SimulatedListener(Listener):
         return self._port
 
     async def close(self) -> None:
+        """Stop accepting; accepted links live on."""
         if self._fabric.listeners.get((self.process.host, self._port)) is self:
             del self._fabric.listeners[(self.process.host, self._port)]
 
@@ -387,6 +394,7 @@ class SimulatedNetwork(Network):
         self._fabric = fabric
 
     async def connect(self, host: str, port: int, handler: FrameHandler, *, timeout_ms: int) -> Link:
+        """Connect within `timeout_ms` of virtual time. Raises BookieUnreachableError."""
         try:
             return await asyncio.wait_for(self._fabric.connect(_here(), host, port, handler), timeout_ms / 1000)
         except (OSError, asyncio.TimeoutError) as error:
@@ -395,6 +403,7 @@ class SimulatedNetwork(Network):
             ) from error
 
     async def listen(self, host: str, port: int, accept: Callable[[Link], FrameHandler]) -> Listener:
+        """Listen on the calling process's host; port 0 takes a free one."""
         return self._fabric.listen(_here(), port, accept)
 
 

@@ -98,6 +98,7 @@ class FailoverWorkload(LogWorkload):
         self._second_left = asyncio.Event()
 
     async def prepare(self) -> None:
+        """Bind the namespace as other log workloads do, with the session timeout that this run measures."""
         await super().prepare()
         self.world.service.session_timeout_s = self.outcome.session_timeout_s = self._session_timeout_s
 
@@ -193,6 +194,7 @@ class FailoverWorkload(LogWorkload):
         self._second_left.set()
 
     async def close_namespace(self, namespace: AsyncNamespace) -> None:
+        """Count the recoveries that were begun again, then close."""
         self.outcome.begun_again += namespace.counters["recovery-begun-again"]
         await super().close_namespace(namespace)
 

@@ -64,10 +64,12 @@ class LedgerWorkload(Workload):
         self.entries_left = 0
 
     def draw_amount(self, rng: Random) -> None:
+        """Draw how many entries the run writes: more where nodes are replaced, so that some are written meanwhile."""
         self.entries_left = rng.randint(300, 400) if self.replacing else rng.randint(60, 200)
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
+        """(E, W, A) of each chain."""
         return [chain.sizes for chain in self.chains]
 
     @property
@@ -76,6 +78,7 @@ class LedgerWorkload(Workload):
         return 2 * MAX_LEDGERS if self.contested else MAX_LEDGERS
 
     def start_programs(self, rng: Random) -> None:
+        """Add writers and tailing readers of each chain, recoverers, and auto-recovery."""
         for chain in self.chains:
             for index in range(rng.choice((1, 2, 2))):
                 self.add_program(f"w{index}-{chain.name}", partial(self.write, chain))

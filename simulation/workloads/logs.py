@@ -126,9 +126,11 @@ class LogWorkload(Workload):
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
+        """(E, W, A) of each log."""
         return [log.settings.quorums for log in self.logs]
 
     def draw_amount(self, rng: Random) -> None:
+        """Draw how many records the run writes."""
         self.records_left = rng.randint(60, 200)
 
     async def prepare(self) -> None:
@@ -141,6 +143,7 @@ class LogWorkload(Workload):
         client.kill()
 
     def start_programs(self, rng: Random) -> None:
+        """Add writers, readers and subscribed readers of each log, and auto-recovery."""
         for log in self.logs:
             for index in range(3 if self.contested else rng.choice((1, 2, 3))):
                 self.add_program(f"w{index}-{log.name}", partial(self.write, log))

@@ -45,6 +45,7 @@ class MovingNamesWorkload(LogWorkload):
         world.log_checkers = self.names
 
     def start_programs(self, rng: Random) -> None:
+        """Add writers and readers of the names, and programs that rename and delete the logs under them."""
         for index, log in enumerate(self.logs):
             for number in range(rng.choice((1, 2)) if index == 0 else rng.choice((0, 1))):
                 self.add_program(f"w{number}-{log.name}", partial(self.write, log))

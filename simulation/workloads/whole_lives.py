@@ -54,6 +54,8 @@ class WholeLifeWorkload(LogWorkload):
         world.log_checkers = self.life_checkers
 
     def start_programs(self, rng: Random) -> None:
+        """Add the programs of a log workload, a keeper for each log that truncates and purges it, and at times rivals
+        that truncate without its lock."""
         super().start_programs(rng)
         for log in self.logs:
             self.add_program(f"keeper-{log.name}", partial(self.keep, log))

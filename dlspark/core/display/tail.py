@@ -136,10 +136,12 @@ class TerminalScreen:
         print(line, file=self._out if self._out is not None else sys.stdout, flush=True)
 
     def add(self, records: Sequence[LogRecord]) -> None:
+        """Print a line for each record."""
         for record in records:
             self._say("  ".join(record_cells(record)))
 
     def end(self, why: str) -> None:
+        """Print why the tail ends."""
         self._say(why)
 
 
@@ -191,6 +193,7 @@ class NotebookScreen:
             self._update("following")
 
     def end(self, why: str) -> None:
+        """Show what was added and not yet shown, and why the tail ends."""
         self._update(why)
 
 

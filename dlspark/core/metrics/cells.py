@@ -66,6 +66,7 @@ class Histogram:
         self.total += value * times
 
     def add(self, other: Cell) -> None:
+        """Add the counts and the sum of a histogram with the same bounds."""
         assert isinstance(other, Histogram)
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
@@ -73,6 +74,7 @@ class Histogram:
     keep = add
 
     def samples(self) -> Iterator[Sample]:
+        """Cumulative buckets, as Prometheus has them, with `+Inf`; then count and sum."""
         below = 0
         for bound, count in zip((*map(_written, self.bounds), "+Inf"), list(self.counts), strict=True):
             below += count
@@ -106,6 +108,7 @@ class Timing:
         return Measured(self)
 
     def add(self, other: Cell) -> None:
+        """Add the latencies of `other`, successes and failures apart."""
         assert isinstance(other, Timing)
         self.done.add(other.done)
         self.failed.add(other.failed)
@@ -113,6 +116,7 @@ class Timing:
     keep = add
 
     def samples(self) -> Iterator[Sample]:
+        """The samples of both histograms, in milliseconds, with the label `success`."""
         for success, histogram in (("true", self.done), ("false", self.failed)):
             for suffix, labels, value in histogram.samples():
                 yield suffix, {"success": success, **labels}, value
@@ -150,12 +154,14 @@ class Count:
         self.value += by
 
     def add(self, other: Cell) -> None:
+        """Add the value of `other`."""
         assert isinstance(other, Count)
         self.value += other.value
 
     keep = add
 
     def samples(self) -> Iterator[Sample]:
+        """One sample, with the suffix `_total`."""
         yield "_total", {}, self.value
 
 
@@ -169,12 +175,14 @@ class Counts:
         self.values: Counter[str] = Counter()
 
     def add(self, other: Cell) -> None:
+        """Add the values of `other`, label value by label value."""
         assert isinstance(other, Counts)
         self.values.update(dict(other.values))
 
     keep = add
 
     def samples(self) -> Iterator[Sample]:
+        """One sample for each value of the label, sorted."""
         for value, count in sorted(dict(self.values).items()):
             yield "_total", {self.label: value}, count
 
@@ -196,6 +204,7 @@ class Timings:
         return timing
 
     def add(self, other: Cell) -> None:
+        """Add the latencies of `other`, label value by label value."""
         assert isinstance(other, Timings)
         for value, timing in dict(other.values).items():
             self.of(value).add(timing)
@@ -203,6 +212,7 @@ class Timings:
     keep = add
 
     def samples(self) -> Iterator[Sample]:
+        """The samples of each value's latencies, in milliseconds, sorted by the label's value."""
         for value, timing in sorted(dict(self.values).items()):
             for suffix, labels, number in timing.samples():
                 yield suffix, {self.label: value, **labels}, number
@@ -242,6 +252,7 @@ class Gauge:
         return self._added + sum(one.part() for one in self._followed)
 
     def add(self, other: Cell) -> None:
+        """Add what the owners of `other` report now; later changes of theirs do not show."""
         assert isinstance(other, Gauge)
         self._added += other.value
 
@@ -249,6 +260,7 @@ class Gauge:
         """Nothing: an owner that has ended has nothing any more."""
 
     def samples(self) -> Iterator[Sample]:
+        """One sample: the sum over all owners, asked now."""
         yield "", {}, self.value
 
 

@@ -69,7 +69,8 @@ class WriterKeys:
         WHOLE,
         1024,
         "writerOutputBufferSize",
-        "Buffered bytes above which an entry is sent; 0 sends every record at once; at most 1044480 counts",
+        "Buffered bytes above which an entry is sent; 0 sends every record at once. Values above 1044480 count as "
+        "1044480",
         minimum=0,
         other_keys=("output-buffer-size",),
         dynamic=True,

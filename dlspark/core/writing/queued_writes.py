@@ -138,9 +138,12 @@ class RecordWrite:
 
     @property
     def size(self) -> int:
+        """Bytes of the payload."""
         return len(self.payload)
 
     def check(self) -> None:
+        """Raise InvalidRecordError, RecordTooLongError or TransactionIdOutOfOrderError; copies a payload that its
+        caller could still change."""
         if type(self.payload) is not bytes:
             _check_payload(self.payload)
             self.payload = bytes(self.payload)  # The caller may change its buffer before the record is sent (I3).
@@ -151,9 +154,11 @@ class RecordWrite:
         """One id is in order with itself."""
 
     def issue(self, segment: SegmentWriter) -> None:
+        """Hand the record to `segment`, which sends at once only if `may_transmit` is set."""
         segment.write(self.txid, bytes(self.payload), self.future, may_transmit=self.may_transmit)
 
     def fail(self, error: DistributedLogError) -> None:
+        """Give `error` to the record's future, unless that has ended."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -186,10 +191,12 @@ class RecordSetWrite:
 
     @property
     def records(self) -> int:
+        """One position for each payload."""
         return len(self.futures)
 
     @property
     def size(self) -> int:
+        """Bytes of the encoded set; 0 before `check` has encoded it."""
         return len(self._encoded)
 
     def check(self) -> None:
@@ -209,9 +216,11 @@ class RecordSetWrite:
         """One id is in order with itself."""
 
     def issue(self, segment: SegmentWriter) -> None:
+        """Hand the encoded set to `segment`, as one record with a future for each payload."""
         segment.write_set(self.txid, self._encoded, self.futures)
 
     def fail(self, error: DistributedLogError) -> None:
+        """Give `error` to every payload's future that has not ended."""
         for future in self.futures:
             if not future.done():
                 future.set_exception(error)
@@ -234,21 +243,26 @@ class BatchWrite:
 
     @property
     def first_txid(self) -> int:
+        """The id of the first row. `check_order` shows that no later one is below it."""
         return int(self.txids[0])
 
     @property
     def last_txid(self) -> int:
+        """The highest id, which is the last row's only where the rows are in order."""
         return int(self.txids.max())
 
     @property
     def records(self) -> int:
+        """One position for each row."""
         return len(self.txids)
 
     @property
     def size(self) -> int:
+        """Bytes of the Arrow array's buffers."""
         return int(self.payloads.nbytes)
 
     def check(self) -> None:
+        """Raise CallerError for rows that cannot be written; nothing is encoded yet."""
         # The checks of columns are the encoder's; they come from the call itself, before any encoding.
         encode_entries(self.txids, self.payloads, first_position=1)
 
@@ -264,12 +278,15 @@ class BatchWrite:
             )
 
     def issue(self, segment: SegmentWriter) -> None:
+        """Hand the columns to `segment`; what it refuses fails the batch's future, and nothing of the batch is
+        written."""
         try:
             segment.write_batch(self.txids, self.payloads, self.future)
         except CallerError as error:
             self.fail(error)
 
     def fail(self, error: DistributedLogError) -> None:
+        """Give `error` to the batch's future, unless that has ended."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -284,18 +301,22 @@ class EndOfStreamWrite:
 
     @property
     def first_txid(self) -> int:
+        """MAX_TXID, above every user record's."""
         return MAX_TXID
 
     @property
     def last_txid(self) -> int:
+        """MAX_TXID: nothing can follow it."""
         return MAX_TXID
 
     @property
     def records(self) -> int:
+        """0: the end of stream takes no position."""
         return 0
 
     @property
     def size(self) -> int:
+        """0: its payload is fixed."""
         return 0
 
     def check(self) -> None:
@@ -305,9 +326,11 @@ class EndOfStreamWrite:
         """Its id is above all others."""
 
     def issue(self, segment: SegmentWriter) -> None:
+        """Have `segment` write the record."""
         segment.write_end_of_stream(self.future)
 
     def fail(self, error: DistributedLogError) -> None:
+        """Give `error` to its future, unless that has ended."""
         if not self.future.done():
             self.future.set_exception(error)
 

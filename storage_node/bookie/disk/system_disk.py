@@ -40,6 +40,8 @@ class SystemFile:
         self._descriptor = descriptor
 
     def write_at(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write all of the buffers at `offset`, in as many system calls as needed. Raises OSError, after which a part
+        may be written. A file system that refuses O_DIRECT is written through the page cache from then on."""
         pieces = [memoryview(buffer).cast("B") for buffer in buffers]
         while pieces:
             try:
@@ -58,6 +60,7 @@ class SystemFile:
                 pieces[0] = pieces[0][written:]
 
     def read_at(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file. Blocking. Raises OSError."""
         data = os.pread(self._descriptor, length, offset)
         while 0 < len(data) < length:
             more = os.pread(self._descriptor, length - len(data), offset + len(data))
@@ -67,6 +70,7 @@ class SystemFile:
         return data
 
     def read_now(self, offset: int, length: int) -> bytearray | None:
+        """All `length` bytes if they are in the page cache, else None; None also where the kernel lacks RWF_NOWAIT."""
         if not READ_NOW:
             return None
         data = bytearray(length)
@@ -77,15 +81,20 @@ class SystemFile:
         return data if got == length else None
 
     def size(self) -> int:
+        """The file's length in bytes, as the file system has it. Raises OSError."""
         return os.fstat(self._descriptor).st_size
 
     def truncate(self, size: int) -> None:
+        """Set the file's length; a longer one ends in zeros. Not durable before a sync. Raises OSError."""
         os.ftruncate(self._descriptor, size)
 
     def sync_data(self) -> None:
+        """fdatasync. Raises OSError; it must not be repeated then: the kernel may have dropped the pages that
+        failed."""
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
+        """Close the descriptor; a second call does nothing. Syncs nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -164,6 +173,8 @@ class SystemDisk:
         self._spare = SpareDescriptors()
 
     def make_directory(self, path: str) -> None:
+        """Create it and its missing parents with mode 0700, and sync each one's parent; an existing one is left as it
+        is."""
         if os.path.isdir(path):
             return
         parent = os.path.dirname(os.path.abspath(path))
@@ -175,15 +186,19 @@ class SystemDisk:
         self.sync_directory(parent)
 
     def close_to_others(self, path: str) -> None:
+        """Take the rights of group and others from a directory and the files in it."""
         close_to_others(path)
 
     def list_directory(self, path: str) -> list[str]:
+        """Names, sorted; empty for a directory that does not exist. Raises OSError for any other failure."""
         try:
             return sorted(self._spare.have(partial(os.listdir, path)))
         except FileNotFoundError:
             return []
 
     def open(self, path: str, *, create: bool = False, direct: bool = False) -> DiskFile:
+        """Open for reading and writing, with mode 0600 where it is created. Where the file system refuses O_DIRECT the
+        file goes through the page cache, and `direct` is False."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         if direct:
             try:
@@ -195,6 +210,7 @@ class SystemDisk:
         return SystemFile(path, self._open(path, flags), False)
 
     def read_file(self, path: str) -> bytes | None:
+        """The whole file, None if there is none. Raises any other OSError."""
         try:
             with open(path, "rb", opener=self._open) as stream:
                 return stream.read()
@@ -202,6 +218,8 @@ class SystemDisk:
             return None
 
     def write_file(self, path: str, data: bytes) -> None:
+        """Replace the file: write `<path>.new`, fsync, rename, fsync of the directory. Raises OSError; the old file or
+        the new one is there whole in any case."""
         temporary = f"{path}.new"
         descriptor = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
         try:
@@ -215,15 +233,18 @@ class SystemDisk:
         self.sync_directory(os.path.dirname(path))
 
     def rename(self, old: str, new: str) -> None:
+        """Rename within a file system, replacing a file of the new name. Not durable before `sync_directory`."""
         os.rename(old, new)
 
     def remove(self, path: str) -> None:
+        """Delete a file; a missing one is fine. Not durable before `sync_directory`."""
         try:
             os.unlink(path)
         except FileNotFoundError:
             pass
 
     def sync_directory(self, path: str) -> None:
+        """fsync of the directory: creations, renames and removals in it are durable on return. Raises OSError."""
         descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -231,6 +252,8 @@ class SystemDisk:
             os.close(descriptor)
 
     def lock(self, path: str) -> DiskFile:
+        """Create the file if it is missing and take `flock` on it, without waiting. Raises BlockingIOError while
+        another process has it."""
         descriptor = self._open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,16 +267,20 @@ class SystemDisk:
         return self._spare.have(partial(os.open, path, flags, FILE_MODE))
 
     def usage(self, path: str) -> tuple[int, int, int]:
+        """(device id, total bytes, bytes free for ordinary users) of the file system that holds `path`."""
         stats = os.statvfs(path)
         return os.stat(path).st_dev, stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
 
     def submit(self, pool: str, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run the call on a thread of the pool, which starts with its first call. The call runs to its end even if the
+        future is cancelled."""
         if pool not in self._pools:
             self._spare.hold()
             self._pools[pool] = _Pool(pool, THREADS[pool.partition("-")[0]])
         return self._pools[pool].submit(call)
 
     def close(self) -> None:
+        """Finish what was submitted and end the threads; a later `submit` starts them again."""
         pools, self._pools = self._pools, {}
         for pool in pools.values():
             pool.close()

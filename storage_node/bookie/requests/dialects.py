@@ -69,12 +69,15 @@ class VersionThree:
 
     @staticmethod
     def added(request: m.AddRequest, status: Status) -> bytes:
+        """An ADD_ENTRY answer with the request's own ids, whatever the status."""
         return m.encode_add_response(request.txn_id, status, request.ledger_id, request.entry_id)
 
     @staticmethod
     def entry(
         request: m.ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
     ) -> tuple[bytes, bytes]:
+        """What goes before and behind the entry; `max_lac` and `stamp_ms` (since the epoch) are left out where they are
+        None."""
         return m.encode_read_response(
             request.txn_id,
             0,
@@ -87,11 +90,13 @@ class VersionThree:
 
     @staticmethod
     def no_entry(request: m.ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
+        """A READ_ENTRY answer without a body; the ids are those of the request."""
         ids = (request.ledger_id, request.entry_id)
         return m.encode_read_response(request.txn_id, status, *ids, max_lac=max_lac)[0]
 
     @staticmethod
     def auth(request: m.AuthRequest) -> bytes:
+        """EOK with the plugin `AuthDisabledPlugin`: the client goes on without authentication."""
         return m.encode_auth_response(request.txn_id, Status.EOK, NO_AUTH_PLUGIN)
 
 
@@ -102,6 +107,8 @@ class VersionTwo:
 
     @staticmethod
     def decode(frame: memoryview) -> Heard:
+        """A packet; one of a version above 2 comes back as `Misversioned`. Raises ProtocolError, also for an AUTH of
+        such a version, which cannot be refused with a code."""
         request = v2.decode_request(frame)
         if request.version <= v2.VERSION:
             return request
@@ -111,21 +118,26 @@ class VersionTwo:
 
     @staticmethod
     def added(request: m.AddRequest, status: Status) -> bytes:
+        """Header, code and the request's ids, in the request's own version."""
         return v2.encode_add_response(status, request.ledger_id, request.entry_id, version=request.version)
 
     @staticmethod
     def entry(
         request: m.ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
     ) -> tuple[bytes, bytes]:
+        """What goes before the entry; nothing goes behind it. Always with the ids of the request: that is how clients
+        match it."""
         ids = (request.ledger_id, request.entry_id)
         return v2.encode_read_response(Status.EOK, *ids, length, version=request.version), b""
 
     @staticmethod
     def no_entry(request: m.ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
+        """Header, code and the request's ids; version 2 has no place for `max_lac`."""
         return v2.encode_read_response(status, request.ledger_id, request.entry_id, version=request.version)
 
     @staticmethod
     def auth(request: m.AuthRequest) -> bytes:
+        """An AUTH packet that names `AuthDisabledPlugin`: the client goes on without authentication."""
         return v2.encode_auth(NO_AUTH_PLUGIN, version=request.version)
 
 

@@ -113,6 +113,7 @@ class UniformPlacement(_Policy):
     """Every writable bookie is as good as any other."""
 
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
+        """The first `size` bookies in the candidates' order. Raises NotEnoughBookiesError."""
         usable = await self._usable()
         for group in await self._candidates.stages(usable, self._memory_ms):
             for stage in group:
@@ -121,9 +122,11 @@ class UniformPlacement(_Policy):
         raise _too_few(size, len(usable))
 
     async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
+        """Always MEETS_STRICT: this policy has no rule that an ensemble could break."""
         return Adherence.MEETS_STRICT
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
+        """Always True: without racks an ack quorum alone decides."""
         return True
 
 
@@ -150,6 +153,8 @@ class RackAwarePlacement(_Policy):
         self._settings = settings
 
     async def new_ensemble(self, size: int, write_quorum: int, ack_quorum: int) -> tuple[str, ...]:
+        """An ensemble whose write sets each span the racks that the settings ask for. Where no arrangement does, one
+        that comes close, or under enforcement NotEnoughBookiesError."""
         writable = await self._candidates.writable()
         usable = await self._usable_of(writable)
         first_rack = await self.racks.own_rack()
@@ -187,6 +192,8 @@ class RackAwarePlacement(_Policy):
         )
 
     async def judge(self, ensemble: Sequence[str], write_quorum: int) -> Adherence:
+        """How far an existing ensemble keeps the rule. FAIL under enforcement where the rack of a member is not
+        known."""
         await self.racks.see(await self._candidates.writable(), _addresses(ensemble))
         racks = self.racks
         if self._settings.enforces_racks and not all(map(racks.is_known, ensemble)):
@@ -195,6 +202,7 @@ class RackAwarePlacement(_Policy):
         return adherence(ensemble, racks.rack_of, racks.is_known, write_quorum, wanted)
 
     def spans_fault_domains(self, bookies: Collection[str], write_quorum: int) -> bool:
+        """Whether the bookies are in as many racks as a write set must span."""
         return len(set(map(self.racks.rack_of, bookies))) >= self._settings.racks_wanted(write_quorum)
 
     # ------------------------------------------------------------------------------------ inside

@@ -62,9 +62,12 @@ class SystemHostNames:
     """The machine's name service; what it does not answer within NAME_TIMEOUT_S counts as unknown."""
 
     def own(self) -> str:
+        """This host's name, as the operating system has it."""
         return socket.gethostname()
 
     async def address_of(self, host: str) -> str | None:
+        """An IP address of the host, the host itself if it is one; None where it cannot be resolved within
+        NAME_TIMEOUT_S."""
         if _ip(host) is not None:
             return host
         look_up = asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -75,6 +78,8 @@ class SystemHostNames:
         return str(found[0][4][0]) if found else None
 
     async def name_of(self, host: str) -> str | None:
+        """The host's name by reverse look-up, the host itself if it is a name; None for loopback addresses and where
+        none is found within NAME_TIMEOUT_S."""
         address = _ip(host)
         if address is None:
             return host
@@ -99,9 +104,11 @@ class UnknownRacks:
     """No rack is known: every bookie is in the default one."""
 
     async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
+        """None for each host."""
         return [None] * len(hosts)
 
     async def own_location(self) -> str | None:
+        """None: this process is in the default rack, too."""
         return None
 
 
@@ -113,9 +120,11 @@ class StaticResolver:
         self._own = own
 
     async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
+        """What the table has for each host, else None."""
         return [self._table.get(host) for host in hosts]
 
     async def own_location(self) -> str | None:
+        """What the table's owner gave for this process."""
         return self._own
 
 
@@ -145,10 +154,13 @@ class HostNameResolver:
         self._names = names or SystemHostNames()
 
     async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
+        """Look up the names of all hosts at once and read the locations from them; None for a host without a name, or
+        with one that is built otherwise."""
         names = await asyncio.gather(*map(self._names.name_of, hosts))
         return [None if name is None else self.location_of(name) for name in names]
 
     async def own_location(self) -> str | None:
+        """What this host's name says; None where it is built otherwise."""
         return self.location_of(self._names.own())
 
     def location_of(self, name: str) -> str | None:
@@ -222,6 +234,8 @@ class ScriptResolver:
         self._runs: dict[tuple[str, ...], asyncio.Future[str]] = {}
 
     async def locations(self, hosts: Sequence[str]) -> Sequence[str | None]:
+        """Resolve the hosts' addresses and run the script for them. Raises RackResolutionError where the script fails,
+        takes longer than its limit, or prints another number of locations."""
         addresses = await asyncio.gather(*map(self._names.address_of, hosts))
         asked = [address or host for address, host in zip(addresses, hosts, strict=True)]
         found: list[str | None] = []
@@ -230,6 +244,7 @@ class ScriptResolver:
         return found
 
     async def own_location(self) -> str | None:
+        """What the script prints for this host. Raises RackResolutionError."""
         return (await self.locations([self._names.own()]))[0]
 
     async def _ask(self, addresses: Sequence[str]) -> list[str]:
