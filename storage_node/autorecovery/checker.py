@@ -121,6 +121,7 @@ class LedgerChecker:
         metadata = (await self._ledgers.read(ledger_id)).value
         if metadata.is_closed:
             return metadata, metadata.last_entry
+        # Without recovery: a check must not fence the ledger's writer (I5).
         reader = await self._client.open(ledger_id, password=metadata.password or b"", recover=False)
         try:
             return reader.metadata, reader.last_add_confirmed
@@ -135,6 +136,7 @@ class LedgerChecker:
             return False
         for index in write_set(last.first, len(last.bookies), last.write_quorum):
             bookie = last.bookies[index]
+            # It may have the entry: silence is not "no such entry" (D3).
             if bookie not in registered.available:
                 return False
             error = await self._read(copies, bookie, last.first)

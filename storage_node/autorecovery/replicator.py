@@ -104,6 +104,7 @@ class FragmentReplicator:
             # Only where the entry belongs: with more bookies than copies a replacement need not have all of them.
             targets = [picked[index] for index in fragment.holders(entry_id, picked)]
             await self._rate.take(len(entry.payload) * len(targets))
+            # With the LAC of the inspection: an entry that is packaged anew must not claim more than is committed (I6).
             await copies.add(entry, ledger.last_add_confirmed, targets)
             stored += len(targets)
 
@@ -116,6 +117,7 @@ class FragmentReplicator:
         """Swap the names of those that are still in their places; what another has swapped meanwhile stays."""
         for _ in range(MAX_ATTEMPTS):
             current = await self._ledgers.read(ledger_id)
+            # Computed anew at each attempt: a writer, a recovery or another worker may have changed the ensembles.
             changed = current.value.with_copies_on(fragment.first, swaps)
             if changed is None:
                 logger.info("ledger %d: the fragment at %d was repaired elsewhere", ledger_id, fragment.first)

@@ -218,6 +218,7 @@ class ReplicationWorker:
             if not self._marks.holds(task.lock):
                 return  # our session ended: another worker may have it now
             try:
+                # Looked at again: in the meantime the writer may have replaced the lost bookie itself.
                 found = await self._checker.inspect(task.ledger_id)
                 if found.waits_for_writer:
                     await self._recover(found)
@@ -229,6 +230,7 @@ class ReplicationWorker:
     async def _recover(self, found: Inspection) -> None:
         logger.warning("ledger %d: its writer has not replaced a lost storage node; closing it", found.ledger_id)
         password = found.metadata.password or b""
+        # This fences the writer and closes the ledger (I5, I2): from then on each of its fragments is settled.
         reader = await self._client.open(found.ledger_id, password=password, recover=True)
         await reader.close()
 

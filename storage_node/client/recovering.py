@@ -61,6 +61,7 @@ async def recover(context: ClientContext, ledger_id: int, current: Versioned[Led
         outcome = await _Round(context, ledger_id, current, await _spread(context, ledger_id, current.value)).run()
         if isinstance(outcome, Recovered):
             return outcome.metadata
+        # What the former bookies answered proves nothing about those that have replaced them.
         current = Versioned(outcome.metadata, outcome.version)
     raise LedgerRecoveryError(
         f"the ledger's ensembles changed under recovery {MAX_ROUNDS} times in a row; it was not closed",
@@ -240,6 +241,8 @@ class _Round:
     # ------------------------------------------------------------------------------------ recovery adds
 
     def _begin_adds(self, effect: BeginAdds) -> None:
+        # `recovering`: its ensemble changes stay local until the close, and its adds carry the LAC that was found
+        # (I18).
         machine = WriterMachine(
             self._ledger_id,
             effect.metadata,

@@ -198,6 +198,7 @@ class TailRead:
         self._order = tuple((entry_id + 1 + i) % ensemble_size for i in range(ensemble_size))
         self._position = 0
         self._open = 0
+        # After so many empty answers fewer than A bookies are left, too few to have acknowledged the entry.
         self._empties_needed = ensemble_size - ack_quorum + 1
         self.empties = 0
         """Bookies that had nothing to give."""

@@ -96,6 +96,7 @@ class OwnedSegments:
             turn = await self._changes.turn()
             segments = await self._segments()
             changes = truncation(segments, min([wanted, *subscribed.values()]))
+            # `turn` was read before the list: another owner's change in between refuses this one (I8).
             await self._changes.mark(changes, self.guard, turn)
             return truncation_point(with_changes(segments, changes))
 
@@ -116,6 +117,7 @@ class OwnedSegments:
             # Of all attempts: one whose answer was lost may have been applied, and the next does not find its segments.
             removed.update(segment.ledger_id for segment in doomed)
             self.unswept = self.unswept or bool(doomed)
+            # Off the list and noted in one transaction; the ledgers are deleted only afterwards (I7).
             await self._changes.remove(doomed, self.guard)
 
         loop = asyncio.get_running_loop()

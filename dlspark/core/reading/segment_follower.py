@@ -165,6 +165,7 @@ class SegmentFollower:
 
     async def _open(self) -> LedgerReader:
         if self._ledger is None:
+            # Without recovery: reading must not fence the log's writer (I5).
             self._ledger = await self._services.ledgers.open(
                 self._segment.ledger_id, password=self._settings.password, recover=False
             )

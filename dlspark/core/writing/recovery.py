@@ -105,6 +105,7 @@ async def _opened(services: Services, ledger_id: int, settings: Settings) -> Led
             await ledgers.read(ledger_id)
         except NoNodeError:
             return None
+    # The store has the ledger: the server that was asked first had lagged behind.
     return await services.ledgers.open(ledger_id, password=settings.password, recover=True)
 
 

@@ -100,6 +100,7 @@ async def take_lock(services: Services, name: str, settings: Settings, client_id
             await lock.acquire(settings.lock_timeout_s * 1000)
     except BaseException as error:
         measures.lock_try_timeouts.inc(isinstance(error, OwnershipAcquireFailedError))
+        # Also when cancelled: a member left in the queue would become owner with no writer behind it.
         await release(lock)
         if isinstance(error, NoNodeError):
             raise log_not_found(name, error.path) from error

@@ -313,6 +313,7 @@ def _judged(listings: Sequence[tuple[_Listing, int]], before_ms: int) -> tuple[L
 def _verdict(listing: _Listing, highest: int, old: bool) -> StagedVerdict:
     if listing.condemned:
         return StagedVerdict.CONDEMNED
+    # By order: a log that has a later batch takes no rows of this one any more (D15).
     if listing.ledger.batch <= highest:
         return StagedVerdict.SETTLED
     return StagedVerdict.ABANDONED if old else StagedVerdict.LIVE

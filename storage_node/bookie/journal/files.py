@@ -120,6 +120,7 @@ def parse_batch_header(data: bytes | memoryview, at: int, offset: int, generatio
         return None
     _, found, sequence, durable, total, records_at, length, total_sum = _BATCH.unpack(start)
     inside = records_at + length <= total and records_at >= BATCH_HEADER_BYTES and total % BLOCK == 0
+    # Another generation: an intact batch of an earlier use of this file, which must not be replayed.
     if found != generation or not inside:
         return None
     return BatchHeader(offset, found, sequence, durable, total, records_at, length, total_sum)
@@ -216,6 +217,8 @@ class JournalFiles:
                 file = self._disk.open(path, create=True, direct=True)
                 ready = JournalFile(file, file_id, 0)
                 self._begin(ready)
+            # This syncs the header, too: no batch lies in a file, and no mark names it, before its header is durable
+            # (I11).
             self.prepare(ready)
         except NoSpaceError:
             if file is not None:

@@ -371,6 +371,7 @@ class Checkpointer:
                 self._unsynced.add(log.directory)  # kept over a want of space, after which this log is passed over
             log.sidecar_bytes += len(block)
             log.synced = length
+        # The name of a new log is durable before any checkpoint names the log.
         for directory in sorted(self._unsynced):
             with needing_descriptors(directory):
                 self._disk.sync_directory(directory)

@@ -196,6 +196,7 @@ class Compactor:
     async def _move(self, log_id: int, offset: int, ledger_id: int, entry_id: int, body: memoryview) -> None:
         """Append a copy and let the index name it, in one step with seeing that the old one is still live."""
         contents = self._contents
+        # Asked again after each wait: meanwhile the ledger may be deleted, or the entry be written again.
         while (ledger := self._owner(log_id, offset, ledger_id, entry_id)) is not None and contents.logs.error is None:
             if not contents.logs.lagging and contents.append_entry(ledger, entry_id, body, False) is not None:
                 contents.stats.entries_copied += 1

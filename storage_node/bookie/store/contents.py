@@ -233,6 +233,7 @@ class Contents:
         newest = max(logs - self.lost_logs, default=None)  # losses known before were dealt with then
         self.lost_logs.update(logs)
         for ledger_id, ledger in self.ledgers.items():
+            # A ledger that came into existence in a later log has never had an entry in a lost one.
             if newest is not None and ledger.born[0] <= newest:
                 ledger.limbo = True
                 self.limbo.add(ledger_id)
@@ -245,6 +246,7 @@ class Contents:
     def create(self, ledger_id: int) -> Ledger:
         """A ledger that was not here comes into existence; fenced, if it was so when it was deleted."""
         ledger = self.ledgers[ledger_id] = Ledger(ledger_id, born=self.logs.position())
+        # Its former writer may still send adds: the fence outlives the deletion (I5).
         ledger.fenced = self.fenced_gone.pop(ledger_id, None) is not None
         self._created += 1
         if self._created >= CROWD:

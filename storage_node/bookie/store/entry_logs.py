@@ -210,6 +210,7 @@ class EntryLogs:
         log, old = self._log, self._slab
         base = 0 if old is None else old.base + old.size
         if log is None or self._leaving or base + self._pool.slab_bytes > self._log_bytes:
+            # Memory first: if there is none the old slab stays in use, and a smaller record may still fit into it.
             slab = self._pool.take(self.next_log_id, 0, beyond_limit=beyond_limit)
             if slab is None:
                 return None
@@ -349,6 +350,7 @@ class EntryLogs:
         elif slab is None:
             future.set_result(None)
         else:
+            # Direct writes are whole blocks: the block that is being filled is written now, so it takes nothing more.
             self.align(slab)
             if slab.written >= slab.end:
                 future.set_result(None)

@@ -66,6 +66,7 @@ class LedgerIndex:
         sizes = self._sizes
         at = entry_id - self._base
         count = len(sizes)
+        # Nearly every entry is the next one in order, and passes this branch by.
         if at != count or not count:
             if not count:
                 self._base = entry_id
@@ -104,6 +105,7 @@ class LedgerIndex:
     def put_run(self, first: int, log_id: int, places: array[int], sizes: array[int]) -> list[Place]:
         """Many at once, as a sidecar has them; size 0 means that there is nothing. Returns the places forgotten."""
         count = len(self._sizes)
+        # In one piece only where nothing is replaced or missing; else entry by entry, so that the last copy counts.
         if 0 in sizes or self._strays or (count and first != self._base + count):
             puts = (self.put(first + at, log_id, places[at], size) for at, size in enumerate(sizes) if size)
             return [previous for previous in puts if previous is not None]
@@ -274,6 +276,8 @@ def parse_sidecar(data: bytes, log_id: int, length: int) -> tuple[Runs, int] | N
             return None
         magic, found, start, end, size, payload_sum = _BLOCK.unpack(head)
         payload = data[at + BLOCK_HEADER_BYTES : at + BLOCK_HEADER_BYTES + size]
+        # A block that does not continue the chain leaves bytes of the log unaccounted for: then the log is scanned
+        # (D11).
         in_chain = magic == MAGIC and found == log_id and start == covered and start < end <= length
         if not in_chain or len(payload) != size or crc32(payload, 0) != payload_sum:
             return None

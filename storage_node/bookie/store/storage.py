@@ -149,6 +149,7 @@ class Storage:
         replayed = [(reader, mark) for reader, mark in marked if not found.clean or reader.goes_beyond(mark)]
         for reader, mark in replayed:
             await self._replay(reader, mark, replayed)
+        # Only after the whole replay: a new file comes behind all files and batches that were found.
         try:
             self._journal = await self._begin_journals(readers, found.marks)
         except NoSpaceError:
@@ -198,6 +199,7 @@ class Storage:
 
     def _first_free_log(self, found: Checkpoint) -> int:
         """A log id behind all that a checkpoint or a directory knows."""
+        # Logs that no checkpoint knows count too: an id that is given twice would mix their records with new ones.
         names = [name for directory in self.ledger_directories for name in self._disk.list_directory(directory)]
         seen = [parse_log_name(name) or parse_log_name(name, ".idx") or 0 for name in names]
         return max([found.next_log_id, *(log_id + 1 for log_id in seen)])
@@ -431,6 +433,8 @@ class Storage:
             self._append_fact(LEDGER, ledger, ledger_body(master_key, True), done)
             ledger.wake_all()
         elif ledger.fence_pending is None:
+            # Fenced by what was replayed, which is durable before the node serves, or by the memory of a deletion:
+            # there is nothing to wait for.
             ledger.fence_pending = asyncio.get_running_loop().create_future()
             ledger.fence_pending.set_result(None)
         return ledger.fence_pending
