@@ -4,7 +4,7 @@
         auditorelection                       text: the auditor, for people
         auditorelection/V_0000000007          ephemeral sequential: a candidate's vote; the lowest number is the auditor
         checkallledgersctime, ...             binary: when that check last ran, milliseconds since the epoch
-    <root>/available, .../readonly            names only: a registration that cannot be decoded is a bookie all the same
+    <root>/available, .../readonly            names only: a registration that cannot be decoded is still a bookie
     <root>/cookies                            every bookie ever registered
 
 The auditor of record is the lowest vote's; the text in `auditorelection` may be older.

@@ -398,7 +398,7 @@ class DistributedLock:
 
     def _in_order(self, queue: _Queue) -> list[str]:
         names, stat = queue
-        # The same path with another creation is another log's lock: to be first in its queue protects nothing of ours.
+        # The same path with another creation is another log's lock: being first in its queue protects nothing here.
         if self._creation not in (-1, stat.czxid):
             raise self._replaced()
         self._creation = stat.czxid

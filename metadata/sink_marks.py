@@ -35,7 +35,7 @@ _HISTORY_OF_ALL: Final = 2048
 
 
 def history_kept(logs: int) -> int:
-    """Batches whose rows each mark of a publication over so many logs keeps."""
+    """Batches whose rows each mark of a publication over this many logs keeps."""
     return max(MIN_HISTORY, min(MAX_HISTORY, _HISTORY_OF_ALL // max(1, logs)))
 
 

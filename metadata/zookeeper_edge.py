@@ -1,6 +1,6 @@
 """kazoo's edge to threads, sockets and time, for `metadata.zookeeper` alone: no other module imports this one.
 
-Fault model of the network here: a server may accept a connection and never answer on it (it stands still, a half-open
+Fault model of the network here: a server may accept a connection and never answer on it (it is paused, a half-open
 link leads to it, or it is ZooKeeper 3.9, which forgets a connection that reaches it while it still reads its database),
 take no connection at all, or fall silent on a connection that worked. kazoo waits up to a whole session timeout in each
 of these cases (for the answer to a handshake as long as the session lives, and while requests go out it never asks

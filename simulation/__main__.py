@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--logs", action="store_true", help="with logs in every run, not in a quarter of them")
     parser.add_argument("--names", action="store_true", help="with logs that are renamed, deleted and made again")
-    parser.add_argument("--failovers", type=int, help="run so many failovers of a log's writer instead")
+    parser.add_argument("--failovers", type=int, help="run this many failovers of a log's writer instead")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--mutations", action="store_true", help="find the seeds that notice each missing safety rule")
     arguments = parser.parse_args()

@@ -272,7 +272,7 @@ async def some_logs(namespace: AsyncNamespace, names: Iterable[str] | None, patt
 
 
 async def each(names: Sequence[str], concurrency: int, work: Callable[[str], Awaitable[None]]) -> list[str]:
-    """`work` on so many logs at a time. Prints on standard error why it failed for some, and returns their names.
+    """`work` on `concurrency` logs at a time. Prints on standard error why it failed for some, and returns their names.
 
     With a single log its failure is raised.
     """

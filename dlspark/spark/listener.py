@@ -4,8 +4,8 @@
     spark.streams.addListener(listener)
 
 The source puts the lag into the progress of each batch (`latestOffset`, `behind`), so the listener has no connection of
-its own and runs wherever progress is heard: in a classic session, and in the client of Spark Connect. It shows what it
-heard three ways: `lags()` for programs, gauges for Prometheus, a picture for notebooks.
+its own and runs wherever progress is reported: in a classic session, and in the client of Spark Connect. It shows the
+lag in three ways: `lags()` for programs, gauges for Prometheus, a picture for notebooks.
 
 It must never harm a query: whatever goes wrong in it is logged, once a kind, and dropped.
 """

@@ -1,9 +1,9 @@
-"""What every floor shares, below all of them: it imports nothing of ours.
+"""What every floor shares, below all of them: it imports no other package of the project.
 
 errors         the tree of errors: whether the thing happened
 settings       what a setting is: key, type, bounds, unit; how its value is read, and its page is made
 tasks          the end of tasks, and work that is done once
-pacing         so many at a time, so many requests or bytes a second
+pacing         limits: of what runs at a time, of requests or bytes a second
 processes      children that end with this process, and processes that are not its children
 private_files  files and directories for their owner alone
 fault_points   named lines at which a test makes a process hang, die or fail

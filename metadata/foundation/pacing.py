@@ -1,9 +1,9 @@
 """How much at once, and how fast: bounds that a client or a background task puts on itself, so that others can work.
 
-for_each     so many at a time
-TokenBucket  so many requests a second, in the order in which they were made
-ByteRate     so many bytes a second
-MessageLimit so many lines of a log that others can cause, and how many were left out
+for_each     a limited number at a time
+TokenBucket  a limited number of requests a second, in the order in which they were made
+ByteRate     a limited number of bytes a second
+MessageLimit a limited number of log lines that others can cause, and how many were left out
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def _one_by_one(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 class ByteRate:
-    """At most so many bytes a second, evenly; 0 or less: no limit."""
+    """At most a number of bytes a second, evenly; 0 or less: no limit."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self._rate = bytes_per_second

@@ -136,7 +136,7 @@ class Setting:
     """Inclusive, in the field's unit; so is `maximum`."""
     maximum: float | None = None
     scale: int = 1
-    """The field is so many times what the key says: 1,000 for a key in seconds and a field in milliseconds."""
+    """The field is this many times what the key says: 1,000 for a key in seconds and a field in milliseconds."""
     choices: tuple[str, ...] = ()
     """The texts that it takes, in any case; empty: any."""
     other_keys: tuple[str, ...] = ()

@@ -219,7 +219,7 @@ class LogCheckers:
             self._fail(session.log, f"{record.dlsn} was read before, and was then called not written: {error!r}")
 
     def session_failed(self, session: WriterSession) -> None:
-        """A writer has failed; perhaps another client took the log over while its process stood still."""
+        """A writer has failed; perhaps another client took the log over while its process was paused."""
         if session.overtaken and not session.failed:
             self._world.reached("log.deposed-while-paused")
         session.failed = True

@@ -154,7 +154,7 @@ class WholeLifeCheckers(LogCheckers):
                     self._fail(truth.name, f"segment {segment.lssn} is listed, and its ledger was deleted (I7)")
 
     def segment_of(self, truth: LogTruth, lssn: int) -> SegmentMetadata | None:
-        """A deposed writer that stood still may hear late of what its successor kept, and has purged by now."""
+        """A deposed writer that was paused may hear late of what its successor kept, and has purged by now."""
         return truth.segment(lssn) or self._gone.get((truth.name, lssn))
 
     # ------------------------------------------------------------------------------------ readers

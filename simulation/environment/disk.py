@@ -232,7 +232,7 @@ class SimulatedDisk:
         try:
             self.may_fail("eio_sync", file.path)
         except OSError:
-            self._keep_some(inode)  # marked clean all the same, as by Linux: a second sync would report success
+            self._keep_some(inode)  # marked clean nevertheless, as by Linux: a second sync would report success
             raise
         written, inode.pending = inode.pending, []
         for offset, data in written:

@@ -71,7 +71,7 @@ class MetadataService:
         self.stalled = False
         self.stores: dict[SimulatedStore, None] = {}
         self.slow: dict[str, float] = {}
-        """Hosts whose requests, answers and watches take so many times longer."""
+        """Hosts whose requests, answers and watches take this many times longer."""
         self.unreachable: set[str] = set()
         """Hosts that cannot reach the store."""
         self.reached: Callable[[str], None] = lambda point: None

@@ -225,7 +225,7 @@ class Fabric:
         self.blocked: set[tuple[str, str]] = set()
         """(from, to): nothing passes."""
         self.slow: dict[tuple[str, str], float] = {}
-        """(from, to): so many times slower."""
+        """(from, to): this many times slower."""
         self.latency_s = 0.001
         self.silent: set[str] = set()
         """Hosts without power."""

@@ -1,4 +1,4 @@
-"""Failovers: a log's writer stands still, another one takes the log over, the first one goes on as if nothing were.
+"""Failovers: a log's writer is paused, another one takes the log over, then the first one goes on.
 
 A round is a function of its seed. The first writer is stopped (SIGSTOP) right before a drawn callback, so at any await
 point of opening, writing, rolling or closing; its metadata session ends after its timeout. The second one waits for the
@@ -56,7 +56,7 @@ class Failover:
     seed: int
     session_timeout_s: float = 0.0
     taken_over_s: float = -1.0
-    """From the moment the first writer stood still to the second one's first acknowledgement."""
+    """From the moment the first writer was paused to the second one's first acknowledgement."""
     acknowledged_before: int = 0
     """Records that the first writer knew to be stored when it was stopped."""
     refused_after: int = 0

@@ -373,7 +373,7 @@ class LogWorkload(Workload):
         return reader, self.world.log_checkers.span(client.name, log.name, reader.position, txid=record.txid)
 
     async def tail(self, reader: AsyncLogReader, span: ReadSpan, rng: Random, count: int) -> None:
-        """Read about so many records, or until the programs end; waiting is cut off now and then, and loses nothing."""
+        """Read about `count` records, or until the programs end; waiting is cut off now and then, and loses nothing."""
         ways = (
             partial(_one, reader),
             partial(reader.read_bulk, rng.choice((1, 5)), rng.choice((None, 20))),
@@ -481,7 +481,7 @@ class SubscribedReaders:
     """Readers of one log that share a subscriber's name and go on after each other.
 
     One reads at a time, under the subscriber's lock, and commits what it was given now and then. When it is killed, or
-    its session ends while it stands still, another one goes on at the last commit.
+    its session ends while it is paused, another one goes on at the last commit.
     """
 
     def __init__(self, workload: LogWorkload, log: SimulatedLog, rng: Random) -> None:

@@ -21,7 +21,7 @@ from storage_node.settings.autorecovery import AutoRecoverySettings
 HEALTHY_S = 60.0
 """Virtual time in which a healthy cluster must have done what was asked of it."""
 WITHIN_STEPS = 70
-"""Callbacks within which an owner is deposed, and within which it then stands still."""
+"""Callbacks within which an owner is deposed, and within which it is then paused."""
 STANDS_STILL_S = (0.02, 0.35)
 FAR_SHARE = 0.7
 """Of the deposed clients, which are far from the metadata store; the others stand still."""
@@ -153,7 +153,7 @@ class Deposer:
     """Takes an owner's session away, and with it its lock, in the middle of something, and makes it late from then on.
 
     What protects a log from a deposed owner matters where its last change arrives after others have been at the log. So
-    it is far from the metadata store, or stands still, for a while from the moment in which its session ended. The
+    it is far from the metadata store, or paused, for a while from the moment in which its session ended. The
     coverage points that say so begin with `point`.
     """
 

@@ -86,7 +86,7 @@ class Auditor:
         """What the last placement check found."""
 
     async def run(self) -> None:
-        """Audit when there is reason to. Until it is cancelled; raises only what no later attempt would mend."""
+        """Audit when there is reason to. Until it is cancelled; raises only what no later attempt could repair."""
         await self._marks.initialize_lost_bookie_recovery_delay(self._settings.lost_bookie_recovery_delay_s)
         self._losses = LossTracker(await self._auditors.known())
         self._wanted.set()

@@ -69,7 +69,7 @@ class StripedEntries:
         return self._first + turn * self._size + self._offsets[place]
 
     def sample(self, percentage: int, rng: random.Random) -> list[int]:
-        """The entries to verify: first and last always; with a percentage so many of them, spread over the range."""
+        """The entries to verify: first and last always; with a percentage that share of them, spread over the range."""
         count = self._count
         if count <= 2 or percentage >= 100:
             return [self[number] for number in range(count)]

@@ -18,7 +18,7 @@ AVERAGE_WEIGHT = 0.2
 JUDGE_EVERY = 8
 """Answers of a bookie from one comparison with the others to the next."""
 LAG_FACTOR, LAG_S = 3.0, 0.005
-"""A bookie lags when its average is both so many times, and so much, above the fastest one's."""
+"""A bookie lags when its average is above the fastest one's by both this factor and this difference."""
 LEVEL_FACTOR, LEVEL_S = 1.5, 0.002
 """It stops lagging when its average is within either of these."""
 LAG_MEMORY_S = 10.0

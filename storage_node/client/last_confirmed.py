@@ -158,7 +158,7 @@ class TailRound:
         self._end(None)
 
     def _expect_news(self, patience_s: float) -> None:
-        """Ask another bookie beside if nothing is heard for so long (0: never), and so on, each time later."""
+        """Ask another bookie as well if no answer comes for this long (0: never), and so on, each time later."""
         if patience_s:
             self._silence = self._loop.call_later(patience_s, self._ask_beside, patience_s)
 

@@ -39,7 +39,7 @@ entry only once each of its bookies has answered something in this ledger, howev
 or `heard_enough` says that it has waited long enough: that concerns the first entries, and those after a change.
 
 **Failure** is final: fenced, metadata taken over, no quorum. Every pending add fails, in entry order,
-with the same error. A writer that failed for want of bookies may still close the ledger at its LAC. A fenced writer may
+with the same error. A writer that failed for lack of bookies may still close the ledger at its LAC. A fenced writer may
 not: the client that recovers the ledger decides where it ends (I5).
 
 **Recovering.** With `recovering` the same machine re-adds entries for a recovery: lengths are given, and ensemble

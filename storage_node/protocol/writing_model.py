@@ -126,7 +126,7 @@ class PickReplacements:
     """Pick other bookies for some indices of `bookies`, none of `excluded`; answer with `picked`.
 
     `last_resort`: without a replacement the writer fails, so a bookie that failed lately is better than none.
-    `write_quorum` is the ledger's: racks are counted over so many consecutive indices.
+    `write_quorum` is the ledger's: racks are counted over this many consecutive indices.
     """
 
     bookies: tuple[str, ...]

@@ -24,7 +24,7 @@ class Turns:
     """A line of work that has more to do, on one loop.
 
     Args:
-        now: a clock, in seconds. A simulated one stands still during a turn, which then serves the whole line.
+        now: a clock, in seconds. A simulated one does not move during a turn, which then serves the whole line.
     """
 
     __slots__ = ("_line", "_scheduled", "now", "share_s")

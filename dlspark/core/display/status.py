@@ -1,7 +1,7 @@
 """What people see of a log and of a namespace: `LogStatus`, `LogPicture` and `Overview`.
 
 Each is a plain value that holds what was found at one moment, and knows its own text and HTML. Functions below fill
-them from metadata, within bounds: so many logs, so many segments drawn, and a time. `log_status`, `log_picture` and
+them from metadata, within bounds: on logs, on segments drawn, and on time. `log_status`, `log_picture` and
 `overview` are asked for by a caller, and raise.
 
 A notebook asks any object for its HTML by itself, so that must neither hang nor raise. `shown` stands in between: it

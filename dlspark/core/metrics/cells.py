@@ -150,7 +150,7 @@ class Count:
         self.value = 0
 
     def inc(self, by: int = 1) -> None:
-        """Grow `by` so many, 0 or more."""
+        """Add `by`, which is 0 or more."""
         self.value += by
 
     def add(self, other: Cell) -> None:

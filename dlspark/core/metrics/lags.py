@@ -1,7 +1,7 @@
 """`QueryLags`: how far streaming queries are behind in their logs, as gauges of a Prometheus registry.
 
 The numbers are measured in the query's source and come with its progress. A listener sets them here, and takes them
-away when the query ends: a gauge that stays would look like a query that stands still.
+away when the query ends: a gauge that stays would look like a query that makes no progress.
 """
 
 from __future__ import annotations

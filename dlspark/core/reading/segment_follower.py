@@ -143,7 +143,7 @@ class SegmentFollower:
     async def _step(self) -> bool:
         """Fetch what is confirmed, or wait for one more entry; True at the segment's end."""
         ledger = await self._open()
-        # Never past the LAC: what lies above it may still come to nothing (I6).
+        # Never past the LAC: a recovery may still drop what lies above it (I6).
         if self.next_entry <= ledger.last_add_confirmed:
             await self._fetch(ledger)
             return False

@@ -13,7 +13,7 @@ and no other owner has a segment to write to (I5, I7). If they say anything else
 outcome is unknown.
 
 This needs no timer and costs a look at the clock for each entry and answer. The clock is `Clock.elapsed_s`, not the
-event loop's, which stands still while the machine is suspended: by that clock every answer that was received before
+event loop's, which stops while the machine is suspended: by that clock every answer that was received before
 would be in time. A pause that stops every clock of the machine is not noticed: a virtual machine that its host has
 paused, or taken back to a snapshot.
 """
@@ -145,7 +145,7 @@ class LateAcknowledgements:
     def watch(self, added: Answer, sent_at: float, answered: Callable[[Answer], None]) -> None:
         """Have `answered` called with the outcome of an entry that is being sent: `added`, or an error instead.
 
-        `sent_at`: a `moment` before it was sent; the process may have stood still since.
+        `sent_at`: a `moment` before it was sent; the process may have been paused since.
         """
         due = sent_at + self._limit_s
 
@@ -175,7 +175,7 @@ class LateAcknowledgements:
         while True:
             began = self.moment()
             refusal = await repeat(self._ledgers.store, self._ownership)
-            # A look during which the process stood still again proves nothing: the state may have changed since.
+            # A look during which the process was paused again proves nothing: the state may have changed since.
             if refusal is not None or self.moment() - began < self._limit_s:
                 return refusal
 

@@ -78,7 +78,7 @@ class SegmentSequence:
     # ------------------------------------------------------------------ which step is due
 
     def takes(self, records: int) -> bool:
-        """Whether the current segment has positions left for so many records."""
+        """Whether the current segment has positions left for this many records."""
         # Positions are 31 bits wide; upstream would wrap to negative ones.
         return self.current is not None and self.current.position + records <= MAX_POSITION
 
@@ -113,7 +113,7 @@ class SegmentSequence:
         """`recover` as the log's new owner, which has just taken the lock; afterwards no earlier owner can change the
         log.
 
-        The previous owner's last transaction may arrive meanwhile: it was on its way, or that process stood still. It
+        The previous owner's last transaction may arrive meanwhile: it was on its way, or that process was paused. It
         moves the versions, and may begin or end a segment. As long as the lock is ours, the log is then read and
         recovered again from the beginning. So what the previous owner began is fenced too, before anything is
         acknowledged here (I5, I7). Raises WriterDeposedError where the lock is not ours any more, or where this happens

@@ -307,7 +307,7 @@ class SegmentWriter:
         has_user_data: bool,
     ) -> None:
         self.last_sent = self._loop.time()
-        # Before `add`: a process that stands still during it must not make the answer look younger than it is (I5).
+        # Before `add`: a pause of the process during it must not make the answer look younger than it is (I5).
         carried = self.ledger.last_add_confirmed
         sent_at = self._answers.moment()
         try:

@@ -116,7 +116,7 @@ class SegmentTransitions:
         """Read the segments, and the state that belongs to them. The caller believes that it holds the lock.
 
         Raises WriterDeposedError if the log was changed while it was read, or since this owner knew it: a process that
-        stood still finds the next owner's segment beside versions that are older.
+        was paused finds the next owner's segment beside versions that are older.
         """
         fresh = self._state is None
         try:

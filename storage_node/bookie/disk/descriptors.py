@@ -2,7 +2,7 @@
 
 Without a bound, a thousand idle connections would take what the journal needs to go on in its next file. So the soft
 limit is raised to the hard one at start, connections get what files do not need (`Admission` keeps to it), and the disk
-holds a few descriptors in hand (`SpareDescriptors`) for the moment at which the last one was taken by others.
+keeps a few descriptors in reserve (`SpareDescriptors`) for the moment at which the last one was taken by others.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def connection_limit(settings: BookieSettings, limit: int) -> int:
 
 
 class SpareDescriptors:
-    """Some descriptors held in hand. A call that finds none takes the place of one of them."""
+    """Some descriptors held in reserve. A call that finds none takes the place of one of them."""
 
     def __init__(self) -> None:
         self._held: list[int] = []
@@ -90,7 +90,7 @@ class SpareDescriptors:
         self._lock = threading.Lock()
 
     def hold(self, count: int = SPARE) -> None:
-        """Hold so many from now on, as soon as there are so many."""
+        """Hold this many from now on, as soon as there are enough."""
         with self._lock:
             self._wanted = count
             self._fill()

@@ -29,7 +29,7 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT}) | OUT_OF_DESCRIPTORS
 
 
 class NoSpaceError(OSError):
-    """A file could not be made or made longer, because the disk (or a quota) is full, or not be opened for want of file
+    """A file could not be made or made longer, because the disk (or a quota) is full, or not be opened for lack of file
     descriptors; nothing relies on it yet.
 
     `filename` is the file, `needed` how many bytes were to be written there.
@@ -54,7 +54,7 @@ def needing_space(path: str, needed: int) -> Iterator[None]:
 @contextmanager
 def needing_descriptors(path: str) -> Iterator[None]:
     """Around what opens files and can be repeated, but is not a write that may be tried again: only a lack of
-    descriptors becomes NoSpaceError. A sync that was begun does not fail for want of one."""
+    descriptors becomes NoSpaceError. A sync that was begun does not fail for lack of one."""
     try:
         yield
     except OSError as error:

@@ -249,7 +249,7 @@ class JournalFiles:
 
     def retire(self, below: int) -> None:
         """Files with ids below `below` are needed no more: keep some as spares, delete the rest. NoSpaceError: nothing
-        was done, for want of descriptors."""
+        was done, for lack of descriptors."""
         with needing_descriptors(self._directory):
             names = self._disk.list_directory(self._directory)
         spares = sum(name.startswith(SPARE_PREFIX) for name in names)

@@ -9,7 +9,7 @@ they lie, behind a header block of their own.
 
 Adds whose client asked for a deferred sync are answered earlier: once their batch, and every batch before it, is
 written, so that they outlive the process though perhaps not the machine. Only a batch that holds such adds takes two
-steps (write, then sync) for it; it is synced all the same, without delay, and whatever else waits for the batch waits
+steps (write, then sync) for it; it is still synced, without delay, and whatever else waits for the batch waits
 for that.
 
 Where a node has several journals, each takes the records of its own ledgers, which lie between those of others in the

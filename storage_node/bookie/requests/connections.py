@@ -107,7 +107,7 @@ class ServedConnection:
             asyncio.get_running_loop().call_soon(self.flow.check)
 
     def link_closed(self, error: Exception | None) -> None:
-        """End what runs and waits for this client. Adds that were taken are stored all the same."""
+        """End what runs and waits for this client. Adds that were taken are still stored."""
         self.flow.close()
         self._hold(-self._held)
         self._urgent.clear()

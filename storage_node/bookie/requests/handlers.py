@@ -97,7 +97,7 @@ def _send_listed(requester: Requester, request: m.ListEntriesRequest, blob: byte
 
 
 def list_head(groups: int) -> bytes:
-    """What goes before so many groups."""
+    """What goes before this many groups."""
     return _HEAD.pack(0, groups)
 
 

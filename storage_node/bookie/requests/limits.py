@@ -3,7 +3,7 @@
 Admission   which connections a node has, and which one is closed when there is one too many
 Flow        how much one connection may have under way, and when its socket is not read
 NodeLimits  what all connections share:
-    Gate        at most so many requests; a connection that comes to a closed gate stops reading its socket
+    Gate        at most a number of requests; a connection that comes to a closed gate stops reading its socket
     Budget      bytes of answers that wait for their clients; connections that hold many stop reading while few are left
     Traffic     what was answered, counted
     Turnstile   entries read from disk at a time; recovery's reads go first (docs/reference/wire.md#priorities)

@@ -114,7 +114,7 @@ class GarbageCollector:
                 self._compaction = loop.create_task(self._quietly(partial(self.compact, major=False)))
 
     async def _pause(self, wait_s: float) -> None:
-        """Wait for the next round, which comes early where so many ledgers have come that some may be made up."""
+        """Wait for the next round, which comes early after very many new ledgers: clients may have made some up."""
         soonest_s = min(CROWDED_WAIT_S, wait_s)
         await asyncio.sleep(soonest_s)
         if wait_s > soonest_s:

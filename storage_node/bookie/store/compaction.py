@@ -40,7 +40,7 @@ class DamagedLogError(Exception):
 
 
 class Throttle:
-    """Lets so many units pass a second."""
+    """Lets a number of units pass a second."""
 
     def __init__(self, per_second: int) -> None:
         self._per_second = per_second

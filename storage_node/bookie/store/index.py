@@ -98,7 +98,7 @@ class LedgerIndex:
         return self._strays.pop(entry_id, None) if self._strays else None
 
     def _may_have_gap(self, size: int) -> bool:
-        """Whether so many empty places more are in proportion."""
+        """Whether `size` more empty places are in proportion."""
         gaps = self._gaps
         return gaps + size <= FREE_GAPS + GAPS_AN_ENTRY * (len(self._sizes) - gaps)
 

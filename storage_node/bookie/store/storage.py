@@ -58,7 +58,7 @@ MAX_LAC_BYTES = 128
 """Limit of an explicit LAC's packet, which every ledger keeps in memory: the largest has 36 bytes (with a MAC)."""
 
 REPLAY_TURN_BYTES = 8 * MIB
-"""Replay lets the writers follow after so many bytes."""
+"""Replay lets the writers follow after this many bytes."""
 Journalled: TypeAlias = Sequence[tuple[JournalReader, JournalMark]]
 """What a start replays: each journal from its mark on."""
 

@@ -60,7 +60,7 @@ class Verification:
 
     @property
     def lost(self) -> list[Damage]:
-        """The damages that the node cannot mend."""
+        """The damage that the node cannot repair."""
         return [damage for damage in self.damages if not damage.harmless]
 
 
