@@ -84,11 +84,11 @@ class SettingsError(CallerError):
 
 
 class InvalidRecordError(CallerError):
-    """A record that cannot be written; nothing of its batch was."""
+    """A record that cannot be written; no record of its batch was written."""
 
 
 class RecordTooLongError(InvalidRecordError):
-    """A record over MAX_LOGRECORD_SIZE; nothing of its batch was written."""
+    """A record over MAX_LOGRECORD_SIZE bytes; no record of its batch was written."""
 
     code: ClassVar[int] = 413
 
@@ -100,19 +100,19 @@ class TransactionIdOutOfOrderError(CallerError):
 
 
 class EndOfStreamError(CallerError):
-    """The log is sealed: a reader has delivered everything, a writer can write nothing."""
+    """The log is sealed: a reader has delivered every record, and a writer writes nothing more."""
 
     code: ClassVar[int] = 512
 
 
 class AlreadyClosedError(CallerError):
-    """The object was closed by its user before this call."""
+    """The writer, reader, log or namespace was closed before this call; nothing was done."""
 
     code: ClassVar[int] = 502
 
 
 class LogEmptyError(NotAppliedError):
-    """The log has no records."""
+    """The log has no records, so it has neither a first nor a last one."""
 
     code: ClassVar[int] = 509
 
@@ -166,13 +166,13 @@ class ReadError(NotAppliedError):
 
 
 class AlreadyTruncatedError(ReadError):
-    """The position lies in a part of the log that was truncated or deleted."""
+    """The position is in a part of the log that was truncated or deleted."""
 
     code: ClassVar[int] = 511
 
 
 class SegmentNotFoundError(ReadError):
-    """The log lists a segment whose data is gone."""
+    """The log lists a segment whose ledger, and with it the data, is gone."""
 
     code: ClassVar[int] = 525
 
@@ -190,7 +190,7 @@ class ReadCancelledError(ReadError):
 
 
 class IdleReaderError(ReadError):
-    """Nothing arrived for `readerIdleErrorThresholdMillis`."""
+    """Nothing arrived for a waiting read in `readerIdleErrorThresholdMillis` milliseconds."""
 
     code: ClassVar[int] = 500
 

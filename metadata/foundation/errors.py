@@ -13,7 +13,7 @@
     ├── OutcomeUnknownError      may or may not have been applied: look before retrying
     │   ├── ConnectionLossError  (metadata) the connection was lost with the request under way
     │   └── SessionExpiredError  (metadata) the session ended with the request under way
-    └── InvariantViolation       we broke a rule of our own: a bug, please report it
+    └── InvariantViolation       a rule of dlspark's own does not hold: a bug, please report it
 
 The tree's root lives on the lowest floor because arrows may only point down; `storage_node.errors` and
 `dlspark.errors` add their own leaves.
@@ -26,8 +26,8 @@ class DistributedLogError(Exception):
     """Base of all errors: `message` says what happened, what did not, and `advice` what to do next.
 
     The other attributes give the place, where there is one: `log` and `dlsn`, or `ledger_id` and `entry_id`, and the
-    `node` (bookie id, ZooKeeper server) that answered. `op_index` is the place, from 0, of the operation that failed in
-    a transaction of the metadata store, and of all others None.
+    `node` (bookie id, ZooKeeper server) that answered. `op_index` is the index, from 0, of the operation that failed in
+    a transaction of the metadata store; in all other errors it is None.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class CallerError(DistributedLogError):
 
 
 class NotAppliedError(DistributedLogError):
-    """Definitely not applied; a retry is safe."""
+    """It was definitely not applied; a retry is safe."""
 
 
 class OutcomeUnknownError(DistributedLogError):
-    """May or may not have been applied: look before retrying."""
+    """It may or may not have been applied: look before you repeat it."""
 
 
 class InvariantViolation(DistributedLogError):
-    """We broke a rule of our own: a bug."""
+    """A rule of dlspark's own does not hold: a bug, please report it."""
 
 
 class NoAuthError(CallerError):
@@ -116,19 +116,20 @@ class NotEmptyError(NotAppliedError):
 
 
 class MetadataUnavailableError(NotAppliedError):
-    """The metadata store could not be reached; nothing was sent."""
+    """The metadata store could not be reached; the request was not sent, and may be repeated."""
 
 
 class CorruptDataError(NotAppliedError):
-    """Bytes read back are not what was written (digest, magic, bounds, version)."""
+    """Bytes read back are not what was written (digest, magic, bounds, version); they are not returned (I12)."""
 
 
 class ConnectionLossError(OutcomeUnknownError):
-    """The connection to the metadata store was lost while the request was under way."""
+    """The connection to the metadata store was lost while the request was under way: it may have been applied."""
 
 
 class SessionExpiredError(OutcomeUnknownError):
-    """The metadata session expired while the request was under way; its ephemeral nodes are gone."""
+    """The metadata session expired while the request was under way; it may have been applied. The session's ephemeral
+    znodes are gone."""
 
 
 def check(condition: bool, message: str, **place: object) -> None:
