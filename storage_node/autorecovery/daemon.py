@@ -95,6 +95,7 @@ class AutoRecovery:
     async def stop(self) -> None:
         """End everything; the auditor's place and the locks are given up, if the metadata store answers. Idempotent."""
         tasks, self._tasks = self._tasks, []
+        # First: once the vote is gone another candidate audits.
         await end_tasks(tasks)
         await self._client.close()
         try:
@@ -170,6 +171,7 @@ class AuditorElection:
             place = votes.index(vote)
             if place == 0:
                 return True
+            # Only the vote right before: if all watched the lowest one, its end would wake every candidate.
             await self._wait_for_end(votes[place - 1], once=True)
 
     async def _wait_for_end(self, vote: str, *, once: bool = False) -> None:

@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 def is_outage(error: DistributedLogError) -> bool:
     """Whether an operation failed because storage nodes are away, or not able to answer yet: they may come back."""
+    # A ledger that others have written under stays taken, however long one waits.
     return isinstance(error, _AWAY) and not isinstance(error, LedgerTakenError)
 
 

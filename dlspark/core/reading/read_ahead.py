@@ -280,6 +280,7 @@ class LogReadAhead:
         if listed is not None:
             self._check_truncation(listed, next_entry)
             return True
+        # Recovery removes only segments without records; one that had an entry was truncated or deleted (I8).
         if segment.in_progress and next_entry == 0:
             return False
         raise self._removed(DLSN(segment.lssn, next_entry, 0))

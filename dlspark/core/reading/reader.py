@@ -121,6 +121,7 @@ class AsyncLogReader:
 
     async def read_next(self) -> LogRecord:
         """The next record; waits at the tail. Raises EndOfStreamError and the reader's other final errors."""
+        # No other read is under way, so records keep their order without the lock.
         if self._records.made and not self._turn.locked():
             return self._deliver()
         async with self._turn:

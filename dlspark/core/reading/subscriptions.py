@@ -131,6 +131,7 @@ class Subscriptions:
         await lock.acquire(0)
         try:
             release = lock.release_op()
+            # With the lock's release in one transaction: no reader can take the lock in between, and lose its position.
             await store.multi([release, Delete(lock_path), Delete(path)])
             lock.deleted(release)
         finally:
