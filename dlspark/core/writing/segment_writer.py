@@ -172,6 +172,7 @@ class SegmentWriter:
         if self._refuse([future]):
             return
         check(self.position + len(txids) <= MAX_POSITION, "a batch would pass the last position of its segment")
+        # What is buffered goes first: entries are in the order of the writes (I4).
         self._transmit()
         self._begin_entry()
         batch = SentBatch(future)
@@ -202,6 +203,7 @@ class SegmentWriter:
 
     def write_control(self, payload: bytes = CONTROL_PAYLOAD) -> None:
         """Send what is buffered, then a control record in an entry of its own."""
+        # A control record is alone in its entry: docs/reference/records.md#filling-entries.
         self._transmit()
         if self.error is not None:
             return
