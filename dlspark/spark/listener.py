@@ -44,7 +44,7 @@ from metadata.foundation.plurals import counted
 _log = logging.getLogger(__name__)
 
 SETTLE_S: Final = 2.0
-"""How long is waited for the news that a query has ended, where the session says that it has."""
+"""How long to wait for the news that a query has ended, once the session says that it has."""
 MAX_ENDED: Final = 16
 """Queries that have ended and are still shown in pictures."""
 DEFAULT_HISTORY: Final = 720
@@ -60,7 +60,7 @@ class _Heard:
     samples: deque[LagSample]
     ended: bool = False
     elsewhere: bool = False
-    """Its end was waited for and did not come: the session that is asked does not know it."""
+    """No news of its end came in time: the session that is asked does not know it."""
     lags: dict[str, Lag | None] = field(default_factory=dict)
 
     def words(self, running: bool) -> str:

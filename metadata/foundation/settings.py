@@ -125,7 +125,7 @@ WORDS: Final[Kind[tuple[str, ...]]] = Kind("words separated by commas", _read_wo
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known of one setting beside its value. Rooms that know more of theirs add fields in a subclass."""
+    """What is known of one setting besides its value. Packages that know more of theirs add fields in a subclass."""
 
     kind: Kind[object]
     key: str

@@ -276,7 +276,7 @@ def run_failovers(seeds: Iterable[int]) -> list[Failover]:
 
 
 def table(rounds: Sequence[Failover]) -> str:
-    """Time to take over beside the session's timeout, one line for each timeout.
+    """Time to take over compared with the session's timeout, one line for each timeout.
 
     Only of rounds in which the first writer had written when it was stopped: else it may not have had the lock. Then in
     which rounds the second one began its recovery again.

@@ -68,7 +68,7 @@ class BookieHealth:
             self.on_trouble()
 
     def slow(self, bookie: str) -> None:
-        """Another replica had to be asked beside."""
+        """Another replica had to be asked as well."""
         self._slow[bookie] = self._loop.time()
         if self.on_trouble is not None:
             self.on_trouble()

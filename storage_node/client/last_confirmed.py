@@ -114,7 +114,7 @@ class LacQuestion:
 
 
 class TailRound:
-    """Asks bookies in turn, and after a silence beside, until one has news or the time is over."""
+    """Asks bookies in turn, after a silence also the next one, until one has news or the time is over."""
 
     def __init__(
         self,

@@ -167,7 +167,7 @@ class EntryFetcher:
     # ------------------------------------------------------------------------------------ time
 
     def _sweep(self, now: float) -> bool:
-        """Ask the next replica beside for entries that have waited long, and give up those that have for too long."""
+        """Ask the next replica as well for entries that have waited long, and give up those that waited too long."""
         limit_s = self._settings.read_operation_timeout_ms / 1000
         for fetch in list(self._open):
             if fetch.future.done():

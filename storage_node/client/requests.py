@@ -1,4 +1,4 @@
-"""Requests beside those of readers and writers: one to several bookies of an ensemble, and the one for disk space."""
+"""Requests other than those of readers and writers: one to several bookies of an ensemble, one for disk space."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ replicas' order are the edge's. An answer whose digest fails is reported as a fa
 (I12).
 
 *An entry* (`EntryRead`) is asked of one replica after the other. A failure moves on to the next replica unless another
-question is still open; after a silence the edge calls `speculate`, which asks the next one beside. The first good
+question is still open; after a silence the edge calls `ask_next`, which asks the next one as well. The first good
 answer wins. When all replicas have failed, the error that says most is raised: "no such entry" gives way to any later
 error, "unreachable" gives way to any later error but "no such entry", others stay. No number of "no such entry" short
 of all ends an ordinary read: only recovery may conclude from a quorum (docs/reference/wire.md#reading-an-entry).
@@ -19,7 +19,7 @@ Where being right is not worth waiting for, `LacTry` takes the first answer with
 
 *The next entry* (`TailRead`) is asked of the last ensemble's bookies in turn, beginning with the first replica of the
 entry after it: from the add of that entry a bookie learns that ours is committed. "Nothing yet" from E - A + 1 bookies,
-or an LAC that moved without the entry, ends the poll without one. After a silence the next one is asked beside
+or an LAC that moved without the entry, ends the poll without one. After a silence the next one is asked as well
 (docs/reference/wire.md#polling-for-the-next-entry).
 """
 

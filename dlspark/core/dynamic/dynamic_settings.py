@@ -1,4 +1,4 @@
-"""`DynamicSettings`: settings that operators change while logs are open, in files that are looked at regularly.
+"""`DynamicSettings`: settings that operators change while logs are open, in files that are checked regularly.
 
     <streamConfigDirectory>/<stream>.conf     for the logs of one stream (`stream_converters` says which those are)
     <streamConfigDefaultPath>                 for all logs; a key in their stream's file wins

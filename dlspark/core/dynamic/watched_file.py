@@ -1,4 +1,4 @@
-"""`WatchedFile`: a properties file that is looked at again and again while the program runs.
+"""`WatchedFile`: a properties file that is checked again and again while the program runs.
 
 Fault model: the file is written by people and tools, at any moment and in any way. It may be half written, unreadable,
 gone, or nonsense. What was last read and understood stays in force until something else was read and understood

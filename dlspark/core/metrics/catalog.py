@@ -238,11 +238,11 @@ WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "sync_reader_idle_reader_error": "synchronous readers are asynchronous ones underneath, which count it",
     "lock_internalTryRetries": "requests of the lock are repeated as any others; `rare_paths` and the log show it",
     "lock_tryAcquire": "there is one attempt, whose time `lock_acquire` has",
-    "streamWriteLimiter_permits (latencies)": "the number of records is a gauge; it is not looked at for each record",
+    "streamWriteLimiter_permits (latencies)": "the number of records is a gauge; it is not sampled for each record",
     "writeLimiter_permits (latencies)": "the same",
     "*Limiter_apply, *Limiter_overlimit": "they are of a write proxy's request limiters",
     "dlzk_*, bkc_zkc_*": _STORE,
     "*_watcher_manager_*": "watches are left by the metadata store's own client, one for each listing that is followed",
-    "readahead_worker_*": "upstream's core does not produce them any more either; `read_ahead_*` is what there is here",
+    "readahead_worker_*": "upstream's core does not produce them any more either; `read_ahead_*` replaces them here",
 }
 """Upstream's names, and why there is no such metric here."""

@@ -1,4 +1,4 @@
-"""Log records that programs can read: what they are about stands in fields beside the message.
+"""Log records that programs can read: what they are about is in fields beside the message.
 
 The core's log records have those of the attributes `log` (name), `segment` (sequence number), `ledger` (id), `entry`
 (id) and `path` (znode) that apply. `JsonFormatter` writes a record with them as one line of JSON.

@@ -1,4 +1,4 @@
-"""`LogSetting`: what the core knows of a setting beside the rest: whether one log may override it, and when it changes.
+"""`LogSetting`: what the core knows of a setting in addition: whether one log may override it, and when it changes.
 
 A group of settings is a frozen dataclass whose docstring is the group's title; `Settings` is made of the groups.
 """

@@ -67,7 +67,7 @@ Keys with the prefix `bkc.` are the ledger client's ([client-settings.md](client
 ## Dynamic settings
 
 ([conf/stream.conf](../conf/stream.conf) is an example.)
-Files change the settings of logs that are open. They are looked at every `dynamicConfigReloadIntervalSec` seconds, or
+Files change the settings of logs that are open. They are checked every `dynamicConfigReloadIntervalSec` seconds, or
 when `namespace.reload_settings()` is called; open writers and readers follow at their next decision.
 
     streamConfigDirectory=/etc/distributedlog/streams      # <stream>.conf, for the logs of one stream
@@ -93,7 +93,7 @@ second apart, find the same.
 With `featureProviderClass=DynamicConfigurationFeatureProvider` operators switch parts of the library off and on while
 it runs, in a base file (`fileFeatureProviderBaseConfigPath`) and an overlay whose lines go over the base file's
 (`fileFeatureProviderOverlayConfigPath`, which need not exist). A line is `dl.disable_write_limit=100`; above 0 is on.
-They are looked at as dynamic settings are. A program may give a provider of its own instead:
+They are checked as dynamic settings are. A program may give a provider of its own instead:
 `Namespace.open(uri, features=SettableFeatures({"dl.disable_write_limit": 100}))`.
 
 {features}

@@ -112,7 +112,7 @@ class UnawaitedFailures:
 # ------------------------------------------------------------------ a lock that is lost
 
 LOCK_CHECK_S = 0.2
-"""How often a lost lock is looked at while it is being taken again."""
+"""How often a lost lock is checked while it is being taken again, in seconds."""
 
 
 class OwnershipWatch:

@@ -373,7 +373,7 @@ _OF_ONE_QUERY = frozenset(
 
 _BY_NAME: dict[str, Option] = {option.key.lower(): option for option in OPTIONS}
 
-# What Spark itself hands over beside the user's options: the path of load/save, the sink's checkpoint and query name,
+# What Spark itself hands over besides the user's options: the path of load/save, the sink's checkpoint and query name,
 # and what a session-catalog table carries.
 _PATH = "path"
 _PATHS = "paths"
@@ -479,7 +479,7 @@ class Options:
 
     @property
     def outage_ms(self) -> int:
-        """How long what is away is waited for, in milliseconds."""
+        """How long a query waits for what is away, in milliseconds."""
         return min(self.duration_ms("outageTimeout") or 0, MAX_INT)
 
     def flag(self, name: str) -> bool:

@@ -24,7 +24,7 @@ from dlspark.spark.source.driver_log_view import MAX_PARALLEL_LOOKUPS, DriverLog
 from metadata.segments import SegmentMetadata
 
 MAX_LEDGERS: Final = 64
-"""Ledgers that are looked at for one log's bytes, beside the first and the last."""
+"""Ledgers that are examined for one log's bytes, besides the first and the last."""
 MAX_STEPS: Final = 16
 """Entries that are looked at for one transaction id: those with control records alone have none."""
 

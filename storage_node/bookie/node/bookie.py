@@ -44,7 +44,7 @@ METADATA_TIMEOUT_S = 5.0
 DRAIN_S = 5.0
 LOCK_NAME = "lock"
 ROOM_FOR_IDS = 128
-"""More than an answer's ids take beside the list that it carries."""
+"""More bytes than an answer takes besides the list that it carries."""
 DESCRIPTORS_RETRY_S = 1.0
 """A node that lacks file descriptors looks for some after this."""
 NEW_DIRECTORY_BYTES = 16 * 1024
