@@ -31,7 +31,6 @@ NAMES_TWICE: dict[str, str] = {
     "Event": "of the writer's machine and of the recovery's: each is named by its module",
     "State": "as Event",
     "Kind": "of settings, and of protobuf fields; still",
-    "_Batch": "private; still",
 }
 """Class -> why two modules may each have one of this name."""
 

@@ -17,6 +17,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.settings import Settings
     from dlspark.core.sync.namespace import Namespace
-import shutil
 
 P = ParamSpec("P")
 
@@ -73,6 +73,9 @@ class Output(str, Enum):
 
 
 OutputOption = Annotated[Output, typer.Option("--output", help="How the result is printed.")]
+
+
+# ---------------------------------------------------------------------- the connection to a namespace
 
 
 def namespace_uri(uri: str | None) -> str:
@@ -126,15 +129,6 @@ class At:
         """Print one of many results; a reader of a pipe sees it at once."""
         typer.echo(json.dumps(result, ensure_ascii=False) if self.as_json else text)
         sys.stdout.flush()
-
-
-def print_result(output: Output, result: Mapping[str, Json], text: str | Table | Iterable[str]) -> None:
-    """Print `result` as JSON, or `text`."""
-    if output is Output.JSON:
-        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
-        return
-    for line in text.lines() if isinstance(text, Table) else [text] if isinstance(text, str) else text:
-        typer.echo(line)
 
 
 class _Opening(AbstractAsyncContextManager["AsyncNamespace"]):
@@ -200,6 +194,9 @@ def name_near_ones(error: BaseException | None, names: Sequence[str]) -> None:
         error.advice = f"Did you mean {' or '.join(folder + slash + one for one in near)}?"
 
 
+# ---------------------------------------------------------------------- a coroutine as a command
+
+
 def _shared(
     uri: UriOption = None, conf: ConfOption = None, values: SetOption = None, output: OutputOption = Output.TEXT
 ) -> None:
@@ -235,6 +232,9 @@ def over_namespace(command: Callable[Concatenate[At, P], Awaitable[None]]) -> Ca
 
 async def _awaited(command: Awaitable[None]) -> None:
     await command
+
+
+# ---------------------------------------------------------------------- questions, and which logs
 
 
 def confirm(question: str, *, yes: bool, by: str = "--yes") -> None:
@@ -293,12 +293,16 @@ async def each(names: Sequence[str], concurrency: int, work: Callable[[str], Awa
     return sorted(failed)
 
 
-def exit_with(*, failed: Sequence[str] = (), attention: bool = False) -> None:
-    """End with the status that this comes to; to be called last."""
-    if failed:
-        raise typer.Exit(1)
-    if attention:
-        raise typer.Exit(ATTENTION)
+# ---------------------------------------------------------------------- results
+
+
+def print_result(output: Output, result: Mapping[str, Json], text: str | Table | Iterable[str]) -> None:
+    """Print `result` as JSON, or `text`."""
+    if output is Output.JSON:
+        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+        return
+    for line in text.lines() if isinstance(text, Table) else [text] if isinstance(text, str) else text:
+        typer.echo(line)
 
 
 def table(*columns: str, rows: Iterable[Sequence[object]] = ()) -> Table:
@@ -316,8 +320,15 @@ def shown(data: bytes | memoryview, *, as_hex: bool = False) -> str:
     return bytes(data).hex() if as_hex else bytes(data).decode("utf-8", errors="backslashreplace")
 
 
-# ---------------------------------------------------------------------- tables
+def exit_with(*, failed: Sequence[str] = (), attention: bool = False) -> None:
+    """End with the status that this comes to; to be called last."""
+    if failed:
+        raise typer.Exit(1)
+    if attention:
+        raise typer.Exit(ATTENTION)
 
+
+# ---------------------------------------------------------------------- tables
 
 _GAP = "  "
 _INDENT = "    "

@@ -48,10 +48,6 @@ if TYPE_CHECKING:
     from dlspark.core.codec.records import LogRecord
     from dlspark.core.sync.readers import LogReader
     from dlspark.core.sync.writer import LogWriter, PendingWrite
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dlspark.core.codec.records import LogRecord
 
 SubscriberArgument = Annotated[str, typer.Argument(help="The subscriber's id.")]
 

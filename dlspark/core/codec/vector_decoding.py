@@ -148,10 +148,10 @@ def decode_entries(
     then (I12); CallerError for more than 2 GiB at once. Batches of 1 to 8 MB are fastest.
     """
     contents = [(e, entry_content(payload, enveloped, DLSN(lssn, e, 0))) for e, payload in entries]
-    batch = _Batch(lssn, start_sequence_id, include_control, sum(len(content) for _, content in contents))
+    collector = _ColumnCollector(lssn, start_sequence_id, include_control, sum(len(content) for _, content in contents))
     for run in _runs(contents, include_control):
-        batch.add(run)
-    return batch.finish()
+        collector.add(run)
+    return collector.finish()
 
 
 def entry_summary(payload: memoryview, enveloped: bool = True, place: DLSN | None = None) -> EntrySummary:
@@ -217,7 +217,7 @@ def _is_one_control_record(content: memoryview) -> bool:
     return bool(in_range and word & KNOWN_FLAGS == FLAG_CONTROL and HEADER_BYTES + length == len(content))
 
 
-class _Batch:
+class _ColumnCollector:
     """Collects the columns of decoded runs; payloads go straight to their place in one buffer."""
 
     def __init__(self, lssn: int, start_sequence_id: int, include_control: bool, capacity: int) -> None:
