@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dlspark.core.reading.locked_reader import AsyncLockedReader
     from dlspark.core.reading.reader import AsyncLogReader
     from dlspark.core.runtime import Runtime
-    from dlspark.core.settings import Settings
+    from dlspark.core.settings.settings import Settings
     from dlspark.core.sync.log import Log
     from dlspark.core.sync.namespace import Namespace
     from dlspark.core.sync.readers import AppendReader, AppendStream, LockedReader, LogReader
@@ -56,7 +56,7 @@ _PLACES = {
     "Permissions": "metadata.permissions",
     "Runtime": "dlspark.core.runtime",
     "SettableFeatures": "dlspark.core.dynamic.features",
-    "Settings": "dlspark.core.settings",
+    "Settings": "dlspark.core.settings.settings",
     "Statistics": "dlspark.core.metrics",
     "errors": "dlspark.errors",
     "serve_metrics": "dlspark.core.metrics",

@@ -35,7 +35,7 @@ from metadata.foundation.errors import CallerError, DistributedLogError
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
-    from dlspark.core.settings import Settings
+    from dlspark.core.settings.settings import Settings
     from dlspark.core.sync.namespace import Namespace
 
 P = ParamSpec("P")
@@ -88,7 +88,7 @@ def settings_of(conf: Path | None, values: Iterable[str] | None) -> Settings:
 
     Raises SettingsError, and CallerError for a value without '='.
     """
-    from dlspark.core.settings import Settings
+    from dlspark.core.settings.settings import Settings
 
     if conf is None:
         settings = Settings.from_environment()

@@ -239,7 +239,7 @@ def check_namespace(uri: str | None) -> Iterator[CheckFinding]:
 
 async def _looked_at(uri: str) -> list[CheckFinding]:
     from dlspark.core.namespace import AsyncNamespace
-    from dlspark.core.settings import Settings
+    from dlspark.core.settings.settings import Settings
 
     namespace = await AsyncNamespace.open(uri, Settings.from_environment())
     try:

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from dlspark.core.opening import connect_logs
-from dlspark.core.settings import Settings, Value
+from dlspark.core.settings.settings import Settings
+from metadata.foundation.settings import Value
 from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
 
 SettingsLike = Settings | Mapping[str, Value] | None

@@ -19,7 +19,7 @@ from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.reading.segment_list import SegmentWatch
 from dlspark.core.reading.segments import Probes
 from dlspark.core.services import Services
-from dlspark.core.settings import LiveSettings, Settings
+from dlspark.core.settings.settings import LiveSettings, Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyClosedError, CallerError

@@ -18,12 +18,13 @@ from dlspark.core.log import AsyncLog
 from dlspark.core.metrics import Meter, Statistics
 from dlspark.core.opening import Edges, connect_all, services_of
 from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, check_region_id
-from dlspark.core.settings import Settings, Value
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.ledger_allocators import delete_pool
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.default_namespace import uri_or_default
 from dlspark.errors import AlreadyClosedError, CallerError
 from metadata.allocators import pool_path
+from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
 from metadata.log_admin import LogAdmin
 from metadata.log_watch import LogChange, watch_logs

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from dlspark.core.dynamic.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
 from dlspark.core.metrics import Meter
 from dlspark.core.services import RollingPermits, Services, Shared
-from dlspark.core.settings import Settings
 from dlspark.core.settings.cluster import ZooKeeperKeys
+from dlspark.core.settings.settings import Settings
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.log_folders import FederatedFolders

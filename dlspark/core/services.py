@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dlspark.core.dynamic.features import NO_FEATURES, FeatureProvider
 from dlspark.core.metrics import Meter
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from metadata.foundation.errors import CallerError
 from metadata.ledgers import LedgerStore
 from metadata.logs import LogStore

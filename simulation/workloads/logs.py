@@ -24,7 +24,7 @@ from dlspark.core.log import EARLIEST, AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.reader import AsyncLogReader
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, LockingError, PositionGapError, SegmentStateError

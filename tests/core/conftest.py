@@ -12,7 +12,7 @@ from memory_bookies import MemoryBookie, MemoryNetwork
 from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics import Statistics
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import (
     CallerError,
     InvalidLogNameError,

@@ -11,7 +11,7 @@ import pytest
 from dlspark import errors
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.opening import Sessions, connect_all
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.namespaces import Binding, NamespaceUri
 from metadata.store import RetryPolicy

@@ -11,7 +11,7 @@ import pytest_asyncio
 from helpers.strangers import write_as_stranger
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.testing.cluster import InProcessCluster
 
 

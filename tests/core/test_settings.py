@@ -12,8 +12,7 @@ import pytest
 import upstream_keys
 
 from dlspark.core.settings.pages import configuration_file, settings_page
-from dlspark.core.settings.refused import WITHOUT_MEANING
-from dlspark.core.settings.settings import Settings, describe_settings
+from dlspark.core.settings.settings import WITHOUT_MEANING, Settings, describe_settings
 from dlspark.core.writing.ledger_allocators import LedgerKind
 from dlspark.errors import CallerError, SettingsError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata

@@ -28,7 +28,7 @@ from typing import Any
 from helpers.hosts import Route, RoutedNetwork, WallClock
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from metadata.bookies import BookieRegistry
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
 from metadata.ledgers import LedgerStore

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.driver import SourceDriver

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlspark.core.settings import Settings
-from dlspark.core.settings.settings import describe_settings
+from dlspark.core.settings.settings import Settings, describe_settings
 from dlspark.spark import connection
 from dlspark.spark.errors import OptionError
 from dlspark.spark.options.client_settings import namespace_settings

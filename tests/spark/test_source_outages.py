@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.planning import Partition

@@ -12,7 +12,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.spark.catalog.creation import check_layout, own_properties
 from dlspark.spark.catalog.requests import answered
 from dlspark.spark.catalog.scan import Pushed, Rows

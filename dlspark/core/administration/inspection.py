@@ -34,7 +34,7 @@ from dlspark.core.codec.records import MAX_TXID, LogRecord
 from dlspark.core.display.status import lock_owner
 from dlspark.core.reading.segments import SegmentReader, is_truncated
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.recovery import last_record
 from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.logs import LogState

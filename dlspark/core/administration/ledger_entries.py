@@ -13,7 +13,7 @@ from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.lifecycle.owned_segments import taken
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import CallerError, DistributedLogError, InvalidEntryError
 from metadata.ledger_metadata import LedgerMetadata

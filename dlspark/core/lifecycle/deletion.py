@@ -44,7 +44,7 @@ from dlspark.core.lifecycle.owned_segments import OwnedSegments, completed_head,
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import DistributedLogError
 from metadata.foundation.errors import NoNodeError
 from metadata.foundation.tasks import end_tasks

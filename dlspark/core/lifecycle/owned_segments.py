@@ -33,7 +33,7 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.reading.segments import first_active, is_truncated
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import WriteLock, release
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.locks import DistributedLock

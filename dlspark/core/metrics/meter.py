@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final
 from dlspark.core.metrics.catalog import Measures
 from dlspark.core.metrics.cells import Timing
 from dlspark.core.metrics.collection import Scopes, collection_of
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import CallerError
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.store import MetadataStore

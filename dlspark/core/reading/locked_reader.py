@@ -16,7 +16,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading.reader import AsyncLogReader, Start
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.errors import CallerError, DistributedLogError, LockingError
 from metadata.locks import DistributedLock, OwnershipAcquireFailedError

@@ -25,7 +25,7 @@ from dlspark.core.reading.segments import (
     start_sequence_id,
 )
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, CallerError, LogEmptyError, SegmentNotFoundError
 from metadata.foundation.errors import NoNodeError
 from metadata.logs import SegmentMetadata

@@ -21,7 +21,7 @@ from dlspark.core.reading.segment_follower import FetchedEntry, SegmentFollower
 from dlspark.core.reading.segment_list import SegmentList
 from dlspark.core.reading.segments import first_active, first_left, is_truncated, start_sequence_id
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import (
     AlreadyTruncatedError,
     DistributedLogError,

@@ -33,7 +33,7 @@ from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.reader_checks import Gap, GapCheck, Idleness
 from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import (
     CallerError,
     DistributedLogError,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.structured_logging import about
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import IdleReaderError
 
 MOST_GAPS = 1_000

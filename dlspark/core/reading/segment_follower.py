@@ -21,7 +21,7 @@ from dlspark.core.metrics import Measures
 from dlspark.core.metrics.entry_measures import FetchMeasures
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import (
     CallerError,
     CorruptDataError,

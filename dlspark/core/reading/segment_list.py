@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.logs import LogNotFoundError, SegmentMetadata
 from metadata.segment_listing import SegmentListing, SegmentVanishedError

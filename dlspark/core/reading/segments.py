@@ -28,7 +28,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.codec.vector_decoding import EntrySummary, entry_summary
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.segment_listing import SegmentListing
 from storage_node.client import LedgerLocation, LedgerReader

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from dlspark.core.dynamic.features import KNOWN_FEATURES
 from dlspark.core.settings.log_setting import LogSetting
-from dlspark.core.settings.refused import WITHOUT_MEANING
-from dlspark.core.settings.settings import Settings
+from dlspark.core.settings.settings import WITHOUT_MEANING, Settings
 from metadata.foundation.settings import defaults_of, markdown_table, properties_entry, settings_of, written
 
 GROUPS = tuple(reversed(Settings.__bases__))

@@ -6,11 +6,12 @@ and whether one log may override it. `pages` makes conf/distributedlog.conf and 
 Values come, later ones over earlier ones, from: the defaults; a properties file (`DLSPARK_CONF` or `from_properties`);
 environment variables `DLSPARK_SET_<key>`, e.g. `DLSPARK_SET_writerOutputBufferSize=0`; options of the interpreter, as
 Java's system properties, `python -X dlspark.writerOutputBufferSize=0`; a mapping given in code; one given on opening a
-log; and, while a log is open, its dynamic settings files (`dynamic_settings`).
+log; and, while a log is open, its dynamic settings files (`DynamicSettings`).
 
 Keys that begin with `bkc.` are the ledger client's, without the prefix BookKeeper's own; they override what follows
 from the settings here (docs/client-settings.md). In an environment variable the prefix is written `bkc_`.
-A key or value that cannot be honoured is an error that names the nearest key, never ignored.
+A key or value that cannot be honoured is an error that names the nearest key, never ignored; for a key of upstream's
+that means nothing here (`WITHOUT_MEANING`) the error gives the reason.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, cast
 
-from dlspark.core.dynamic.features import provider_kind
-from dlspark.core.dynamic.stream_converters import stream_converter
 from dlspark.core.settings.cluster import (
     AllocatorKeys,
     FederationKeys,
@@ -32,9 +31,13 @@ from dlspark.core.settings.cluster import (
     ZooKeeperKeys,
 )
 from dlspark.core.settings.log_setting import LogSetting
-from dlspark.core.settings.operations import ConfigurationKeys, ObservabilityKeys
+from dlspark.core.settings.operations import (
+    ConfigurationKeys,
+    ObservabilityKeys,
+    provider_kind,
+    stream_converter,
+)
 from dlspark.core.settings.reading import ReaderKeys
-from dlspark.core.settings.refused import OLD_KEYS, WITHOUT_MEANING
 from dlspark.core.settings.writing import RetentionKeys, SegmentKeys, WriterKeys
 from dlspark.errors import SettingsError
 from metadata.allocators import pool_path
@@ -251,6 +254,70 @@ def _options(options: Mapping[str, str | Literal[True]]) -> dict[str, Value]:
     return {name[prefix:]: value for name, value in options.items() if name.startswith(OPTION_PREFIX)}
 
 
+# ------------------------------------------------------------------ by key
+
+_ONE_LOOP = "one event loop does all the work, there are no pools of threads"
+_LOOP_TIMERS = "the event loop keeps the time"
+_NO_POOLS = "there are no pools of threads whose tasks could be measured"
+_ONE_READ = "one read of the metadata store shows whether a log exists"
+_INJECTION = "tests inject faults at the edges, not settings"
+_PROXY = "it bounds a write proxy, which these settings do not configure"
+WITHOUT_MEANING: Mapping[str, str] = {
+    "zkcNumRetryThreads": "requests are repeated by the event loop, without threads",
+    "bkcNumIOThreads": _ONE_LOOP,
+    "timerTickDuration": _LOOP_TIMERS,
+    "timerNumTicks": _LOOP_TIMERS,
+    "bkcNumWorkerThreads": _ONE_LOOP,
+    "numWorkerThreads": _ONE_LOOP,
+    "numReadAheadWorkerThreads": _ONE_LOOP,
+    "numLockStateThreads": _ONE_LOOP,
+    "numResourceReleaseThreads": _ONE_LOOP,
+    "schedulerShutdownTimeoutMs": "closing waits for what it closes; there are no schedulers",
+    "useDaemonThread": "the one background thread, that of the synchronous classes, is always a daemon",
+    "enableRecordCounts": "records always carry their positions: without them no reader could see that one is missing",
+    "logFlushTimeoutSeconds": (
+        "a flush ends when its entries are acknowledged or fail, which bkcWriteTimeoutSeconds bounds"
+    ),
+    "lockReacquireTimeoutSeconds": "a lost lock is taken again as long as no other client has it",
+    "lockOpTimeoutSeconds": "lockTimeoutSeconds bounds the wait for a lock",
+    "readLACLongPoll": "readLACLongPollTimeout is the only setting of long polls",
+    "enableReadAhead": "readers always read ahead, with readAheadMaxRecords=1 by one entry",
+    "enableForceRead": "there is only one way of reading; upstream does not use this key either",
+    "readAheadWaitTimeOnEndOfStream": "a watch reports the next segment; readers do not wait for a fixed time",
+    "readAheadNoSuchLedgerExceptionOnReadLACErrorThresholdMillis": (
+        "a listed segment without its ledger fails a reader after ten seconds, unless it leaves the list before"
+    ),
+    "enableTaskExecutionStats": _NO_POOLS,
+    "taskExecutionWarnTimeMicros": _NO_POOLS,
+    "checkLogExistenceBackoffStartMillis": _ONE_READ,
+    "checkLogExistenceBackoffMaxMillis": _ONE_READ,
+    "bpsSoftWriteLimit": _PROXY,
+    "bpsHardWriteLimit": _PROXY,
+    "rpsSoftWriteLimit": _PROXY,
+    "rpsHardWriteLimit": _PROXY,
+    "rpsSoftServiceLimit": _PROXY,
+    "rpsHardServiceLimit": _PROXY,
+    "rpsStreamAcquireServiceLimit": _PROXY,
+    "bpsSoftServiceLimit": _PROXY,
+    "bpsHardServiceLimit": _PROXY,
+    "bpsStreamAcquireServiceLimit": _PROXY,
+    "maxAcquiredPartitionsPerProxy": _PROXY,
+    "maxCachedPartitionsPerProxy": _PROXY,
+    "eiInjectWriteDelay": _INJECTION,
+    "eiInjectedWriteDelayPercent": _INJECTION,
+    "eiInjectedWriteDelayMs": _INJECTION,
+    "eiInjectReadAheadStall": _INJECTION,
+    "eiInjectReadAheadDelay": _INJECTION,
+    "eiInjectMaxReadAheadDelayMs": _INJECTION,
+    "eiInjectReadAheadDelayPercent": _INJECTION,
+    "eiInjectReadAheadBrokenEntries": _INJECTION,
+}
+"""Upstream's keys that mean nothing here: they are refused, with the reason, rather than ignored."""
+OLD_KEYS: Mapping[str, str] = {
+    "ReadAheadWaitTimeOnEndOfStream": "readAheadWaitTimeOnEndOfStream",
+}
+"""Names that some of them had before."""
+
 REGISTRY = Registry(
     [Settings],
     SettingsError,
@@ -283,6 +350,9 @@ def dynamic_values(written: Mapping[str, Value]) -> dict[str, Value]:
             )
     names = REGISTRY.read_all(written).get(Settings, {})
     return {info.key: names[name] for name, info in settings_of(Settings).items() if name in names}  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------ while a log is open
 
 
 class LiveSettings:

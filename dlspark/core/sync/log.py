@@ -19,7 +19,7 @@ from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.reader import Start
 from dlspark.core.reading.segments import Probes
 from dlspark.core.runtime import Runtime, iterated
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.readers import AppendReader, AppendStream, LockedReader, LogReader
 from dlspark.core.sync.writer import LogWriter
 from metadata.ledgers import Versioned

@@ -19,8 +19,9 @@ from dlspark.core.metrics import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.services import LOCAL_REGION_ID
-from dlspark.core.settings import Settings, Value
+from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.log import Log
+from metadata.foundation.settings import Value
 from metadata.log_watch import LogChange
 from metadata.namespaces import Binding, NamespaceUri
 from metadata.permissions import Action, Permissions, PermissionStore

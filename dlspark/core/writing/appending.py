@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics import Measures
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.failures import UnawaitedFailures
 from dlspark.core.writing.queued_writes import BatchWrite, QueuedWrite, RecordSetWrite, RecordWrite

@@ -27,7 +27,7 @@ from dlspark.core.codec.records import MAX_TXID, check_payload_length, check_use
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.dynamic.features import DISABLE_WRITE_LIMIT, DL_SCOPE
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.errors import (

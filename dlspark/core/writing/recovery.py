@@ -16,7 +16,7 @@ from dlspark.core.metrics.cells import Histogram
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.reading.segments import backward_scan
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.errors import CorruptDataError
 from metadata.foundation.errors import NoNodeError

@@ -25,7 +25,7 @@ from dlspark.core.codec.records import MAX_POSITION, MAX_TXID
 from dlspark.core.dynamic.features import DISABLE_LOGSEGMENT_ROLLING, DL_SCOPE
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import LateAcknowledgements
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.segment_writer import SegmentWriter

@@ -38,7 +38,7 @@ from dlspark.core.codec.records import (
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.metrics import Meter
 from dlspark.core.metrics.entry_measures import EntryMeasures, Moments
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import LateAcknowledgements, SentBatch, SentEntry, WrittenEntry, fail_records
 from dlspark.core.writing.send_timing import SendTimers
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError

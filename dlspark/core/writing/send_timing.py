@@ -19,7 +19,7 @@ from typing import Protocol
 
 from dlspark.core.codec.records import KEEPALIVE_PAYLOAD
 from dlspark.core.metrics.catalog import Measures
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 
 
 class SendingSegment(Protocol):

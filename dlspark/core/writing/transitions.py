@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.ledger_allocators import (
     AllocatorLostError,
     AllocatorPhase,

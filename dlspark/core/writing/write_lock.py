@@ -16,7 +16,7 @@ from typing import Protocol
 from dlspark.core.metrics.cells import Timing
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.locks import DistributedLock, OwnershipAcquireFailedError
 from metadata.log_names import log_not_found

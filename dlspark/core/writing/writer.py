@@ -31,7 +31,7 @@ from dlspark.core.lifecycle.deletion import Retention
 from dlspark.core.lifecycle.owned_segments import OwnedSegments
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.appending import Appending
 from dlspark.core.writing.failures import OwnershipWatch, UnawaitedFailures, explain_failure, refusal
 from dlspark.core.writing.queued_writes import EndOfStreamWrite, QueuedWrite, WriteLimits, WriteQueue, check_follows

@@ -10,7 +10,7 @@ from typing import Final
 
 from pyspark.sql.types import StringType, StructType
 
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.spark.catalog.tables import of_scope
 from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.client_settings import namespace_settings

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dlspark.core.codec.entries import Compression
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
-from dlspark.core.settings import Settings
-from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX
+from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Settings
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.spark.options.client_settings import namespace_settings

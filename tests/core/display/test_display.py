@@ -29,7 +29,7 @@ from dlspark.core.display.lag_picture import LagPicture
 from dlspark.core.display.picture import MAX_DRAWN, bars, svg
 from dlspark.core.display.status import LogPicture, LogStatus, Overview
 from dlspark.core.markup import preview
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import CallerError, LogNotFoundError
 from dlspark.testing.cluster import InProcessCluster
 from metadata.logs import SegmentMetadata, TruncationStatus

@@ -11,7 +11,7 @@ import pytest
 from dlspark.core.dynamic.features import KNOWN_FEATURES, NO_FEATURES, FeatureProvider, SettableFeatures
 from dlspark.core.dynamic.operator_files import OperatorFiles
 from dlspark.core.dynamic.watched_file import REJECTED
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import OverCapacityError, SettingsError
 
 CONF = Path(__file__).parents[3] / "conf"

@@ -12,7 +12,7 @@ from log_helpers import drained, payloads, states, written
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.deletion import HOUR_MS, expired, older_than
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import (
     AlreadyTruncatedError,
     CallerError,

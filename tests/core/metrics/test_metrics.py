@@ -29,7 +29,7 @@ from dlspark.core.metrics.collection import collection_of
 from dlspark.core.metrics.entry_measures import EntryMeasures, Moments
 from dlspark.core.metrics.page import metrics_page
 from dlspark.core.metrics.structured_logging import JsonFormatter, about
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import (
     CallerError,
     DistributedLogError,
@@ -510,7 +510,7 @@ async def test_what_fails_is_a_failed_span(world):
 
 def test_spans_take_an_extra_and_nothing_of_it_is_imported_unless_they_are_wanted(monkeypatch):
     code = (
-        "import sys; from dlspark.core.metrics import Meter, Statistics; from dlspark.core.settings import Settings;"
+        "import sys; from dlspark.core.metrics import Meter; from dlspark.core.settings.settings import Settings;"
         "Meter.open(None, Settings()); assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

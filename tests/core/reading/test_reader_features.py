@@ -13,7 +13,7 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder, encode_record_set
 from dlspark.core.codec.records import FLAG_RECORD_SET
 from dlspark.core.reading.reader_checks import Gap
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import (
     CallerError,
     DigestError,

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import LogEmptyError
 from dlspark.testing.cluster import InProcessCluster

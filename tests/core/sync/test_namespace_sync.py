@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dlspark import Namespace, Permissions, Runtime
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import CallerError, LogNotFoundError, NamespaceInUseError, NotBoundError, RequestDeniedError
 from dlspark.testing.cluster import NAMESPACE_PATH, InProcessCluster
 from metadata.embedded import EmbeddedZooKeeper

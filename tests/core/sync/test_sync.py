@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dlspark import DLSN, Namespace, Runtime
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyClosedError, EndOfStreamError, RecordTooLongError, TransactionIdOutOfOrderError
 from dlspark.testing.cluster import InProcessCluster
 from metadata.zookeeper import ZooKeeperStore

@@ -12,7 +12,7 @@ import pytest
 from dlspark import DLSN, Namespace, Runtime
 from dlspark.core.codec.vector_decoding import DecodedBatch
 from dlspark.core.reading.decoded_records import SLICE
-from dlspark.core.settings import Settings
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import LockingError, LogNotFoundError, OwnershipAcquireFailedError, ReadCancelledError
 from dlspark.testing.cluster import InProcessCluster
 from metadata.store import SessionState
