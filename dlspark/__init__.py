@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dlspark.core.codec.records import LogRecord
     from dlspark.core.dynamic.features import SettableFeatures
     from dlspark.core.log import AsyncLog
-    from dlspark.core.metrics import NO_STATISTICS, Statistics, serve_metrics
+    from dlspark.core.metrics.registries import NO_STATISTICS, Statistics, serve_metrics
     from dlspark.core.namespace import AsyncNamespace
     from dlspark.core.reading.locked_reader import AsyncLockedReader
     from dlspark.core.reading.reader import AsyncLogReader
@@ -50,16 +50,16 @@ _PLACES = {
     "LogReader": "dlspark.core.sync.readers",
     "LogRecord": "dlspark.core.codec.records",
     "LogWriter": "dlspark.core.sync.writer",
-    "NO_STATISTICS": "dlspark.core.metrics",
+    "NO_STATISTICS": "dlspark.core.metrics.registries",
     "Namespace": "dlspark.core.sync.namespace",
     "PendingWrite": "dlspark.core.sync.writer",
     "Permissions": "metadata.permissions",
     "Runtime": "dlspark.core.runtime",
     "SettableFeatures": "dlspark.core.dynamic.features",
     "Settings": "dlspark.core.settings.settings",
-    "Statistics": "dlspark.core.metrics",
+    "Statistics": "dlspark.core.metrics.registries",
     "errors": "dlspark.errors",
-    "serve_metrics": "dlspark.core.metrics",
+    "serve_metrics": "dlspark.core.metrics.registries",
 }
 
 __all__ = [

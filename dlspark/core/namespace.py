@@ -15,7 +15,8 @@ from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.dynamic.operator_files import OperatorFiles
 from dlspark.core.lifecycle.deletion import delete_log
 from dlspark.core.log import AsyncLog
-from dlspark.core.metrics import Meter, Statistics
+from dlspark.core.metrics.meter import Meter
+from dlspark.core.metrics.registries import Statistics
 from dlspark.core.opening import Edges, connect_all, services_of
 from dlspark.core.services import LOCAL_REGION_ID, RollingPermits, Services, check_region_id
 from dlspark.core.settings.settings import Settings

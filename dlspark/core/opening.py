@@ -15,7 +15,7 @@ import random
 from dataclasses import dataclass, replace
 
 from dlspark.core.dynamic.features import BKC_SCOPE, DISABLE_ENSEMBLE_CHANGE, FeatureProvider
-from dlspark.core.metrics import Meter
+from dlspark.core.metrics.meter import Meter
 from dlspark.core.services import RollingPermits, Services, Shared
 from dlspark.core.settings.cluster import ZooKeeperKeys
 from dlspark.core.settings.settings import Settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dlspark.core.dynamic.features import NO_FEATURES, FeatureProvider
-from dlspark.core.metrics import Meter
+from dlspark.core.metrics.meter import Meter
 from dlspark.core.settings.settings import Settings
 from metadata.foundation.errors import CallerError
 from metadata.ledgers import LedgerStore

@@ -33,8 +33,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from dlspark.core.display.lag_picture import LagPicture, LagSample, Measure
-from dlspark.core.metrics import Statistics
-from dlspark.core.metrics.lags import lags_of
+from dlspark.core.metrics.registries import Statistics, lags_of
 from dlspark.errors import CallerError
 from dlspark.spark.errors import OffsetError
 from dlspark.spark.source.extents import NO_LAG, Lag

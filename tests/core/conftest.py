@@ -10,7 +10,7 @@ import pytest_asyncio
 from memory_bookies import MemoryBookie, MemoryNetwork
 
 from dlspark.core.dynamic.features import FeatureProvider
-from dlspark.core.metrics import Statistics
+from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
 from metadata.bookies import BookieRegistry

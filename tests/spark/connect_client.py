@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.connect.dataframe import DataFrame
 from pyspark.sql.connect.streaming.query import StreamingQuery
 
-from dlspark.core.metrics import NO_STATISTICS
+from dlspark.core.metrics.registries import NO_STATISTICS
 from dlspark.spark import LagListener, enable, register
 
 RATE = 25

@@ -19,9 +19,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from dlspark.core.metrics import NO_STATISTICS, Statistics
-from dlspark.core.metrics.lags import LAG_METRICS
 from dlspark.core.metrics.page import metrics_page
+from dlspark.core.metrics.registries import LAG_METRICS, NO_STATISTICS, Statistics
 from dlspark.errors import CallerError
 from dlspark.spark import LagListener
 from dlspark.spark.listener import MAX_ENDED, told_lags

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import CollectorRegistry
 
-from dlspark.core.metrics import Statistics
+from dlspark.core.metrics.registries import Statistics
 from dlspark.spark import LagListener
 from dlspark.spark.metadata_tables.registry import TABLES
 from dlspark.spark.source.extents import NO_LAG

@@ -11,7 +11,7 @@ by a program. An application may use a provider for features of its own, in scop
     fileFeatureProviderBaseConfigPath       has to exist
     fileFeatureProviderOverlayConfigPath    may appear and disappear: for what is switched in a hurry
 
-Both are properties files of full names and availability, `dl.disable_write_limit=100`. They are looked at regularly
+Both are properties files of full names and availability, `dl.disable_write_limit=100`. They are checked regularly
 (`OperatorFiles`); a file that cannot be used leaves the switches as they were.
 """
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from dlspark.core.metrics.cells import SCAN_BOUNDS, SIZE_BOUNDS, Cell, Count, Counts, Gauge, Histogram, Timing, Timings
 
-Kind: TypeAlias = Literal["histogram", "counter", "gauge"]
+MetricKind: TypeAlias = Literal["histogram", "counter", "gauge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class MetricInfo:
     """A metric without its numbers: name, kind, meaning, labels."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     meaning: str
     unit: str
     upstream: bool
@@ -37,7 +37,7 @@ class MetricInfo:
 
 def _metric(
     make: Callable[[], Cell],
-    kind: Kind,
+    kind: MetricKind,
     name: str,
     meaning: str,
     *,

@@ -2,10 +2,11 @@
 
 A program says with `Statistics` what it wants measured; a `Meter` is opened with that and holds the three ways in which
 a namespace reports on itself. They are together here because one place in the code often feeds all three (`step`,
-`observe`, `entry_measures`):
+`observe`; `EntryMeasures` for entries that a segment's writer sends, `FetchMeasures` for those that a read-ahead
+fetches):
 
 * *Metrics*: `root`, and `of(log)` for a log with series of its own. Counting is adding to plain numbers (`cells`), once
-  an entry or an operation, never once a record. A registry shows their sums (`collection`). Where no metrics are wanted
+  an entry or an operation, never once a record. A registry shows their sums (`registries`). Where no metrics are wanted
   hot paths look at `Meter.wanted` and do nothing; elsewhere counting goes on, and no registry shows it.
 * *Warnings*: `slow` (`SlowOperations`) counts and logs operations that take longer than a threshold. When one is slow
   many are, so it logs one line a kind in WARN_INTERVAL_S, with how many others there were since the last. This does not
@@ -19,31 +20,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from dlspark.core.metrics.catalog import Measures
-from dlspark.core.metrics.cells import Timing
-from dlspark.core.metrics.collection import Scopes, collection_of
-from dlspark.core.settings.settings import Settings
-from dlspark.errors import CallerError
-from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
-from metadata.store import MetadataStore
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import TracerProvider
-    from prometheus_client import CollectorRegistry
-import time
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-from dlspark.core.metrics.cells import Counts
+from dlspark.core.metrics.cells import Counts, Timing
+from dlspark.core.metrics.registries import Scopes, Statistics, collection_of, registry_of
 from dlspark.core.metrics.structured_logging import about
+from dlspark.core.settings.settings import Settings
 from dlspark.errors import SettingsError
+from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
+from metadata.logs import SegmentMetadata
+from metadata.store import MetadataStore
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
@@ -67,9 +59,9 @@ class SlowOperations:
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._next: dict[str, float] = {}
-        self._untold: dict[str, int] = {}
+        self._unreported: dict[str, int] = {}
 
-    def tell(
+    def report(
         self,
         kind: Slow,
         seconds: float,
@@ -85,10 +77,10 @@ class SlowOperations:
         self._counts.values[kind] += 1
         now = asyncio.get_running_loop().time()
         if now < self._next.get(kind, now):
-            self._untold[kind] = self._untold.get(kind, 0) + 1
+            self._unreported[kind] = self._unreported.get(kind, 0) + 1
             return
         self._next[kind] = now + WARN_INTERVAL_S
-        others = self._untold.pop(kind, 0)
+        others = self._unreported.pop(kind, 0)
         more = f"; {others} more were slow since the last warning" if others else ""
         milliseconds = round(seconds * 1000)
         extra = about(log=log, segment=segment, ledger=ledger, path=path)
@@ -171,22 +163,6 @@ def tracing(wanted: bool, provider: TracerProvider | None) -> Tracing:
 # ------------------------------------------------------------------ the meter
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Where numbers and spans go."""
-
-    registry: CollectorRegistry | None = None
-    """The Prometheus registry that shows them; None: prometheus_client's own, `REGISTRY`."""
-    tracer_provider: TracerProvider | None = None
-    """Makes OpenTelemetry's spans, whatever `tracingEnabled` says; None: the program's own, if that is set."""
-    collect: bool = True
-    """Whether any metrics are wanted."""
-
-
-NO_STATISTICS: Final = Statistics(collect=False)
-"""Nothing is measured. The counters of rare paths (`namespace.counters`) and the warnings of slow operations stay."""
-
-
 class Meter:
     """What one namespace measures with. All calls come from one event loop."""
 
@@ -199,7 +175,7 @@ class Meter:
         self.root = self._scopes.root
         self.slow = SlowOperations(self.root.slow_operations)
         self._users: Counter[str] = Counter()
-        self._full_told = False
+        self._full_warned = False
         self._forget: list[Callable[[], None]] = []
         self._end: Callable[[], object] | None = None
 
@@ -237,8 +213,8 @@ class Meter:
         if not (self.wanted and settings.per_stream_statistics):
             return _nothing
         if name not in self._scopes.logs and len(self._scopes.logs) >= MAX_STREAMS:
-            if not self._full_told:
-                self._full_told = True
+            if not self._full_warned:
+                self._full_warned = True
                 _log.warning("%d logs have metrics of their own; further ones are counted together", MAX_STREAMS)
             return _nothing
         self._scopes.logs.setdefault(name, Measures())
@@ -280,7 +256,7 @@ class Meter:
                 return  # It was cancelled: how long it would have taken is not known.
             requests.of(operation).record(seconds, not isinstance(error, _UNANSWERED))
             if 0 < threshold_ms < seconds * 1000:
-                self.slow.tell("metadata", seconds, threshold_ms, f"the metadata store's {operation}", path=path)
+                self.slow.report("metadata", seconds, threshold_ms, f"the metadata store's {operation}", path=path)
             if self.tracing.on:
                 self.tracing.past(f"metadata {operation}", seconds, error, path=path)
 
@@ -291,31 +267,134 @@ def _nothing() -> None:
     pass
 
 
-def registry_of(statistics: Statistics) -> CollectorRegistry:
-    """The registry of `statistics`; where it names none, prometheus_client's own."""
-    if statistics.registry is not None:
-        return statistics.registry
-    from prometheus_client import REGISTRY
-
-    return REGISTRY
+# ------------------------------------------------------------------ entries
 
 
-def serve_metrics(port: int, host: str = "127.0.0.1", registry: CollectorRegistry | None = None) -> Callable[[], None]:
-    """Answer HTTP requests for `/metrics` from a thread of its own; returns a function that ends it.
+class Moments(NamedTuple):
+    """Moments in the life of one entry, by the event loop's clock, in seconds."""
 
-    There is no authentication: by default only this machine can connect. Raises CallerError where the port cannot be
-    used.
-    """
-    from prometheus_client import start_http_server
+    accepted: float
+    """When its first record was accepted."""
+    buffered: float
+    """When that came into the segment's buffer: the same, unless it had to wait for the segment."""
+    sent: float
 
-    try:
-        server, thread = start_http_server(port, host, registry_of(Statistics(registry)))
-    except OSError as error:
-        raise CallerError(f"metrics cannot be served on {host}:{port}: {error}", advice="Give another port") from error
 
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+class EntryMeasures:
+    """The measures of one segment's writer."""
 
-    return stop
+    __slots__ = ("_ledger", "_log", "_meter", "_segment", "counts", "wanted")
+
+    def __init__(self, meter: Meter, log: str, segment: int, ledger: int) -> None:
+        self.counts = meter.of(log)
+        self.wanted = meter.wanted
+        self._meter = meter
+        self._log = log
+        self._segment = segment
+        self._ledger = ledger
+
+    def moved_to(self, segment: int, ledger: int) -> None:
+        """Count what is under way, and what follows, as another segment's."""
+        self._segment, self._ledger = segment, ledger
+
+    def sent(self, size: int, *, has_user_data: bool) -> None:
+        """Count an entry of `size` bytes that was sent."""
+        self.counts.transmit_packetsize.observe(size)
+        (self.counts.data_success if has_user_data else self.counts.control_success).inc()
+
+    def answered(
+        self, entry_id: int, records: int, moments: Moments, now: float, cause: BaseException | None, slow_ms: int
+    ) -> None:
+        """Measure an entry that was acknowledged, or failed for `cause`; `records` of it have a waiting caller.
+
+        `now`: by the event loop's clock. From `slow_ms` on it is a slow operation; 0: never.
+        """
+        seconds = now - moments.sent
+        if 0 < slow_ms < seconds * 1000:
+            self._meter.slow.report(
+                "write",
+                seconds,
+                slow_ms,
+                f"writing entry {entry_id} of segment {self._segment}",
+                log=self._log,
+                segment=self._segment,
+                ledger=self._ledger,
+            )
+        if self._meter.tracing.on:
+            self._meter.tracing.past(
+                "transmit",
+                seconds,
+                cause,
+                log=self._log,
+                segment=self._segment,
+                ledger=self._ledger,
+                entry=entry_id,
+                records=records,
+            )
+        if not self.wanted:
+            return
+        self.counts.transmit_write.record(seconds, cause is None)
+        if records:
+            self.counts.log_writer_write.record(now - moments.accepted, cause is None, records)
+            self.counts.seg_writer_write.record(now - moments.buffered, cause is None, records)
+
+    def settled(self, seconds: float, cause: BaseException | None) -> None:
+        """Record that settling the entry's records took `seconds`."""
+        if self.wanted:
+            self.counts.seg_writer_add_complete_callback.record(seconds, cause is None)
+
+
+class FetchMeasures:
+    """The measures of one run over some entries of a segment. Waiting for room and for new entries does not count."""
+
+    __slots__ = ("_asked_at", "_began", "_entries", "_error", "_log", "_loop", "_measures", "_meter", "_segment")
+
+    def __init__(self, meter: Meter, measures: Measures, log: str, segment: SegmentMetadata) -> None:
+        self._meter = meter
+        self._measures = measures
+        self._log = log
+        self._segment = segment
+        self._loop = asyncio.get_running_loop()
+        self._began = self._asked_at = self._loop.time()
+        self._entries = 0
+        self._error: BaseException | None = None
+
+    def asked(self) -> None:
+        """Begin to time the next entry."""
+        self._asked_at = self._loop.time()
+
+    def arrived(self, entry_id: int, size: int, slow_ms: int) -> None:
+        """Measure an entry of `size` bytes that has come; above `slow_ms` it is a slow operation, 0: never."""
+        seconds = self._loop.time() - self._asked_at
+        self._entries += 1
+        if self._meter.wanted:
+            self._measures.read_ahead_fetch.done.observe(seconds * 1000)
+            self._measures.read_ahead_bytes.value += size
+        if 0 < slow_ms < seconds * 1000:
+            self._meter.slow.report(
+                "read",
+                seconds,
+                slow_ms,
+                f"reading entry {entry_id} of segment {self._segment.lssn}",
+                log=self._log,
+                segment=self._segment.lssn,
+                ledger=self._segment.ledger_id,
+            )
+
+    def failed(self, error: Exception) -> None:
+        """Measure an entry that did not come."""
+        self._error = error
+        self._measures.read_ahead_fetch.record(self._loop.time() - self._asked_at, success=False)
+
+    def ended(self) -> None:
+        """End the run, which is one span."""
+        if self._meter.tracing.on:
+            self._meter.tracing.past(
+                "read-ahead fetch",
+                self._loop.time() - self._began,
+                self._error,
+                log=self._log,
+                segment=self._segment.lssn,
+                ledger=self._segment.ledger_id,
+                entries=self._entries,
+            )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlspark.core.metrics.catalog import METRICS, WITHOUT_MEANING
-from dlspark.core.metrics.lags import LAG_METRICS
 from dlspark.core.metrics.meter import MAX_STREAMS, WARN_INTERVAL_S
+from dlspark.core.metrics.registries import LAG_METRICS
 from dlspark.core.metrics.structured_logging import FIELDS
 
 _HEAD = f"""\

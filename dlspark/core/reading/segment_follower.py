@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.metrics import Measures
-from dlspark.core.metrics.entry_measures import FetchMeasures
+from dlspark.core.metrics.catalog import Measures
+from dlspark.core.metrics.meter import FetchMeasures
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings

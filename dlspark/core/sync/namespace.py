@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from dlspark.core import binding as bindings
 from dlspark.core.display.status import OVERVIEW_S, Overview, shown
 from dlspark.core.dynamic.features import FeatureProvider
-from dlspark.core.metrics import Statistics
+from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.services import LOCAL_REGION_ID

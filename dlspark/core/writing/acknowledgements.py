@@ -29,7 +29,7 @@ from typing import TypeAlias
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EncodedEntry
 from dlspark.core.codec.records import MAX_TXID
-from dlspark.core.metrics.entry_measures import Moments
+from dlspark.core.metrics.meter import Moments
 from dlspark.errors import WriterDeposedError
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.metrics import Measures
+from dlspark.core.metrics.catalog import Measures
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.failures import UnawaitedFailures

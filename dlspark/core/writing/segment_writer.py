@@ -36,8 +36,7 @@ from dlspark.core.codec.records import (
     MAX_TXID,
 )
 from dlspark.core.codec.vector_encoding import encode_entries
-from dlspark.core.metrics import Meter
-from dlspark.core.metrics.entry_measures import EntryMeasures, Moments
+from dlspark.core.metrics.meter import EntryMeasures, Meter, Moments
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import LateAcknowledgements, SentBatch, SentEntry, WrittenEntry, fail_records
 from dlspark.core.writing.send_timing import SendTimers
@@ -348,7 +347,7 @@ class SegmentWriter:
             self._fail(cause)
             error = self._transmit_error("The entry was sent, but not acknowledged", sent.entry_id)
             fail_records(sent.futures, sent.batch, error)
-        self._measures.told(self._loop.time() - answered_at, cause)
+        self._measures.settled(self._loop.time() - answered_at, cause)
 
     def _acknowledged(self, sent: SentEntry) -> None:
         sent.acknowledged(self.metadata.lssn)

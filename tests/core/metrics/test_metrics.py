@@ -22,12 +22,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, generate_latest
 
-from dlspark.core.metrics import NO_STATISTICS, Measures, Meter, Statistics, serve_metrics
-from dlspark.core.metrics.catalog import METRICS, WITHOUT_MEANING
+from dlspark.core.metrics.catalog import METRICS, WITHOUT_MEANING, Measures
 from dlspark.core.metrics.cells import Gauge, Histogram, Timing
-from dlspark.core.metrics.collection import collection_of
-from dlspark.core.metrics.entry_measures import EntryMeasures, Moments
+from dlspark.core.metrics.meter import EntryMeasures, Meter, Moments
 from dlspark.core.metrics.page import metrics_page
+from dlspark.core.metrics.registries import NO_STATISTICS, Statistics, collection_of, serve_metrics
 from dlspark.core.metrics.structured_logging import JsonFormatter, about
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import (
@@ -510,7 +509,7 @@ async def test_what_fails_is_a_failed_span(world):
 
 def test_spans_take_an_extra_and_nothing_of_it_is_imported_unless_they_are_wanted(monkeypatch):
     code = (
-        "import sys; from dlspark.core.metrics import Meter; from dlspark.core.settings.settings import Settings;"
+        "import sys; from dlspark.core.metrics.meter import Meter; from dlspark.core.settings.settings import Settings;"
         "Meter.open(None, Settings()); assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
