@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as csv_reader
 
-from dlspark.errors import CallerError
+from metadata.foundation.errors import CallerError
 
 _TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 

@@ -72,7 +72,7 @@ from metadata.foundation.errors import (
 )
 from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.log_folders import DuplicateLogError
-from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError
+from metadata.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError
 from metadata.namespaces import NamespaceInUseError, NotBoundError
 from metadata.permissions import RequestDeniedError
 from metadata.segments import SegmentListError, UnsupportedMetadataVersionError

@@ -27,14 +27,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from dlspark.sandbox_state import DEFAULT_NODES, NAMESPACE_PATH, SandboxState
+from dlspark.default_namespace import DEFAULT_NODES, NAMESPACE_PATH, SandboxState
 from metadata.embedded import TICK_MS, EmbeddedZooKeeper
 from metadata.foundation import processes
 from metadata.foundation.errors import CallerError, NotAppliedError
 from metadata.foundation.private_files import DIRECTORY_MODE, make_private_directory
 from metadata.foundation.processes import ending_with_parent
-
-__all__ = ["DEFAULT_NODES", "NAMESPACE_PATH", "Sandbox", "SandboxError", "SandboxState", "initialise"]
 
 LEDGERS_PATH = "/ledgers"
 COPIES = 3

@@ -15,9 +15,9 @@ import pytest
 from helpers.waiting import wait_until
 
 from dlspark.core.sync.namespace import Namespace
+from dlspark.default_namespace import SandboxState, default_directory
 from dlspark.errors import CallerError, NotBoundError, WriteError
-from dlspark.sandbox import Sandbox, SandboxError, SandboxState
-from dlspark.sandbox_state import default_directory
+from dlspark.sandbox import Sandbox, SandboxError
 
 pytestmark = pytest.mark.processes
 

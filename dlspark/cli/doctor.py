@@ -33,7 +33,7 @@ def doctor(
         check_spark_home,
         check_workers,
     )
-    from dlspark.sandbox_state import default_directory
+    from dlspark.default_namespace import default_directory
     from metadata.foundation.plurals import counted
 
     place = directory or default_directory()

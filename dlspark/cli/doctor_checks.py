@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from dlspark.default_namespace import ADVICE, default_uri
-from dlspark.sandbox_state import SandboxState
+from dlspark.default_namespace import ADVICE, SandboxState, default_uri
 from dlspark.version import __version__
 from metadata.embedded import MINIMUM_JAVA, find_java
 from metadata.foundation.errors import CallerError, DistributedLogError

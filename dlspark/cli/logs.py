@@ -53,7 +53,7 @@ async def create(
 ) -> None:
     """Create an empty log, or many by an expression; those that exist are left as they are."""
     names = [name] if expression is None else [name + suffix for suffix in suffixes(expression)]
-    from dlspark.errors import LogExistsError
+    from metadata.log_names import LogExistsError
 
     existed: set[str] = set()
     async with at.open() as namespace:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dlspark.sandbox_state import DEFAULT_NODES, SandboxState, default_directory
+from dlspark.default_namespace import DEFAULT_NODES, SandboxState, default_directory
 from metadata.foundation.errors import CallerError, NotAppliedError
 
 DirectoryOption = Annotated[

@@ -16,14 +16,8 @@ from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, MAX_TXID, LogRecord
 from dlspark.core.reading.positions import LogPositions
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import (
-    AlreadyTruncatedError,
-    CallerError,
-    CorruptDataError,
-    DistributedLogError,
-    EndOfStreamError,
-    LogEmptyError,
-)
+from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, LogEmptyError
+from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError
 
 MAX_PENDING_APPENDS = 10_000
 """How many appends may be under way; one more waits for all of them."""

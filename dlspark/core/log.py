@@ -14,7 +14,6 @@ from dlspark.core.display.tail import INTERRUPTED, TailReader, open_screen
 from dlspark.core.lifecycle.deletion import older_than
 from dlspark.core.lifecycle.owned_segments import OwnedSegments, taken
 from dlspark.core.reading.log_readers import LogReaders
-from dlspark.core.reading.positions import EARLIEST, LATEST
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.reading.segment_list import SegmentWatch
 from dlspark.core.reading.segments import Probes
@@ -22,15 +21,14 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import LiveSettings, Settings
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.errors import AlreadyClosedError, CallerError
+from dlspark.errors import AlreadyClosedError
+from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import Once, each
 from metadata.ledgers import Versioned
 from metadata.log_admin import LogAdmin
 from metadata.logs import LogNotFoundError
 from metadata.permissions import Action
 from metadata.store import ANY_VERSION
-
-__all__ = ["EARLIEST", "LATEST", "AsyncLog"]
 
 
 class AsyncLog(LogReaders):

@@ -23,8 +23,9 @@ from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.ledger_allocators import delete_pool
 from dlspark.core.writing.write_lock import default_client_id
 from dlspark.default_namespace import uri_or_default
-from dlspark.errors import AlreadyClosedError, CallerError
+from dlspark.errors import AlreadyClosedError
 from metadata.allocators import pool_path
+from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
 from metadata.log_admin import LogAdmin

@@ -18,7 +18,8 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from typing import ClassVar, Generic, TypeVar
 
-from dlspark.errors import AlreadyClosedError, CallerError
+from dlspark.errors import AlreadyClosedError
+from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import end_tasks
 
 _T = TypeVar("_T")

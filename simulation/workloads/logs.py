@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
-from dlspark.core.log import EARLIEST, AsyncLog
+from dlspark.core.log import AsyncLog
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.locked_reader import AsyncLockedReader
+from dlspark.core.reading.positions import EARLIEST
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry

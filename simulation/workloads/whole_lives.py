@@ -15,7 +15,8 @@ from random import Random
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.deletion import delete_log
-from dlspark.core.log import EARLIEST, AsyncLog
+from dlspark.core.log import AsyncLog
+from dlspark.core.reading.positions import EARLIEST
 from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, EndOfStreamError, LogNotFoundError

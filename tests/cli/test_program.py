@@ -104,7 +104,7 @@ def test_defaults_that_the_options_repeat_are_those_of_the_work() -> None:
     """The options' modules import none of it, so that they have the numbers a second time."""
     from dlspark.cli import ledgers, log_contents, sinks
     from dlspark.core.administration.audit import MIN_AGE_MS as LEDGERS_MS
-    from dlspark.core.log import EARLIEST, LATEST
+    from dlspark.core.reading.positions import EARLIEST, LATEST
     from dlspark.spark.sink.leftovers import MIN_AGE_MS as SINKS_MS
 
     assert ledgers._MIN_AGE_HOURS * 3_600_000 == LEDGERS_MS

@@ -16,7 +16,8 @@ from helpers.fork_server import Child, ForkServer
 from helpers.forwarding import FaultNetwork, ForwardedNetwork
 from helpers.namespaces import NamespacedNetwork, SmallDisk
 
-from dlspark.sandbox import LEDGERS_PATH, NAMESPACE_PATH
+from dlspark.default_namespace import NAMESPACE_PATH
+from dlspark.sandbox import LEDGERS_PATH
 
 HERE = Path(__file__).resolve().parent
 ZOOKEEPER = "zookeeper"

@@ -23,8 +23,7 @@ from typing import Final
 
 from dlspark.core.administration.references import Reference, Unreadable, Use, find_references, unnamed
 from dlspark.core.services import Services
-from dlspark.errors import CallerError, DistributedLogError
-from metadata.foundation.errors import CorruptDataError, NoNodeError
+from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
 from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore

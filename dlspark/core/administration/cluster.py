@@ -10,9 +10,8 @@ import asyncio
 from dataclasses import dataclass
 from enum import Enum
 
-from dlspark.errors import DistributedLogError
 from metadata.bookies import BookieRegistry, Cookie, Registration
-from metadata.foundation.errors import CorruptDataError
+from metadata.foundation.errors import CorruptDataError, DistributedLogError
 from metadata.ledgers import LedgerLayout, LedgerStore
 from metadata.store import MetadataStore
 from storage_node.autorecovery.status import RecoveryStatus, recovery_status

@@ -15,7 +15,8 @@ from dlspark.core.lifecycle.owned_segments import taken
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import default_client_id
-from dlspark.errors import CallerError, DistributedLogError, InvalidEntryError
+from dlspark.errors import InvalidEntryError
+from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.segments import VERSION
 from storage_node.autorecovery.fragments import fragments_of

@@ -43,7 +43,7 @@ from dlspark.core.codec.records import (
     LogRecord,
     start_of_sequence,
 )
-from dlspark.errors import CallerError
+from metadata.foundation.errors import CallerError
 from storage_node.protocol.frames import Buffer
 
 _Integer = TypeVar("_Integer", np.int32, np.int64)

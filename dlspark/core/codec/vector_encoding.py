@@ -28,7 +28,8 @@ from dlspark.core.codec.records import (
     check_payload_length,
     check_user_txid,
 )
-from dlspark.errors import CallerError, InvalidRecordError, SegmentFullError
+from dlspark.errors import InvalidRecordError, SegmentFullError
+from metadata.foundation.errors import CallerError
 
 DEFAULT_ENTRY_BYTES = 256 * 1024
 CHUNK_BYTES = 256 * 1024

@@ -24,10 +24,10 @@ from dlspark.core.markup import Printed, escaped, failure, folded, heading, prin
 from dlspark.core.reading.segments import first_active
 from dlspark.core.runtime import Runtime
 from dlspark.core.services import Services
-from dlspark.errors import CallerError, DistributedLogError, LogNotFoundError, NotAppliedError
-from metadata.foundation.errors import NoNodeError
+from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError, NotAppliedError
 from metadata.foundation.plurals import counted
 from metadata.locks import parse_member, sequence_of
+from metadata.log_names import LogNotFoundError
 from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.retry import repeat
 from metadata.segment_changes import SegmentChanges

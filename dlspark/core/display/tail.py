@@ -20,7 +20,8 @@ from dlspark.core.codec.records import LogRecord, record_cells, records_table
 from dlspark.core.markup import Printed, heading, printable
 from dlspark.core.reading.log_readers import LogReaders
 from dlspark.core.reading.reader import AsyncLogReader
-from dlspark.errors import CallerError, EndOfStreamError, LogEmptyError
+from dlspark.errors import EndOfStreamError, LogEmptyError
+from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 
 MAX_LAST: Final = 1_000

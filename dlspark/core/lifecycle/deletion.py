@@ -45,8 +45,7 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import DistributedLogError
-from metadata.foundation.errors import NoNodeError
+from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
 from metadata.log_names import log_not_found
 from metadata.logs import SegmentMetadata

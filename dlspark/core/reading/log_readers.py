@@ -15,7 +15,7 @@ from dlspark.core.reading.positions import LogPositions
 from dlspark.core.reading.reader import AsyncLogReader, Start
 from dlspark.core.reading.segment_list import SegmentWatch
 from dlspark.core.reading.subscriptions import Subscriptions
-from dlspark.errors import CallerError
+from metadata.foundation.errors import CallerError
 from metadata.logs import SegmentMetadata
 
 

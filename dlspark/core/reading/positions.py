@@ -26,8 +26,8 @@ from dlspark.core.reading.segments import (
 )
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import AlreadyTruncatedError, CallerError, LogEmptyError, SegmentNotFoundError
-from metadata.foundation.errors import NoNodeError
+from dlspark.errors import AlreadyTruncatedError, LogEmptyError, SegmentNotFoundError
+from metadata.foundation.errors import CallerError, NoNodeError
 from metadata.logs import SegmentMetadata
 from metadata.segment_listing import SegmentListing, SegmentVanishedError
 

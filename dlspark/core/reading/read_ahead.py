@@ -22,16 +22,12 @@ from dlspark.core.reading.segment_list import SegmentList
 from dlspark.core.reading.segments import first_active, first_left, is_truncated, start_sequence_id
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import (
-    AlreadyTruncatedError,
-    DistributedLogError,
-    ReadError,
-    SegmentNotFoundError,
-    UnsupportedMetadataVersionError,
-)
+from dlspark.errors import AlreadyTruncatedError, ReadError, SegmentNotFoundError
+from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 from metadata.logs import SegmentMetadata
 from metadata.segment_listing import SegmentListing
+from metadata.segments import UnsupportedMetadataVersionError
 
 MAX_QUEUED_BYTES = 32 << 20
 """Bytes of entries that wait for the reader, besides the bound in entries."""

@@ -34,14 +34,8 @@ from dlspark.core.reading.reader_checks import Gap, GapCheck, Idleness
 from dlspark.core.reading.segment_follower import FetchedEntry
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import (
-    CallerError,
-    DistributedLogError,
-    EndOfStreamError,
-    PositionGapError,
-    ReadCancelledError,
-)
-from metadata.foundation.errors import check
+from dlspark.errors import EndOfStreamError, PositionGapError, ReadCancelledError
+from metadata.foundation.errors import CallerError, DistributedLogError, check
 
 BATCH_BYTES = 8 << 20
 """A batch takes fetched entries up to about this size."""

@@ -22,19 +22,19 @@ from dlspark.core.metrics.meter import FetchMeasures
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.errors import (
+from dlspark.errors import ReadError
+from metadata.foundation.errors import (
     CallerError,
     CorruptDataError,
-    DigestError,
     DistributedLogError,
     InvariantViolation,
-    ReadError,
+    MetadataUnavailableError,
+    NoNodeError,
 )
-from metadata.foundation.errors import MetadataUnavailableError, NoNodeError
 from metadata.logs import SegmentMetadata
 from metadata.store import SessionState
 from storage_node.client import LedgerReader
-from storage_node.errors import NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError
+from storage_node.errors import DigestError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.striping import write_set
 

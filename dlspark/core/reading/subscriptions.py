@@ -13,8 +13,14 @@ import logging
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.writing.write_lock import default_client_id
-from dlspark.errors import BadVersionError, CallerError, NotAppliedError, OutcomeUnknownError
-from metadata.foundation.errors import NoNodeError, NotEmptyError
+from metadata.foundation.errors import (
+    BadVersionError,
+    CallerError,
+    NoNodeError,
+    NotAppliedError,
+    NotEmptyError,
+    OutcomeUnknownError,
+)
 from metadata.ledgers import Versioned
 from metadata.locks import DistributedLock, LockingError
 from metadata.logs import LogStore

@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from dlspark.core.services import Services
 from dlspark.core.writing.write_lock import WriteLock
-from dlspark.errors import DistributedLogError, WriteError, WriterDeposedError
-from metadata.foundation.errors import BadVersionError
+from dlspark.errors import WriteError, WriterDeposedError
+from metadata.foundation.errors import BadVersionError, DistributedLogError
 from metadata.foundation.plurals import counted
 from metadata.foundation.tasks import end_tasks
 from metadata.locks import LockClosedError, LockingError, OwnershipAcquireFailedError

@@ -30,13 +30,8 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.segment_writer import SegmentWriter
-from dlspark.errors import (
-    CallerError,
-    DistributedLogError,
-    InvalidRecordError,
-    OverCapacityError,
-    TransactionIdOutOfOrderError,
-)
+from dlspark.errors import InvalidRecordError, OverCapacityError, TransactionIdOutOfOrderError
+from metadata.foundation.errors import CallerError, DistributedLogError
 
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 

@@ -18,8 +18,7 @@ from dlspark.core.reading.segments import backward_scan
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.transitions import SegmentTransitions
-from dlspark.errors import CorruptDataError
-from metadata.foundation.errors import NoNodeError
+from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.logs import SegmentMetadata
 from metadata.retry import repeat
 from storage_node.client import LedgerReader

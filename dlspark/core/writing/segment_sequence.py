@@ -31,7 +31,8 @@ from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.write_lock import WriteLock
-from dlspark.errors import DistributedLogError, NotAppliedError, TransmitError, WriterDeposedError
+from dlspark.errors import TransmitError, WriterDeposedError
+from metadata.foundation.errors import DistributedLogError, NotAppliedError
 from metadata.foundation.tasks import end_tasks
 from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.store import SessionState

@@ -39,14 +39,8 @@ from dlspark.core.writing.segment_sequence import SegmentSequence
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.write_lock import WriteLock, release, take_lock
-from dlspark.errors import (
-    AlreadyClosedError,
-    DistributedLogError,
-    EndOfStreamError,
-    InvariantViolation,
-    StreamNotReadyError,
-    WriteCancelledError,
-)
+from dlspark.errors import AlreadyClosedError, EndOfStreamError, StreamNotReadyError, WriteCancelledError
+from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.permissions import Action
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from log_helpers import payloads, written
 
-from dlspark.core.administration.inspection import FindingKind, check_ends, faults_of, inspect_log, listed_segments
+from dlspark.core.administration.finding_kinds import FindingKind
+from dlspark.core.administration.inspection import check_ends, faults_of, inspect_log, listed_segments
 from dlspark.core.administration.repair import check_log, raise_number, repair_ends
 from dlspark.errors import LogNotFoundError, OwnershipAcquireFailedError, SegmentStateError
 from metadata.locks import DistributedLock

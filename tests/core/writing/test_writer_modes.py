@@ -13,8 +13,8 @@ from helpers.waiting import until
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.dynamic.features import SettableFeatures
 from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.reading.segments import backward_scan
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.recovery import backward_scan
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.errors import (
     CallerError,
