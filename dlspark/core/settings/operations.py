@@ -154,31 +154,31 @@ _EVENT_BUS: Final = re.compile(r"(?:__dark_)?eventbus_(.+)_([0-9]{6})")
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,10}")
 
 
-def identity(log: str) -> StreamPartition:
+def _identity(log: str) -> StreamPartition:
     """The log as a stream of its own, in partition 0."""
     return StreamPartition(log, 0)
 
 
-def delimited(log: str, delimiter: str = "_") -> StreamPartition:
-    """The log as `<stream>_<number>`, the number one of 32 bits; other names as `identity` has them."""
+def _delimited(log: str, delimiter: str = "_") -> StreamPartition:
+    """The log as `<stream>_<number>`, the number one of 32 bits; other names as streams of their own."""
     parts = [part for part in log.split(delimiter) if part]
     if len(parts) == 2 and _NUMBER.fullmatch(parts[1]) and -(2**31) <= int(parts[1]) < 2**31:
         return StreamPartition(parts[0], int(parts[1]))
-    return identity(log)
+    return _identity(log)
 
 
-def event_bus(log: str) -> StreamPartition:
-    """The log as `eventbus_<stream>_<six digits>`, also behind `__dark_`; other names as `identity` has them."""
+def _event_bus(log: str) -> StreamPartition:
+    """The log as `eventbus_<stream>_<six digits>`, also behind `__dark_`; other names as streams of their own."""
     found = _EVENT_BUS.fullmatch(log)
-    return StreamPartition(found[1], int(found[2])) if found else identity(log)
+    return StreamPartition(found[1], int(found[2])) if found else _identity(log)
 
 
 _CONVERTERS: Final[Mapping[str, StreamConverter]] = {
-    "IdentityConfigRouter": identity,
-    "IdentityStreamPartitionConverter": identity,
-    "DelimiterStreamPartitionConverter": delimited,
-    "EventbusPartitionConfigRouter": event_bus,
-    "EventBusStreamPartitionConverter": event_bus,
+    "IdentityConfigRouter": _identity,
+    "IdentityStreamPartitionConverter": _identity,
+    "DelimiterStreamPartitionConverter": _delimited,
+    "EventbusPartitionConfigRouter": _event_bus,
+    "EventBusStreamPartitionConverter": _event_bus,
 }
 """By upstream's class names, without their packages."""
 
