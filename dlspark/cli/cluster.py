@@ -138,7 +138,8 @@ def _place_of(uri: str | None) -> Place:
     import asyncio
 
     from dlspark.cli.common import namespace_uri
-    from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
+    from metadata.bindings import Binding
+    from metadata.namespaces import NamespaceStore, NamespaceUri
 
     parsed = NamespaceUri.parse(namespace_uri(uri))
     servers = parsed.servers.replace(";", ",")

@@ -175,7 +175,7 @@ def open_sync(uri: str | None, conf: Path | None, values: Iterable[str] | None) 
 
 def _folder_of_missing(error: BaseException | None) -> str | None:
     """The folder of the log that was not found, if that is the error."""
-    from metadata.logs import LogNotFoundError
+    from metadata.log_names import LogNotFoundError
 
     return error.log.rpartition("/")[0] if isinstance(error, LogNotFoundError) and error.log else None
 

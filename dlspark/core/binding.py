@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from dlspark.core.opening import connect_logs
 from dlspark.core.settings.settings import Settings
+from metadata.bindings import Binding
 from metadata.foundation.settings import Value
-from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
+from metadata.namespaces import NamespaceStore, NamespaceUri
 
 SettingsLike = Settings | Mapping[str, Value] | None
 

@@ -26,7 +26,7 @@ from metadata.foundation.errors import CallerError
 from metadata.foundation.tasks import Once, each
 from metadata.ledgers import Versioned
 from metadata.log_admin import LogAdmin
-from metadata.logs import LogNotFoundError
+from metadata.log_names import LogNotFoundError
 from metadata.permissions import Action
 from metadata.store import ANY_VERSION
 

@@ -25,13 +25,15 @@ from dlspark.core.writing.write_lock import default_client_id
 from dlspark.default_namespace import uri_or_default
 from dlspark.errors import AlreadyClosedError
 from metadata.allocators import pool_path
+from metadata.bindings import Binding
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import Value
 from metadata.foundation.tasks import Once, each
 from metadata.log_admin import LogAdmin
+from metadata.log_names import LogNotFoundError
 from metadata.log_watch import LogChange, watch_logs
-from metadata.logs import LogNotFoundError, LogStore
-from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
+from metadata.logs import LogStore
+from metadata.namespaces import NamespaceStore, NamespaceUri
 from metadata.permissions import Action, PermissionStore
 from metadata.store import MetadataStore, Op
 from storage_node.client import ClientSettings, LedgerClient

@@ -19,11 +19,12 @@ from dlspark.core.metrics.meter import Meter
 from dlspark.core.services import RollingPermits, Services, Shared
 from dlspark.core.settings.cluster import ZooKeeperKeys
 from dlspark.core.settings.settings import Settings
+from metadata.bindings import Binding
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.log_folders import FederatedFolders
 from metadata.logs import LogStore
-from metadata.namespaces import Binding, NamespaceStore, NamespaceUri
+from metadata.namespaces import NamespaceStore, NamespaceUri
 from metadata.permissions import PermissionStore
 from metadata.segment_listing import SegmentCache
 from metadata.store import MetadataStore, join

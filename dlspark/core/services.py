@@ -10,10 +10,10 @@ from typing import Protocol
 from dlspark.core.dynamic.features import NO_FEATURES, FeatureProvider
 from dlspark.core.metrics.meter import Meter
 from dlspark.core.settings.settings import Settings
+from metadata.bindings import Binding
 from metadata.foundation.errors import CallerError
 from metadata.ledgers import LedgerStore
 from metadata.logs import LogStore
-from metadata.namespaces import Binding
 from metadata.permissions import Action, PermissionStore
 from metadata.store import MetadataStore
 from storage_node.client import LedgerClient

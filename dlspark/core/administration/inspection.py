@@ -37,7 +37,7 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.recovery import last_record
 from metadata.foundation.errors import CorruptDataError, NoNodeError
-from metadata.logs import LogState
+from metadata.log_names import LogState
 from metadata.retry import repeat
 from metadata.segment_listing import SegmentCache, SegmentLister
 from metadata.segments import UNASSIGNED_LSSN, SegmentMetadata

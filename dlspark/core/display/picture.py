@@ -22,7 +22,7 @@ from typing import Final, Literal, TypeAlias
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.markup import escaped
 from metadata.foundation.plurals import counted
-from metadata.logs import SegmentMetadata, TruncationStatus
+from metadata.segments import SegmentMetadata, TruncationStatus
 
 GROUND: Final = "#fbfbfa"
 INK: Final = "#24292f"

@@ -28,9 +28,9 @@ from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeE
 from metadata.foundation.plurals import counted
 from metadata.locks import parse_member, sequence_of
 from metadata.log_names import LogNotFoundError
-from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.retry import repeat
 from metadata.segment_changes import SegmentChanges
+from metadata.segments import SegmentMetadata, TruncationStatus
 
 MAX_LOGS: Final = 50
 """Logs of a namespace that its overview looks at."""

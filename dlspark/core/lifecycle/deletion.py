@@ -48,9 +48,9 @@ from dlspark.core.settings.settings import Settings
 from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
 from metadata.log_names import log_not_found
-from metadata.logs import SegmentMetadata
 from metadata.retry import repeat
 from metadata.segment_changes import check_guard
+from metadata.segments import SegmentMetadata
 from storage_node.edge import Clock
 
 

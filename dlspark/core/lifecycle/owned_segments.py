@@ -37,9 +37,9 @@ from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.write_lock import WriteLock, release
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.locks import DistributedLock
-from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.segment_changes import Change, SegmentChanges, SegmentsMovedError
+from metadata.segments import SegmentMetadata, TruncationStatus
 from metadata.store import ANY_VERSION, Check
 
 _log = logging.getLogger(__name__)

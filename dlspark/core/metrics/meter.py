@@ -34,7 +34,7 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import SettingsError
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
-from metadata.logs import SegmentMetadata
+from metadata.segments import SegmentMetadata
 from metadata.store import MetadataStore
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dlspark.core.reading.reader import AsyncLogReader, Start
 from dlspark.core.reading.segment_list import SegmentWatch
 from dlspark.core.reading.subscriptions import Subscriptions
 from metadata.foundation.errors import CallerError
-from metadata.logs import SegmentMetadata
+from metadata.segments import SegmentMetadata
 
 
 class LogReaders(LogPositions):

@@ -28,8 +28,8 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, LogEmptyError, SegmentNotFoundError
 from metadata.foundation.errors import CallerError, NoNodeError
-from metadata.logs import SegmentMetadata
 from metadata.segment_listing import SegmentListing, SegmentVanishedError
+from metadata.segments import SegmentMetadata
 
 _T = TypeVar("_T")
 

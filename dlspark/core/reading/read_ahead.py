@@ -25,9 +25,8 @@ from dlspark.core.settings.settings import Settings
 from dlspark.errors import AlreadyTruncatedError, ReadError, SegmentNotFoundError
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from metadata.logs import SegmentMetadata
 from metadata.segment_listing import SegmentListing
-from metadata.segments import UnsupportedMetadataVersionError
+from metadata.segments import SegmentMetadata, UnsupportedMetadataVersionError
 
 MAX_QUEUED_BYTES = 32 << 20
 """Bytes of entries that wait for the reader, besides the bound in entries."""

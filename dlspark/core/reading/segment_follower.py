@@ -31,7 +31,7 @@ from metadata.foundation.errors import (
     MetadataUnavailableError,
     NoNodeError,
 )
-from metadata.logs import SegmentMetadata
+from metadata.segments import SegmentMetadata
 from metadata.store import SessionState
 from storage_node.client import LedgerReader
 from storage_node.errors import DigestError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError

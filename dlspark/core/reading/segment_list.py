@@ -18,8 +18,9 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
-from metadata.logs import LogNotFoundError, SegmentMetadata
+from metadata.log_names import LogNotFoundError
 from metadata.segment_listing import SegmentListing, SegmentVanishedError
+from metadata.segments import SegmentMetadata
 from metadata.store import SessionState, WatchEvent
 
 T = TypeVar("T")

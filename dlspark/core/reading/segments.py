@@ -29,8 +29,8 @@ from dlspark.core.codec.entries import decode_entry
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.codec.vector_decoding import EntrySummary, entry_summary
 from dlspark.core.settings.settings import Settings
-from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.segment_listing import SegmentListing
+from metadata.segments import SegmentMetadata, TruncationStatus
 from storage_node.client import LedgerLocation, LedgerReader
 from storage_node.protocol.digests import Entry
 

@@ -23,7 +23,7 @@ from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.readers import AppendReader, AppendStream, LockedReader, LogReader
 from dlspark.core.sync.writer import LogWriter
 from metadata.ledgers import Versioned
-from metadata.logs import SegmentMetadata
+from metadata.segments import SegmentMetadata
 from metadata.store import ANY_VERSION
 
 

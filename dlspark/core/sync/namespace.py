@@ -21,9 +21,10 @@ from dlspark.core.runtime import Runtime, iterated
 from dlspark.core.services import LOCAL_REGION_ID
 from dlspark.core.settings.settings import Settings
 from dlspark.core.sync.log import Log
+from metadata.bindings import Binding
 from metadata.foundation.settings import Value
 from metadata.log_watch import LogChange
-from metadata.namespaces import Binding, NamespaceUri
+from metadata.namespaces import NamespaceUri
 from metadata.permissions import Action, Permissions, PermissionStore
 
 _T = TypeVar("_T")

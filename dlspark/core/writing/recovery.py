@@ -19,8 +19,8 @@ from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.transitions import SegmentTransitions
 from metadata.foundation.errors import CorruptDataError, NoNodeError
-from metadata.logs import SegmentMetadata
 from metadata.retry import repeat
+from metadata.segments import SegmentMetadata
 from storage_node.client import LedgerReader
 from storage_node.errors import NoSuchLedgerError
 

@@ -42,7 +42,7 @@ from dlspark.core.writing.acknowledgements import LateAcknowledgements, SentBatc
 from dlspark.core.writing.send_timing import SendTimers
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError
 from metadata.foundation.errors import DistributedLogError, check
-from metadata.logs import SegmentMetadata
+from metadata.segments import SegmentMetadata
 from storage_node.client import LedgerWriter
 
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}

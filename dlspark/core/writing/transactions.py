@@ -34,7 +34,8 @@ from metadata.foundation.errors import (
     SessionExpiredError,
 )
 from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.logs import LogNotFoundError, LogState, SegmentMetadata
+from metadata.log_names import LogNotFoundError, LogState
+from metadata.segments import SegmentMetadata
 from metadata.store import ANY_VERSION, Check, Op
 
 _T = TypeVar("_T")

@@ -48,8 +48,8 @@ from metadata.foundation.errors import (
     check,
 )
 from metadata.ledgers import Versioned
-from metadata.logs import LogState, SegmentMetadata
-from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID
+from metadata.log_names import LogState
+from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID, SegmentMetadata
 from metadata.store import Op
 from storage_node.client import LedgerWriter
 
