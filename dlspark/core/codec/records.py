@@ -165,8 +165,8 @@ class LogRecord:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        told = zip(self.__match_args__, self._fields(), strict=True)
-        return f"LogRecord({', '.join(f'{name}={value!r}' for name, value in told)})"
+        shown = zip(self.__match_args__, self._fields(), strict=True)
+        return f"LogRecord({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
     def __reduce__(self) -> tuple[type[LogRecord], tuple[int, bytes, DLSN, int, int, int, int]]:
         return (LogRecord, self._fields())

@@ -127,8 +127,8 @@ class DynamicSettings:
         there = await asyncio.to_thread(self._directory.is_dir)
         if not there and not self._directory_lost:
             self._counters[REJECTED] += 1
-            told = about(path=str(self._directory))
-            _log.warning("the directory %s is gone, what was read in it stays in force", self._directory, extra=told)
+            subject = about(path=str(self._directory))
+            _log.warning("the directory %s is gone, what was read in it stays in force", self._directory, extra=subject)
         self._directory_lost = not there
         return there
 

@@ -149,7 +149,7 @@ class LateAcknowledgements:
         """
         due = sent_at + self._limit_s
 
-        def told(done: Answer) -> None:
+        def came(done: Answer) -> None:
             # Once one is held back, all behind it are: acknowledgements keep the order of the writes (I4).
             if not self._held and (self.moment() <= due or not _is_acknowledged(done)):
                 answered(done)
@@ -159,7 +159,7 @@ class LateAcknowledgements:
                 self._counters["late-answers-held"] += 1
                 self._looking = self._loop.create_task(self._look())
 
-        added.add_done_callback(told)
+        added.add_done_callback(came)
 
     async def _look(self) -> None:
         refusal: DistributedLogError | None = self._given_up()

@@ -267,12 +267,12 @@ class LedgerAllocator:
             await self._services.ledgers.delete(ledger_id)
             self.allocation = await self._store.clear(self.allocation)
         except DistributedLogError as error:
-            told = about(ledger=ledger_id)
+            subject = about(ledger=ledger_id)
             _log.info(
                 "ledger %s was made and not used; its allocator's next user deletes it: %s",
                 ledger_id,
                 error,
-                extra=told,
+                extra=subject,
             )
 
     async def _let_go(self) -> None:

@@ -251,8 +251,8 @@ class SegmentSequence:
             self._services.counters["roll-postponed"] += 1
             self.last_roll = asyncio.get_running_loop().time()
             name, lssn = self._transitions.name, old.metadata.lssn
-            told = about(log=name, segment=lssn)
-            _log.warning("log %s: no segment after %s yet: %s", name, lssn, error, extra=told)
+            subject = about(log=name, segment=lssn)
+            _log.warning("log %s: no segment after %s yet: %s", name, lssn, error, extra=subject)
             return False
         try:
             await self._complete(old)

@@ -315,8 +315,10 @@ class SegmentTransitions:
             await ledger.abandon()
             await self._services.ledgers.delete(ledger.ledger_id)
         except DistributedLogError as error:
-            told = about(log=self.name, ledger=ledger.ledger_id)
-            _log.warning("ledger %s could not be deleted after a failed start: %s", ledger.ledger_id, error, extra=told)
+            subject = about(log=self.name, ledger=ledger.ledger_id)
+            _log.warning(
+                "ledger %s could not be deleted after a failed start: %s", ledger.ledger_id, error, extra=subject
+            )
 
     def _next_lssn(self) -> int:
         """The rules of docs/reference/records.md#starting-a-segment; anything else means metadata that this writer must
