@@ -1,4 +1,4 @@
-"""`dlspark cluster ...`: a BookKeeper cluster as a whole: made, and looked at."""
+"""`dlspark cluster ...`: a BookKeeper cluster as a whole: how it is created, and how it is."""
 
 from __future__ import annotations
 

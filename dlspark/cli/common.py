@@ -183,7 +183,7 @@ def _folder_of_missing(error: BaseException | None) -> str | None:
 def name_near_ones(error: BaseException | None, names: Sequence[str]) -> None:
     """Have the error that a log was not found say which ones of its folder, that has `names`, are called like it.
 
-    Bounded: of a folder with more than MAX_COMPARED names none is looked at.
+    Bounded: in a folder with more than MAX_COMPARED names none is compared.
     """
     if not isinstance(error, DistributedLogError) or error.log is None:
         return

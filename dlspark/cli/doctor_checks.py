@@ -53,7 +53,7 @@ class CheckVerdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """One line: what was looked at, what was found, and what to do (for all but `ok`)."""
+    """One line: what was checked, what was found, and what to do (for all but `ok`)."""
 
     check: str
     verdict: CheckVerdict

@@ -18,7 +18,7 @@ _CELL = "padding:0.15em 0.8em 0.15em 0;text-align:left;vertical-align:top"
 
 
 class Printed:
-    """Shown as `str` has it also where Python and IPython ask for `repr`: these objects are made to be looked at."""
+    """Shown as `str` has it also where Python and IPython ask for `repr`: these objects are made for people."""
 
     __slots__ = ()
 

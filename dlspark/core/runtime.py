@@ -175,7 +175,7 @@ class Runtime:
             await self._loop.shutdown_default_executor()
         except RuntimeError as error:
             # At interpreter exit no thread can be started to wait for the pool's; they end with the process.
-            _log.debug("the loop's thread pool was not waited for: %s", error)
+            _log.debug("no wait for the loop's thread pool: %s", error)
 
 
 def iterated(runtime: Runtime, items: AsyncGenerator[_T, None]) -> Iterator[_T]:

@@ -124,7 +124,7 @@ class LagListener(StreamingQueryListener):
         """Ids of the queries that the session runs, after the news of those that it runs no more has come.
 
         Spark notifies listeners of a query's end some time after `query.stop()` has returned. The session of this
-        thread is asked, or the listener's on a client of Spark Connect; without a session nothing is waited for.
+        thread is asked, or the listener's on a client of Spark Connect; without a session it does not wait.
         """
         running = self._running()
         if running is None:
@@ -139,7 +139,7 @@ class LagListener(StreamingQueryListener):
                 ]
 
             self._lock.wait_for(lambda: not late(), SETTLE_S)
-            # Queries of another session, or whose end was missed: they are not waited for a second time.
+            # Queries of another session, or whose end was missed: no second wait for them.
             for heard in late():
                 heard.elsewhere = True
         return running

@@ -56,7 +56,7 @@ def segment_state(segment: SegmentMetadata) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LogStatus(Printed):
-    """A log as it was when it was looked at. `str` gives a table of it."""
+    """A log as it was at one moment. `str` gives a table of it."""
 
     name: str
     segments: tuple[SegmentMetadata, ...]
@@ -184,7 +184,7 @@ class Overview(Printed):
     logs: Sequence[tuple[str, LogStatus | str]]
     """Names with what was found, or with the reason why nothing was."""
     more: int = 0
-    """Logs that were not looked at."""
+    """Logs that were left out."""
     notes: Sequence[str] = field(default_factory=tuple)
 
     def _counted(self) -> str:

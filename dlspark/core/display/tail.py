@@ -28,7 +28,7 @@ MAX_LAST: Final = 1_000
 """Records from before the end that `tail` shows at most."""
 INTERRUPTED: Final = "interrupted"
 MIN_ROWS: Final = 10
-"""Rows that a notebook has room for, also where fewer records are asked for."""
+"""Rows that a notebook has room for, even if fewer records are wanted."""
 _AT_ONCE: Final = 1_000
 _REFRESH_S: Final = 0.2
 _HEAD: Final = "DLSN, transaction id, sequence id, bytes, payload"

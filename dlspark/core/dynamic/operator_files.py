@@ -226,4 +226,4 @@ class OperatorFiles:
                 await self.reload()
             except Exception:
                 # One bad look must not end the task: the next one may find the file repaired.
-                _log.exception("the configuration files could not be looked at; trying again in %s s", interval_s)
+                _log.exception("the configuration files could not be checked; trying again in %s s", interval_s)

@@ -124,8 +124,8 @@ class LogReaders(LogPositions):
     def watch_segments(self) -> AsyncGenerator[list[SegmentMetadata], None]:
         """The log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
 
-        Changes that come close together are seen as one. While nothing changes it makes no request; a metadata store
-        that cannot be reached is waited for. It ends when this handle is closed. Raises LogNotFoundError, also when the
+        Changes that come close together are seen as one. While nothing changes it makes no request; it waits while the
+        metadata store cannot be reached. It ends when this handle is closed. Raises LogNotFoundError, also when the
         log is deleted.
         """
         self._check_open()

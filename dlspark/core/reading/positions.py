@@ -261,7 +261,7 @@ class LogPositions:
                 searched, settled = reader.lac, reader.settled
                 found = await locate(reader, first)
             if found is None and not settled:
-                # Records that came meanwhile, here or in later segments, were not looked at: they may be the result.
+                # Records that came meanwhile, here or in later segments, were not searched: they may be the result.
                 found = (searched + 1, 0)
             if found is not None:
                 return max(DLSN(segment.lssn, *found), self._first_active(segment))

@@ -108,7 +108,7 @@ class AsyncLogReader:
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that was confirmed when the log was last looked at has been delivered."""
+        """Whether everything that was confirmed when the log was last read has been delivered."""
         loan = self._loan  # Once: it may end in another thread.
         lent = loan is not None and not loan.spent
         return self._ahead.caught_up and not lent and not self._records and self._ahead.peek() is None

@@ -46,7 +46,7 @@ class SegmentList:
         self._settings = settings
 
     async def load(self) -> SegmentListing:
-        """The list as of the last change; a store that cannot be reached is waited for.
+        """The list as of the last change; waits while the store cannot be reached.
 
         Raises LogNotFoundError, also where another log has the name by now, or what a contradictory list raises.
         """

@@ -43,7 +43,7 @@ class Probes:
     """What searches have read since the counters were last set to 0."""
 
     segments: int = 0
-    """Segments whose entries were looked at."""
+    """Segments whose entries were read."""
     entries: int = 0
     bytes: int = 0
     """Stored bytes of these entries."""

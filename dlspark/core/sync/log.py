@@ -243,8 +243,8 @@ class Log:
     def watch_segments(self) -> Iterator[list[SegmentMetadata]]:
         """The log's segments, now and after each change: a segment begins, is completed, truncated or deleted.
 
-        Changes that come close together are seen as one. While nothing changes it makes no request; a metadata store
-        that cannot be reached is waited for. It ends when this handle is closed. Raises LogNotFoundError, also when the
+        Changes that come close together are seen as one. While nothing changes it makes no request; it waits while the
+        metadata store cannot be reached. It ends when this handle is closed. Raises LogNotFoundError, also when the
         log is deleted.
         """
         yield from iterated(self._runtime, self._inner.watch_segments())

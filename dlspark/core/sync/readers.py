@@ -109,7 +109,7 @@ class LogReader:
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that was confirmed when the log was last looked at has been delivered."""
+        """Whether everything that was confirmed when the log was last read has been delivered."""
         return self._inner.caught_up
 
     def skip_to(self, start: Start) -> DLSN:

@@ -80,7 +80,7 @@ def answer(request: str, uri: Callable[[], str]) -> StructType:
 
 
 async def _connect(uri: str) -> AsyncNamespace:
-    """Open a namespace in which locks are not waited for: a statement that needs one fails with the owner's name."""
+    """Open a namespace that does not wait for locks: a statement that needs one fails with the owner's name."""
     return await AsyncNamespace.open(uri, Settings.from_environment().with_values({"lockTimeoutSeconds": 0}))
 
 

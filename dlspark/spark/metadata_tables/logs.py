@@ -1,7 +1,7 @@
 """Rows of the metadata tables that belong to logs: `logs`, `segments`, `cursors`.
 
-Fault model: storage nodes may be away, and that is when these tables are looked at. What only they know is null where
-none answers within `TELL_S`, and after `PATIENCE_S` of a query no node is waited for any more. ZooKeeper has to answer.
+Fault model: storage nodes may be away, and that is when people read these tables. What only they know is null where
+none answers within `TELL_S`, and after `PATIENCE_S` a query waits for no node any more. ZooKeeper has to answer.
 A log that is deleted meanwhile has no rows.
 """
 

@@ -232,7 +232,7 @@ def table_named(name: str) -> MetadataTable:
 def metadata_table(name: str, log: str | None = None) -> tuple[StructType, dict[str, str]]:
     """Schema of a metadata table, and the options that read it: of one log, or of all there is.
 
-    Raises OptionError for a table that there is not, or that has no logs and is asked for one's.
+    Raises OptionError for a table that does not exist, or for one log of a table that has none.
     """
     table = table_named(name)
     if log is None:

@@ -87,7 +87,7 @@ class BatchProgress:
 
 
 def old_logs(publication: Publication, state: SinkState, marks: Mapping[str, Versioned[LogMark]]) -> list[str]:
-    """The logs whose segments are to be looked at (`LogHistory`): an older dlspark may have published the batch."""
+    """The logs whose segments are to be examined (`LogHistory`): an older dlspark may have published the batch."""
     batch = publication.job.batch
     if state.floor is None or batch > state.floor.mark.batch:
         return []

@@ -126,7 +126,7 @@ class _Publishing:
     publication: Publication = field(init=False)
     """What the next try publishes: `given`, with the merges of the tries before."""
     open: tuple[str, ...] = ()
-    """The logs that lacked it when this was looked at last."""
+    """The logs that lacked it at the last look."""
     warned: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -362,7 +362,7 @@ class Publisher:
         return progress.outcome
 
     async def _begin(self, batch: _Publishing, stack: AsyncExitStack) -> tuple[BatchProgress, list[HeldLog]]:
-        """Read the marks and lock the logs, all asked at once; no lock is waited for where the logs have the batch.
+        """Read the marks and lock the logs, all asked at once; it waits for no lock where the logs have the batch.
 
         The marks that the multi is conditional on need not be read under the locks: if one has moved by then, the multi
         fails. An earlier try of ours that is still under way does no harm either: it is conditional on the same
@@ -403,7 +403,7 @@ class Publisher:
                 await for_each(logs, LOCKS_AT_ONCE, take)
                 return [held[log] for log in logs]
             except LogBusyError:
-                # Nothing may be held while a lock is waited for out of order.
+                # No lock may be held during a wait for another one out of order.
                 await attempt.aclose()
         return [await stack.enter_async_context(self._logs.hold(log)) for log in logs]
 
@@ -574,7 +574,7 @@ def _left(
     job: JobId, logs: Iterable[str], listing: asyncio.Future[list[StagedLedger]], winners: Iterable[StagedLedger]
 ) -> tuple[StagedLedger, ...] | None:
     """Of what was listed before a publication, what it has settled and not taken; None if the listing failed."""
-    # A listing that is not there yet is not waited for: the sweep reads it again, after the batch is visible.
+    # No wait for a listing that is not there yet: the sweep reads it again, after the batch is visible.
     if not listing.done() or listing.cancelled() or listing.exception() is not None:
         return None
     taken = set(winners)

@@ -2,7 +2,7 @@
 
 A log's end is asked for together with its lock. ZooKeeper answers a session's requests in their order. So where no
 other owner holds the lock, and no request failed, the end was read under the lock, one round trip after the first
-request. Where the lock had to be waited for, its last owner may have changed everything: the end is read again.
+request. After a wait for the lock its last owner may have changed everything: the end is read again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class NamespaceLogs:
         self._rewrite = rewrite
         self._permit = permit
         self._known: set[str] = set()
-        """Logs that were seen to exist; one that is gone after all fails its publication, and is asked for again."""
+        """Logs that were seen to exist; one that is gone after all fails its publication, and is looked up again."""
         self._newest: dict[str, int] = {}
         """The number that each log's newest segment has if no other writer has added one since: worth a guess."""
 

@@ -158,7 +158,7 @@ class SinkSession:
 
     def get_ready(self) -> None:
         """Fetch what the next ledger needs, in the background. An id that is not used is lost, which does no harm."""
-        # What fails is asked for again when it is needed, and fails there.
+        # What fails is asked again when it is needed, and fails there.
         self._ahead = asyncio.gather(
             self._services.ledger_store.reserve_id(), self._services.ledgers.bookies.writable(), return_exceptions=True
         )
@@ -277,7 +277,7 @@ _sessions: dict[tuple[object, ...], SinkSession] = {}
 async def open_session(options: Options, *, patient: bool = True) -> SinkSession:
     """This process's session for the target of `options`. Raises what opening the namespace raises.
 
-    With `patient` ZooKeeper is waited for: use it for a job that has begun, since ZooKeeper was there then.
+    With `patient` it waits for ZooKeeper: use it for a job that has begun, since ZooKeeper was there then.
     """
     settings = settings_of(options)
     # The runtime is part of the key: after a fork, or once it was closed, sessions of the old one cannot be used.

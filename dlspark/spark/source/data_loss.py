@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class DataLossPolicy:
-    """What one query does about lost records: it fails, or goes on with what there is and says so once."""
+    """What one query does about lost records: it fails, or goes on with the records that are left and says so once."""
 
     def __init__(self, fail: bool) -> None:
         self._fail = fail

@@ -349,7 +349,7 @@ class SourceDriver:
     ) -> tuple[DLSN, DLSN]:
         """From where to where reading one log really goes; empty where the first is not below the second.
 
-        Of `bounds` that are `scattered`, what they leave of each segment is not looked at.
+        Of `bounds` that are `scattered`, what they leave of each segment is not examined.
         """
         begin = await self._data_loss.begin(view, start.get(view.name), start.identities.get(view.name))
         until, identity = end[view.name], end.identities.get(view.name)

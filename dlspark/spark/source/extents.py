@@ -26,7 +26,7 @@ from metadata.segments import SegmentMetadata
 MAX_LEDGERS: Final = 64
 """Ledgers that are examined for one log's bytes, besides the first and the last."""
 MAX_STEPS: Final = 16
-"""Entries that are looked at for one transaction id: those with control records alone have none."""
+"""Entries that are read for one transaction id: those with control records alone have none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class EntryLogs:
         self._log_bytes = settings.log_size_limit
         self.next_log_id = 1
         self.patient = False
-        """Whether a disk without space is waited for; if not, it is a failure like any other."""
+        """Whether to wait for space on a full disk; if not, it is a failure like any other."""
         self.full = False
         """The disk has no space for what is in memory, which waits for `try_again`."""
         self.wanting: NoSpaceError | None = None
@@ -301,8 +301,8 @@ class EntryLogs:
         self._write_on()
 
     def wait_for_space(self, error: BaseException) -> bool:
-        """Whether `error` only means that the disk is full, and this is waited for: nothing is lost meanwhile, and what
-        was not written whole is written again."""
+        """Whether `error` only means that the disk is full, and the writing waits for space: nothing is lost meanwhile,
+        and what was not written whole is written again."""
         if not self.patient or not isinstance(error, NoSpaceError):
             return False
         if not self.full:

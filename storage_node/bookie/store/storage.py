@@ -243,7 +243,7 @@ class Storage:
             raise self._no_space_error
 
     async def _all_written(self) -> bool:
-        """Wait until everything appended so far is in the logs' files; False where that has to wait for space."""
+        """Wait until everything appended so far is in the logs' files; False where it must wait for space."""
         written = self._logs.flush_target()
         if await self._has_space_for(written):
             return True
