@@ -319,6 +319,7 @@ class TaskWriter:
 
     async def finish(self) -> tuple[StagedSegment, ...]:
         """Close every segment, with every entry acknowledged. Raises the first failure; nothing is visible then."""
+        # Before any close: a task of which an add has failed must not offer segments to the commit (I9).
         await self._window.drain()
         await for_each(
             self._staged.items(), min(len(self._staged), LOGS_AT_ONCE), lambda item: self._close(item[0], item[1])
