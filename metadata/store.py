@@ -153,7 +153,7 @@ class MetadataStore(Protocol):
 
     @property
     def state(self) -> SessionState:
-        """What has been heard of the session so far: the server may have expired it before that is heard here."""
+        """The session's state as this process knows it: the server may already have expired the session."""
         ...
 
     def on_session(self, listener: SessionListener) -> Callable[[], None]:
@@ -161,8 +161,8 @@ class MetadataStore(Protocol):
         ...
 
     def observe(self, observer: RequestObserver) -> Callable[[], None]:
-        """Call `observer` after each request, with the name of the method that made it; returns a function that ends
-        that. The time is the caller's: waiting for the session's limit of requests is part of it."""
+        """Call `observer` after each request, with the name of the method that made it; returns a function that
+        unsubscribes it. The time is the caller's: it includes the wait for the session's limit of requests."""
         ...
 
     @property

@@ -56,7 +56,7 @@ def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
         except BrokenPipeError:
-            # The reader of our output (head, less) is gone; there is nobody left to write to.
+            # The reader of our output (head, less) has ended: nothing more can be written.
             sys.stderr.close()
             raise typer.Exit(0) from None
 

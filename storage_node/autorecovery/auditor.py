@@ -205,6 +205,7 @@ class Auditor:
     async def audit_bookies(self) -> AuditReport:
         """Mark every ledger that names a bookie which is not registered. Raises the metadata store's errors."""
         report = AuditReport()
+        # Before any ledger is read: a bookie that is lost later has an audit of its own.
         available = set((await self._auditors.registered()).available)
 
         async def look(ledger_id: int) -> None:
