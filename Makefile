@@ -38,8 +38,8 @@ types: $(STAMP) ## mypy --strict
 contracts: $(STAMP) ## import contracts between the floors
 	$(BIN)/lint-imports
 
-$(ARCHIVE): $(STAMP) tests/quick_start/archive.py tests/quick_start/archived_program.py
-	$(BIN)/python tests/quick_start/archive.py
+$(ARCHIVE): $(STAMP) tests/helpers/quick_start/archive.py tests/helpers/quick_start/archived_program.py tests/helpers/jvm_flags.py
+	PYTHONPATH=tests $(BIN)/python -m helpers.quick_start.archive
 
 unit: $(STAMP) $(ARCHIVE) ## the tests alone (ARGS="..." is passed on to pytest)
 	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-import quick_start
-from sharing import Durations, longest_first
+from helpers import quick_start
+from helpers.sharing import Durations, longest_first
 
 quick_start.use()
 

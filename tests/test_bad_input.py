@@ -15,8 +15,8 @@ from pathlib import Path
 from struct import Struct
 
 import pytest
-from bad_input_rig import CANARY, VICTIM, Rig
-from wire_bytes import block, frame, number, request, send
+from helpers.bad_input import CANARY, VICTIM, Rig
+from helpers.wire_bytes import block, frame, number, request, send
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.sync.namespace import Namespace

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from citations import dead_citations, defined_codes, is_read, pieces
-from pages import ROOT
+from helpers.citations import dead_citations, defined_codes, is_read, pieces
+from helpers.paths import ROOT
 
 MADE_UP = "tests/test_citations.py"
 

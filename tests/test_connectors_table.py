@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pages
+from helpers import pages
+from helpers.paths import DOCS
 
 import dlspark.spark
 from dlspark.core.settings.settings import describe_settings
@@ -12,7 +13,7 @@ from dlspark.spark.options.foreign import ELSEWHERE
 from dlspark.spark.options.registry import OPTIONS
 from storage_node.settings.client import REGISTRY as CLIENT_REGISTRY
 
-ROWS = list(pages.table_rows(pages.DOCS / "connectors.md"))
+ROWS = list(pages.table_rows(DOCS / "connectors.md"))
 KAFKA = """
     kafka.bootstrap.servers assign subscribe subscribePattern startingOffsets startingTimestamp
     startingOffsetsByTimestamp startingOffsetsByTimestampStrategy endingOffsets endingTimestamp

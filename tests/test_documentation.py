@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import DOCS, ROOT, broken_links, examples, linked_files
+from helpers.pages import broken_links, examples, linked_files
+from helpers.paths import DOCS, ROOT, TESTS
 
 import dlspark
 from dlspark.core.runtime import Runtime
@@ -25,7 +26,7 @@ from dlspark.sandbox import Sandbox
 ENTRY = DOCS / "python.md"
 PAGES = [ENTRY, *sorted((DOCS / "python").glob("*.md"))]
 SERVER = "127.0.0.1:2181"
-PROGRAM = ROOT / "tests" / "typed_program.py"
+PROGRAM = TESTS / "helpers" / "typed_program.py"
 
 
 def name_of(page: Path) -> str:

@@ -7,9 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
 from dlspark.sandbox import Sandbox
 from metadata.bookies import BookieRegistry
@@ -18,7 +18,6 @@ from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.client import LedgerClient
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 MAX_LINES = 60
 SAID = {

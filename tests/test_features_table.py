@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pages
+from helpers import pages
+from helpers.paths import DOCS
 
-ROWS = [row for _, row in pages.table_rows(pages.DOCS / "features.md") if re.match(r"(F\d|-)", row[0])]
+ROWS = [row for _, row in pages.table_rows(DOCS / "features.md") if re.match(r"(F\d|-)", row[0])]
 
 
 def _numbers(cell: str) -> range:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("metadata", "storage_node", "dlspark", "simulation")
 TEST_KIT = "dlspark.testing"
 MAX_FUNCTION_LINES = 70

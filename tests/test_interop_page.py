@@ -6,9 +6,10 @@ import ast
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "docs" / "interop.md").read_text()
-TESTS = ROOT / "tests" / "interop"
+from helpers.paths import DOCS, TESTS
+
+PAGE = (DOCS / "interop.md").read_text()
+ACROSS = TESTS / "interop"
 
 
 def functions(path: Path) -> list[str]:
@@ -20,7 +21,7 @@ def test_the_page_names_every_test_of_interoperability_and_no_other() -> None:
     named = re.findall(r"`(test_\w+\.py::test_\w+)`", PAGE)
     existing = [
         f"{path.name}::{name}"
-        for path in sorted(TESTS.glob("test_*.py"))
+        for path in sorted(ACROSS.glob("test_*.py"))
         for name in functions(path)
         if name.startswith("test_")
     ]
@@ -29,7 +30,7 @@ def test_the_page_names_every_test_of_interoperability_and_no_other() -> None:
 
 def test_the_page_has_a_row_for_every_state_of_a_log() -> None:
     """A state is a function that leaves a log `Written`."""
-    nodes = ast.parse((TESTS / "test_log_matrix_across.py").read_text()).body
+    nodes = ast.parse((ACROSS / "test_log_matrix_across.py").read_text()).body
     states = [
         node.name.replace("_", " ")
         for node in nodes

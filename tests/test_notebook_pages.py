@@ -12,14 +12,13 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree
 
 import nbformat
 import pytest
+from helpers.paths import ROOT, TESTS
 
-HERE = Path(__file__).resolve().parent
-NOTEBOOKS = sorted((HERE.parent / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [path.name for path in NOTEBOOKS]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 THEMES = ("light", "dark")
@@ -44,7 +43,13 @@ def seen(tmp_path_factory):
     svg = "<svg><g><title>one</title><rect width='5' height='5'/></g><g><title>two</title></g></svg>"
     inline.cells[0].outputs = [nbformat.v4.new_output("display_data", {"text/html": f"<b>inline</b>{svg}"})]
     nbformat.write(inline, directory / INLINE)
-    command = [sys.executable, HERE / "notebook_viewer.py", directory / "seen", *NOTEBOOKS, directory / INLINE]
+    command = [
+        sys.executable,
+        TESTS / "helpers" / "notebook_viewer.py",
+        directory / "seen",
+        *NOTEBOOKS,
+        directory / INLINE,
+    ]
     done = subprocess.run(
         command, env={**os.environ, "CHROMIUM": CHROMIUM}, capture_output=True, text=True, timeout=800, check=False
     )
@@ -79,7 +84,7 @@ def test_every_picture_of_a_notebook_is_there(seen, name, theme):
     page = seen["seen"][name][theme]
     assert page["theme"] == str(theme == "light").lower()
     assert page["drawings"] == 0
-    saved = nbformat.read(HERE.parent / "notebooks" / name, as_version=4).cells
+    saved = nbformat.read(ROOT / "notebooks" / name, as_version=4).cells
     assert len(saved) == len(page["cells"])
     expected = [pictures(cell) for cell in saved]
     assert [len(one) for one in expected] == [len(cell["images"]) for cell in page["cells"]]

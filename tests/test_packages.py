@@ -12,11 +12,10 @@ import sys
 import tarfile
 import zipfile
 from email import message_from_bytes
-from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", "target", "demo-output"
 )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SETUP = ("make setup\n", "source .venv/bin/activate\n")
 SCRATCH = Path("/tmp/dlspark-tour")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from pages import DOCS, ROOT, is_test, linked_files, table_rows
+from helpers.pages import is_test, linked_files, table_rows
+from helpers.paths import DOCS, ROOT
 
 PAGE = DOCS / "reference" / "invariants.md"
 INDEX = DOCS / "reference" / "README.md"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from reference_vectors import read_vectors, vectors
+from helpers.reference_vectors import read_vectors, vectors
 
 PAGE = """# A page
 

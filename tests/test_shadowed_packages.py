@@ -10,8 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PYTHON = sys.executable
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-import pages
 import pytest
+from helpers import pages
+from helpers.paths import DOCS
 
 from dlspark.spark import ForeachLogWriter
 from dlspark.spark.catalog import enabling as catalog
@@ -24,7 +25,7 @@ from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.columns import routing_of
 from dlspark.spark.source.selection import SourceQuery
 
-PAGES = [pages.DOCS / f"{name}.md" for name in ("spark", "spark-options", "spark-metadata", "sql", "connectors")]
+PAGES = [DOCS / f"{name}.md" for name in ("spark", "spark-options", "spark-metadata", "sql", "connectors")]
 EXAMPLES = {page: [ast.parse(one.source) for one in pages.examples(page)] for page in PAGES}
 SPARKS = {"checkpointLocation"}
 GIVEN = {"spark"}

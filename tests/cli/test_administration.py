@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+from helpers.paths import DOCS
 from typer.testing import CliRunner, Result
 
 from dlspark.cli.common import settings_of
@@ -30,7 +31,7 @@ from metadata.store import ANY_VERSION
 from metadata.zookeeper import ZooKeeperStore
 
 pytestmark = pytest.mark.processes
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGE = DOCS / "cli.md"
 HASTY = ("--set", "lockTimeoutSeconds=0")
 
 

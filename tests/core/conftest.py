@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
-from memory_bookies import MemoryBookie, MemoryNetwork
+from helpers.memory_bookies import MemoryBookie, MemoryNetwork
 
 from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics.registries import Statistics

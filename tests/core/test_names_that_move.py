@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from log_helpers import drained, payloads, written
+from helpers.logs import drained, payloads, written
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import DistributedLogError, LogNotFoundError

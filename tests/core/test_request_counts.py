@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from log_helpers import payloads
+from helpers.logs import payloads
 
 from dlspark.errors import WriteError
 

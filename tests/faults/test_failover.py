@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.faults.verdict import Outcomes, check_round
 from helpers.fork_server import Child, ForkServer
 from helpers.warm_sandbox import WarmSandbox
-from verdict import Outcomes, check_round
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord
@@ -28,7 +28,6 @@ from dlspark.core.sync.namespace import Namespace
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
 DEFAULT_ROUNDS = 2
-HERE = Path(__file__).resolve().parent
 SESSION_S = 4
 ZOOKEEPER_TICK_MS = 250
 PATIENCE_S = 60
@@ -82,13 +81,13 @@ class Arena:
         self.sandbox = WarmSandbox(directory / "sandbox", nodes=3, zookeeper_tick_ms=ZOOKEEPER_TICK_MS)
         self.sandbox.start()
         self.namespace = Namespace.open(self.sandbox.uri, SETTINGS)
-        self.forks = ForkServer(("failover_writer",), log=directory / "writers.log", paths=[str(HERE)])
+        self.forks = ForkServer(("helpers.faults.failover_writer",), log=directory / "writers.log")
         self.took_over_s: list[float] = []
         self.held_back = 0
 
     def start(self, name: str, log: str, first: int) -> Writer:
         arguments = {"name": name, "uri": self.sandbox.uri, "log": log, "first": first, "settings": SETTINGS}
-        return Writer(self.forks.spawn("failover_writer:run", arguments))
+        return Writer(self.forks.spawn("helpers.faults.failover_writer:run", arguments))
 
     def close(self) -> None:
         self.forks.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from judge import judge
+from helpers.faults.judge import judge
 
 W, R = "writer", "reader"
 

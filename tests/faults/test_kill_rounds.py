@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.faults.record_writer import SETTINGS
+from helpers.faults.verdict import Outcomes, check_round
 from helpers.fork_server import Child, ChildError, ForkServer
 from helpers.warm_sandbox import WarmSandbox
-from record_writer import SETTINGS
-from verdict import Outcomes, check_round
 
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.sync.log import Log
@@ -30,7 +30,6 @@ from dlspark.core.sync.namespace import Namespace
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
 DEFAULT_ROUNDS = 24
-HERE = Path(__file__).resolve().parent
 NUMBERS_PER_WRITER = 1_000_000
 PROGRESS_S = 45
 NODE_SETTINGS = {"zkTimeout": 1000}
@@ -79,7 +78,7 @@ class Arena:
         )
         self.sandbox.start()
         self.namespace = Namespace.open(self.sandbox.uri, SETTINGS)
-        self.writers = ForkServer(("record_writer",), log=directory / "writers.log", paths=[str(HERE)])
+        self.writers = ForkServer(("helpers.faults.record_writer",), log=directory / "writers.log")
         self.kills: Counter[str] = Counter()
 
     def close(self) -> None:
@@ -140,7 +139,9 @@ class Round:
 
     def start_writer(self) -> None:
         arguments = {"uri": self.sandbox.uri, "log": self.name, "first": self.writers * NUMBERS_PER_WRITER}
-        process = self.arena.writers.spawn("record_writer:run", {"name": f"writer-{self.writers}", **arguments})
+        process = self.arena.writers.spawn(
+            "helpers.faults.record_writer:run", {"name": f"writer-{self.writers}", **arguments}
+        )
         self.writer = Writer(process, self.outcomes)
         self.writers += 1
 

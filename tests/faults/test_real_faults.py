@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from arena import AUDITORS, CLIENTS, SCRIBES, WRITERS, Arena
-from helpers.namespaces import unavailable
-from judge import judge
-from nemesis import KINDS, LAST_BEGIN_S, ROUNDS_FOR_ALL, Fault, Nemesis, plan
+from helpers.faults.arena import AUDITORS, CLIENTS, SCRIBES, WRITERS, Arena
+from helpers.faults.judge import judge
+from helpers.faults.namespaces import unavailable
+from helpers.faults.nemesis import KINDS, LAST_BEGIN_S, ROUNDS_FOR_ALL, Fault, Nemesis, plan
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 

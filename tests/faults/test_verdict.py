@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from record_writer import payload_of
-from verdict import Outcomes, check_round
+from helpers.faults.record_writer import payload_of
+from helpers.faults.verdict import Outcomes, check_round
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.records import LogRecord

@@ -31,13 +31,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from helpers.paths import ROOT, TESTS
 from metadata.foundation.errors import CallerError, NotAppliedError
 
 START_TIMEOUT_S: Final = 60.0
 END_TIMEOUT_S: Final = 20.0
 _PR_SET_PDEATHSIG: Final = 1
-_TESTS: Final = Path(__file__).resolve().parent.parent
-_PATHS: Final = (str(_TESTS), str(_TESTS.parent))
+_PATHS: Final = (str(TESTS), str(ROOT))
 """For children: these helpers, and the packages of the repository."""
 # One thread in the libraries that would start some on import: a process with threads must not be forked.
 _SINGLE: Final = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")

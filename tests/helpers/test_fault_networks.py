@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.faults.forwarding import FaultNetwork, ForwardedNetwork
+from helpers.faults.namespaces import NamespacedNetwork, unavailable
 from helpers.fork_server import Child, ForkServer
-from helpers.forwarding import FaultNetwork, ForwardedNetwork
-from helpers.namespaces import NamespacedNetwork, unavailable
 
 pytestmark = pytest.mark.processes
 

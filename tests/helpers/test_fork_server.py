@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fork_server import ChildError, ForkServer
+from helpers.paths import TESTS
 from helpers.waiting import wait_until
 
 pytestmark = pytest.mark.processes
@@ -28,7 +29,6 @@ def echo(name):
 def fail(name):
     raise RuntimeError("as told")
 """
-TESTS = Path(__file__).resolve().parent.parent
 OWNER = """
 import sys
 from pathlib import Path

@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from clusters import NEWEST, Cluster, JavaBookies, JavaProcesses, our_bookie, sandbox_cluster
-from java_tool import JavaTool
-from log_sides import WAYS, JavaLog, Pair, pair_of
+from helpers.interop.clusters import NEWEST, Cluster, JavaBookies, JavaProcesses, our_bookie, sandbox_cluster
+from helpers.interop.java_tool import JavaTool
+from helpers.interop.log_sides import WAYS, JavaLog, Pair, pair_of
 
 from dlspark.sandbox import Sandbox
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from helpers.waiting import until
-from java_tool import JavaTool
-from test_recovery_across import (
+from helpers.interop.auto_recovery import (
     REPAIR_WITHIN_S,
     java_auto_recovery,
     ledgers_of_both,
@@ -16,6 +14,8 @@ from test_recovery_across import (
     read_by_both,
     repaired,
 )
+from helpers.interop.java_tool import JavaTool
+from helpers.waiting import until
 
 from metadata.auditors import AuditorStore
 from metadata.replication import ReplicationStore

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from clusters import Cluster, both_versions
-from java_tool import JavaTool, make_payload
+from helpers.interop.clusters import Cluster, both_versions
+from helpers.interop.java_tool import JavaTool, make_payload
 
 from storage_node.client import LedgerClient, LedgerWriter
 

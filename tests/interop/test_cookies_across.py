@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from clusters import OurBookie, both_versions
-from java_tool import JavaError, JavaTool, free_port
+from helpers.interop.clusters import OurBookie, both_versions
+from helpers.interop.java_tool import JavaError, JavaTool, free_port
 
 from metadata.bookies import BookieRegistry
 from metadata.zookeeper import ZooKeeperStore

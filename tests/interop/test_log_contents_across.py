@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from java_tool import JavaTool, described, make_payload
-from log_sides import (
+from helpers.interop.java_tool import JavaTool, described, make_payload
+from helpers.interop.log_sides import (
     FIRST_TXID,
     RECORD_BYTES,
     TOO_LONG,

@@ -9,9 +9,21 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import pytest
-from clusters import Cluster
-from java_tool import JavaError, JavaTool
-from log_sides import FIRST_TXID, UNCACHED, WAYS, JavaLog, JavaSide, OurSide, Pair, Side, expected, our_log, pair_of
+from helpers.interop.clusters import Cluster
+from helpers.interop.java_tool import JavaError, JavaTool
+from helpers.interop.log_sides import (
+    FIRST_TXID,
+    UNCACHED,
+    WAYS,
+    JavaLog,
+    JavaSide,
+    OurSide,
+    Pair,
+    Side,
+    expected,
+    our_log,
+    pair_of,
+)
 
 from metadata.store import ANY_VERSION, MetadataStore
 from metadata.zookeeper import ZooKeeperStore

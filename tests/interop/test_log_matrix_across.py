@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
-from clusters import NEWEST, VERSIONS
-from java_tool import JavaTool
-from log_sides import FIRST_TXID, OurSide, Pair, SideWriter, expected, pair_of
+from helpers.interop.clusters import NEWEST, VERSIONS
+from helpers.interop.java_tool import JavaTool
+from helpers.interop.log_sides import FIRST_TXID, OurSide, Pair, SideWriter, expected, pair_of
 
 
 @dataclass

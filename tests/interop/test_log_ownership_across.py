@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from clusters import REPOSITORY, both_versions
-from java_tool import JavaError, JavaTool
-from log_sides import (
+from helpers.interop.clusters import both_versions
+from helpers.interop.java_tool import JavaError, JavaTool
+from helpers.interop.log_sides import (
     FIRST_TXID,
     OWNERSHIP_FAILED,
     RECORD_BYTES,
@@ -30,6 +30,7 @@ from log_sides import (
     owner_of,
     pair_of,
 )
+from helpers.paths import ROOT, TESTS
 
 from dlspark.core.writing.write_lock import default_client_id
 from metadata.zookeeper import ZooKeeperStore
@@ -124,7 +125,7 @@ OUR_WRITER = """
 import sys
 sys.path[:0] = sys.argv[3:]
 from dlspark.core.sync.namespace import Namespace
-from java_tool import make_payload
+from helpers.interop.java_tool import make_payload
 uri, name = sys.argv[1:3]
 
 def write(first, number):
@@ -152,7 +153,7 @@ with Namespace.open(uri, {"zkSessionTimeoutSeconds": 2}) as namespace:
 @contextmanager
 def our_writer(uri: str, log: str) -> Iterator[subprocess.Popen[str]]:
     """A process of ours that has written 120 records, and goes on when told."""
-    path = [str(REPOSITORY), str(REPOSITORY / "tests" / "interop")]
+    path = [str(ROOT), str(TESTS)]
     with subprocess.Popen(
         [sys.executable, "-c", OUR_WRITER, uri, log, *path],
         stdin=subprocess.PIPE,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from clusters import Cluster, both_versions
-from java_tool import JavaError, JavaTool
-from log_sides import (
+from helpers.interop.clusters import Cluster, both_versions
+from helpers.interop.java_tool import JavaError, JavaTool
+from helpers.interop.log_sides import (
     RECORD_BYTES,
     JavaLog,
     Pair,

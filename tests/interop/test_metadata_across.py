@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import Cluster, JavaBookies, both_versions
-from java_tool import JavaTool
+from helpers.interop.clusters import Cluster, JavaBookies, both_versions
+from helpers.interop.java_tool import JavaTool
 
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState

@@ -7,9 +7,9 @@ import time
 from functools import partial
 
 import pytest
-from clusters import Cluster
-from java_tool import JavaError, JavaTool, make_payload
-from test_ledgers_across import (
+from helpers.interop.clusters import Cluster
+from helpers.interop.java_tool import JavaError, JavaTool, make_payload
+from helpers.interop.ledgers import (
     CLOSED,
     FENCED,
     as_java_tells,

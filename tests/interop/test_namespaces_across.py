@@ -10,8 +10,8 @@ from itertools import count
 from typing import Any
 
 import pytest
-from clusters import Cluster, both_versions
-from java_tool import JavaError, JavaTool
+from helpers.interop.clusters import Cluster, both_versions
+from helpers.interop.java_tool import JavaError, JavaTool
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import LogExistsError, NoAuthError, OwnershipAcquireFailedError

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from helpers.interop.pulsar_broker import MAX_LEDGER_ENTRIES, PulsarBroker
 from helpers.waiting import wait_until
-from pulsar_broker import MAX_LEDGER_ENTRIES, PulsarBroker
 
 from dlspark.testing.java_process import OutOfReachError
 from metadata.embedded import EmbeddedZooKeeper

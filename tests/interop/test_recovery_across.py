@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
-from clusters import NEWEST, Cluster, JavaBookies, JavaProcesses, OurBookie, our_bookie
-from java_tool import JavaTool, free_port
-from test_ledgers_across import as_java_tells, java_creates, java_reads, payloads, we_add, we_read
+from helpers.interop.auto_recovery import (
+    REPAIR_WITHIN_S,
+    Nodes,
+    java_auto_recovery,
+    ledgers_of_both,
+    nodes,
+    our_auto_recovery,
+    read_by_both,
+    repaired,
+)
+from helpers.interop.clusters import NEWEST, JavaProcesses
+from helpers.interop.java_tool import JavaTool
 
 from metadata.bookies import BookieRegistry
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.autorecovery.daemon import AutoRecovery
-from storage_node.settings.autorecovery import AutoRecoverySettings
-
-SIZES = tuple(range(100, 130))
-REPAIR_WITHIN_S = 60
-OURS = AutoRecoverySettings(rereplicate_backoff_ms=200, open_ledger_grace_period_ms=1000)
-_roots = count(1)
-
-
-@dataclass(frozen=True)
-class Nodes:
-    cluster: Cluster
-    own: list[OurBookie]
-
-
-@contextmanager
-def nodes(tool: JavaTool, zk: str, directory: Path, java: int, own: int) -> Iterator[Nodes]:
-    """Real bookies and nodes of ours under one root of their own."""
-    root = f"/repair-{next(_roots)}"
-    with ExitStack() as stack:
-        theirs = JavaBookies(tool, zk, root, directory / "java", java)
-        stack.callback(theirs.stop_all)
-        ours = [stack.enter_context(our_bookie(zk, root, directory / f"own-{index}")) for index in range(own)]
-        ids = (*theirs.cluster.bookies, *(node.id for node in ours))
-        yield Nodes(Cluster(zk, root, ids, theirs.stop, theirs.start_all), ours)
 
 
 @pytest.fixture(scope="module")
@@ -50,71 +30,6 @@ def five(processes: JavaProcesses, zk: str, tmp_path_factory: pytest.TempPathFac
     """Two real bookies and three nodes of ours; each test loses one of the latter."""
     with nodes(processes.get(NEWEST), zk, tmp_path_factory.mktemp("repair"), 2, 3) as running:
         yield running
-
-
-@asynccontextmanager
-async def our_auto_recovery(cluster: Cluster) -> AsyncIterator[AutoRecovery]:
-    store = await ZooKeeperStore.connect(cluster.zk)
-    try:
-        recovery = AutoRecovery(OURS, store, cluster.root, bookie_id="127.0.0.1:1")
-        await recovery.start()
-        try:
-            yield recovery
-        finally:
-            await recovery.stop()
-    finally:
-        await store.close()
-
-
-@asynccontextmanager
-async def java_auto_recovery(cluster: Cluster, java: JavaTool) -> AsyncIterator[None]:
-    handle = await cluster.on(java)("autorecovery.start", port=free_port())
-    try:
-        yield
-    finally:
-        await java.ask("autorecovery.stop", handle=handle)
-
-
-Ask = Callable[..., Awaitable[Any]]
-
-
-async def ledgers_of_both(ask: Ask, cluster: Cluster, node: str) -> list[int]:
-    """Closed ledgers that `node` holds a part of: one of ours and one of Java's. Every entry is on all three nodes: a
-    client that is closed after two have acknowledged owes the third one nothing."""
-    found: dict[str, int] = {}
-    async with cluster.client() as client:
-        while "ours" not in found:
-            writer = await client.create(ack_quorum=3)
-            await we_add(writer, SIZES)
-            if node in (await writer.close()).last_ensemble.bookies:
-                found["ours"] = writer.ledger_id
-    while "theirs" not in found:
-        ledger = await java_creates(ask, ack_quorum=3)
-        for index, size in enumerate(SIZES):
-            await ask("ledger.write", handle=ledger["handle"], first=index, count=1, size=size)
-        await ask("ledger.close", handle=ledger["handle"])
-        if node in (await ask("ledger.metadata", ledger=ledger["ledger"]))["ensembles"]["0"]:
-            found["theirs"] = ledger["ledger"]
-    return list(found.values())
-
-
-async def repaired(ask: Ask, ledger_ids: list[int], lost: str) -> None:
-    """Return when no ledger names the lost node; each replacement then says that it has every entry."""
-    for ledger_id in ledger_ids:
-        while lost in (  # noqa: ASYNC110 (a question)
-            ensemble := (await ask("ledger.metadata", ledger=ledger_id))["ensembles"]["0"]
-        ):
-            await asyncio.sleep(0.2)
-        for bookie in ensemble:
-            stored = await ask("ledger.stored", ledger=ledger_id, bookie=bookie, last=len(SIZES) - 1)
-            assert stored == list(range(len(SIZES)))
-
-
-async def read_by_both(ask: Ask, cluster: Cluster, ledger_ids: list[int]) -> None:
-    async with cluster.client() as client:
-        for ledger_id in ledger_ids:
-            assert await java_reads(ask, ledger_id) == as_java_tells(payloads(SIZES))
-            assert await we_read(client, ledger_id) == payloads(SIZES)
 
 
 @pytest.mark.parametrize("repairer", ["Java's auto-recovery", "our auto-recovery"])

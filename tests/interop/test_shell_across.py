@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from clusters import Cluster, both_versions
-from java_tool import JavaTool
+from helpers.interop.clusters import Cluster, both_versions
+from helpers.interop.java_tool import JavaTool
 
 
 async def shell(cluster: Cluster, java: JavaTool, *arguments: str) -> str:

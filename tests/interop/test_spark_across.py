@@ -9,9 +9,10 @@ import sys
 import zlib
 
 import pytest
-from clusters import REPOSITORY, Cluster
-from java_tool import JavaTool, make_payload
-from spark_job import JOB, first_flights
+from helpers.interop.clusters import Cluster
+from helpers.interop.java_tool import JavaTool, make_payload
+from helpers.interop.spark_job import JOB, first_flights
+from helpers.paths import ROOT
 
 from dlspark.sandbox import Sandbox
 
@@ -27,7 +28,7 @@ def run_spark(*arguments: str) -> list[list[object]]:
         capture_output=True,
         text=True,
         timeout=JOB_S,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYSPARK_PYTHON": sys.executable},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[list[object]] = json.loads(done.stdout.splitlines()[-1])

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from clusters import Cluster, both_versions
-from java_tool import JavaError, JavaTool
-from test_ledgers_across import (
+from helpers.interop.clusters import Cluster, both_versions
+from helpers.interop.java_tool import JavaError, JavaTool
+from helpers.interop.ledgers import (
     CLOSED,
     FENCED,
     NEAR_LIMIT_BYTES,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from metadata_worlds import MemoryWorld, World, ZooKeeperWorld
+from helpers.metadata_worlds import MemoryWorld, World, ZooKeeperWorld
 
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.store import MetadataStore

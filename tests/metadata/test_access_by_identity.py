@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from helpers.metadata_worlds import Heard, World, ZooKeeperWorld
 from kazoo.client import KazooClient
-from metadata_worlds import Heard, World, ZooKeeperWorld
 
 from metadata.foundation.errors import NoAuthError, NoNodeError
 from metadata.logs import LogStore

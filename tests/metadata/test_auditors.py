@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from metadata_worlds import Heard, World
-from reference_vectors import vectors
+from helpers.metadata_worlds import Heard, World
+from helpers.reference_vectors import vectors
 
 from metadata.auditors import AuditorStore, PeriodicCheck
 from metadata.foundation.errors import CallerError

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from helpers.metadata_worlds import Heard, World
+from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
-from metadata_worlds import Heard, World
-from reference_vectors import vectors
 
 from metadata.bookies import BookieAddress, BookieRegistry, Cookie, UnknownBookieError, check_bookie_id
 from metadata.foundation.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError

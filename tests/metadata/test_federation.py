@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from metadata_worlds import World
+from helpers.metadata_worlds import World
 
 from metadata import log_folders as federation
 from metadata.foundation.errors import BadVersionError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_vectors import vectors
 
 from metadata.foundation.errors import CallerError, CorruptDataError, InvariantViolation
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
@@ -72,12 +72,12 @@ CLOSED = LedgerMetadata(
         ),
     ],
 )
-def test_vectors_of_section_11_6(value: LedgerMetadata, data: bytes) -> None:
+def test_ledger_metadata_has_the_bytes_of_the_vectors(value: LedgerMetadata, data: bytes) -> None:
     assert value.encode() == data
     assert LedgerMetadata.decode(data, "/ledgers/00/0001/L2345") == value
 
 
-def test_vector_lengths_are_those_of_the_specification() -> None:
+def test_the_vectors_of_version_3_have_their_lengths() -> None:
     assert (len(OPEN_V3), len(CLOSED_V3)) == (131, 148)
 
 
@@ -221,7 +221,9 @@ def test_an_entry_lies_in_the_last_fragment_that_starts_at_or_before_it() -> Non
     [(41, 0, [0, 42]), (-1, 0, [0]), (41, 42, [0, 42])],
     ids=["LAC=41,lastKey=0 -> append 42", "LAC=-1,lastKey=0 -> replace 0", "LAC=41,lastKey=42 -> replace 42"],
 )
-def test_ensemble_change_keys_of_section_11_2(lac: int, last_key: int, starts: list[int]) -> None:
+def test_an_ensemble_change_appends_a_fragment_or_replaces_the_last_one(
+    lac: int, last_key: int, starts: list[int]
+) -> None:
     value = OPEN if last_key == 0 else OPEN.with_ensemble(last_key, FIRST)
     changed = value.with_ensemble(lac + 1, SECOND)
     assert [part.first_entry for part in changed.ensembles] == starts

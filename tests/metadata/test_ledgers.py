@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Callable
 
 import pytest
-from metadata_worlds import Heard, World
-from reference_vectors import vectors
+from helpers.metadata_worlds import Heard, World
+from helpers.reference_vectors import vectors
 
 from metadata.foundation.errors import (
     BadVersionError,
@@ -68,7 +68,7 @@ async def faults() -> Faults:
 
 
 @pytest.mark.parametrize("ledger_id", [0, 12345, 2147483646, 2147483647, 4294967296, 9223372036854775807])
-def test_hierarchical_paths_of_section_11_2(ledger_id: int) -> None:
+def test_hierarchical_paths_are_those_of_the_vectors(ledger_id: int) -> None:
     path = VECTORS[f"path of ledger {ledger_id}, hierarchical"].decode()
     assert LedgerLayout.HIERARCHICAL.path("/ledgers", ledger_id) == f"/ledgers{path}"
 

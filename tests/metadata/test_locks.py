@@ -6,8 +6,8 @@ import asyncio
 import pickle
 
 import pytest
-from metadata_worlds import Heard, World
-from reference_vectors import vectors
+from helpers.metadata_worlds import Heard, World
+from helpers.reference_vectors import vectors
 
 from metadata.foundation.errors import CallerError, NoNodeError
 from metadata.locks import (
@@ -61,11 +61,11 @@ async def settled(task: asyncio.Task[None], store: MetadataStore, path: str, cou
         ("Unknown-ClientId", "Unknown-ClientId"),
     ],
 )
-def test_vectors_of_lock_prefixes_in_section_12_2(client_id: str, name: str) -> None:
+def test_a_lock_member_begins_with_the_client_as_in_the_vectors(client_id: str, name: str) -> None:
     assert member_prefix(client_id, SESSION).encode() == VECTORS[f"lock member of {name}"]
 
 
-def test_vectors_of_session_parts_in_section_12_2() -> None:
+def test_a_lock_member_names_its_session_as_in_the_vectors() -> None:
     for session_id in (12345, -72057594037927937):
         assert member_prefix("c", session_id).encode() == VECTORS[f"lock member of c, session {session_id}"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from metadata_worlds import World
+from helpers.metadata_worlds import World
 
 from metadata.foundation.errors import BadVersionError, CallerError, OutcomeUnknownError
 from metadata.locks import DistributedLock, LockingError, OwnershipAcquireFailedError

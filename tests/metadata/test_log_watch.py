@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
-from metadata_worlds import World
+from helpers.metadata_worlds import World
 
 from metadata.log_folders import FederatedFolders
 from metadata.log_watch import LogChange, watch_logs

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from helpers.metadata_worlds import Heard
+from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
-from metadata_worlds import Heard
-from reference_vectors import vectors
 
 from metadata.foundation.errors import (
     BadVersionError,
@@ -109,7 +109,7 @@ def test_the_paths_of_a_log() -> None:
 # ---- creation --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_new_log_has_the_znodes_of_section_3_4(store: MetadataStore, logs: LogStore) -> None:
+async def test_a_new_log_has_the_znodes_of_the_log_layout(store: MetadataStore, logs: LogStore) -> None:
     await logs.create("flights")
     paths = logs.paths("flights")
     expected = {

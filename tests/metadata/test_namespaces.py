@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_vectors import vectors
 
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.memory import Fault, MemoryStore, MemoryTree
@@ -100,7 +100,7 @@ def test_any_text_is_a_uri_or_a_callers_mistake(text: str) -> None:
         pytest.param(JAVAS, JAVAS_BODY, id="binding body with everything of Java's"),
     ],
 )
-def test_vectors_of_section_12_2(binding: Binding, body: str) -> None:
+def test_a_binding_has_the_bytes_of_the_vectors(binding: Binding, body: str) -> None:
     assert binding.body() == body
     assert binding.encode() == b"1\nBKDL\n" + body.encode()
     assert Binding.decode(binding.encode(), "/ns") == binding

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_vectors import vectors
 
 from metadata.foundation.errors import CorruptDataError
 from metadata.memory import Fault, MemoryStore, MemoryTree
@@ -31,7 +31,7 @@ async def permissions(store: MetadataStore, root: str) -> PermissionStore:
         (Permissions(deny_acquire=True, deny_release=False), "deny acquire, allow release"),
     ],
 )
-def test_vectors_of_section_12_2(entry: Permissions, name: str) -> None:
+def test_permissions_have_the_bytes_of_the_vectors(entry: Permissions, name: str) -> None:
     assert entry.encode() == VECTORS[name]
     assert Permissions.decode(VECTORS[name], "/acl") == entry
 

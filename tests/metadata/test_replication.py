@@ -6,10 +6,10 @@ import asyncio
 import random
 
 import pytest
+from helpers.metadata_worlds import Heard, World
+from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
-from metadata_worlds import Heard, World
-from reference_vectors import vectors
 
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.ledgers import MAX_LEDGER_ID, LedgerStore

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_vectors import vectors
 
 from metadata.foundation.errors import CorruptDataError, InvariantViolation
 from metadata.segments import (
@@ -86,7 +86,7 @@ SEGMENTS = {
 
 
 @pytest.mark.parametrize("name", SEGMENTS)
-def test_vectors_of_section_12_2(name: str) -> None:
+def test_segment_metadata_has_the_bytes_of_the_vectors(name: str) -> None:
     data, segment = VECTORS[f"segment {name}"], SEGMENTS[name]
     assert segment.encode() == data
     assert SegmentMetadata.decode(data, "p/x", skip_minimum_version=True) == segment

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from reference_vectors import vectors
+from helpers.reference_vectors import vectors
 
 from metadata.foundation.errors import CorruptDataError
 from metadata.sink_marks import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from reference_vectors import vectors
+from helpers.reference_vectors import vectors
 
 from metadata.foundation.errors import BadVersionError, CallerError, CorruptDataError, NodeExistsError, NoNodeError
 from metadata.ledgers import Versioned

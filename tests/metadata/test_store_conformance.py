@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from metadata_worlds import Heard, World
+from helpers.metadata_worlds import Heard, World
 
 from metadata.foundation.errors import (
     BadVersionError,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from reference_vectors import REFERENCE, vectors
+from helpers.reference_vectors import REFERENCE, vectors
 
 _TEXT = re.compile(r"^# text: (.*)\n([^#:\n][^:\n]*):", re.M)
 

@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from metadata_worlds import Heard
+from helpers.metadata_worlds import Heard
 
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import DistributedLogError

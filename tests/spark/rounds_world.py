@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import psutil
 import pyspark
-from quick_start.archive import flags
+from helpers.jvm_flags import spark_flags
 from sink_driver import Plan, read_values
 
 from dlspark.core.runtime import Runtime
@@ -36,7 +36,7 @@ CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystem
 PATIENCE_S = 240.0
 SESSION_SETTING = ("DLSPARK_SET_zkSessionTimeoutSeconds", "4")
 """A dead process's lock on a log ends soon."""
-FRUGAL = flags()
+FRUGAL = spark_flags()
 SLOW_START = "Python worker failed to connect back"
 """Spark gives a Python process ten seconds to start; where a busy machine needs more, the query is started again."""
 SLOW_STARTS = 3

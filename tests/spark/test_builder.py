@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.quick_start import plain_environment
 from pyspark.sql import SparkSession
-from quick_start import plain_environment
 
 from dlspark.spark import builder, catalog_jar
 from dlspark.spark.catalog.enabling import CATALOG_CLASS

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from quick_start import plain_environment
+from helpers.quick_start import plain_environment
 
 if TYPE_CHECKING:
     from source_world import Logs

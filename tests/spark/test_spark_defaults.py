@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import javaproperties
 import pytest
-from quick_start import plain_environment
+from helpers.quick_start import plain_environment
 
 if TYPE_CHECKING:
     from source_world import Logs

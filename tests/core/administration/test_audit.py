@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from log_helpers import written
+from helpers.logs import written
 
 from dlspark.core.administration.audit import AuditVerdict, audit_ledgers, cluster_space, delete_ledgers, log_space
 from dlspark.core.administration.references import Use

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from log_helpers import payloads, written
+from helpers.logs import payloads, written
 
 from dlspark.core.administration.finding_kinds import FindingKind
 from dlspark.core.administration.inspection import check_ends, faults_of, inspect_log, listed_segments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from log_helpers import written
+from helpers.logs import written
 
 from dlspark.core.administration.ledger_entries import (
     copies_by_bookie,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_vectors import vectors
 
 from dlspark.core.codec.dlsn import DLSN
 from metadata.foundation.errors import CallerError
@@ -26,7 +26,7 @@ i64 = st.integers(-(2**63), MAX)
 
 
 @pytest.mark.parametrize(("fields", "name"), NAMES)
-def test_vectors_12_2_dlsn_version_1(fields: tuple[int, int, int], name: str) -> None:
+def test_a_dlsn_of_version_1_has_the_bytes_of_its_vector(fields: tuple[int, int, int], name: str) -> None:
     dlsn = DLSN(*fields)
     data, text = VECTORS[name], VECTORS[f"{name}, base64"].decode()
     assert dlsn.to_bytes() == data
@@ -35,7 +35,7 @@ def test_vectors_12_2_dlsn_version_1(fields: tuple[int, int, int], name: str) ->
     assert DLSN.from_base64(text) == dlsn
 
 
-def test_vector_12_2_dlsn_version_0_has_200_bytes() -> None:
+def test_a_dlsn_of_version_0_has_200_bytes_as_its_vector() -> None:
     assert len(V0_OF_3_17_2) == 268
     assert DLSN(3, 17, 2).to_base64(0) == V0_OF_3_17_2
     assert DLSN.from_base64(V0_OF_3_17_2) == DLSN(3, 17, 2)

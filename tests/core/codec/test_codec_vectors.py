@@ -7,7 +7,7 @@ import pickle
 from dataclasses import FrozenInstanceError
 
 import pytest
-from reference_vectors import vectors
+from helpers.reference_vectors import vectors
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import Compression, EntryBuilder, decode_entry, decode_record_set, encode_record_set
@@ -62,14 +62,14 @@ def built(
 
 
 @pytest.mark.parametrize(("name", "txid", "payload", "position", "flags"), RECORDS)
-def test_vectors_12_2_records(name: str, txid: int, payload: bytes, position: int, flags: int) -> None:
+def test_a_record_has_the_bytes_of_its_vector(name: str, txid: int, payload: bytes, position: int, flags: int) -> None:
     data = VECTORS[name]
     assert encode_record(txid, payload, position, flags) == data
     [record] = decoded(data, 0, enveloped=False)
     assert (record.txid, record.payload, record.position, record.flags) == (txid, payload, position, flags)
 
 
-def test_vector_12_2_entry_17_two_user_records_without_compression() -> None:
+def test_the_vector_of_two_user_records_without_compression() -> None:
     assert built((1001, b"hello", 1, 0), (1002, b"world!", 2, 0)) == ENTRY_17
     assert decoded(ENTRY_17, 17) == [
         LogRecord(1001, b"hello", DLSN(3, 17, 0), 1, 0, 100),
@@ -77,18 +77,18 @@ def test_vector_12_2_entry_17_two_user_records_without_compression() -> None:
     ]
 
 
-def test_vector_12_2_entry_17_of_a_segment_of_version_3_has_no_envelope() -> None:
+def test_the_vector_of_an_entry_of_a_version_3_segment_has_no_envelope() -> None:
     assert built((1001, b"hello", 1, 0), (1002, b"world!", 2, 0), enveloped=False) == BARE_ENTRY_17
     assert decoded(BARE_ENTRY_17, 17, enveloped=False) == decoded(ENTRY_17, 17)
 
 
-def test_vector_12_2_entry_18_a_control_record() -> None:
+def test_the_vector_of_a_control_record() -> None:
     assert built((1002, CONTROL_PAYLOAD, 2, FLAG_CONTROL)) == ENTRY_18
     assert decoded(ENTRY_18, 18) == [LogRecord(1002, b"control", DLSN(3, 18, 0), 2, FLAG_CONTROL, 101)]
     assert len(columns(ENTRY_18, 18)) == 0
 
 
-def test_vector_12_2_entry_19_the_end_of_stream_is_neither_user_nor_control_record() -> None:
+def test_the_vector_of_the_end_of_stream_is_neither_user_nor_control_record() -> None:
     assert built((MAX_TXID, END_OF_STREAM_PAYLOAD, 2, FLAG_END_OF_STREAM)) == ENTRY_19
     [record] = decoded(ENTRY_19, 19)
     assert record == LogRecord(MAX_TXID, b"endOfStream", DLSN(3, 19, 0), 2, FLAG_END_OF_STREAM, 101)
@@ -99,7 +99,7 @@ def test_vector_12_2_entry_19_the_end_of_stream_is_neither_user_nor_control_reco
 
 
 @pytest.mark.parametrize("entry", [LZ4_BY_JAVA, LZ4_BY_LIBLZ4], ids=["by Java", "by liblz4"])
-def test_vectors_12_2_lz4_entries_of_two_compressors_hold_the_same_records(entry: bytes) -> None:
+def test_the_vectors_of_two_lz4_compressors_hold_the_same_records(entry: bytes) -> None:
     records = decoded(entry, 4)
     assert [(r.txid, r.position, r.payload) for r in records] == [
         (1001, 1, b"abcdefgh" * 8),
@@ -108,20 +108,20 @@ def test_vectors_12_2_lz4_entries_of_two_compressors_hold_the_same_records(entry
     assert columns(entry, 4) == [(4, 0, 1001, 1, 100, b"abcdefgh" * 8), (4, 1, 1002, 2, 101, b"abcdefgh" * 8)]
 
 
-def test_vector_12_2_lz4_entry_written_here_is_liblz4s() -> None:
+def test_an_lz4_entry_written_here_is_read_as_the_vector_of_liblz4() -> None:
     ours = built((1001, b"abcdefgh" * 8, 1, 0), (1002, b"abcdefgh" * 8, 2, 0), compression=Compression.LZ4)
     assert decoded(ours, 4) == decoded(LZ4_BY_LIBLZ4, 4)
     assert ours[:9] == LZ4_BY_LIBLZ4[:9]
 
 
-def test_vector_12_2_record_set_without_compression() -> None:
+def test_the_vector_of_a_record_set_without_compression() -> None:
     payload = encode_record_set([b"r1", b"r22", b"r333"])
     assert payload == RECORD_SET
     assert encode_record(2000, payload, 1, FLAG_RECORD_SET) == VECTORS["record of the set"]
     assert [bytes(member) for member in decode_record_set(memoryview(payload))] == [b"r1", b"r22", b"r333"]
 
 
-def test_vector_12_2_entry_20_record_set_expanded() -> None:
+def test_the_vector_of_an_entry_with_a_record_set_expanded() -> None:
     assert built((2000, RECORD_SET, 1, FLAG_RECORD_SET), (2001, b"tail", 4, 0)) == ENTRY_20
     expected = [
         (20, 0, 2000, 1, 100, b"r1"),
@@ -135,14 +135,14 @@ def test_vector_12_2_entry_20_record_set_expanded() -> None:
     assert columns(ENTRY_20, 20) == expected
 
 
-def test_vector_12_2_entry_20_record_set_whole() -> None:
+def test_the_vector_of_an_entry_with_a_record_set_whole() -> None:
     records = decoded(ENTRY_20, 20, expand=False)
     rows = [(r.dlsn.slot_id, r.txid, r.position, r.last_position, r.sequence_id, len(r.payload)) for r in records]
     assert rows == [(0, 2000, 1, 3, 100, 37), (3, 2001, 4, 4, 103, 4)]
     assert records[0].is_record_set
 
 
-def test_vector_12_2_lz4_record_set_alone_and_in_lz4_entry_21() -> None:
+def test_the_vector_of_an_lz4_record_set_alone_and_in_an_lz4_entry() -> None:
     members = [b"abcdefgh" * 8, b"abcdefgh" * 8, b"z"]
     assert [bytes(m) for m in decode_record_set(memoryview(LZ4_RECORD_SET))] == members
     ours = encode_record_set(members, Compression.LZ4)

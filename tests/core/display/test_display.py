@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import nbformat
 import pytest
+from helpers.logs import written
 from helpers.waiting import until
 from IPython.core.formatters import PlainTextFormatter
-from log_helpers import written
 from nbclient import NotebookClient
 
 import dlspark

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from helpers.paths import CONF
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
@@ -18,8 +18,6 @@ from dlspark.core.settings.settings import Settings, describe_settings, dynamic_
 from dlspark.errors import IdleReaderError, InvalidLogNameError, OverCapacityError, SettingsError, StreamNotReadyError
 from metadata.allocators import AllocatorStore
 from simulation.environment.loop import SimulatedLoop
-
-CONF = Path(__file__).parents[3] / "conf"
 
 
 @pytest.fixture

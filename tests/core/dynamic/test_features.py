@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from helpers.paths import CONF
 
 from dlspark.core.dynamic.features import KNOWN_FEATURES, NO_FEATURES, FeatureProvider, SettableFeatures
 from dlspark.core.dynamic.operator_files import OperatorFiles
@@ -14,7 +14,6 @@ from dlspark.core.dynamic.watched_file import REJECTED
 from dlspark.core.settings.settings import Settings
 from dlspark.errors import OverCapacityError, SettingsError
 
-CONF = Path(__file__).parents[3] / "conf"
 UPSTREAM_FILES = "org.apache.distributedlog.feature.DynamicConfigurationFeatureProvider"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from helpers.logs import payloads, written
 from helpers.waiting import until
-from log_helpers import payloads, written
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import DistributedLogError, LockingError, LogNotFoundError, OwnershipAcquireFailedError

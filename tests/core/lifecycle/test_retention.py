@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 
 import pytest
+from helpers.logs import drained, payloads, states, written
 from helpers.waiting import until
-from log_helpers import drained, payloads, states, written
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.deletion import HOUR_MS, expired, older_than

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from helpers.logs import drained, payloads, states, written
 from helpers.waiting import until
 from hypothesis import given
 from hypothesis import strategies as st
-from log_helpers import drained, payloads, states, written
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.lifecycle.owned_segments import completed_head, truncation, truncation_point, with_changes

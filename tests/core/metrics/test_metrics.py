@@ -10,13 +10,13 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from helpers.logs import drained, written
+from helpers.memory_bookies import MemoryBookie
+from helpers.paths import DOCS, ROOT
 from helpers.waiting import until
-from log_helpers import drained, written
-from memory_bookies import MemoryBookie
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -39,7 +39,6 @@ from dlspark.errors import (
     WriteError,
 )
 
-ROOT = Path(__file__).parents[3]
 UPSTREAM = """
 log_writer_write log_writer_bulk_write log_writer_mark_end_of_stream log_writer_get_writer
 log_writer_pending_request_dispatch seg_writer_write seg_writer_pending seg_writer_add_complete_callback
@@ -570,5 +569,5 @@ def test_metrics_are_served_over_http(registry):
 
 
 def test_the_page_of_metrics_is_the_table_of_metrics():
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
     assert page == metrics_page(), "run: python -m dlspark.core.metrics > docs/metrics.md"

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from memory_bookies import StoredLedger
+from helpers.memory_bookies import StoredLedger
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder

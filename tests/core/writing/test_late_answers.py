@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 
 import pytest
+from helpers.logs import payloads
 from helpers.waiting import until
-from log_helpers import payloads
 
 from dlspark.core.writing.acknowledgements import SESSION_SHARE
 from dlspark.errors import TransmitError, WriterDeposedError

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from helpers.logs import payloads
+from helpers.memory_bookies import StoredLedger
 from helpers.waiting import until
-from log_helpers import payloads
-from memory_bookies import StoredLedger
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import TransmitError

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
+from helpers.recovery_world import QUICK, World
 from helpers.virtual_time import virtual_time
-from recovery_world import QUICK, World
 
 from metadata.auditors import PeriodicCheck
 from metadata.bookies import BookieAddress, BookieRegistry

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from bookie_harness import Cluster
+from helpers.bookie.harness import Cluster
 
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from helpers.model_cluster import Cluster
 from helpers.virtual_time import virtual_time
-from model_cluster import Cluster
 
 from metadata.foundation.errors import NoNodeError
 from metadata.ledger_metadata import LedgerState

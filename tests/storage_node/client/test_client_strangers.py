@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from helpers.model_cluster import FAST, Cluster, Ledger, contents, payload, write
 from helpers.virtual_time import virtual_time
-from model_cluster import FAST, Cluster, Ledger
-from test_client_writing import contents, payload, write
 
 from metadata.foundation.errors import MetadataUnavailableError, NoNodeError
 from metadata.ledger_metadata import DigestType, LedgerState

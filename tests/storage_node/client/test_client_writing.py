@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from helpers.model_cluster import FAST, Cluster, ModelLink, contents, payload, write
 from helpers.virtual_time import virtual_time
-from model_cluster import FAST, Cluster, ModelLink
 
 from metadata.foundation.errors import CallerError, InvariantViolation, OutcomeUnknownError
 from metadata.ledger_metadata import DigestType, LedgerState
 from metadata.memory import Fault, MemoryStore
-from storage_node.client import LedgerClient, LedgerWriter
+from storage_node.client import LedgerClient
 from storage_node.client.placement import UniformPlacement
 from storage_node.edge import FrameHandler
 from storage_node.errors import (
@@ -24,21 +24,6 @@ from storage_node.errors import (
 )
 from storage_node.protocol.messages import Status
 from storage_node.protocol.writing import PickReplacements
-
-
-def payload(entry_id: int) -> bytes:
-    return b"entry %06d " % entry_id * 3
-
-
-async def write(writer: LedgerWriter, count: int) -> list[int]:
-    return [await f for f in [writer.add(payload(writer.last_add_pushed + 1)) for _ in range(count)]]
-
-
-async def contents(cluster: Cluster, ledger_id: int) -> list[bytes]:
-    reader = await cluster.client().open(ledger_id, recover=True)
-    if reader.last_add_confirmed < 0:
-        return []
-    return [bytes(e.payload) for e in await reader.read(0, reader.last_add_confirmed)]
 
 
 @pytest.mark.parametrize("digest", DigestType)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_vectors import vectors
 
 from metadata.ledger_metadata import DigestType
 from storage_node.errors import ProtocolError
@@ -68,12 +68,12 @@ def test_every_vector_of_the_page_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", ENCODED)
-def test_the_vectors_of_section_11_4_encode(name: str) -> None:
+def test_version_2_packets_encode_to_the_vectors(name: str) -> None:
     assert ENCODED[name].hex() == FRAMES[name].hex()
 
 
 @pytest.mark.parametrize("name", ENCODED)
-def test_the_vectors_of_section_11_4_decode(name: str) -> None:
+def test_the_vectors_of_version_2_decode(name: str) -> None:
     frame = FRAMES[name]
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
     assert decode(name, memoryview(frame)[4:]) == DECODED[name]
@@ -165,7 +165,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("status", Status)
-def test_every_status_has_the_code_of_section_2_3_and_107_is_sent_as_101(status: Status) -> None:
+def test_every_status_has_its_code_and_107_is_sent_as_101(status: Status) -> None:
     frame = v2.encode_add_response(status, 5, 6)
     code = int.from_bytes(frame[8:12], "big")
     assert code == CODES.get(status, 101)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from helpers.paths import CONF
 
 from metadata.foundation.settings import settings_of
 from storage_node.errors import BookieConfigurationError
@@ -14,7 +15,7 @@ from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.node_file import NodeFile
 from storage_node.settings.pages import bookie_conf
 
-CONF = Path(__file__).parents[3] / "conf" / "bookie.conf"
+FILE = CONF / "bookie.conf"
 DIRECTORIES = {"journalDirectories": "/j", "ledgerDirectories": "/l1, /l2"}
 
 
@@ -27,15 +28,15 @@ def read(path: Path) -> BookieSettings:
 
 
 def test_the_shipped_file_is_the_table_of_settings() -> None:
-    assert CONF.read_text(encoding="ascii") == bookie_conf(), "run: python -m storage_node.settings > conf/bookie.conf"
+    assert FILE.read_text(encoding="ascii") == bookie_conf(), "run: python -m storage_node.settings > conf/bookie.conf"
 
 
 def test_the_shipped_file_names_every_key_with_its_default() -> None:
-    lines = [line.lstrip("#") for line in CONF.read_text().splitlines() if "=" in line and not line.startswith("# ")]
+    lines = [line.lstrip("#") for line in FILE.read_text().splitlines() if "=" in line and not line.startswith("# ")]
     named = dict(line.split("=", 1) for line in lines)
     infos = [*settings_of(BookieSettings).values(), *settings_of(AutoRecoverySettings).values()]
     assert set(named) == {info.key for info in infos}
-    loaded = read(CONF)
+    loaded = read(FILE)
     bare = BookieSettings(loaded.journal_directories, loaded.ledger_directories)
     assert loaded == bare
 

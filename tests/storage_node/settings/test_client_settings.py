@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from helpers.paths import DOCS
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import defaults_of
 from storage_node.settings.client import WITHOUT_MEANING, ClientSettings
 from storage_node.settings.pages import client_page
 
-PAGE = Path(__file__).parents[3] / "docs" / "client-settings.md"
+PAGE = DOCS / "client-settings.md"
 
 
 def test_the_page_of_the_settings_is_what_the_registry_says() -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.paths import CONF
 
 from storage_node.autorecovery.__main__ import main
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.node_file import MetadataSettings, NodeFile
 
-CONF = Path(__file__).parents[3] / "conf" / "bookie.conf"
+FILE = CONF / "bookie.conf"
 
 
 def test_the_shipped_file_has_the_defaults() -> None:
-    file = NodeFile.read(CONF)
+    file = NodeFile.read(FILE)
     assert file.auto_recovery() == AutoRecoverySettings()
     assert file.metadata() == MetadataSettings()
 

@@ -1,0 +1,35 @@
+"""A storage node as a process of its own."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.paths import ROOT
+from metadata.ledgers import LedgerStore
+from metadata.zookeeper import ZooKeeperStore
+
+
+def spawn(conf: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "storage_node.bookie", "--conf", str(conf)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 60)
+    assert ready, "the node did not get ready"
+    return process.stdout.readline()
+
+
+async def initialise(servers: str) -> None:
+    store = await ZooKeeperStore.connect(servers)
+    await LedgerStore(store).format()
+    await store.close()

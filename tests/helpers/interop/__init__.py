@@ -1,0 +1,1 @@
+"""Java's bookies, client and log library beside ours, for the tests in tests/interop."""

@@ -1,0 +1,66 @@
+"""Ledgers written and read by the Java BookKeeper client and by ours, in steps that both have."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from helpers.interop.java_tool import described, make_payload
+from storage_node.client import LedgerClient, LedgerReader, LedgerWriter
+
+SIZES = (0, 1, 100, 70_000)
+NEAR_LIMIT_BYTES = 5 * 1024 * 1024 - 1024
+FENCED = -101
+CLOSED = -11
+UNAUTHORIZED = -102
+
+
+def payloads(sizes: tuple[int, ...]) -> list[bytes]:
+    return [make_payload(0, index, size) for index, size in enumerate(sizes)]
+
+
+async def java_creates(ask: Any, **options: object) -> dict[str, Any]:
+    created: dict[str, Any] = await ask("ledger.create", **options)
+    return created
+
+
+async def java_adds(ask: Any, ledger: dict[str, Any], sizes: tuple[int, ...], first: int = 0) -> dict[str, Any]:
+    """One add a size, in order; the answer tells which were acknowledged."""
+    answer: dict[str, Any] = {}
+    for index, size in enumerate(sizes, first):
+        answer = await ask("ledger.write", handle=ledger["handle"], first=index, count=1, size=size)
+    return answer
+
+
+async def java_reads(ask: Any, ledger_id: int, *, recover: bool = True, **options: object) -> list[dict[str, Any]]:
+    opened = await ask("ledger.open", ledger=ledger_id, recover=recover, **options)
+    entries: list[dict[str, Any]] = await ask("ledger.read", handle=opened["handle"])
+    await ask("ledger.close", handle=opened["handle"])
+    return entries
+
+
+def as_java_tells(contents: list[bytes]) -> list[dict[str, Any]]:
+    """What the Java side must read if the ledger holds exactly these payloads."""
+    lengths = [sum(len(payload) for payload in contents[: index + 1]) for index in range(len(contents))]
+    return [{"entry": index, "length": lengths[index], **described(payload)} for index, payload in enumerate(contents)]
+
+
+async def we_add(writer: LedgerWriter, sizes: tuple[int, ...], first: int = 0) -> list[int]:
+    adds = [writer.add(make_payload(0, index, size)) for index, size in enumerate(sizes, first)]
+    return list(await asyncio.gather(*adds))
+
+
+async def we_read(client: LedgerClient, ledger_id: int, *, recover: bool = True, password: bytes = b"") -> list[bytes]:
+    reader = await client.open(ledger_id, password=password, recover=recover)
+    try:
+        return await contents_of(reader)
+    finally:
+        await reader.close()
+
+
+async def contents_of(reader: LedgerReader) -> list[bytes]:
+    if reader.last_add_confirmed < 0:
+        return []
+    entries = await reader.read(0, reader.last_add_confirmed)
+    assert [entry.entry_id for entry in entries] == list(range(reader.last_add_confirmed + 1))
+    return [bytes(entry.payload) for entry in entries]

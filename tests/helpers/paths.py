@@ -1,0 +1,11 @@
+"""Where things are in the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+TESTS: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = TESTS.parent
+CONF: Final = ROOT / "conf"
+DOCS: Final = ROOT / "docs"
