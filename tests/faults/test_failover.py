@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from helpers.faults.verdict import Outcomes, check_round
 from helpers.fork_server import Child, ForkServer
+from helpers.waiting import wait_until
 from helpers.warm_sandbox import WarmSandbox
 
 from dlspark.core.codec.dlsn import DLSN
@@ -30,7 +31,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.torture]
 DEFAULT_ROUNDS = 2
 SESSION_S = 4
 ZOOKEEPER_TICK_MS = 250
-PATIENCE_S = 60
 SETTINGS = {
     "zkSessionTimeoutSeconds": SESSION_S,
     "lockTimeoutSeconds": 30,
@@ -64,11 +64,11 @@ class Writer:
         return any(note.partition(" ")[0] == word for note in self.outcomes.notes)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{self.process.name}: {self.outcomes.notes[-5:]}"
-            time.sleep(0.005)
+        def holds() -> bool:
             self.listen()
+            return condition()
+
+        wait_until(holds, lambda: f"{self.process.name}: {self.outcomes.notes[-5:]}", every_s=0.005)
 
     def until_acknowledged(self, count: int) -> None:
         self.until(lambda: len(self.outcomes.acknowledged) >= count)

@@ -21,6 +21,7 @@ import pytest
 from helpers.faults.record_writer import SETTINGS
 from helpers.faults.verdict import Outcomes, check_round
 from helpers.fork_server import Child, ChildError, ForkServer
+from helpers.waiting import wait_until
 from helpers.warm_sandbox import WarmSandbox
 
 from dlspark.core.codec.records import LogRecord
@@ -199,11 +200,13 @@ class Round:
         """All is repaired: the writer must get records acknowledged again (liveness after safety)."""
         assert self.writer is not None
         self.writer.listen()
-        before, deadline = len(self.outcomes.acknowledged), time.monotonic() + PROGRESS_S
-        while len(self.outcomes.acknowledged) < before + 20:
-            self.writer.listen()
-            assert time.monotonic() < deadline, f"no progress after {self.history}: {self.outcomes.notes[-5:]}"
-            time.sleep(0.01)
+        writer, before = self.writer, len(self.outcomes.acknowledged)
+
+        def goes_on() -> bool:
+            writer.listen()
+            return len(self.outcomes.acknowledged) >= before + 20
+
+        wait_until(goes_on, lambda: f"progress after {self.history}: {self.outcomes.notes[-5:]}", patience_s=PROGRESS_S)
 
 
 def play(arena: Arena, seed: int) -> Round:

@@ -22,6 +22,7 @@ from helpers.faults.arena import AUDITORS, CLIENTS, SCRIBES, WRITERS, Arena
 from helpers.faults.judge import judge
 from helpers.faults.namespaces import unavailable
 from helpers.faults.nemesis import KINDS, LAST_BEGIN_S, ROUNDS_FOR_ALL, Fault, Nemesis, plan
+from helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.torture]
 
@@ -145,15 +146,15 @@ class Round:
             self.arena.tell("rival", do="recover", stream=take[1])
 
     def until(self, reached: Any, bound_s: float, what: str) -> None:
-        deadline = time.monotonic() + bound_s
-        while True:
+        def holds() -> object:
             self.listen()
-            if reached():
-                return
-            if time.monotonic() > deadline:
-                last = {event["who"]: event for event in self.events() if event["what"] in ("note", "add", "create")}
-                raise AssertionError(f"no {what} within {bound_s:g} s; last heard: {list(last.values())}")
-            time.sleep(0.01)
+            return reached()
+
+        def missing() -> str:
+            last = {event["who"]: event for event in self.events() if event["what"] in ("note", "add", "create")}
+            return f"{what}; last heard: {list(last.values())}"
+
+        wait_until(holds, missing, patience_s=bound_s)
 
     def count_anew(self) -> None:
         """From now on, count only what is begun from now on."""

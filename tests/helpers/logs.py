@@ -1,13 +1,21 @@
-"""What tests of logs do again and again: write a log of given segments, read it, wait for a condition."""
+"""What tests of logs do again and again: write a log of given segments, read it, wait for a reader at its tail."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.log import AsyncLog
+from dlspark.core.namespace import AsyncNamespace
+from dlspark.core.reading.reader import AsyncLogReader
 from dlspark.errors import AlreadyTruncatedError
-from metadata.logs import TruncationStatus
+from helpers.waiting import until
+from metadata.logs import SegmentMetadata, TruncationStatus
 
 
-async def written(namespace, name, segments, *, start=0):
+async def written(
+    namespace: AsyncNamespace, name: str, segments: Iterable[Sequence[bytes]], *, start: int = 0
+) -> AsyncLog:
     """A log of these segments (lists of payloads), a record an entry; transaction ids count up by 10. Its handle."""
     log = await namespace.open_log(name, {"writerOutputBufferSize": 0})
     txid = start
@@ -19,15 +27,15 @@ async def written(namespace, name, segments, *, start=0):
     return log
 
 
-async def drained(reader):
+async def drained(reader: AsyncLogReader) -> list[bytes]:
     """What there is to be read at present."""
-    payloads = []
+    payloads: list[bytes] = []
     while more := await reader.read_available(100, wait=True):
         payloads += [record.payload for record in more]
     return payloads
 
 
-async def payloads(log, start="earliest"):
+async def payloads(log: AsyncLog, start: str | DLSN = "earliest") -> list[bytes] | AlreadyTruncatedError:
     """What a new reader from `start` finds, and the error it ends with instead, if it does."""
     async with await log.open_reader(start) as reader:
         try:
@@ -36,7 +44,12 @@ async def payloads(log, start="earliest"):
             return error
 
 
-def states(segments):
+async def waits_at_tail(reader: AsyncLogReader) -> None:
+    """Return when a read of this reader waits for a record to come."""
+    await until(lambda: reader._turn.locked() and reader.caught_up, "a read waits at the tail")
+
+
+def states(segments: Iterable[SegmentMetadata]) -> list[str]:
     """Each segment's truncation, in a letter or the minimum position."""
     letters = {TruncationStatus.ACTIVE: "a", TruncationStatus.TRUNCATED: "t"}
     return [

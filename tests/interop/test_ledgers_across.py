@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from helpers.interop.clusters import Cluster, both_versions
@@ -18,10 +19,12 @@ from helpers.interop.ledgers import (
     java_adds,
     java_creates,
     java_reads,
+    java_sees,
     payloads,
     we_add,
     we_read,
 )
+from helpers.waiting import until
 
 from metadata.foundation.errors import NoNodeError
 from metadata.ledger_metadata import DigestType, LedgerMetadata, LedgerState
@@ -325,13 +328,12 @@ async def test_an_explicit_lac_written_by_java_shows_the_last_entry_to_both(java
     async with cluster.client() as client:
         reader = await client.open(ledger["ledger"], recover=False)
 
-        async def both_see_it() -> None:
+        async def we_see_it() -> None:
             while await reader.read_last_confirmed() < 2:
                 await reader.poll(reader.last_add_confirmed + 1, 200)
-            while await ask("ledger.lac", handle=opened["handle"], explicit=True) < 2:  # noqa: ASYNC110 (a question)
-                await asyncio.sleep(0.02)
 
-        await asyncio.wait_for(both_see_it(), 20)
+        await asyncio.wait_for(we_see_it(), 20)
+        await until(partial(java_sees, ask, opened["handle"], 2), "Java sees the LAC", every_s=0.02)
         assert await contents_of(reader) == payloads((10, 20, 30))
         await reader.close()
     await ask("ledger.close", handle=ledger["handle"])
@@ -343,12 +345,7 @@ async def test_an_explicit_lac_written_by_us_shows_the_last_entry_to_java(java: 
         writer = await client.create()
         await we_add(writer, (10, 20, 30))
         opened = await ask("ledger.open", ledger=writer.ledger_id, recover=False)
-
-        async def java_sees_it() -> None:
-            while await ask("ledger.lac", handle=opened["handle"], explicit=True) < 2:  # noqa: ASYNC110 (a question)
-                await asyncio.sleep(0.02)
-
-        await asyncio.wait_for(java_sees_it(), 20)
+        await until(partial(java_sees, ask, opened["handle"], 2), "Java sees the LAC", every_s=0.02)
         assert await ask("ledger.read", handle=opened["handle"], last=2) == as_java_tells(payloads((10, 20, 30)))
         await writer.close()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 from helpers.interop.clusters import Cluster, both_versions
 from helpers.interop.java_tool import JavaError, JavaTool
+from helpers.waiting import until
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import LogExistsError, NoAuthError, OwnershipAcquireFailedError
@@ -53,10 +52,13 @@ class Both:
 
     async def until_java_lists(self, names: list[str]) -> None:
         """Java keeps the sub-namespaces it knows in memory, and hears of one that we made by a watch."""
-        deadline = time.monotonic() + JAVA_HEARS_S
-        while (found := await self.ask("list")) != names:
-            assert time.monotonic() < deadline, f"Java lists {found}"
-            await asyncio.sleep(0.02)
+        found: list[str] = []
+
+        async def listed() -> bool:
+            found[:] = await self.ask("list")
+            return found == names
+
+        await until(listed, lambda: f"Java lists {found}", patience_s=JAVA_HEARS_S, every_s=0.02)
 
     async def write_java(self, log: str, first_txid: int) -> None:
         writer = await self.ask("writer", log=log)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.logs import waits_at_tail
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
@@ -217,7 +218,7 @@ async def test_a_cancelled_read_loses_nothing(namespace):
     async with await log.open_reader() as reader:
         assert (await reader.read_next()).payload == b"a"
         reading = asyncio.ensure_future(reader.read_next())
-        await asyncio.sleep(0.01)
+        await waits_at_tail(reader)
         reading.cancel()
         await asyncio.wait([reading])
         await _written(namespace, "cancelled", [[b"b"]], start=100)
@@ -241,7 +242,7 @@ async def test_closing_a_reader_ends_its_waiting_reads(namespace):
     log = await _written(namespace, "closing", [[]])
     reader = await log.open_reader()
     reading = asyncio.ensure_future(reader.read_next())
-    await asyncio.sleep(0.01)
+    await waits_at_tail(reader)
     await reader.close()
     await reader.close()
     with pytest.raises(ReadCancelledError):
@@ -417,7 +418,7 @@ async def test_deleting_the_log_fails_its_readers(namespace):
     async with await log.open_reader() as reader:
         await reader.read_next()
         reading = asyncio.ensure_future(reader.read_next())
-        await asyncio.sleep(0.01)
+        await waits_at_tail(reader)
         await namespace.delete_log("deleted")
         with pytest.raises(LogNotFoundError):
             await asyncio.wait_for(reading, 5)
@@ -539,7 +540,7 @@ async def test_a_reader_survives_the_loss_of_its_metadata_session(world):
     async with await (await reading.open_log("session")).open_reader() as reader:
         assert (await reader.read_next()).payload == b"a"
         pending = asyncio.ensure_future(reader.read_next())
-        await asyncio.sleep(0.01)
+        await waits_at_tail(reader)
         world.tree.expire(reading.store.session_id)
         await _written(writing, "session", [[b"b"]], start=100)
         assert (await asyncio.wait_for(pending, 5)).payload == b"b"
@@ -611,7 +612,7 @@ async def test_a_read_that_is_cancelled_just_as_something_happens_ends(namespace
     log = await _written(namespace, "cancelled", [[b"a"]])
     async with await log.open_reader("latest") as reader:
         reading = asyncio.ensure_future(reader.next_batch() if columns else reader.read_next())
-        await asyncio.sleep(0.05)
+        await waits_at_tail(reader)
         reader._ahead.wake()
         for _ in range(turns):
             await asyncio.sleep(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from helpers.logs import waits_at_tail
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError, LockingError, LogNotFoundError, OwnershipAcquireFailedError
@@ -135,7 +136,7 @@ async def test_a_waiting_read_ends_when_the_lock_is_lost(world):
     log = await _log(namespace, "waiting", 0)
     reader = await log.open_reader(exclusive=True)
     reading = asyncio.ensure_future(reader.read_next())
-    await asyncio.sleep(0.01)
+    await waits_at_tail(reader)
     world.tree.expire(namespace.store.session_id)
     with pytest.raises(LockingError):
         await asyncio.wait_for(reading, 5)

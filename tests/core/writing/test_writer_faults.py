@@ -827,7 +827,7 @@ async def test_a_cancelled_open_leaves_no_lock_behind(world):
     log = await namespace.open_log("cancelled")
     world.tree.stall()
     opening = asyncio.ensure_future(log.open_writer())
-    await asyncio.sleep(0.01)
+    await until(lambda: world.tree._stalled, "the opening writer asks for its lock")
     world.tree.resume()
     for _ in range(6):
         await asyncio.sleep(0)

@@ -39,6 +39,11 @@ async def java_reads(ask: Any, ledger_id: int, *, recover: bool = True, **option
     return entries
 
 
+async def java_sees(ask: Any, handle: int, entry: int) -> bool:
+    """Whether the explicit LAC that Java reads is `entry` or a later one."""
+    return bool(await ask("ledger.lac", handle=handle, explicit=True) >= entry)
+
+
 def as_java_tells(contents: list[bytes]) -> list[dict[str, Any]]:
     """What the Java side must read if the ledger holds exactly these payloads."""
     lengths = [sum(len(payload) for payload in contents[: index + 1]) for index in range(len(contents))]

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from helpers.waiting import until
 
 from dlspark.sandbox import Sandbox, SandboxError
 from metadata.auditors import AuditorStore
@@ -131,9 +132,7 @@ async def test_a_node_lost_for_good_is_made_up_for_and_cannot_come_back_empty(sa
         began = time.monotonic()
         sandbox.kill_node(1)
         shutil.rmtree(sandbox.node_directory(1))
-        while not await whole(ledgers, marks, written, lost):
-            assert time.monotonic() - began < REPAIR_WITHIN_S, "not repaired in time"
-            await asyncio.sleep(0.2)
+        await until(lambda: whole(ledgers, marks, written, lost), "repaired", patience_s=REPAIR_WITHIN_S, every_s=0.2)
         took = time.monotonic() - began
 
         copies = await read_every_copy(client, ledgers, written, lost)
