@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from helpers.logs import waits_at_tail
+from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import CallerError, LockingError, LogNotFoundError, OwnershipAcquireFailedError
@@ -70,8 +71,11 @@ async def test_a_waiting_reader_takes_over_when_the_other_one_closes(namespace):
     log = await _log(namespace, "queue")
     first = await log.open_reader(exclusive=True)
     waiting = asyncio.ensure_future(log.open_reader(exclusive=True))
-    while len((await namespace.store.children("/dl/queue/<default>/readLock"))[0]) < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+
+    async def both_queue():
+        return len((await namespace.store.children("/dl/queue/<default>/readLock"))[0]) == 2
+
+    await until(both_queue, every_s=0)
     await first.close()
     async with await asyncio.wait_for(waiting, 5) as second:
         assert (await second.read_next()).payload == b"0"

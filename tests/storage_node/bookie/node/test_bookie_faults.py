@@ -107,8 +107,11 @@ async def test_a_failing_ledger_directory_makes_the_node_read_only_and_loses_not
     assert (await client.fence(5)).status == Status.EOK
     store = MemoryStore(cluster.tree)
     registry = BookieRegistry(store)
-    while [address.bookie_id for address in await registry.readonly()] != ["a"]:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+
+    async def is_read_only() -> bool:
+        return [address.bookie_id for address in await registry.readonly()] == ["a"]
+
+    await until(is_read_only, every_s=0)
     assert await registry.writable() == []
     await store.close()
     await cluster.stop(bookie)

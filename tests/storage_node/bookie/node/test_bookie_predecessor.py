@@ -54,8 +54,11 @@ async def test_the_session_that_followed_an_expired_one_is_ended_too(cluster: Cl
     path = cluster.tmp_path / "a" / "journal" / "current" / "SESSION"
     before = path.read_bytes()
     cluster.tree.expire(store.session_id)
-    while await owner(watcher) in (0, int(before, 16)) or path.read_bytes() == before:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+
+    async def another_session() -> bool:
+        return await owner(watcher) not in (0, int(before, 16)) and path.read_bytes() != before
+
+    await until(another_session, every_s=0)
     former = await crash(cluster, bookie)
     await asyncio.wait_for(cluster.start(), 10)
     assert await owner(watcher) == cluster.running[0][1].session_id
