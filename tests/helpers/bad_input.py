@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -96,7 +97,7 @@ class Rig:
         with self.log() as log:
             ledgers = [segment.ledger_id for segment in log.segments()]
         for ledger_id in ledgers:
-            metadata: LedgerMetadata = self.with_store(lambda store, id=ledger_id: _read_ledger(store, id))
+            metadata: LedgerMetadata = self.with_store(partial(_read_ledger, ledger_id=ledger_id))
             if bookie in metadata.last_ensemble.bookies:
                 return ledger_id
         raise AssertionError(f"no ledger of the canary lies on node {node}")
@@ -181,7 +182,7 @@ class Rig:
         with self.log() as log:
             segments = log.segments()
         for segment in segments:
-            metadata: LedgerMetadata = self.with_store(lambda store, id=segment.ledger_id: _read_ledger(store, id))
+            metadata: LedgerMetadata = self.with_store(partial(_read_ledger, ledger_id=segment.ledger_id))
             if bookie not in metadata.last_ensemble.bookies:
                 continue
             for entry_id in range(metadata.last_entry + 1):

@@ -105,7 +105,8 @@ def _of_python(content: str) -> Iterator[Piece]:
 
 def _comments(lines: Iterator[tuple[int, str]]) -> Iterator[Piece]:
     """Comments on lines that follow each other are one text."""
-    first, last, texts = 0, -1, []
+    first, last = 0, -1
+    texts: list[str] = []
     for number, text in lines:
         if number != last + 1:
             if texts:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.client import ClientSettings, LedgerClient, LedgerWriter
-from storage_node.edge import Buffer, FrameHandler
+from storage_node.edge import Buffer, FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError, ProtocolError
 from storage_node.protocol import v2
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
@@ -383,7 +382,7 @@ class Cluster:
             raise BookieUnreachableError("connection refused", node=host)
         return ModelLink(self, bookie, handler)
 
-    def listen(self, host: str, port: int, accept: object) -> Awaitable[Any]:
+    async def listen(self, host: str, port: int, accept: Callable[[Link], FrameHandler]) -> Listener:
         raise NotImplementedError("model bookies do not listen")
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from dlspark.core.codec.dlsn import DLSN
@@ -73,7 +74,7 @@ async def write_until_told(uri: str, name: str, first: int, settings: dict[str, 
         while not stop.is_set() and not lost.is_set():
             await room.acquire()
             future: asyncio.Future[DLSN] = writer.write(number, payload_of(number))
-            future.add_done_callback(lambda done, number=number: ended(number, done))
+            future.add_done_callback(partial(ended, number))
             number += 1
             await asyncio.sleep(PAUSE_S)
         if lost.is_set():

@@ -280,7 +280,7 @@ class Logs:
             try:
                 for _ in range(client.rng.randint(20, 300)):
                     if client.settling:
-                        break
+                        break  # type: ignore[unreachable]
                     self._write(writer, name, writes)
                     await asyncio.sleep(PAUSE_S)
                     if len(writes) > OUTSTANDING:
@@ -396,7 +396,8 @@ def _listen(client: Client, ledgers: Ledgers, logs: Logs, clock: WallClock) -> N
         if "step_clock_ms" in command:
             clock.offset_ms = command["step_clock_ms"]
             return
-        do, stream = command["do"], command.get("stream")
+        do: str = command["do"]
+        stream: Any = command.get("stream")
         if do == "write":
             client.start(ledgers.write())
         elif do == "scribe":

@@ -115,7 +115,7 @@ def our_segment(segment: SegmentMetadata) -> Facts:
 
 
 @contextmanager
-def our_log(uri: str, name: str, **settings: object) -> Iterator[Log]:
+def our_log(uri: str, name: str, **settings: int | float | str) -> Iterator[Log]:
     with Namespace.open(uri, {"lockTimeoutSeconds": 0, **settings}) as namespace:
         if not namespace.log_exists(name):
             namespace.create_log(name)
@@ -502,8 +502,9 @@ class Pair:
 
 
 @contextmanager
-def pair_of(java: JavaTool, uri: str, log: str, way: str, **settings: object) -> Iterator[Pair]:
+def pair_of(java: JavaTool, uri: str, log: str, way: str, **settings: int | float | str) -> Iterator[Pair]:
     """The log `log`, made by us, with these settings on both sides; `way` says who writes it."""
+    on_both: dict[str, Any] = {**UNCACHED, **settings}
     with our_log(uri, log, **settings) as opened:
-        ours, javas = OurSide(opened), JavaSide(JavaLog(java, uri, log, **UNCACHED, **settings))
+        ours, javas = OurSide(opened), JavaSide(JavaLog(java, uri, log, **on_both))
         yield Pair(ours, javas) if way == WAYS[0] else Pair(javas, ours)

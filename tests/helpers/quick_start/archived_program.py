@@ -33,7 +33,7 @@ class StreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, int]:
         return {"at": 0}
 
-    def latestOffset(self) -> dict[str, int]:
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]
         return {"at": 2}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
@@ -43,7 +43,7 @@ class StreamReader(DataSourceStreamReader):
         yield 1, "a"
 
 
-class Writer(DataSourceWriter, DataSourceStreamWriter):
+class Writer(DataSourceWriter, DataSourceStreamWriter):  # type: ignore[misc]
     def __init__(self) -> None: ...
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
