@@ -85,7 +85,7 @@ class Arena:
 
     def _start(self) -> None:
         self.start_zookeeper()
-        done = self._spawn(AUDITORS[0], "helpers.hosts:initialise", zookeeper=self._zookeeper_for(AUDITORS[0]))
+        done = self._spawn(AUDITORS[0], "helpers.faults.hosts:initialise", zookeeper=self._zookeeper_for(AUDITORS[0]))
         assert done.lines.get(timeout=START_S) == "done", "the metadata could not be initialised"
         done.wait()
         for node in NODES:
@@ -107,7 +107,7 @@ class Arena:
         """Start it and wait until it serves."""
         self.processes[ZOOKEEPER] = self._spawn(
             ZOOKEEPER,
-            "helpers.hosts:zookeeper",
+            "helpers.faults.hosts:zookeeper",
             directory=str(self.directory / ZOOKEEPER),
             host=self.network.address(ZOOKEEPER),
             port=ZOOKEEPER_PORT,
@@ -134,7 +134,7 @@ class Arena:
         log = self.directory / f"{node}.log"
         self._log_begins[node] = log.stat().st_size if log.exists() else 0
         self.processes[node] = self._spawn(
-            node, "helpers.hosts:storage_node", settings=settings, routes=self._routes(node), log=str(log)
+            node, "helpers.faults.hosts:storage_node", settings=settings, routes=self._routes(node), log=str(log)
         )
 
     def _routes(self, host: str) -> list[tuple[str, int, str, int]]:

@@ -120,7 +120,7 @@ class NamespacedNetwork:
         self._holders.clear()
 
     def _hold(self, name: str) -> Child:
-        holder = self._server.spawn("helpers.namespaces:hold", {"name": f"namespace-{name}"})
+        holder = self._server.spawn("helpers.faults.namespaces:hold", {"name": f"namespace-{name}"})
         if holder.lines.get() != "held":
             raise NamespaceError("a network namespace cannot be made")
         return holder
