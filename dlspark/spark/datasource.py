@@ -27,7 +27,7 @@ from dlspark.spark.metadata_tables.registry import refuse_stream, requested, tab
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.worker_daemon import take_over
-from dlspark.spark.workers import in_worker, plainly_told
+from dlspark.spark.workers import in_worker, without_traceback
 from metadata.foundation.errors import DistributedLogError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
-@plainly_told
+@without_traceback
 class DistributedLogDataSource(DataSource):
     """Format `distributedlog`: batch and streaming, reading and writing."""
 

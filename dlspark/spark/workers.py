@@ -1,6 +1,6 @@
 """What the connector does about Spark's Python workers, in which it runs: how errors look, and garbage collection.
 
-**Errors** (`plainly_told`). An error of the connector reaches the user as its message alone, and not below the
+**Errors** (`without_traceback`). An error of the connector reaches the user as its message alone, and not below the
 traceback of a worker. Workers write down what the data source raised (`pyspark.util.handle_worker_exception`), send it
 to the JVM and end. An error that says what happened, what did not and what to do needs no lines of our code before
 that: so the worker is asked by its own switch (`SPARK_HIDE_TRACEBACK`, which
@@ -35,6 +35,53 @@ DAEMON = "pyspark.daemon"
 FREEZE_AT = (2, 4, 8)
 """Uses of a process by us before which everything there is is frozen: after the first one modules are loaded and
 connections are open, later ones find what another kind of use has loaded."""
+_HIDE: Final = "SPARK_HIDE_TRACEBACK"
+_WORKER: Final = "pyspark.worker_util"
+"""A module that Spark imports in its workers alone."""
+
+_log = logging.getLogger(__name__)
+_Class = TypeVar("_Class", bound=type)
+
+
+def in_worker() -> bool:
+    """Whether this process is a Python worker of Spark's."""
+    return _WORKER in sys.modules
+
+
+def without_traceback(cls: _Class) -> _Class:
+    """Decorate a class that Spark calls in its workers: its public methods and constructor raise without traceback."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and (name == "__init__" or not name.startswith("_")):
+            setattr(cls, name, _hide_in(method))
+    return cls
+
+
+def _hide_in(method: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(method)
+    def call(*args: object, **keywords: object) -> object:
+        try:
+            result = method(*args, **keywords)
+        except DistributedLogError as error:
+            _leave_out_traceback(error)
+            raise
+        return _hide_while_iterating(result) if isinstance(result, GeneratorType) else result
+
+    return call
+
+
+def _hide_while_iterating(rows: Iterator[object]) -> Iterator[object]:
+    try:
+        yield from rows
+    except DistributedLogError as error:
+        _leave_out_traceback(error)
+        raise
+
+
+def _leave_out_traceback(error: DistributedLogError) -> None:
+    _log.debug("raised to Spark: %s", error, exc_info=error)
+    if in_worker() and not isinstance(error, InvariantViolation):
+        os.environ[_HIDE] = "1"
+
 
 _uses = 0
 
@@ -57,51 +104,3 @@ def main_module() -> str | None:
     """The module that this process was started with (`python -m`), as its name; None for a script."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return None if spec is None else spec.name
-
-
-_HIDE: Final = "SPARK_HIDE_TRACEBACK"
-_WORKER: Final = "pyspark.worker_util"
-"""A module that Spark imports in its workers alone."""
-
-_log = logging.getLogger(__name__)
-_Class = TypeVar("_Class", bound=type)
-
-
-def in_worker() -> bool:
-    """Whether this process is a Python worker of Spark's."""
-    return _WORKER in sys.modules
-
-
-def plainly_told(cls: _Class) -> _Class:
-    """Decorate a class that Spark calls in its workers: its public methods and constructor raise without traceback."""
-    for name, method in list(vars(cls).items()):
-        if isinstance(method, FunctionType) and (name == "__init__" or not name.startswith("_")):
-            setattr(cls, name, _telling(method))
-    return cls
-
-
-def _telling(method: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(method)
-    def call(*args: object, **keywords: object) -> object:
-        try:
-            result = method(*args, **keywords)
-        except DistributedLogError as error:
-            _leave_out_traceback(error)
-            raise
-        return _telling_each(result) if isinstance(result, GeneratorType) else result
-
-    return call
-
-
-def _telling_each(rows: Iterator[object]) -> Iterator[object]:
-    try:
-        yield from rows
-    except DistributedLogError as error:
-        _leave_out_traceback(error)
-        raise
-
-
-def _leave_out_traceback(error: DistributedLogError) -> None:
-    _log.debug("raised to Spark: %s", error, exc_info=error)
-    if in_worker() and not isinstance(error, InvariantViolation):
-        os.environ[_HIDE] = "1"

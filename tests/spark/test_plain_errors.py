@@ -20,13 +20,13 @@ from source_world import Logs
 
 from dlspark.spark import workers
 from dlspark.spark.errors import OptionError
-from dlspark.spark.workers import plainly_told
+from dlspark.spark.workers import without_traceback
 from metadata.foundation.errors import InvariantViolation
 
 HIDE = "SPARK_HIDE_TRACEBACK"
 
 
-@plainly_told
+@without_traceback
 class Example:
     def raises(self, error: Exception) -> None:
         raise error

@@ -7,7 +7,13 @@ from sink_world import SINK, Process, World, job
 
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.errors import BatchSweptError
-from dlspark.spark.sink.leftovers import MIN_AGE_MS, SinkLeftovers, StagedVerdict, find_leftovers, sweep_leftovers
+from dlspark.spark.sink.leftovers import (
+    ABANDONED_AFTER_MS,
+    SinkLeftovers,
+    StagedVerdict,
+    find_leftovers,
+    sweep_leftovers,
+)
 from metadata.foundation.errors import CallerError
 
 HOUR_MS = 3_600_000
@@ -50,7 +56,7 @@ async def test_each_staged_ledger_is_told_apart(clocked: Clocked) -> None:
     half = await driver.stage(job(1, "half"), [("flights", 0, 9)])
     await driver.sinks.condemn(SINK, half.job.staged(half.segments[0].ledger_id, half.segments[0].log))
     await driver.publish(await driver.stage(job(1, "won"), [("flights", 0, 9)]))
-    clocked.now_ms += MIN_AGE_MS + 1
+    clocked.now_ms += ABANDONED_AFTER_MS + 1
     await driver.stage(job(2, "alive"), [("flights", 10, 19)])
     (found,) = await clocked.look()
     assert verdicts(found) == [
@@ -66,10 +72,10 @@ async def test_a_sweep_leaves_what_a_query_may_still_publish_and_the_mark(clocke
     driver = clocked.driver
     await driver.publish(await driver.stage(job(1), [("flights", 0, 9)]))
     slow = await driver.stage(job(2, "slow"), [("flights", 10, 19)])
-    clocked.now_ms += MIN_AGE_MS - 1
+    clocked.now_ms += ABANDONED_AFTER_MS - 1
     # One task is at work for long; its attempt lives as long as any of its tasks shows itself.
     await driver.write(slow.job, "flights", 1, 20)
-    clocked.now_ms += MIN_AGE_MS - 1
+    clocked.now_ms += ABANDONED_AFTER_MS - 1
     assert await clocked.sweep() == [(0, False)]
     assert await driver.publish(slow) is CommitOutcome.PUBLISHED
     assert await clocked.sweep() == [(1, False)]
@@ -80,7 +86,7 @@ async def test_a_sweep_leaves_what_a_query_may_still_publish_and_the_mark(clocke
 async def test_an_attempt_that_lives_after_all_fails_cleanly_and_its_batch_is_written_again(clocked: Clocked) -> None:
     driver = clocked.driver
     thought_dead = await driver.stage(job(0, "a"), [("flights", 0, 9), ("trains", 0, 9)])
-    clocked.now_ms += MIN_AGE_MS + 1
+    clocked.now_ms += ABANDONED_AFTER_MS + 1
     assert await clocked.sweep() == [(2, False)]
     assert clocked.world.ledgers == {}
     with pytest.raises(BatchSweptError):
@@ -93,7 +99,7 @@ async def test_sinks_of_batch_writes_go_with_their_last_ledger_and_those_of_othe
     for name in ("job-died-at-work", "job-alive", "app-nightly"):
         await driver.stage(job(0, "a", name), [("flights", 0, 9)])
     await driver.sinks.ensure("job-died-at-its-start")
-    clocked.now_ms += MIN_AGE_MS + 1
+    clocked.now_ms += ABANDONED_AFTER_MS + 1
     await driver.write(job(0, "a", "job-alive"), "flights", 1, 10)
     await driver.sinks.ensure("job-young")
     found = {one.sink_id: one for one in await clocked.look()}
@@ -112,7 +118,7 @@ async def test_sinks_of_batch_writes_go_with_their_last_ledger_and_those_of_othe
 async def test_what_is_published_between_the_look_and_the_sweep_is_left_alone(clocked: Clocked) -> None:
     driver = clocked.driver
     batch = await driver.stage(job(0), [("flights", 0, 9)])
-    clocked.now_ms += MIN_AGE_MS + 1
+    clocked.now_ms += ABANDONED_AFTER_MS + 1
     (found,) = await clocked.look()
     assert len(found.sweepable) == 1
     await driver.publish(batch)

@@ -26,7 +26,7 @@ from dlspark.spark.options.registry import Options
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import Selection, selection_of
-from dlspark.spark.workers import plainly_told
+from dlspark.spark.workers import without_traceback
 from metadata.foundation.errors import CallerError
 from metadata.foundation.pacing import for_each
 from metadata.logs import LogNotFoundError
@@ -65,7 +65,7 @@ def table_reader(table: MetadataTable, options: Options, schema: StructType, *, 
     return kind(table, options.uri, selection, names, options.passed_on())
 
 
-@plainly_told
+@without_traceback
 class TableReader(DataSourceReader):
     """Asks on the driver, hands on in the task; pickled in between."""
 
@@ -102,7 +102,7 @@ class TableReader(DataSourceReader):
             yield from stream
 
 
-@plainly_told
+@without_traceback
 class FilteringTableReader(TableReader):
     """A reader that asks only for the logs that the query's filters leave."""
 

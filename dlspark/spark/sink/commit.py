@@ -31,15 +31,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from dlspark.spark.sink.batch_rules import (
     BatchProgress,
     CommitOutcome,
-    LogHistory,
     check_above,
     judge,
     judge_job,
@@ -58,6 +56,7 @@ from dlspark.spark.sink.errors import (
     ReplayDiffersError,
 )
 from dlspark.spark.sink.leftovers import settled_by
+from dlspark.spark.sink.log_access import HeldLog, LockedLogEnd, NamespaceLogs
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
 from dlspark.spark.sink.segment_merging import plan_merges
 from metadata.foundation import fault_points
@@ -71,11 +70,11 @@ from metadata.foundation.errors import (
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
 from metadata.ledgers import Versioned
-from metadata.locks import DistributedLock, LockingError
-from metadata.logs import LogEnd, LogPaths, SegmentMetadata
+from metadata.locks import LockingError
+from metadata.logs import LogEnd, SegmentMetadata
 from metadata.sink_marks import LogMark, SinkState, history_kept
 from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger
-from metadata.store import Create, Delete, MetadataStore, Op, SetData
+from metadata.store import Create, MetadataStore, Op, SetData
 from storage_node.edge import Clock, SystemClock
 
 MAX_MULTI_BYTES = 900_000
@@ -86,34 +85,19 @@ SURELY_FITS = 100
 """So few segments fit into a multi whatever their logs are called."""
 _LOCK_NAME_BYTES = 100
 
-TAILS_AT_ONCE = 16
+ENDS_AT_ONCE = 16
 """Logs whose ends are read, and recovered if need be, at the same time."""
 LOCKS_AT_ONCE = 64
 REWRITES_AT_ONCE = 16
 """Ledgers that are written again at the same time."""
 PUBLISH_DEADLINE_S = 120.0
 MAX_CONFLICTS = 20
-_log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class LockedLogEnd:
-    """Where a log ends, read under its write lock with no segment in progress."""
-
-    state: LogEnd
-    next_lssn: int
-    next_sequence_id: int
-
-    @property
-    def highest_txid(self) -> int:
-        """No record that is published here may have a lower transaction id."""
-        return self.state.max_txid.value
-
-
 _LONGEST = LockedLogEnd(LogEnd(Versioned(0, 0), Versioned(0, 0)), 2**31, 2**53)
 """The end of a log whose numbers take more digits than any log's will."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -134,22 +118,6 @@ class _Publishing:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldLog:
-    """A log whose write lock is held.
-
-    `unlock` gives up the very member that was acquired: the multi that has it fails if that one is gone, also where the
-    lock was lost and won again. `at_once`: no other owner was waited for, so that what was asked right behind the lock
-    was answered under it. `tail()` completes what a dead writer left in progress, then says where the log ends.
-    """
-
-    log: str
-    lock: DistributedLock
-    unlock: Delete
-    at_once: bool
-    tail: Callable[[], Awaitable[LockedLogEnd]]
-
-
-@dataclass(frozen=True, slots=True)
 class Commit:
     """What came of publishing a batch.
 
@@ -161,46 +129,6 @@ class Commit:
     left: tuple[StagedLedger, ...] | None = None
 
 
-class LogAccess(Protocol):
-    """What publishing needs of the logs of a namespace."""
-
-    def known(self, log: str) -> bool:
-        """Whether `prepare` has nothing to ask."""
-        ...
-
-    async def prepare(self, log: str) -> None:
-        """Create `log` if it is missing and may be created. Raises BatchRefusedError."""
-        ...
-
-    async def paths(self, log: str) -> LogPaths | None:
-        """Where the log is, or would be; None if that is not known before it exists."""
-        ...
-
-    async def history(self, log: str) -> LogHistory | None:
-        """Which transactions made what the log holds; None if the log does not exist."""
-        ...
-
-    def hold(self, log: str, *, wait: bool = True) -> AbstractAsyncContextManager[HeldLog]:
-        """Hold the log's write lock, until it is released within. Raises LogBusyError naming the owner.
-
-        Without `wait` it is raised after a moment where another owner has the lock.
-        """
-        ...
-
-    def publish_ops(self, log: str, tail: LockedLogEnd, segments: Sequence[SegmentMetadata]) -> list[Op]:
-        """Create the segments' znodes and move the log's two conditional values."""
-        ...
-
-    async def rewrite(
-        self, publication: Publication, segments: Sequence[StagedSegment], txid: int | None
-    ) -> StagedSegment:
-        """Write the records of neighbouring segments of a log again, as one, to a new listed ledger.
-
-        With `txid` (not None) in place of their ids. The old ledgers are left as they are.
-        """
-        ...
-
-
 class Publisher:
     """Publishes batches, one at a time, for the driver."""
 
@@ -208,7 +136,7 @@ class Publisher:
         self,
         store: MetadataStore,
         sinks: SinkStore,
-        logs: LogAccess,
+        logs: NamespaceLogs,
         *,
         clock: Clock | None = None,
         rng: random.Random | None = None,
@@ -357,7 +285,7 @@ class Publisher:
         # Nothing is created or written for what was published before.
         progress = await self._progress(batch)
         if progress.outcome is None:
-            await for_each([log for log in unknown if log in progress.open], TAILS_AT_ONCE, self._logs.prepare)
+            await for_each([log for log in unknown if log in progress.open], ENDS_AT_ONCE, self._logs.prepare)
             batch.publication = await self._merged(batch, progress)
         return progress.outcome
 
@@ -409,21 +337,21 @@ class Publisher:
 
     async def _decide(self, batch: _Publishing, progress: BatchProgress, held: Sequence[HeldLog]) -> list[StagedLedger]:
         """Find the logs' ends and send the multi; what it has published."""
-        reading = self._begin_tails(held)
+        reading = self._find_ends(held)
         try:
-            tails = dict(zip((one.log for one in held), await asyncio.gather(*reading), strict=True))
+            ends = dict(zip((one.log for one in held), await asyncio.gather(*reading), strict=True))
         finally:
             # None of them may go on without the locks: recovering a log writes to it (I7).
             await end_tasks(reading, drop_errors=True)
-        publication = await self._restamp(batch.publication.only(progress.open), tails)
+        publication = await self._restamp(batch.publication.only(progress.open), ends)
         by_log = publication.by_log()
         winners = [publication.job.staged(one.ledger_id, one.log) for one in publication.segments]
-        ops = await self._sink_ops(batch.given, progress, tails, winners)
+        ops = await self._sink_ops(batch.given, progress, ends, winners)
         # The winners' tokens stand right behind the sink's state: `_multi` finds a lost token by its index.
         # Any version of the lock's member: that it exists is the lock. Nothing is done under it after this.
         ops += [one.unlock for one in held]
-        for log, tail in tails.items():
-            ops += self._logs.publish_ops(log, tail, self._place(log, by_log[log], tail))
+        for log, end in ends.items():
+            ops += self._logs.publish_ops(log, end, self._complete_segments(log, by_log[log], end))
         check_size(publication, ops)
         fault_points.reach("sink.before-publish")
         await self._multi(batch, progress, ops, winners)
@@ -451,14 +379,14 @@ class Publisher:
             ops.append(self._sinks.mark_op(paths, job.sink_id, found, mark))
         return ops
 
-    def _begin_tails(self, held: Sequence[HeldLog]) -> list[asyncio.Task[LockedLogEnd]]:
-        gate = asyncio.Semaphore(TAILS_AT_ONCE)
+    def _find_ends(self, held: Sequence[HeldLog]) -> list[asyncio.Task[LockedLogEnd]]:
+        gate = asyncio.Semaphore(ENDS_AT_ONCE)
 
-        async def tail(one: HeldLog) -> LockedLogEnd:
+        async def find(one: HeldLog) -> LockedLogEnd:
             async with gate:
-                return await one.tail()
+                return await one.find_end()
 
-        return [asyncio.ensure_future(tail(one)) for one in held]
+        return [asyncio.ensure_future(find(one)) for one in held]
 
     async def _multi(
         self, batch: _Publishing, progress: BatchProgress, ops: Sequence[Op], winners: Sequence[StagedLedger]
@@ -475,7 +403,7 @@ class Publisher:
                 raise swept(batch.given.job) from error
             raise
 
-    async def _restamp(self, publication: Publication, tails: dict[str, LockedLogEnd]) -> Publication:
+    async def _restamp(self, publication: Publication, ends: dict[str, LockedLogEnd]) -> Publication:
         """Give a batch without ids of its own one timestamp in each log, not below that log's highest.
 
         The timestamp was chosen when the job began. If another batch was published into the log since, with a later
@@ -483,17 +411,16 @@ class Publisher:
         """
         by_log = publication.by_log()
         lowest = {
-            log: max([tail.highest_txid, *(segment.first_txid for segment in by_log[log])])
-            for log, tail in tails.items()
+            log: max([end.highest_txid, *(segment.first_txid for segment in by_log[log])]) for log, end in ends.items()
         }
         for segment in publication.segments:
             if segment.stamped and lowest[segment.log] == MAX_TXID:
                 raise sealed(segment.log)
         segments = list(publication.segments)
 
-        async def restamp(place: int) -> None:
-            txid = lowest[segments[place].log]
-            segments[place] = await self._logs.rewrite(publication, [segments[place]], txid)
+        async def restamp(index: int) -> None:
+            txid = lowest[segments[index].log]
+            segments[index] = await self._logs.rewrite(publication, [segments[index]], txid)
 
         late = [n for n, one in enumerate(segments) if one.stamped and one.first_txid != lowest[one.log]]
         await for_each(late, REWRITES_AT_ONCE, restamp)
@@ -537,22 +464,24 @@ class Publisher:
         for log, segments in by_log.items():
             winners = (job.staged(one.ledger_id, log) for one in segments)
             tokens = self._sinks.publish_ops(job.sink_id, state, state.value, winners)
-            znodes = self._logs.publish_ops(log, _LONGEST, self._place(log, segments, _LONGEST))
+            znodes = self._logs.publish_ops(log, _LONGEST, self._complete_segments(log, segments, _LONGEST))
             for segment, token, znode in zip(segments, tokens[1:], znodes, strict=False):
                 sizes[segment.ledger_id] = operations_size([token, znode])
             values = operations_size(znodes[len(segments) :])
             rest += values + values // 2 + _LOCK_NAME_BYTES  # the lock lies beside the two values
         return sizes, rest
 
-    def _place(self, log: str, segments: Sequence[StagedSegment], tail: LockedLogEnd) -> list[SegmentMetadata]:
+    def _complete_segments(
+        self, log: str, segments: Sequence[StagedSegment], end: LockedLogEnd
+    ) -> list[SegmentMetadata]:
         """The batch's segments of one log as completed segments that continue it."""
         ordered = order_segments(log, segments)
-        check_above(log, tail.highest_txid, ordered[0])  # readers that go by transaction id rely on their order (I4)
-        placed: list[SegmentMetadata] = []
-        sequence_id = tail.next_sequence_id
+        check_above(log, end.highest_txid, ordered[0])  # readers that go by transaction id rely on their order (I4)
+        completed: list[SegmentMetadata] = []
+        sequence_id = end.next_sequence_id
         now_ms = self._clock.now_ms()
-        for lssn, segment in enumerate(ordered, tail.next_lssn):
-            placed.append(
+        for lssn, segment in enumerate(ordered, end.next_lssn):
+            completed.append(
                 SegmentMetadata(
                     ledger_id=segment.ledger_id,
                     lssn=lssn,
@@ -567,7 +496,7 @@ class Publisher:
                 )
             )
             sequence_id += segment.record_count
-        return placed
+        return completed
 
 
 def _left(

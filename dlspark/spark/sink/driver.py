@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark.options.registry import Options
@@ -18,9 +17,6 @@ from dlspark.spark.workers import begin_use
 from metadata.foundation import fault_points
 from metadata.foundation.errors import check
 from metadata.sinks import JOB_PREFIX
-
-if TYPE_CHECKING:
-    pass
 
 # Set only in the worker that plans a write; the commit's worker makes a writer as well, and must not ask again whether
 # the batch could be written.

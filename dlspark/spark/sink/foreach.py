@@ -29,7 +29,7 @@ from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.options.registry import Options, Scope
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId
-from dlspark.spark.workers import plainly_told
+from dlspark.spark.workers import without_traceback
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.logs import LogStore
 from metadata.sinks import job_sink
@@ -45,7 +45,7 @@ _NEVER_HERE = ("failOnDataLoss",)
 _ARROW_TYPES = {"transaction_id": pa.int64(), "log": pa.string()}
 
 
-@plainly_told
+@without_traceback
 class ForeachLogWriter:
     """For `writeStream.foreach(ForeachLogWriter("flights"))`: rows with a column `value`, at least once.
 

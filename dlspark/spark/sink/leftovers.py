@@ -29,27 +29,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
-
-from metadata.foundation.errors import DistributedLogError
-from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger, log_tag
-
-if TYPE_CHECKING:
-    from dlspark.spark.sink.messages import JobId
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from metadata.foundation.errors import CallerError
+from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.pacing import for_each
 from metadata.log_names import LogNotFoundError
 from metadata.logs import LogStore
 from metadata.sink_marks import NO_BATCH, SinkState
-from metadata.sinks import APPLICATION_PREFIX, LISTED_VERSION
+from metadata.sinks import APPLICATION_PREFIX, JOB_PREFIX, LISTED_VERSION, SinkStore, StagedLedger, log_tag
+
+if TYPE_CHECKING:
+    from dlspark.spark.sink.messages import JobId  # imports PySpark, which the command line does without
 
 MAX_SWEPT_PER_COMMIT = 20_000
 """Bound of the work that one commit does for failed attempts; the rest waits for the next commit."""
 ABANDONED_AFTER_MS = 24 * 60 * 60 * 1000
-"""A one-shot batch write whose newest ledger is older than this is taken for dead. If it lives it fails cleanly."""
+"""An attempt whose newest ledger is older than this is taken for dead. If it lives it fails cleanly."""
 _AT_ONCE = 16
 
 _log = logging.getLogger(__name__)
@@ -176,9 +173,6 @@ class LedgerSweeper:
         return sum(result is True for result in results)
 
 
-MIN_AGE_MS = ABANDONED_AFTER_MS
-
-
 class StagedVerdict(str, Enum):
     """What may be done with a staged ledger."""
 
@@ -233,7 +227,12 @@ class SinkLeftovers:
 
 
 async def find_leftovers(
-    sinks: SinkStore, logs: LogStore, now_ms: int, *, names: Iterable[str] | None = None, min_age_ms: int = MIN_AGE_MS
+    sinks: SinkStore,
+    logs: LogStore,
+    now_ms: int,
+    *,
+    names: Iterable[str] | None = None,
+    min_age_ms: int = ABANDONED_AFTER_MS,
 ) -> list[SinkLeftovers]:
     """Look at the sinks that are named, or at all. Raises CallerError for a name that no sink has."""
     existing = sorted(await sinks.sinks())

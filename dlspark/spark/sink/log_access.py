@@ -1,4 +1,4 @@
-"""What publishing does with the logs of a namespace: create, lock, recover, find the end (`LogAccess`).
+"""What publishing does with the logs of a namespace: create, lock, recover, find the end.
 
 A log's end is asked for together with its lock. ZooKeeper answers a session's requests in their order. So where no
 other owner holds the lock, and no request failed, the end was read under the lock, one round trip after the first
@@ -15,25 +15,57 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from dlspark.spark.sink.batch_rules import LogHistory
-from dlspark.spark.sink.commit import HeldLog, LockedLogEnd
 from dlspark.spark.sink.errors import BatchRefusedError, LogBusyError
 from dlspark.spark.sink.messages import Publication, StagedSegment
 from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
 from metadata.locks import DistributedLock, OwnershipAcquireFailedError
-from metadata.logs import LogNotFoundError, LogPaths, LogStore, SegmentMetadata
+from metadata.logs import LogEnd, LogNotFoundError, LogPaths, LogStore, SegmentMetadata
 from metadata.retry import repeat
-from metadata.store import MetadataStore, Op
-
-Recover = Callable[[str], Awaitable[None]]
-Permit = Callable[[str], Awaitable[None]]
-_Look = tuple[LockedLogEnd, list[str]]
-Rewrite = Callable[[Publication, Sequence[StagedSegment], int | None], Awaitable[StagedSegment]]
+from metadata.store import Delete, MetadataStore, Op
 
 SEGMENTS_AT_ONCE = 64
 MOMENT_MS = 20
+
 _log = logging.getLogger(__name__)
+
+Recover = Callable[[str], Awaitable[None]]
+Permit = Callable[[str], Awaitable[None]]
+Rewrite = Callable[[Publication, Sequence[StagedSegment], int | None], Awaitable[StagedSegment]]
+
+
+@dataclass(frozen=True, slots=True)
+class LockedLogEnd:
+    """Where a log ends, read under its write lock with no segment in progress."""
+
+    state: LogEnd
+    next_lssn: int
+    next_sequence_id: int
+
+    @property
+    def highest_txid(self) -> int:
+        """No record that is published here may have a lower transaction id."""
+        return self.state.max_txid.value
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLog:
+    """A log whose write lock is held.
+
+    `unlock` gives up the very member that was acquired: the multi that has it fails if that one is gone, also where the
+    lock was lost and won again. `at_once`: no other owner was waited for, so that what was asked right behind the lock
+    was answered under it. `find_end()` completes what a dead writer left in progress, then says where the log ends.
+    """
+
+    log: str
+    lock: DistributedLock
+    unlock: Delete
+    at_once: bool
+    find_end: Callable[[], Awaitable[LockedLogEnd]]
+
+
+_Look = tuple[LockedLogEnd, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +172,7 @@ class NamespaceLogs:
                 # Before anything else is done: a lock lost and won again in between is another member.
                 unlock = lock.release_op()
                 ahead = looking[0] if at_once else None
-                yield HeldLog(log, lock, unlock, at_once, lambda: self._tail(log, ahead))
+                yield HeldLog(log, lock, unlock, at_once, lambda: self._find_end(log, ahead))
         except NoNodeError:
             self._known.discard(log)
             raise
@@ -173,16 +205,16 @@ class NamespaceLogs:
                 # The batch's fate is decided; the member node goes with the session at the latest.
                 _log.warning("the lock of log %s was not released, it ends with the session: %s", log, error)
 
-    async def _tail(self, log: str, ahead: asyncio.Task[_Look] | None) -> LockedLogEnd:
+    async def _find_end(self, log: str, ahead: asyncio.Task[_Look] | None) -> LockedLogEnd:
         """Where `log` ends, whose lock we hold; `ahead` is a look that was made under it."""
-        tail, open_segments = await (self._look(log) if ahead is None else ahead)
+        end, open_segments = await (self._look(log) if ahead is None else ahead)
         if open_segments:
             # A log has one open segment at a time, and ours come after it: a dead writer's gets its end first (I7).
             await self._recover(log)
-            tail, open_segments = await self._look(log)
+            end, open_segments = await self._look(log)
         if open_segments:
             raise BadVersionError(f"{open_segments[0]} appeared although we hold the lock of log {log}")
-        return tail
+        return end
 
     async def _look(self, log: str) -> _Look:
         """The log's end as of one moment, and its segments in progress. Raises BadVersionError if it moved meanwhile.
@@ -228,15 +260,18 @@ class NamespaceLogs:
             return None
         return SegmentMetadata.decode(data, path)
 
-    def publish_ops(self, log: str, tail: LockedLogEnd, segments: Sequence[SegmentMetadata]) -> list[Op]:
+    def publish_ops(self, log: str, end: LockedLogEnd, segments: Sequence[SegmentMetadata]) -> list[Op]:
         """Create the segments' znodes and move the log's two conditional values."""
         self._newest[log] = segments[-1].lssn
-        return self._logs.publish_ops(log, tail.state, segments)
+        return self._logs.publish_ops(log, end.state, segments)
 
     async def rewrite(
         self, publication: Publication, segments: Sequence[StagedSegment], txid: int | None
     ) -> StagedSegment:
-        """Write the records of neighbouring segments again, as one, to a new listed ledger."""
+        """Write the records of neighbouring segments of a log again, as one, to a new listed ledger.
+
+        With `txid` (not None) in place of their ids. The old ledgers are left as they are.
+        """
         return await self._rewrite(publication, segments, txid)
 
 

@@ -22,7 +22,7 @@ from dlspark.spark.options.client_settings import namespace_settings
 from dlspark.spark.options.registry import Options
 from dlspark.spark.sink.batch_rules import sealed, swept
 from dlspark.spark.sink.columns import MAX_TXID
-from dlspark.spark.sink.commit import TAILS_AT_ONCE, Publisher
+from dlspark.spark.sink.commit import ENDS_AT_ONCE, Publisher
 from dlspark.spark.sink.leftovers import LedgerSweeper
 from dlspark.spark.sink.log_access import LogRules, NamespaceLogs, missing
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
@@ -98,7 +98,7 @@ class SinkSession:
         fresh = self._ready_until.get(logs, 0.0) > now
         if not fresh:
             await self._check_storage()
-            await for_each(logs, TAILS_AT_ONCE, self._check_log)
+            await for_each(logs, ENDS_AT_ONCE, self._check_log)
         self._ready_until[logs] = now + READY_FOR_S
 
     async def _check_storage(self) -> None:

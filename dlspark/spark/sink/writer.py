@@ -29,7 +29,7 @@ from dlspark.spark.errors import OptionError
 from dlspark.spark.options.registry import Options
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId, SinkMessage
-from dlspark.spark.workers import plainly_told
+from dlspark.spark.workers import without_traceback
 from metadata.foundation.errors import InvariantViolation, check
 from metadata.sinks import application_sink, job_sink, query_sink
 from storage_node.edge import SystemClock
@@ -72,7 +72,7 @@ def stream_writer(options: Options, schema: StructType, overwrite: bool) -> Data
     return StreamWriter(options, schema, uuid.uuid4().hex)
 
 
-@plainly_told
+@without_traceback
 class BatchWriter(DataSourceArrowWriter):
     """One batch write. Picklable: the tasks and the commit get copies."""
 
@@ -104,7 +104,7 @@ class BatchWriter(DataSourceArrowWriter):
         abort_jobs(self._options, {self._job, *(message.job for message in _sink_messages(messages))})
 
 
-@plainly_told
+@without_traceback
 class StreamWriter(DataSourceStreamArrowWriter):
     """One micro-batch; the sink is the query, whose id only the tasks can see."""
 

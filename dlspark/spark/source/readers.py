@@ -19,34 +19,18 @@ Facts of Spark that shape the stream (each was measured):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
-
-import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
-from pyspark.sql.types import StructType
-
-from dlspark.core.runtime import Runtime
-from dlspark.spark.options.registry import Options
-from dlspark.spark.source.filters import Bounds, push
-from dlspark.spark.source.partition_reader import LogPartition, read_partition
-from dlspark.spark.source.schema import column_names
-from dlspark.spark.source.selection import SourceQuery
-from dlspark.spark.workers import begin_use, plainly_told
-
-if TYPE_CHECKING:
-    from dlspark.spark.source.driver import Take
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
-from pyspark.sql.datasource import DataSourceStreamReader
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -55,13 +39,27 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
+from dlspark.core.runtime import Runtime
+from dlspark.spark.options.registry import Options
+from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
-from dlspark.spark.source.selection import NO_BATCH_LIMITS
+from dlspark.spark.source.partition_reader import LogPartition, read_partition
+from dlspark.spark.source.schema import column_names
+from dlspark.spark.source.selection import NO_BATCH_LIMITS, SourceQuery
+from dlspark.spark.workers import begin_use, without_traceback
 from metadata.foundation.errors import DistributedLogError, check
 
 if TYPE_CHECKING:
-    from dlspark.spark.source.driver import SourceDriver
+    from dlspark.spark.source.driver import SourceDriver, Take
+
+LONG_POLL_S = 1.5
+"""How long an answer is held back for news; `stop()` interrupts it."""
+ASKED_AGAIN_S = 0.05
+"""Asking again within this time means that the query idles: a batch in between takes longer."""
+
+_T = TypeVar("_T")
 
 
 def batch_reader(
@@ -77,7 +75,7 @@ def batch_reader(
     return BatchReader(query, names, bounds, take)
 
 
-@plainly_told
+@without_traceback
 class BatchReader(DataSourceReader):
     """Plans on the driver, reads in tasks; pickled in between."""
 
@@ -119,7 +117,7 @@ class BatchReader(DataSourceReader):
             await driver.close()
 
 
-@plainly_told
+@without_traceback
 class FilteringBatchReader(BatchReader):
     """A reader that also takes filters."""
 
@@ -129,23 +127,7 @@ class FilteringBatchReader(BatchReader):
         return left
 
 
-LONG_POLL_S = 1.5
-"""How long an answer is held back for news; `stop()` interrupts it."""
-
-ASKED_AGAIN_S = 0.05
-"""Asking again within this time means that the query idles: a batch in between takes longer."""
-
-_T = TypeVar("_T")
-
-_ending = False
-"""Whether this process was asked to end by SIGTERM, which only the process of a query's source waits for.
-
-A plain name: a signal handler that takes a lock, as `threading.Event` does, waits for ever if the next signal meets it
-holding that lock.
-"""
-
-
-@plainly_told
+@without_traceback
 class RefusedStream(DataSourceStreamReader):
     """Stands for a query that cannot run: it raises why as soon as Spark asks it for an offset.
 
@@ -177,7 +159,7 @@ def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReade
     return StreamReader(SourceQuery.of(options), column_names(schema))
 
 
-@plainly_told
+@without_traceback
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query. Only what the query is gets pickled; connections belong to one process."""
 
@@ -310,6 +292,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         runtime = self._runtime
         check(runtime is not None, "the source was used before it was opened")
         return runtime.run(coroutine)  # type: ignore[union-attr]
+
+
+_ending = False
+"""Whether this process was asked to end by SIGTERM, which only the process of a query's source waits for.
+
+A plain name: a signal handler that takes a lock, as `threading.Event` does, waits for ever if the next signal meets it
+holding that lock.
+"""
 
 
 def _exit_on_sigterm() -> None:
