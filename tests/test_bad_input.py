@@ -33,7 +33,8 @@ from dlspark.errors import (
 )
 from dlspark.sandbox import SandboxError
 from dlspark.spark.errors import OffsetError, OptionError
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.selection import SourceQuery
 from metadata.foundation.errors import MetadataUnavailableError

@@ -9,7 +9,7 @@ from helpers.paths import DOCS
 
 import dlspark.spark
 from dlspark.core.settings.settings import describe_settings
-from dlspark.spark.options.foreign import ELSEWHERE
+from dlspark.spark.options.query_options import ELSEWHERE
 from dlspark.spark.options.registry import OPTIONS
 from storage_node.settings.client import REGISTRY as CLIENT_REGISTRY
 

@@ -21,7 +21,8 @@ from dlspark.spark import ForeachLogWriter
 from dlspark.spark.catalog import enabling as catalog
 from dlspark.spark.connection import resolve_uri
 from dlspark.spark.metadata_tables.registry import requested
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import routing_of
 from dlspark.spark.source.selection import SourceQuery
 

@@ -1,4 +1,4 @@
-"""What a query is connected to, and the session's defaults of its options (`spark.distributedlog.<option>`).
+"""What a query is connected to, with which settings, and the session's defaults of its options.
 
 The namespace is named by option `uri`, else the conf `spark.distributedlog.uri`, else the variable `DLSPARK_URI`, else
 it is that of the sandbox which runs on the driver's machine (`dlspark.default_namespace`).
@@ -9,6 +9,9 @@ items and the properties file it was started with, and `spark-defaults.conf` in 
 when it was set before the session started, by `SparkSession.builder.config`, `spark-submit --conf` or
 `spark-defaults.conf`. One set later in a running session (`spark.conf.set`), or a Spark Connect client's, cannot be
 seen: `dlspark.spark.register(spark)` hands the session's values on.
+
+Options `bkc.<key>` and `distributedlog.<key>` go on to the namespace's clients (docs/settings.md). Spark hands options
+over in lower case, so the keys are found again in the registries of settings (`namespace_settings`).
 
 Only the driver side asks: a task gets all it needs with its partition.
 """
@@ -22,14 +25,18 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dlspark.default_namespace import VARIABLE, default_uri
 from dlspark.spark.errors import OptionError
-from dlspark.spark.options.registry import CONF_PREFIX, Options
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import CLIENT_PREFIX, CONF_PREFIX
 from metadata.foundation.errors import MetadataUnavailableError
+from metadata.foundation.settings import Value
 
 if TYPE_CHECKING:
     from dlspark.core.namespace import AsyncNamespace
 
 CONF_KEY = f"{CONF_PREFIX}uri"
 _MAX_ANCESTORS = 16
+
+Connect: TypeAlias = "Callable[[str], Awaitable[AsyncNamespace]]"
 
 
 def resolve_uri(options: Options) -> str:
@@ -116,7 +123,16 @@ def confs_in_file(path: Path, prefix: str = "spark.") -> dict[str, str]:
     return {key: value.strip() for key, value in javaproperties.loads(text).items()}
 
 
-Connect: TypeAlias = "Callable[[str], Awaitable[AsyncNamespace]]"
+def namespace_settings(passed_on: Mapping[str, str]) -> dict[str, Value]:
+    """Settings by their proper keys. An unknown key stays as it is: the settings refuse it by name."""
+    if not passed_on:
+        return {}
+    # Imported late, as below: the data source needs only what is above, in each of Spark's workers.
+    from dlspark.core.settings.settings import REGISTRY
+    from storage_node.settings.client import REGISTRY as CLIENT_REGISTRY
+
+    proper = {key.lower(): key for key in (*REGISTRY, *(CLIENT_PREFIX + key for key in CLIENT_REGISTRY))}
+    return {proper.get(key, key): value for key, value in passed_on.items()}
 
 
 async def open_namespace(uri: str, connect: Connect | None = None) -> AsyncNamespace:
@@ -124,7 +140,7 @@ async def open_namespace(uri: str, connect: Connect | None = None) -> AsyncNames
 
     Raises MetadataUnavailableError, or CallerError for a namespace that does not exist.
     """
-    from dlspark.core.namespace import AsyncNamespace  # the data source needs only what is above, in each worker
+    from dlspark.core.namespace import AsyncNamespace
 
     try:
         return await (connect or AsyncNamespace.open)(uri)

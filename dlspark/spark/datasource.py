@@ -22,9 +22,9 @@ from pyspark.sql.types import StructType
 
 from dlspark.spark.catalog.tables import REQUEST, SCAN, pushed, unpacked
 from dlspark.spark.connection import defaults_among, resolve_uri, session_defaults
-from dlspark.spark.metadata_tables.registry import OPTION as METADATA
-from dlspark.spark.metadata_tables.registry import refuse_stream, requested, table_named
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.metadata_tables.registry import METADATA_OPTION, refuse_stream, requested, table_named
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.worker_daemon import take_over
 from dlspark.spark.workers import in_worker, without_traceback
@@ -52,13 +52,13 @@ class DistributedLogDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns; for a request of the catalog's Java side, the answer, packed into a schema."""
         if REQUEST in self.options:
-            from dlspark.spark.catalog.requests import answer
+            from dlspark.spark.catalog.requests import answer_in_schema
 
             plain = {name: value for name, value in self.options.items() if name != REQUEST}
             session = session_defaults(os.environ, self.session_conf)
-            return answer(self.options[REQUEST], lambda: resolve_uri(Options(plain, Scope.ANY, session)))
+            return answer_in_schema(self.options[REQUEST], lambda: resolve_uri(Options(plain, Scope.ANY, session)))
         options = Options(dict(self.options), Scope.ANY)
-        return table_named(options.text(METADATA) or "").schema if options.given(METADATA) else SCHEMA
+        return table_named(options.text(METADATA_OPTION) or "").schema if options.given(METADATA_OPTION) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch query, or of a metadata table."""

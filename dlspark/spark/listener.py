@@ -193,7 +193,7 @@ class LagListener(StreamingQueryListener):
                 _log.warning("what a query reported of its lag is not shown: %s: %s", kind, error, exc_info=error)
 
     def _progress(self, progress: StreamingQueryProgress) -> None:
-        lags = told_lags(progress)
+        lags = reported_lags(progress)
         if lags is None:
             return
         query_id, name = str(progress.id), progress.name or str(progress.id)
@@ -231,7 +231,7 @@ class LagListener(StreamingQueryListener):
                 del self._queries[one]
 
 
-def told_lags(progress: StreamingQueryProgress) -> dict[str, Lag | None] | None:
+def reported_lags(progress: StreamingQueryProgress) -> dict[str, Lag | None] | None:
     """What a batch's progress reports of each log that the query reads; None where it reads none.
 
     A log that two sources of the query read counts once, with the larger lag.

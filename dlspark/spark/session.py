@@ -1,13 +1,15 @@
-"""Sessions and their queries: `builder(...)` has everything set that a user of the connector otherwise has to know.
+"""Sessions with everything set (`builder`), and streaming queries that start on a busy machine (`start`).
 
     spark = dlspark.spark.builder("distributedlog://127.0.0.1:2181/distributedlog").master("local[2]").getOrCreate()
+    query = dlspark.spark.start(frame.writeStream.format("distributedlog").option(...))
 
-What the user has set stays: in the builder, before or after; in the environment; on the command line of spark-submit;
-in spark-defaults.conf. So all is decided in `getOrCreate`, when the user has said all.
+**A session.** `builder` sets what a user of the connector otherwise has to know. What the user has set stays: in the
+builder, before or after; in the environment; on the command line of spark-submit; in spark-defaults.conf. So all is
+decided in `getOrCreate`, when the user has said all.
 
-`start` starts a streaming query where a driver has just died, and the machine is busy. Spark gives the Python process
-of a query's source, or of its `foreachBatch` through Spark Connect, ten seconds to start, and ends the query after
-that; no conf changes it. And it refuses a checkpoint whose first entry a driver was writing when it died, for the
+**A query.** `start` is for a query whose driver has just died, on a machine that is busy. Spark gives the Python
+process of a query's source, or of its `foreachBatch` through Spark Connect, ten seconds to start, and ends the query
+after that; no conf changes it. And it refuses a checkpoint whose first entry a driver was writing when it died, for the
 unfinished file. Nothing has run in either case, so that the query can be started again.
 """
 
@@ -22,8 +24,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pyspark
 from pyspark import SparkConf, SparkContext
-from pyspark import __version__ as spark_version
 from pyspark.sql import SparkSession
 
 from dlspark.spark.catalog.enabling import CATALOG_CLASS, DEFAULT_NAME, catalog_jar, check_name, check_version, enable
@@ -45,6 +47,16 @@ _CONFS: Final = {
     # Filters reach the source, which then reads no more than they need.
     "spark.sql.python.filterPushdown.enabled": "true",
 }
+"""What `builder` sets beside the namespace, the catalog and its jar."""
+
+SLOW_START: Final = "Python worker failed to connect back"
+"""What Spark's error says of a query that it ended because a Python process was slow to start."""
+TIMEOUT_S: Final = 120.0
+_PAUSE_S: Final = 0.05
+_NOT_BEGUN: Final = "Initializing"
+_NOT_EMPTY: Final = re.compile(r"The checkpoint location (.+) should be empty on batch 0")
+_UNFINISHED: Final = re.compile(r"\.\d+\.[0-9a-f-]{36}\.tmp")
+"""How Spark names an entry until it is whole."""
 
 
 def builder(
@@ -64,7 +76,7 @@ def builder(
     `catalog=None` it is left out).
     """
     if catalog is not None:
-        check_version(spark_version)
+        check_version(pyspark.__version__)
         check_name(catalog)
     made = _Builder(uri, catalog)
     if existing is not None:
@@ -123,6 +135,7 @@ def _has_jvm() -> bool:
 
 
 def _confs_of_jvm() -> dict[str, str]:
+    """The confs that the running JVM has."""
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
 
@@ -142,15 +155,6 @@ def confs_to_come(environ: Mapping[str, str]) -> dict[str, str]:
         elif word == "--jars":
             found[_JARS] = said[position + 1]
     return found
-
-
-SLOW_START: Final = "Python worker failed to connect back"
-TIMEOUT_S: Final = 120.0
-_PAUSE_S = 0.05
-_NOT_BEGUN = "Initializing"
-_NOT_EMPTY: Final = re.compile(r"The checkpoint location (.+) should be empty on batch 0")
-_UNFINISHED: Final = re.compile(r"\.\d+\.[0-9a-f-]{36}\.tmp")
-"""How Spark names an entry until it is whole."""
 
 
 def start(writer: DataStreamWriter, timeout_s: float = TIMEOUT_S) -> StreamingQuery:
@@ -186,18 +190,19 @@ def _early_end(query: StreamingQuery) -> Exception | None:
 
 
 def _can_start_again(writer: DataStreamWriter, error: Exception) -> bool:
+    """Whether nothing has run; removes what keeps the query from starting again."""
     return SLOW_START in str(error) or _removed_unfinished(writer, error)
 
 
 def _removed_unfinished(writer: DataStreamWriter, error: Exception) -> bool:
     """Remove the unfinished files for which Spark refuses a checkpoint. False where there is anything else, or (through
     Spark Connect) no way to look."""
-    place = _NOT_EMPTY.search(str(error))
+    refused = _NOT_EMPTY.search(str(error))
     session = getattr(writer, "_spark", None)
     jvm = getattr(session, "_jvm", None)
-    if place is None or session is None or jvm is None:
+    if refused is None or session is None or jvm is None:
         return False
-    folder = jvm.org.apache.hadoop.fs.Path(place[1])
+    folder = jvm.org.apache.hadoop.fs.Path(refused[1])
     files = folder.getFileSystem(session._jsc.hadoopConfiguration())
     left = [status.getPath() for status in files.listStatus(folder)]
     if not left or not all(_UNFINISHED.fullmatch(path.getName()) for path in left):

@@ -166,7 +166,7 @@ class JavaTool:
         self._lock = threading.Lock()
         self._last_id = 0
         self._waiting: dict[int, Future[Any]] = {}
-        self._reader = threading.Thread(target=self._read_answers, name="java-answers", daemon=True)
+        self._reader = threading.Thread(target=self._read_responses, name="java-responses", daemon=True)
         self._reader.start()
 
     @property
@@ -224,7 +224,7 @@ class JavaTool:
                 except BrokenPipeError:
                     pass
 
-    def _read_answers(self) -> None:
+    def _read_responses(self) -> None:
         stdout = self._process.stdout
         if stdout is None:
             raise InvariantViolation("the process was started without a standard output")

@@ -1,7 +1,8 @@
-"""Storage nodes in this process and metadata in memory, with what tests of the source's driver write into them."""
+"""Storage nodes in this process and metadata in memory, with what tests of the driver's side write into them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ import pyarrow as pa
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.writer import AsyncLogWriter
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.catalog.requests import answer
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.selection import SourceQuery
@@ -134,3 +137,14 @@ class World:
         path = logs.paths(name).segment(old)
         await self.namespace.store.delete(path)
         await self.namespace.store.create(path, new.encode())
+
+
+async def answer_request(world: World, operation: str, **words: object) -> dict[str, object]:
+    """The SQL catalog's answer to a request. It connects as the catalog does: a lock's owner is named at once."""
+
+    async def connect(uri: str) -> AsyncNamespace:
+        store = MemoryStore(world.tree)
+        return await AsyncNamespace.over(store, uri, Settings(lock_timeout_s=0), own=(store,))
+
+    request = {"operation": operation, "catalog": "dlog", "defaults": {}, **words}
+    return await answer(json.loads(json.dumps(request)), lambda: URI, connect)

@@ -18,7 +18,8 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from dlspark.core.sync.namespace import Namespace
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import columns_of
 from dlspark.spark.sink.driver import commit_batch
 from dlspark.spark.sink.messages import JobId, SinkMessage

@@ -23,7 +23,7 @@ from dlspark.core.metrics.page import metrics_page
 from dlspark.core.metrics.registries import LAG_METRICS, NO_STATISTICS, Statistics
 from dlspark.errors import CallerError
 from dlspark.spark import LagListener
-from dlspark.spark.listener import MAX_ENDED, told_lags
+from dlspark.spark.listener import MAX_ENDED, reported_lags
 from dlspark.spark.source.extents import NO_LAG, Lag
 
 A, B = uuid.UUID(int=1), uuid.UUID(int=2)
@@ -135,7 +135,7 @@ def test_queries_of_other_sources_are_none_of_its_business(listener: LagListener
 
 def test_sources_of_one_query_are_put_together_and_the_larger_lag_counts() -> None:
     both = progress(source({"a": Lag(3, 30, 1), "b": NO_LAG}), '{"kafka": 1}', source({"a": Lag(9, 90, 1), "c": None}))
-    assert told_lags(both) == {"a": Lag(9, 90, 1), "b": NO_LAG, "c": None}
+    assert reported_lags(both) == {"a": Lag(9, 90, 1), "b": NO_LAG, "c": None}
 
 
 def test_prometheus_shows_what_is_known_until_the_query_ends(

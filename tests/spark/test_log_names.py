@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 import pytest
-from memory_world import URI, World
+from memory_world import URI, World, answer_request
 from pyspark.sql.types import StringType, StructField, StructType
-from test_sql_requests import answer
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.sandbox import Sandbox
 from dlspark.spark.metadata_tables.reader import table_reader
 from dlspark.spark.metadata_tables.registry import table_named
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of, rows_by_log
 from dlspark.spark.sink.foreach import ForeachLogWriter
 from dlspark.spark.source.selection import SourceQuery
@@ -127,7 +127,7 @@ SQL: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("operation", SQL)
 async def test_sql_refuses_a_leading_slash(world: World, operation: str) -> None:
     await world.namespace.create_log("y")
-    said = await answer(world, operation, **SQL[operation])
+    said = await answer_request(world, operation, **SQL[operation])
     assert "begins with a slash" in json.dumps(said), said
     assert "write 'x'" in json.dumps(said)
     assert await world.namespace.logs() == ["y"]

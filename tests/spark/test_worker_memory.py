@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from dlspark.spark import workers
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.readers import BatchReader, FilteringBatchReader, StreamReader
 from dlspark.spark.source.selection import SourceQuery

@@ -12,9 +12,10 @@ from pyspark.sql.types import StringType, StructType
 
 from dlspark.core.settings.settings import Settings
 from dlspark.spark.catalog.tables import of_scope
+from dlspark.spark.connection import namespace_settings
 from dlspark.spark.errors import OptionError, SchemaError
-from dlspark.spark.options.client_settings import namespace_settings
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.session import settings_of
 from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import SourceQuery

@@ -37,7 +37,8 @@ from dlspark.spark.catalog.tables import Json, TableHandle, TableProperties, che
 from dlspark.spark.connection import Connect, open_namespace
 from dlspark.spark.errors import DataLossError, OffsetError, OptionError, SchemaError
 from dlspark.spark.metadata_tables.registry import TABLES, MetadataTable, table_named
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.offsets import parse_dlsn
@@ -69,11 +70,11 @@ class _Named(Exception):
         self.kind = kind
 
 
-def answer(request: str, uri: Callable[[], str]) -> StructType:
+def answer_in_schema(request: str, uri: Callable[[], str]) -> StructType:
     """The answer to a question, packed into a schema. `uri` gives the namespace's URI, or raises OptionError."""
     runtime = Runtime("dlspark-catalog")
     try:
-        said = runtime.run(answered(json.loads(request), uri))
+        said = runtime.run(answer(json.loads(request), uri))
     finally:
         runtime.close()
     return StructType([StructField("answer", StringType(), metadata={"answer": json.dumps(said)})])
@@ -84,7 +85,7 @@ async def _connect(uri: str) -> AsyncNamespace:
     return await AsyncNamespace.open(uri, Settings.from_environment().with_values({"lockTimeoutSeconds": 0}))
 
 
-async def answered(request: Json, uri: Callable[[], str], connect: Connect = _connect) -> Json:
+async def answer(request: Json, uri: Callable[[], str], connect: Connect = _connect) -> Json:
     """The answer to a question: its result, or the error that the Java side has to raise."""
     operation = str(request["operation"])
     try:

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final, TypeAlias
 
 from dlspark.spark.errors import OptionError
-from dlspark.spark.options.registry import OPTIONS, PASSED_ON, Option, Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import BY_NAME, PASSED_ON, Option, Scope
 
 HANDLE: Final = "dlspark.catalog.table"
 SCAN: Final = "dlspark.catalog.scan"
@@ -34,19 +35,17 @@ NOT_OF_A_TABLE: Final = frozenset(
 )
 """Options that say which log it is, or belong to one write alone."""
 
-_BY_NAME: Final = {option.key.lower(): option for option in OPTIONS}
-
 
 def property_options() -> dict[str, Option]:
     """The options that may be properties of a table, by lower-case name."""
-    return {name: option for name, option in _BY_NAME.items() if option.key not in NOT_OF_A_TABLE}
+    return {name: option for name, option in BY_NAME.items() if option.key not in NOT_OF_A_TABLE}
 
 
 def checked_properties(given: Mapping[str, str]) -> dict[str, str]:
     """Table properties under their registered names. OptionError for what no table can have, with the nearest name."""
     found: dict[str, str] = {}
     for name, value in given.items():
-        option = _BY_NAME.get(name.lower())
+        option = BY_NAME.get(name.lower())
         if option is not None and option.key in NOT_OF_A_TABLE:
             raise OptionError(
                 f"Option {option.key} cannot be a property of a table: it names logs, or belongs to one write",
@@ -67,7 +66,7 @@ def of_scope(properties: Mapping[str, str], scope: Scope) -> dict[str, str]:
     return {
         name: value
         for name, value in properties.items()
-        if (option := _BY_NAME.get(name.lower())) is None or option.scope & scope
+        if (option := BY_NAME.get(name.lower())) is None or option.scope & scope
     }
 
 
@@ -77,7 +76,7 @@ class TableProperties:
 
     properties: Mapping[str, str] = field(default_factory=dict)
     comment: str | None = None
-    others: Mapping[str, object] = field(default_factory=dict)
+    other_keys: Mapping[str, object] = field(default_factory=dict)
     """Further keys of the same JSON object, which are not ours."""
     foreign: bool = False
 
@@ -92,16 +91,16 @@ class TableProperties:
             return cls(foreign=True)
         if not isinstance(stored, dict):
             return cls(foreign=True)
-        others = {name: value for name, value in stored.items() if name != _KEY}
+        other_keys = {name: value for name, value in stored.items() if name != _KEY}
         ours = stored.get(_KEY)
         if ours is None:
-            return cls(others=others)
+            return cls(other_keys=other_keys)
         if not isinstance(ours, dict) or ours.get("v") != _VERSION:
             return cls(foreign=True)
         properties, comment = ours.get("properties", {}), ours.get(_COMMENT)
         if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
             return cls(foreign=True)
-        return cls(properties, comment if isinstance(comment, str) else None, others)
+        return cls(properties, comment if isinstance(comment, str) else None, other_keys)
 
     def encode(self) -> bytes:
         """The bytes to keep; empty where there is nothing to say."""
@@ -110,7 +109,7 @@ class TableProperties:
             ours[_COMMENT] = self.comment
         if self.properties:
             ours["properties"] = dict(self.properties)
-        stored = {**self.others, **({_KEY: ours} if len(ours) > 1 else {})}
+        stored = {**self.other_keys, **({_KEY: ours} if len(ours) > 1 else {})}
         return json.dumps(stored).encode() if stored else b""
 
     def changed(self, log: str, set_: Mapping[str, str], removed: Iterable[str]) -> TableProperties:
@@ -171,9 +170,9 @@ class TableHandle:
             return {**given, "uri": self.uri, "metadata": self.metadata, **log}
         found = {**given, **self._end(lowered), "uri": self.uri, "log": str(self.log)}
         for layer in (self.properties, self.defaults):
-            taken = {_place(name) for name in found}
+            taken = {_group_of(name) for name in found}
             for name, value in of_scope(layer, scope).items():
-                if _place(name) not in taken:
+                if _group_of(name) not in taken:
                     found[name] = value
         return found
 
@@ -192,7 +191,7 @@ class TableHandle:
         """The option that ends an older version of the log."""
         if not self.ends:
             return {}
-        ending = sorted(name for name in given if _place(name) == "ending")
+        ending = sorted(name for name in given if _group_of(name) == "ending")
         if ending:
             raise OptionError(
                 f"Option {ending[0]} and an older version of the table contradict each other: each names an end",
@@ -203,7 +202,7 @@ class TableHandle:
         return {"endingTransactionId": str(self.end_txid)}
 
 
-def _place(name: str) -> str:
+def _group_of(name: str) -> str:
     """Options of which a query takes one: all that say where to start, all that say where to end; else the name."""
     lowered = name.lower()
     if lowered.endswith("strategy"):

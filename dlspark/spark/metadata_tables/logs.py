@@ -1,8 +1,8 @@
 """Rows of the metadata tables that belong to logs: `logs`, `segments`, `cursors`.
 
 Fault model: storage nodes may be away, and that is when people read these tables. What only they know is null where
-none answers within `TELL_S`, and after `PATIENCE_S` a query waits for no node any more. ZooKeeper has to answer.
-A log that is deleted meanwhile has no rows.
+none answers within `ANSWER_TIMEOUT_S`, and after `PATIENCE_S` a query waits for no node any more. ZooKeeper has to
+answer. A log that is deleted meanwhile has no rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from metadata.subscribers import READ_LOCK, SubscriberStore
 Row: TypeAlias = dict[str, object]
 """Columns by name; those that are missing are null. Times are microseconds since the epoch."""
 
-TELL_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 5.0
 """How long storage nodes may take to answer for one log."""
 PATIENCE_S: Final = 30.0
 """How long a query waits for them over all logs together."""
@@ -209,7 +209,7 @@ class LogTables:
         Raises what the metadata store raises: MetadataUnavailableError, LogNotFoundError.
         """
         left_s = self._until - asyncio.get_running_loop().time()
-        limit_s = max(min(TELL_S, left_s), 0.0)
+        limit_s = max(min(ANSWER_TIMEOUT_S, left_s), 0.0)
         try:
             return await asyncio.wait_for(question, limit_s), None
         except asyncio.TimeoutError:

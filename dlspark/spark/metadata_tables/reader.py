@@ -16,13 +16,12 @@ from pyspark.sql.types import StructType
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
-from dlspark.spark.connection import Connect, open_namespace
+from dlspark.spark.connection import Connect, namespace_settings, open_namespace
 from dlspark.spark.errors import OptionError
 from dlspark.spark.metadata_tables.cluster import LedgerRows, bookie_rows, sink_rows
 from dlspark.spark.metadata_tables.logs import LogTables, Row
 from dlspark.spark.metadata_tables.registry import BOOKIES, CURSORS, LEDGERS, LOGS, SINKS, MetadataTable
-from dlspark.spark.options.client_settings import namespace_settings
-from dlspark.spark.options.registry import Options
+from dlspark.spark.options.query_options import Options
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.schema import column_names
 from dlspark.spark.source.selection import Selection, selection_of

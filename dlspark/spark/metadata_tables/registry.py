@@ -27,11 +27,12 @@ from pyspark.sql.types import (
 )
 
 from dlspark.spark.errors import OptionError
-from dlspark.spark.options.registry import PASSED_ON, Options
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import PASSED_ON
 
-OPTION: Final = "metadata"
+METADATA_OPTION: Final = "metadata"
 _SELECTING: Final = ("subscribe", "subscribePattern")
-_TAKEN: Final = frozenset({OPTION, "uri", "log", *_SELECTING})
+_TAKEN: Final = frozenset({METADATA_OPTION, "uri", "log", *_SELECTING})
 """Options that have a meaning for a metadata table."""
 
 TYPES: Final[dict[str, DataType]] = {
@@ -236,10 +237,10 @@ def metadata_table(name: str, log: str | None = None) -> tuple[StructType, dict[
     """
     table = table_named(name)
     if log is None:
-        return table.schema, {OPTION: table.name}
+        return table.schema, {METADATA_OPTION: table.name}
     if not table.of_logs:
         raise _without_logs(table)
-    return table.schema, {OPTION: table.name, "log": log}
+    return table.schema, {METADATA_OPTION: table.name, "log": log}
 
 
 def requested(options: Options) -> MetadataTable | None:
@@ -247,7 +248,7 @@ def requested(options: Options) -> MetadataTable | None:
 
     Raises OptionError for options that have no meaning for the table.
     """
-    name = options.text(OPTION)
+    name = options.text(METADATA_OPTION)
     if name is None:
         return None
     table = table_named(name)
@@ -267,7 +268,7 @@ def requested(options: Options) -> MetadataTable | None:
 
 def refuse_stream(options: Options) -> None:
     """Raise OptionError where a streaming read asks for a metadata table."""
-    name = options.text(OPTION)
+    name = options.text(METADATA_OPTION)
     if name is not None:
         raise OptionError(
             f"The metadata table {table_named(name).name} cannot be streamed: it is what there is at one moment",

@@ -1,1 +1,1 @@
-"""The options of the connector: the registry, the kinds of values, what other connectors call them."""
+"""The connector's options: `registry` has all there are, `query_options` reads those of one query."""

@@ -1,37 +1,80 @@
 """The one registry of the connector's options, for source and sink, batch and streaming.
 
 Each option is a setting of the one mechanism that has a scope besides; error messages and the documentation's table
-(`options_table`) all come from here. Names are case-insensitive, as Spark's own are. An unknown name, a malformed
-value, or an option that belongs to another kind of query is an error before anything is read or written: an option
-never silently does nothing.
+(`options_table`) all come from here. The kinds of their values are those of the foundation, and two that only options
+have: durations and points in time. What one query was given is read in `query_options`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from enum import Flag
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
-from dlspark.spark.errors import OptionError
-from dlspark.spark.options.foreign import elsewhere
-from dlspark.spark.options.kinds import DURATION, INSTANT
-from metadata.foundation.errors import check
-from metadata.foundation.settings import (
-    EXACT,
-    FLAG,
-    MAX_INT,
-    MAX_LONG,
-    WHOLE,
-    Kind,
-    Setting,
-    markdown_table,
-    nearest,
-    read_value,
-    shown,
+from metadata.foundation.settings import EXACT, FLAG, MAX_LONG, WHOLE, Kind, Setting, markdown_table
+
+CLIENT_PREFIX = "bkc."
+SETTINGS_PREFIX = "distributedlog."
+PASSED_ON = (CLIENT_PREFIX, SETTINGS_PREFIX)
+"""How the names of options begin that are settings of the ledger client, or of the log core."""
+CONF_PREFIX = "spark.distributedlog."
+"""How the names of confs begin that are the session's defaults of options."""
+
+_T = TypeVar("_T")
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_DURATION: Final = re.compile(r"([0-9]{1,19})\s*([a-z]*)")
+# The suffixes of Spark's own durations (spark.network.timeout and its like).
+_UNIT_MICROS: Final = {
+    "us": 1,
+    "": 1_000,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+
+
+def _read_duration(text: str) -> int:
+    """Milliseconds, rounded up; a number without a unit counts them, as in Spark's own durations."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _UNIT_MICROS:
+        raise ValueError(text)
+    return -(-int(found[1]) * _UNIT_MICROS[found[2]] // 1_000)
+
+
+def _read_instant(text: str) -> int:
+    """Milliseconds since the epoch; a fraction of a millisecond is rounded up, so that "at or after" stays true."""
+    try:
+        return WHOLE.read(text)
+    except ValueError:
+        text = text.strip()
+        if text.lstrip("+-").isdigit():  # of too many digits: some of them could pass for a date without dashes
+            raise
+    iso = text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text
+    moment = datetime.fromisoformat(iso)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    since = moment - _EPOCH
+    microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return -(-microseconds // 1000)
+
+
+DURATION: Final[Kind[int]] = Kind(
+    "a duration as 15m, 90s or 500ms (units: us, ms, s, m, min, h, d; without one: milliseconds)",
+    _read_duration,
+    WHOLE.take,
 )
-
-T = TypeVar("T")
+INSTANT: Final[Kind[int]] = Kind(
+    "a time: milliseconds since 1970, as 1372636800000, or ISO-8601, as 2013-07-01T00:00:00Z",
+    _read_instant,
+    WHOLE.take,
+)
 
 
 class Scope(Flag):
@@ -55,6 +98,11 @@ _SCOPE_WORDS = {
     Scope.SINK_BATCH: "sink, batch",
     Scope.SINK_STREAM: "sink, streaming",
 }
+
+
+def scope_words(scope: Scope) -> str:
+    """What errors and the documentation call a kind of query."""
+    return _SCOPE_WORDS.get(scope, str(scope))
 
 
 _TYPES: Final[Mapping[object, str]] = {
@@ -83,7 +131,7 @@ class Option(Setting):
 
 def _option(
     name: str,
-    kind: Kind[T],
+    kind: Kind[_T],
     scope: Scope,
     meaning: str,
     *,
@@ -358,158 +406,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
 )
 
-CLIENT_PREFIX = "bkc."
-SETTINGS_PREFIX = "distributedlog."
-PASSED_ON = (CLIENT_PREFIX, SETTINGS_PREFIX)
-"""How the names of options begin that are settings of the ledger client, or of the log core."""
-
-CONF_PREFIX = "spark.distributedlog."
-"""How the names of confs begin that are the session's defaults of options."""
-
-_OF_ONE_QUERY = frozenset(
-    option.key for option in OPTIONS if option.key.startswith(("starting", "ending", "subscribe", "txn"))
-) | {"log", "assign", "cursorName", "metadata"}
-"""Options that say what one query does, and so cannot be a session's defaults."""
-
-_BY_NAME: dict[str, Option] = {option.key.lower(): option for option in OPTIONS}
-
-# What Spark itself hands over besides the user's options: the path of load/save, the sink's checkpoint and query name,
-# and what a session-catalog table carries.
-_PATH = "path"
-_PATHS = "paths"
-_SPARKS_OWN = frozenset(
-    {
-        _PATH,
-        _PATHS,
-        "checkpointlocation",
-        "queryname",
-        "provider",
-        "owner",
-        "location",
-        "comment",
-        "external",
-        "table_type",
-    }
-)
-
-
-class Options:
-    """The options of one query: known, well-formed, of the right scope. Immutable and picklable."""
-
-    __slots__ = ("_given", "_path", "_session", "scope")
-
-    def __init__(self, raw: Mapping[str, str], scope: Scope, session: Mapping[str, str] | None = None) -> None:
-        """Check `raw` (names in any case) for a query of kind `scope`; OptionError says what to change.
-
-        `session` are the session's defaults, by option name: they stand before the registry's, and those that have no
-        meaning for this kind of query are left out.
-        """
-        self.scope = scope
-        self._session = _session_defaults(session or {}, scope)
-        self._given: dict[str, str] = {}
-        lowered = {name.lower(): value for name, value in raw.items()}
-        self._path = lowered.get(_PATH) or None
-        if _PATHS in lowered and lowered[_PATHS] not in ("", "[]"):
-            raise OptionError(
-                f"load() was given several paths: {lowered[_PATHS]}",
-                advice='Name several logs with option("subscribe", "first,second") and call load() without a path',
-            )
-        for name, value in lowered.items():
-            if name in _SPARKS_OWN or name.startswith("option."):
-                continue
-            if name.startswith(PASSED_ON):
-                self._given[name] = _not_empty(name, value)
-                continue
-            option = _known(name)
-            if not option.scope & scope:
-                raise OptionError(
-                    f"Option {option.key} has no meaning here: it belongs to: {_SCOPE_WORDS[option.scope]}",
-                    advice=f"This is: {_scope_words(scope)}. Remove the option",
-                )
-            _read(option, value)
-            self._given[option.key] = value
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (Options, (self._raw(), self.scope, self._session))
-
-    def _raw(self) -> dict[str, str]:
-        return dict(self._given) if self._path is None else {**self._given, _PATH: self._path}
-
-    def with_uri(self, uri: str) -> Options:
-        """The same options with the namespace's URI settled, wherever it came from."""
-        return Options({**self._raw(), "uri": uri}, self.scope, self._session)
-
-    @property
-    def uri(self) -> str:
-        """The namespace's URI; the data source settles it before it makes a reader or writer."""
-        found = self.text("uri")
-        check(found is not None, "the namespace's URI was not settled")
-        return str(found)
-
-    @property
-    def path(self) -> str | None:
-        """What load() or save() was given, if anything."""
-        return self._path
-
-    def given(self, name: str) -> bool:
-        """Whether the query or the session's conf sets the option (a default does not count)."""
-        found = _registered(name).key
-        return found in self._given or found in self._session
-
-    def asked(self, name: str) -> bool:
-        """Whether the query itself sets the option."""
-        return _registered(name).key in self._given
-
-    def given_names(self) -> frozenset[str]:
-        """The names of all options that the user set."""
-        return frozenset(self._given)
-
-    def text(self, name: str) -> str | None:
-        """The option's text, or the session's default, or the registry's, or None."""
-        option = _registered(name)
-        return self._given.get(option.key, self._session.get(option.key, option.default))
-
-    def passed_on(self) -> dict[str, str]:
-        """The settings for the namespace's clients that options hand on, with keys in lower case as Spark leaves them:
-        `bkc.<key>` as they are, `distributedlog.<key>` without that prefix."""
-        merged = {**self._session, **self._given}
-        return {
-            name.removeprefix(SETTINGS_PREFIX): value for name, value in merged.items() if name.startswith(PASSED_ON)
-        }
-
-    @property
-    def outage_ms(self) -> int:
-        """How long a query waits for what is away, in milliseconds."""
-        return min(self.duration_ms("outageTimeout") or 0, MAX_INT)
-
-    def flag(self, name: str) -> bool:
-        """The value of a true/false option (all of them have a default)."""
-        return FLAG.read(self.text(name) or "")
-
-    def integer(self, name: str) -> int | None:
-        """The value of an integer option, or None if it is not given and has no default."""
-        value = self.text(name)
-        return None if value is None else WHOLE.read(value)
-
-    def duration_ms(self, name: str) -> int | None:
-        """The value of a duration in milliseconds, or None."""
-        value = self.text(name)
-        return None if value is None else DURATION.read(value)
-
-    def instant_ms(self, name: str) -> int | None:
-        """The value of a point in time as milliseconds since the epoch, or None."""
-        value = self.text(name)
-        return None if value is None else INSTANT.read(value)
-
-    def one_log(self) -> str | None:
-        """The log named by the option `log` or by load/save; OptionError if they name different ones."""
-        named = self.text("log")
-        if named is not None and self._path is not None and named != self._path:
-            raise OptionError(
-                f"Two logs are named: option log says {named!r}, the path says {self._path!r}",
-                advice="Give the name once",
-            )
-        return named if named is not None else self._path
+BY_NAME: Final[Mapping[str, Option]] = {option.key.lower(): option for option in OPTIONS}
+"""By the name in lower case, as Spark may leave it."""
 
 
 def options_table() -> str:
@@ -519,67 +417,9 @@ def options_table() -> str:
             f"`{option.key}`",
             option.type_words,
             option.default_words or (f"`{option.default}`" if option.default is not None else "none"),
-            _SCOPE_WORDS[option.scope],
+            scope_words(option.scope),
             f"{option.meaning}.",
         )
         for option in OPTIONS
     )
     return "\n".join((*markdown_table(("option", "type", "default", "scope", "meaning"), rows), ""))
-
-
-def read_as(name: str, where: str, text: str) -> int:
-    """A number that stands in for the value of the option `name`, elsewhere; an OptionError names `where`."""
-    value = _read(_registered(name), text, where)
-    check(isinstance(value, int), "the option is not a number")
-    return cast(int, value)
-
-
-def _read(option: Option, text: str, where: str | None = None) -> object:
-    try:
-        return read_value(option, where or option.key, _not_empty(where or option.key, text), OptionError)
-    except OptionError as error:
-        raise OptionError(f"Option {error.message.removeprefix('Option ')}", advice=error.advice) from None
-
-
-def _not_empty(name: str, text: str) -> str:
-    if not text.strip():
-        raise OptionError(f"Option {name} is empty", advice="Give it a value or leave it out")
-    return text
-
-
-def _scope_words(scope: Scope) -> str:
-    return _SCOPE_WORDS.get(scope, str(scope))
-
-
-def _registered(name: str) -> Option:
-    return _BY_NAME[name.lower()]
-
-
-def _session_defaults(session: Mapping[str, str], scope: Scope) -> dict[str, str]:
-    """The checked session defaults that concern a query of kind `scope`."""
-    found: dict[str, str] = {}
-    for name, value in session.items():
-        try:
-            if name.lower().startswith(PASSED_ON):
-                found[name.lower()] = _not_empty(name, value)
-                continue
-            option = _known(name.lower())
-            if option.key in _OF_ONE_QUERY:
-                raise OptionError("It says what one query does, not what all do", advice="Make it the query's option")
-            _read(option, value)
-        except OptionError as error:
-            raise OptionError(f"Conf {CONF_PREFIX}{name}: {error.message}", advice=error.advice) from None
-        if option.scope & scope:
-            found[option.key] = value
-    return found
-
-
-def _known(name: str) -> Option:
-    option = _BY_NAME.get(name)
-    if option is not None:
-        return option
-    instead = elsewhere(name)
-    if instead is not None:
-        raise OptionError(f"Option {name!r} is another connector's", advice=instead)
-    advice = nearest(name, (option.key for option in OPTIONS), "docs/spark-options.md")
-    raise OptionError(f"Unknown option {shown(name)}", advice=advice)

@@ -13,5 +13,5 @@ The way of a batch, file by file:
    makes fewer segments of many, so that the multi fits.
 5. `leftovers` sweeps the ledgers of failed attempts, after a commit or for `dlspark sink sweep`.
 
-`errors` has what only the sink raises.
+What the sink raises is in `dlspark.spark.errors`.
 """

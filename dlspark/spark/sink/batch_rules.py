@@ -1,4 +1,4 @@
-"""Whether a batch may be published, and into which of its logs. Pure.
+"""Whether a batch may be published, and into which of its logs (I9). Pure.
 
 `judge` says from the marks of its logs how far a batch is published, log by log; `order_segments` and `check_above`
 refuse what cannot continue a log.
@@ -30,17 +30,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
-from dlspark.spark.sink.columns import MAX_TXID
-from dlspark.spark.sink.errors import (
-    BatchRefusedError,
-    BatchSweptError,
-    ReplayDiffersError,
-    TransactionOrderError,
-)
+from dlspark.core.codec.records import MAX_TXID
+from dlspark.spark.errors import BatchRefusedError, BatchSweptError, ReplayDiffersError, TransactionOrderError
 from dlspark.spark.sink.messages import JobId, Publication, StagedSegment
 from metadata.foundation.plurals import counted
 from metadata.ledgers import Versioned
 from metadata.sink_marks import Floor, LogMark, SinkState
+
+_OPEN, _COVERED = "open", "covered"
 
 
 class CommitOutcome(Enum):
@@ -127,9 +124,6 @@ def judge(
         # Marks are equal if batch and attempt are: such a mark shows this attempt's own publication (D13).
         over, ours = not open_logs, any(mark.value == LogMark(job.batch, job.attempt) for mark in marks.values())
     return BatchProgress(state, marks, open_logs, covered, differing, ours, over)
-
-
-_OPEN, _COVERED = "open", "covered"
 
 
 def _verdict(batch: int, rows: int, mark: LogMark | None, old: str) -> str:

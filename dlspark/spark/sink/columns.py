@@ -37,14 +37,26 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
-from dlspark.spark.errors import OptionError, SchemaError
-from dlspark.spark.options.registry import Options
-from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
+from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, MAX_TXID
+from dlspark.spark.errors import BatchRefusedError, OptionError, SchemaError, TransactionOrderError
+from dlspark.spark.options.query_options import Options
 from metadata.foundation.errors import check
 from metadata.logs import InvalidLogNameError, LogStore
 
-MAX_TXID = 2**63 - 1
+PLACEHOLDER = "{}"
+MAX_NUM_LOGS = 1000
+"""Most logs of one query: a task may have a ledger open in each."""
+SEPARATOR = pa.scalar(b"\x1f", pa.large_binary())
+KEY_TYPES: tuple[type[DataType], ...] = (
+    StringType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    ShortType,
+    IntegerType,
+    LongType,
+)
+"""Types whose text is the same in Arrow and in Spark."""
 
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "value": (StringType, BinaryType),
@@ -82,32 +94,32 @@ def columns_of(schema: StructType, one_log: str | None, routing: Routing | None 
 
     Raises SchemaError or InvalidLogNameError; nothing has run then.
     """
-    places = _places(schema, routing.keys if routing is not None else ())
+    indices = _column_indices(schema, routing.keys if routing is not None else ())
     if routing is not None:
-        route = route_of(routing, schema.fields, places["value"])
-        return SinkColumns(places["value"], places.get("transaction_id"), None, None, route)
+        route = route_of(routing, schema.fields, indices["value"])
+        return SinkColumns(indices["value"], indices.get("transaction_id"), None, None, route)
     if one_log is not None:
         LogStore.validate_name(one_log)
-    elif "log" not in places:
+    elif "log" not in indices:
         raise SchemaError(
             "No log to write to: there is neither an option or path that names one, nor a column log",
             advice='Give option("log", "name"), or save("name"), or add a string column log',
         )
     return SinkColumns(
-        places["value"], places.get("transaction_id"), places["log"] if one_log is None else None, one_log
+        indices["value"], indices.get("transaction_id"), indices["log"] if one_log is None else None, one_log
     )
 
 
-def _places(schema: StructType, keys: tuple[str, ...]) -> dict[str, int]:
+def _column_indices(schema: StructType, keys: tuple[str, ...]) -> dict[str, int]:
     """The columns by name in lower case, with the right types; those in `keys` may be there beside ours."""
-    places: dict[str, int] = {}
-    for place, field in enumerate(schema.fields):
+    indices: dict[str, int] = {}
+    for index, field in enumerate(schema.fields):
         name = field.name.lower()
-        if name in keys and name not in _TYPES and name not in places:
-            places[name] = place
+        if name in keys and name not in _TYPES and name not in indices:
+            indices[name] = index
             continue
-        if name not in _TYPES or name in places:
-            what = "twice" if name in places else f"that is called {field.name!r}"
+        if name not in _TYPES or name in indices:
+            what = "twice" if name in indices else f"that is called {field.name!r}"
             raise SchemaError(
                 f"The sink was given a column {what}: it takes value, transaction_id and log ({schema.simpleString()})",
                 advice='Choose columns, for example df.select("transaction_id", "value"), '
@@ -118,13 +130,13 @@ def _places(schema: StructType, keys: tuple[str, ...]) -> dict[str, int]:
                 f"Column {name} must be {_TYPE_WORDS[name]}, not {field.dataType.simpleString()}",
                 advice=f"Convert it: {_CASTS[name]}",
             )
-        places[name] = place
-    if "value" not in places:
+        indices[name] = index
+    if "value" not in indices:
         raise SchemaError(
             f"The sink needs a column value, string or binary ({schema.simpleString()})",
             advice='Make one, for example to_json(struct("*")) as value',
         )
-    return places
+    return indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,22 +274,6 @@ def _check_name(log: str, task: str) -> None:
         ) from None
 
 
-PLACEHOLDER = "{}"
-MAX_NUM_LOGS = 1000
-"""Most logs of one query: a task may have a ledger open in each."""
-SEPARATOR = pa.scalar(b"\x1f", pa.large_binary())
-KEY_TYPES: tuple[type[DataType], ...] = (
-    StringType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    ShortType,
-    IntegerType,
-    LongType,
-)
-"""Types whose text is the same in Arrow and in Spark."""
-
-
 @dataclass(frozen=True, slots=True)
 class Routing:
     """What the options say: the logs by number, and the names of the key columns in lower case."""
@@ -291,11 +287,11 @@ class HashRoute:
     """`Routing` over a data frame: where the columns are that are hashed."""
 
     logs: tuple[str, ...]
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
 
     def numbers(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The number of the log of each row."""
-        return crc32s([batch.column(place) for place in self.places]) % len(self.logs)
+        return crc32s([batch.column(index) for index in self.indices]) % len(self.logs)
 
 
 def routing_of(options: Options) -> Routing | None:
@@ -341,20 +337,20 @@ def _key_names(keys: str) -> tuple[str, ...]:
 
 def route_of(routing: Routing, fields: list[StructField], value: int) -> HashRoute:
     """Where the key columns are among `fields`; `value` stands in for none. Raises SchemaError."""
-    places: dict[str, int] = {field.name.lower(): place for place, field in enumerate(fields)}
+    indices: dict[str, int] = {field.name.lower(): index for index, field in enumerate(fields)}
     for name in routing.keys:
-        if name not in places:
+        if name not in indices:
             raise SchemaError(
                 f"partitionBy names column {name!r}, and there are {', '.join(field.name for field in fields)}",
                 advice="Select the key columns beside value; they are hashed, not stored",
             )
-        kind = fields[places[name]].dataType
+        kind = fields[indices[name]].dataType
         if not isinstance(kind, KEY_TYPES):
             raise SchemaError(
                 f"partitionBy column {name} is {kind.simpleString()}: keys are string, binary, boolean or integer",
                 advice=f"Convert it: cast({name} as string) as {name}",
             )
-    return HashRoute(routing.logs, tuple(places[name] for name in routing.keys) or (value,))
+    return HashRoute(routing.logs, tuple(indices[name] for name in routing.keys) or (value,))
 
 
 def crc32s(columns: list[pa.Array]) -> npt.NDArray[np.int64]:

@@ -35,6 +35,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
+from dlspark.core.codec.records import MAX_TXID
+from dlspark.spark.errors import (
+    BatchRefusedError,
+    LogBusyError,
+    PublishContendedError,
+    PublishUnknownError,
+    ReplayDiffersError,
+)
 from dlspark.spark.sink.batch_rules import (
     BatchProgress,
     CommitOutcome,
@@ -46,14 +54,6 @@ from dlspark.spark.sink.batch_rules import (
     refusal,
     sealed,
     swept,
-)
-from dlspark.spark.sink.columns import MAX_TXID
-from dlspark.spark.sink.errors import (
-    BatchRefusedError,
-    LogBusyError,
-    PublishContendedError,
-    PublishUnknownError,
-    ReplayDiffersError,
 )
 from dlspark.spark.sink.leftovers import settled_by
 from dlspark.spark.sink.log_access import HeldLog, LockedLogEnd, NamespaceLogs

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from dlspark.core.runtime import Runtime
-from dlspark.spark.options.registry import Options
+from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
 from dlspark.spark.sink.session import SinkSession, open_session

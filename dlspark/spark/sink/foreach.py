@@ -26,7 +26,8 @@ from pyspark.sql.types import BinaryType, BooleanType, DataType, LongType, Strin
 
 from dlspark.spark.connection import defaults_among, resolve_uri, session_defaults
 from dlspark.spark.errors import OptionError, SchemaError
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.workers import without_traceback

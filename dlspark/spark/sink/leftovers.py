@@ -183,8 +183,8 @@ class StagedVerdict(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """One staged ledger."""
+class JudgedLedger:
+    """One staged ledger, and what may be done with it."""
 
     ledger: StagedLedger
     log: str
@@ -200,7 +200,7 @@ class SinkLeftovers:
     sink_id: str
     state: SinkState
     moved_ms: int
-    ledgers: tuple[Listed, ...]
+    ledgers: tuple[JudgedLedger, ...]
     stale: bool
     """A batch write's sink that has nothing listed, and has not been touched for so long: its job died at its start."""
 
@@ -292,14 +292,14 @@ async def _look(sinks: SinkStore, logs: LogStore, sink_id: str, before_ms: int) 
     return SinkLeftovers(sink_id, state.value, stat.mtime_ms, _judged(judged, before_ms), stale)
 
 
-def _judged(listings: Sequence[tuple[_Listing, int]], before_ms: int) -> tuple[Listed, ...]:
+def _judged(listings: Sequence[tuple[_Listing, int]], before_ms: int) -> tuple[JudgedLedger, ...]:
     """Each listing is given with the highest batch that its log has."""
     newest: dict[tuple[int, str], int] = {}
     for one, _ in listings:
         attempt = (one.ledger.batch, one.ledger.attempt)
         newest[attempt] = max(one.listed_ms, newest.get(attempt, 0))
     return tuple(
-        Listed(
+        JudgedLedger(
             one.ledger,
             one.log,
             one.listed_ms,

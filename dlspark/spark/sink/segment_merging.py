@@ -30,6 +30,8 @@ MAX_MERGED_BYTES = 256 * 1024 * 1024
 """Most bytes of records that the driver writes again for one batch."""
 MAX_MERGED_RECORDS = 2**31 - 2**24
 """A segment's positions have 31 bits."""
+WINDOW_ENTRIES = 32
+"""Entries that are read at once from a ledger whose records are written again."""
 
 
 @dataclass(slots=True)
@@ -97,9 +99,6 @@ def _join(
     if one.left != -1:
         heapq.heappush(pairs, (nodes[one.left].bytes + size, one.left, left))
     return saved
-
-
-WINDOW_ENTRIES = 32
 
 
 async def rewrite(

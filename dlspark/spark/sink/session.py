@@ -13,15 +13,15 @@ import socket
 from collections.abc import Sequence
 
 from dlspark.core.codec.entries import Compression
+from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.runtime import Runtime
 from dlspark.core.settings.settings import FILE_VARIABLE, VARIABLE_PREFIX, Settings
 from dlspark.core.writing.recovery import recover_segments
 from dlspark.core.writing.transitions import SegmentTransitions
-from dlspark.spark.options.client_settings import namespace_settings
-from dlspark.spark.options.registry import Options
+from dlspark.spark.connection import namespace_settings
+from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.batch_rules import sealed, swept
-from dlspark.spark.sink.columns import MAX_TXID
 from dlspark.spark.sink.commit import ENDS_AT_ONCE, Publisher
 from dlspark.spark.sink.leftovers import LedgerSweeper
 from dlspark.spark.sink.log_access import LogRules, NamespaceLogs, missing

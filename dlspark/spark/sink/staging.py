@@ -25,7 +25,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from dlspark.core.runtime import Runtime
-from dlspark.spark.options.registry import Options
+from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.columns import LogRows, SinkColumns
 from dlspark.spark.sink.messages import JobId, SinkMessage, StagedSegment
 from dlspark.spark.sink.session import SinkSession, open_session

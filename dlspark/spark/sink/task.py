@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from dlspark.core.codec.entries import Compression, EncodedEntry
 from dlspark.core.codec.vector_encoding import encode_entries
+from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.sink.columns import MAX_NUM_LOGS, LogRows, SinkColumns, check_order, rows_by_log
-from dlspark.spark.sink.errors import BatchRefusedError
 from dlspark.spark.sink.messages import StagedSegment
 from metadata.foundation.errors import check
 from metadata.foundation.pacing import for_each

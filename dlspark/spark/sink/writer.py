@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 )
 
 from dlspark.spark.errors import OptionError
-from dlspark.spark.options.registry import Options
+from dlspark.spark.options.query_options import Options
 from dlspark.spark.sink.columns import SinkColumns, columns_of, routing_of
 from dlspark.spark.sink.messages import JobId, SinkMessage
 from dlspark.spark.workers import without_traceback

@@ -133,8 +133,8 @@ async def _only_control(view: DriverLogView, start: DLSN, end: DLSN) -> bool:
 
 async def gathered(questions: Mapping[str, Awaitable[_T]]) -> dict[str, _T]:
     """The answers to questions that were asked of several logs at the same time."""
-    answers = await asyncio.gather(*questions.values())
-    return dict(zip(questions, answers, strict=True))
+    found = await asyncio.gather(*questions.values())
+    return dict(zip(questions, found, strict=True))
 
 
 def shares(limit: int, available: Mapping[str, int], turn: int = 0) -> dict[str, int]:

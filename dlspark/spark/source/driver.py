@@ -21,15 +21,13 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.namespace import AsyncNamespace
-from dlspark.spark.connection import Connect, open_namespace
+from dlspark.spark.connection import Connect, namespace_settings, open_namespace
 from dlspark.spark.errors import OffsetError, OptionError, UnreachableEndDataLossError
-from dlspark.spark.options.client_settings import namespace_settings
 from dlspark.spark.source.batch_ends import BatchEnds, gathered
 from dlspark.spark.source.data_loss import DataLossPolicy
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import NO_LAG, Lag, extent
 from dlspark.spark.source.filters import Bounds
-from dlspark.spark.source.folder_watch import FolderWatch, logs_in
 from dlspark.spark.source.live_replicas import check_live_replicas
 from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, Offsets
 from dlspark.spark.source.planning import Partition, SegmentSpan, clip, cut, partitions
@@ -46,14 +44,13 @@ from storage_node.settings.client import ClientSettings
 LAG_S = 2.0
 """How long it may take to find how far a query is behind in one log; the batch waits for it."""
 
-_log = logging.getLogger(__name__)
-_T = TypeVar("_T")
-
 MAX_NAMED = 10
 """How many names an error lists."""
-
 BUSY_PAUSE_S = 0.05
 """While a batch is too small, how long at least until it is counted again."""
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,33 @@ class Take:
     records: int
     last: bool = False
     timed: bool = False
+
+
+class FolderWatch:
+    """A watch on the logs of one folder. It only wakes the caller, which then lists the logs.
+
+    If the watch fails, the caller is not woken any more, and finds new logs when it next lists them.
+    """
+
+    def __init__(self, namespace: AsyncNamespace, folder: str = "") -> None:
+        self._changed = asyncio.Event()
+        self._watch = asyncio.ensure_future(self._follow(namespace, folder))
+
+    async def _follow(self, namespace: AsyncNamespace, folder: str) -> None:
+        try:
+            async for _ in namespace.watch_logs(folder, existing=True):  # those there are, too: none is missed
+                self._changed.set()
+        except DistributedLogError as error:
+            _log.warning("new logs are taken up a little later, their watch failed: %s", error)
+
+    async def wait(self) -> None:
+        """Return when a log has come or gone since this last returned; to be cancelled."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def close(self) -> None:
+        """End the watch."""
+        await end_tasks([self._watch])
 
 
 class SourceDriver:
@@ -122,7 +146,7 @@ class SourceDriver:
         if selection.pattern is None:
             names = list(selection.names)
         else:
-            names = selection.of(await logs_in(namespace, selection.folder))
+            names = selection.of(await _logs_in(namespace, selection.folder))
         for gone in [name for name in self._views if name not in names]:
             await self._views.pop(gone).close()
         new = [name for name in names if name not in self._views]
@@ -222,7 +246,7 @@ class SourceDriver:
     async def latest(self, *, acknowledged: bool = False) -> Offsets:
         """The end of each selected log that has any record, now; `acknowledged` as in `DriverLogView.latest`."""
         views = await self.views()
-        found = await self._answers({n: partial(view.latest, acknowledged=acknowledged) for n, view in views.items()})
+        found = await self._ask_views({n: partial(view.latest, acknowledged=acknowledged) for n, view in views.items()})
         identities = {name: self._views[name].identity(position) for name, position in found.items()}
         self.newest = Offsets(found, _known(identities))
         return self.newest
@@ -380,14 +404,20 @@ class SourceDriver:
         finally:
             await end_tasks(waits, drop_errors=True)
 
-    async def _answers(self, questions: Mapping[str, Callable[[], Awaitable[DLSN]]]) -> dict[str, DLSN]:
+    async def _ask_views(self, questions: Mapping[str, Callable[[], Awaitable[DLSN]]]) -> dict[str, DLSN]:
         """Ask the views; one whose log is gone by now is dropped and left out."""
         names = list(questions)
-        answers = await asyncio.gather(*(_existing(questions[name]()) for name in names))
-        for name, answer in zip(names, answers, strict=True):
-            if answer is None:
+        found = await asyncio.gather(*(_existing(questions[name]()) for name in names))
+        for name, position in zip(names, found, strict=True):
+            if position is None:
                 await self._views.pop(name).close()
-        return {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
+        return {name: position for name, position in zip(names, found, strict=True) if position is not None}
+
+
+async def _logs_in(namespace: AsyncNamespace, folder: str) -> list[str]:
+    """Full names of what is directly in `folder` ("" for the root): logs, and folders with logs."""
+    names = await namespace.logs(folder)
+    return [f"{folder}/{name}" for name in names] if folder else names
 
 
 async def _narrowed(view: DriverLogView, begin: DLSN, end: DLSN, bounds: Bounds) -> tuple[DLSN, DLSN]:
@@ -432,8 +462,8 @@ async def _pieces(view: DriverLogView, span: SegmentSpan, most: int) -> list[Seg
     total = await view.count(span.start, span.stop)
     count = max(1, -(-total // most))
     ends = [total * i // count for i in range(1, count)]
-    places = [await view.advance(span.start, span.stop, records) for records in ends]
-    return cut(span, places, -(-total // count))
+    positions = [await view.advance(span.start, span.stop, records) for records in ends]
+    return cut(span, positions, -(-total // count))
 
 
 def _known(identities: Mapping[str, LogIdentity | None]) -> dict[str, LogIdentity]:

@@ -1,6 +1,6 @@
 """One log as the driver of a source sees it: where it begins and ends, how many records lie between, what to read.
 
-Everything is found from segment metadata and a few entries: places by transaction id or by count of records are
+Everything is found from segment metadata and a few entries: positions by transaction id or by count of records are
 searched, never scanned for. A view lives as long as a query (or one plan); it reads the segment list again only when
 its watch fired, and asks the LAC of the segment that is still being written anew each time.
 
@@ -38,7 +38,7 @@ LONG_POLL_MS = 1_000
 """How long a storage node may hold back its answer at the tail."""
 
 _MAX_SIZES = 4096
-"""Ledgers, and places in them, whose stored bytes a view keeps."""
+"""Ledgers, and positions in them, whose stored bytes a view keeps."""
 
 
 class DriverLogView:

@@ -5,9 +5,9 @@ than `MAX_LEDGERS` segments lie between the first and the last, as many of them,
 Time is the distance from the transaction id of the first record to that of the last one: milliseconds where ids are
 times, as the source takes them to be. It needs no clock, so a log of past years has no lag of years.
 
-An entry says how many bytes its ledger holds up to itself, so a count of bytes costs at most two entries, and a place
-is found by binary search over the entries of one segment. Only whole entries are counted, since only whole ones are
-fetched: an entry of which a part is wanted counts in full.
+An entry says how many bytes its ledger holds up to itself, so a count of bytes costs at most two entries, and a
+position is found by binary search over the entries of one segment. Only whole entries are counted, since only whole
+ones are fetched: an entry of which a part is wanted counts in full.
 """
 
 from __future__ import annotations

@@ -15,22 +15,26 @@ The second part is there because Spark keeps the end of the first batch but not 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError
-from dlspark.spark.options.kinds import parse_json
 from metadata.foundation.settings import shown
 
 VERSION = 1
 BEHIND = "behind"
 """Beside the positions in a query's progress (`latestOffset`): the lag of each log that is not read to its end."""
+_CHECKPOINT_ADVICE = "Does the checkpoint belong to another query? Restore it, or start with a new checkpoint location"
+_EXAMPLE = '{"flights": "3:1200:0"}'
 _MAX_LONG = (1 << 63) - 1
 _DIGITS = re.compile("[0-9]{1,19}")
+_MAX_DIGITS = 40
+"""Far more than any number here has; `int` refuses some thousands of digits with words of its own."""
 
 StoredOffset: TypeAlias = dict[str, object]
 
@@ -145,9 +149,6 @@ def _identity(text: object, where: str) -> LogIdentity:
     raise OffsetError(f'{where}: {shown(text)} is not a segment with its ledger ("3:17")', advice=_CHECKPOINT_ADVICE)
 
 
-_CHECKPOINT_ADVICE = "Does the checkpoint belong to another query? Restore it, or start with a new checkpoint location"
-
-
 def parse_offsets(option: str, text: str) -> NamedOffset | tuple[dict[str, GivenOffset], dict[str, LogIdentity]]:
     """The value of `startingOffsets` / `endingOffsets`: one offset for all logs, or one for each log by name.
 
@@ -163,9 +164,6 @@ def parse_offsets(option: str, text: str) -> NamedOffset | tuple[dict[str, Given
         offsets = Offsets.from_stored(stored, f"Option {option}")
         return dict(offsets), dict(offsets.identities)
     return {log: _given_offset(option, log, offset) for log, offset in value.items()}, {}
-
-
-_EXAMPLE = '{"flights": "3:1200:0"}'
 
 
 def parse_by_log(option: str, text: str, not_json: str, example: str) -> dict[str, object]:
@@ -225,3 +223,17 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) != len(pairs):
         raise ValueError("a log is named twice")
     return found
+
+
+def parse_json(text: str, pairs: Callable[[list[tuple[str, object]]], object] | None = None) -> object:
+    """What JSON says; ValueError for whatever it cannot be, nesting and numbers without end among it."""
+    try:
+        return json.loads(text, object_pairs_hook=pairs, parse_int=_json_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _json_integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits):,} digits")
+    return int(digits)

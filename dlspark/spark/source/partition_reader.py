@@ -39,10 +39,12 @@ from storage_node.protocol.reading import MISSING
 
 CHUNK_BYTES = 4 << 20
 """Entries are decoded together up to about this many stored bytes."""
-
-
 MAX_HOSTS = 3
 """Hosts that a partition prefers at most."""
+TARGET_BATCH_BYTES = 4 << 20
+"""Size of one record batch. Spark's transport is flat from 2 to 10 MB and slower beyond."""
+TYPES: dict[str, pa.DataType] = {field.name: field.type for field in ROW_SCHEMA}
+_FIXED_BYTES_PER_ROW = 7 * 8 + 8
 
 
 class LogPartition(InputPartition):
@@ -208,14 +210,6 @@ def _check_no_gap(rows: DecodedBatch, span: SegmentSpan) -> None:
             ledger_id=span.ledger.ledger_id,
             entry_id=int(rows.entry_id[at + 1]),
         )
-
-
-TARGET_BATCH_BYTES = 4 << 20
-"""Size of one record batch. Spark's transport is flat from 2 to 10 MB and slower beyond."""
-
-_FIXED_BYTES_PER_ROW = 7 * 8 + 8
-
-TYPES: dict[str, pa.DataType] = {field.name: field.type for field in ROW_SCHEMA}
 
 
 def record_batches(rows: DecodedBatch, log: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:

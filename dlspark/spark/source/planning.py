@@ -71,10 +71,10 @@ def _behind(span: SegmentSpan) -> tuple[int, int]:
     return (span.last_entry + 1, 0) if span.end_slot is None else (span.last_entry, span.end_slot)
 
 
-def cut(span: SegmentSpan, places: Sequence[DLSN], records: int) -> list[SegmentSpan]:
+def cut(span: SegmentSpan, positions: Sequence[DLSN], records: int) -> list[SegmentSpan]:
     """Cut a span at positions within it, which may lie within entries, into pieces of at most `records` records."""
-    starts = [span.start, *places]
-    stops = [*places, span.stop]
+    starts = [span.start, *positions]
+    stops = [*positions, span.stop]
     return [
         replace(
             span,
@@ -145,22 +145,22 @@ def _divided(span: SegmentSpan, entries: int) -> tuple[SegmentSpan, SegmentSpan 
 def _split_further(packed: list[list[SegmentSpan]], wanted: int) -> list[list[SegmentSpan]]:
     """Halve the largest partitions until there are `wanted`, or nothing is left to halve."""
     divisible: list[tuple[int, tuple[int, ...], list[SegmentSpan]]] = []
-    placed: list[tuple[tuple[int, ...], list[SegmentSpan]]] = []
+    settled: list[tuple[tuple[int, ...], list[SegmentSpan]]] = []
 
-    def place(at: tuple[int, ...], group: list[SegmentSpan]) -> None:
+    def settle(at: tuple[int, ...], group: list[SegmentSpan]) -> None:
         if sum(span.entries for span in group) > 1:
             heappush(divisible, (-sum(span.bytes for span in group), at, group))
         else:
-            placed.append((at, group))
+            settled.append((at, group))
 
     for index, group in enumerate(packed):
-        place((index,), group)
-    while divisible and len(divisible) + len(placed) < wanted:
+        settle((index,), group)
+    while divisible and len(divisible) + len(settled) < wanted:
         _, at, group = heappop(divisible)
         for side, half in enumerate(_halves(group)):
-            place((*at, side), half)
-    placed += [(at, group) for _, at, group in divisible]
-    return [group for _, group in sorted(placed, key=lambda one: one[0])]
+            settle((*at, side), half)
+    settled += [(at, group) for _, at, group in divisible]
+    return [group for _, group in sorted(settled, key=lambda one: one[0])]
 
 
 def _halves(group: Sequence[SegmentSpan]) -> list[list[SegmentSpan]]:

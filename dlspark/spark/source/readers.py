@@ -42,7 +42,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from dlspark.core.runtime import Runtime
-from dlspark.spark.options.registry import Options
+from dlspark.spark.options.query_options import Options
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.offsets import BEHIND, Offsets, StoredOffset
 from dlspark.spark.source.partition_reader import LogPartition, read_partition
@@ -73,6 +73,11 @@ def batch_reader(
     if filters:
         return FilteringBatchReader(query, names)
     return BatchReader(query, names, bounds, take)
+
+
+def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
+    """The reader of one streaming query."""
+    return StreamReader(SourceQuery.of(options), column_names(schema))
 
 
 @without_traceback
@@ -152,11 +157,6 @@ class RefusedStream(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Raise why the query cannot run."""
         raise self._error
-
-
-def stream_reader(options: Options, schema: StructType) -> DataSourceStreamReader:
-    """The reader of one streaming query."""
-    return StreamReader(SourceQuery.of(options), column_names(schema))
 
 
 @without_traceback

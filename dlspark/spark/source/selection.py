@@ -9,14 +9,24 @@ from typing import TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, OptionError
-from dlspark.spark.options.kinds import parse_json
-from dlspark.spark.options.registry import Options, Scope, read_as
-from dlspark.spark.source.offsets import GivenOffset, LogIdentity, NamedOffset, check_one, parse_by_log, parse_offsets
+from dlspark.spark.options.query_options import Options, read_as
+from dlspark.spark.options.registry import Scope
+from dlspark.spark.source.offsets import (
+    GivenOffset,
+    LogIdentity,
+    NamedOffset,
+    check_one,
+    parse_by_log,
+    parse_json,
+    parse_offsets,
+)
 from metadata.foundation.settings import shown
 from metadata.logs import InvalidLogNameError, LogStore
 
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STRATEGIES = ("error", "latest")
+_OUTAGE = "bkc.outagewaitmillis"
+"""The ledger client's setting that option `outageTimeout` is, as Spark hands keys over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +123,6 @@ class BatchLimits:
 
 
 NO_BATCH_LIMITS = BatchLimits()
-
-
-_OUTAGE = "bkc.outagewaitmillis"
-"""The ledger client's setting that option `outageTimeout` is, as Spark hands keys over."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from sink_driver import Plan, read_values
 
 from dlspark.core.runtime import Runtime
 from dlspark.sandbox import Sandbox
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.leftovers import find_leftovers, sweep_leftovers
 from dlspark.spark.sink.session import open_session
 from metadata.foundation import fault_points
@@ -115,7 +116,9 @@ class SparkProcess:
             **os.environ,
             SESSION_SETTING[0]: SESSION_SETTING[1],
             fault_points.VARIABLE: f"@{self.script}",
-            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(HERE.parents[2]), str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]
+            ),
             "SPARK_LOCAL_IP": HOSTS[0],
         }
         with (self._place / "driver.log").open("ab") as output:

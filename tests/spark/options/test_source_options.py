@@ -11,10 +11,10 @@ import pytest
 
 from dlspark.core.settings.settings import Settings, describe_settings
 from dlspark.spark import connection
+from dlspark.spark.connection import namespace_settings
 from dlspark.spark.errors import OptionError
-from dlspark.spark.options.client_settings import namespace_settings
-from dlspark.spark.options.foreign import ELSEWHERE
-from dlspark.spark.options.registry import OPTIONS, Options, Scope, options_table
+from dlspark.spark.options.query_options import ELSEWHERE, Options
+from dlspark.spark.options.registry import OPTIONS, Scope, options_table
 from dlspark.spark.sink.session import settings_of
 from dlspark.spark.source.selection import SourceQuery
 from metadata.foundation.errors import CallerError
@@ -145,7 +145,7 @@ def test_options_survive_the_pickling_that_carries_them_to_workers() -> None:
 def test_the_documentation_holds_the_generated_table() -> None:
     table = options_table()
     assert all(f"| `{option.key}` |" in table for option in OPTIONS)
-    document = Path(__file__).parents[2] / "docs" / "spark-options.md"
+    document = Path(__file__).parents[3] / "docs" / "spark-options.md"
     assert table in document.read_text(encoding="utf-8"), "regenerate docs/spark-options.md with options_table()"
 
 

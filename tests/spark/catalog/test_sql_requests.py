@@ -6,15 +6,12 @@ import itertools
 import json
 
 import pytest
-from memory_world import URI, World
+from memory_world import URI, World, answer_request
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.vector_decoding import MAX_TIMESTAMP_MS
-from dlspark.core.namespace import AsyncNamespace
-from dlspark.core.settings.settings import Settings
 from dlspark.spark.catalog.creation import check_layout, own_properties
-from dlspark.spark.catalog.requests import answered
 from dlspark.spark.catalog.scan import Pushed, Rows
 from dlspark.spark.catalog.tables import (
     HANDLE,
@@ -27,42 +24,31 @@ from dlspark.spark.catalog.tables import (
     unpacked,
 )
 from dlspark.spark.errors import OptionError, SchemaError
-from dlspark.spark.options.registry import OPTIONS, Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import OPTIONS, Scope
 from dlspark.spark.source.driver import Take
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.filters import Bounds
 from metadata.foundation.errors import InvariantViolation
-from metadata.memory import MemoryStore
 from metadata.segments import TruncationStatus
 
 
 async def ask(world: World, operation: str, **words: object) -> object:
     """The result of a question. AssertionError with the answer where it is an error."""
-    said = await answer(world, operation, **words)
+    said = await answer_request(world, operation, **words)
     assert "result" in said, said
     return said["result"]
 
 
-async def answer(world: World, operation: str, **words: object) -> dict[str, object]:
-    request = {"operation": operation, "catalog": "dlog", "defaults": {}, **words}
-    return await answered(json.loads(json.dumps(request)), lambda: URI, lambda uri: connected(world, uri))
-
-
-async def connected(world: World, uri: str) -> AsyncNamespace:
-    """As the catalog connects: who has a log's lock is told at once."""
-    store = MemoryStore(world.tree)
-    return await AsyncNamespace.over(store, uri, Settings(lock_timeout_s=0), own=(store,))
-
-
 async def kind(world: World, operation: str, **words: object) -> object:
     """What kind of error the answer is."""
-    error = (await answer(world, operation, **words))["error"]
+    error = (await answer_request(world, operation, **words))["error"]
     assert isinstance(error, dict)
     return error["kind"]
 
 
 async def text(world: World, operation: str, **words: object) -> str:
-    error = (await answer(world, operation, **words))["error"]
+    error = (await answer_request(world, operation, **words))["error"]
     assert isinstance(error, dict)
     assert error["kind"] == "refused"
     return str(error["text"])
@@ -569,4 +555,4 @@ async def test_a_log_whose_writer_did_not_count_has_no_aggregates(world: World) 
 
 async def test_what_python_did_not_expect_is_no_answer(world: World) -> None:
     with pytest.raises(KeyError):
-        await answer(world, "dance")
+        await answer_request(world, "dance")

@@ -14,7 +14,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.source import readers
 from dlspark.spark.source.extents import Lag
 from dlspark.spark.source.offsets import LogIdentity, Offsets

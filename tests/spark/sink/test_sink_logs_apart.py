@@ -12,8 +12,8 @@ import random
 import pytest
 from sink_world import SINK, Process, World, job
 
+from dlspark.spark.errors import BatchSweptError, PublishContendedError, ReplayDiffersError
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.errors import BatchSweptError, PublishContendedError, ReplayDiffersError
 from dlspark.spark.sink.messages import Publication
 from metadata.foundation.errors import MetadataUnavailableError, OutcomeUnknownError
 from metadata.log_admin import LogAdmin

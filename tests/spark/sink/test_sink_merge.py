@@ -10,7 +10,8 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from sink_driver import arrow_batches, read_values
 
 from dlspark.core.runtime import Runtime
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink import commit as sink_commit
 from dlspark.spark.sink.columns import columns_of
 from dlspark.spark.sink.driver import commit_batch

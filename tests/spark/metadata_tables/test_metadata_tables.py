@@ -20,7 +20,8 @@ from dlspark.spark.errors import OptionError, SchemaError
 from dlspark.spark.metadata_tables import reader as reading
 from dlspark.spark.metadata_tables import registry as tables
 from dlspark.spark.metadata_tables.logs import Row
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import NO_LAG, extent
 from dlspark.spark.source.selection import Selection, selection_of
@@ -31,7 +32,7 @@ from metadata.memory import MemoryStore
 from metadata.segments import TruncationStatus
 from metadata.sinks import SinkStore, StagedLedger, application_sink, job_sink, query_sink
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark-metadata.md"
+PAGE = Path(__file__).parents[3] / "docs" / "spark-metadata.md"
 
 
 async def rows(world: World, name: str, *logs: str, pattern: str | None = None) -> list[Row]:

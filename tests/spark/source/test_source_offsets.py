@@ -8,7 +8,8 @@ import pytest
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.spark.errors import OffsetError, OptionError
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.offsets import LogIdentity, NamedOffset, Offsets, parse_offsets
 from dlspark.spark.source.selection import AtTxid, BatchLimits, Everywhere, PerLog, Selection, SourceQuery
 from metadata.foundation.errors import CallerError

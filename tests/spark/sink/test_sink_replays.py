@@ -11,10 +11,11 @@ from pyspark.sql.types import StringType, StructField, StructType
 from sink_driver import arrow_batches, read_values
 
 from dlspark.core.sync.namespace import Namespace
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.errors import ReplayDiffersError
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import columns_of
 from dlspark.spark.sink.driver import commit_batch
-from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import JobId
 from dlspark.spark.sink.staging import run_task
 

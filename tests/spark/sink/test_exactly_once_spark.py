@@ -40,7 +40,7 @@ class Driver:
             **os.environ,
             "DLSPARK_URI": sandbox.uri,
             "DLSPARK_SET_zkSessionTimeoutSeconds": "4",
-            "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[3]), os.environ.get("PYTHONPATH", "")]),
             fault_points.VARIABLE: json.dumps(options.get("faults", {})),
         }
         arguments = [f"{log}:{checkpoint}" for log, checkpoint in targets]

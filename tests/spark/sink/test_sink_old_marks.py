@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sink_world import NS, SINK, Process, World, job
 
+from dlspark.spark.errors import ReplayDiffersError
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.errors import ReplayDiffersError
 from dlspark.spark.sink.messages import Publication
 from metadata.foundation.errors import BadVersionError, CorruptDataError
 from metadata.log_admin import LogAdmin

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from sink_world import NS, SINK, job, staged_segment
 
+from dlspark.spark.errors import BatchRefusedError
 from dlspark.spark.sink.commit import MAX_MULTI_BYTES, CommitOutcome, Publisher, check_size
-from dlspark.spark.sink.errors import BatchRefusedError
 from dlspark.spark.sink.log_access import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import Publication, StagedSegment
 from metadata.embedded import EmbeddedZooKeeper

@@ -18,9 +18,8 @@ from pyspark.sql.types import (
 )
 
 from dlspark.core.codec.records import MAX_PAYLOAD_BYTES
-from dlspark.spark.errors import SchemaError
+from dlspark.spark.errors import BatchRefusedError, SchemaError, TransactionOrderError
 from dlspark.spark.sink.columns import SinkColumns, check_order, columns_of, rows_by_log
-from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
 from metadata.logs import InvalidLogNameError
 
 

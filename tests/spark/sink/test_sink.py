@@ -13,8 +13,9 @@ from sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.runtime import Runtime
 from dlspark.core.sync.namespace import Namespace
-from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.sink.errors import LogBusyError
+from dlspark.spark.errors import LogBusyError
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.session import open_session
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 
 from dlspark.core.codec.entries import Compression
 from dlspark.core.codec.vector_decoding import decode_entries
+from dlspark.spark.errors import BatchRefusedError, TransactionOrderError
 from dlspark.spark.sink import task as sink_task
 from dlspark.spark.sink.columns import SinkColumns
-from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
 from dlspark.spark.sink.messages import StagedSegment
 from dlspark.spark.sink.task import StageSettings, TaskWriter, WriteWindow
 from metadata.foundation.errors import InvariantViolation

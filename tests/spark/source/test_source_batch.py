@@ -18,7 +18,8 @@ from pyspark.sql import functions as f
 from dlspark.core.sync.namespace import Namespace
 from dlspark.spark import register
 from dlspark.spark.connection import CONF_KEY
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.partition_reader import LogPartition
 from dlspark.spark.source.readers import batch_reader
 from dlspark.spark.source.schema import SCHEMA

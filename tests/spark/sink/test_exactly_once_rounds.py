@@ -22,7 +22,8 @@ from sink_driver import Plan, read_values, run_driver
 
 from dlspark.core.runtime import Runtime
 from dlspark.sandbox import Sandbox
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.leftovers import find_leftovers, sweep_leftovers
 from dlspark.spark.sink.session import open_session
 from metadata.foundation import fault_points

@@ -10,9 +10,7 @@ from dataclasses import replace
 import pytest
 from sink_world import NS, SINK, Process, World, job, staged_segment
 
-from dlspark.spark.sink import commit as sink_commit
-from dlspark.spark.sink.batch_rules import CommitOutcome, order_segments
-from dlspark.spark.sink.errors import (
+from dlspark.spark.errors import (
     BatchRefusedError,
     BatchSweptError,
     LogBusyError,
@@ -20,6 +18,8 @@ from dlspark.spark.sink.errors import (
     ReplayDiffersError,
     TransactionOrderError,
 )
+from dlspark.spark.sink import commit as sink_commit
+from dlspark.spark.sink.batch_rules import CommitOutcome, order_segments
 from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
 from dlspark.spark.sink.segment_merging import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
 from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError

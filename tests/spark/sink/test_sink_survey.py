@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sink_world import SINK, Process, World, job
 
+from dlspark.spark.errors import BatchSweptError
 from dlspark.spark.sink.batch_rules import CommitOutcome
-from dlspark.spark.sink.errors import BatchSweptError
 from dlspark.spark.sink.leftovers import (
     ABANDONED_AFTER_MS,
     SinkLeftovers,

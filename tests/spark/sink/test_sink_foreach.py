@@ -15,9 +15,9 @@ from sink_driver import read_values
 
 from dlspark.core.runtime import Runtime
 from dlspark.spark import ForeachLogWriter
-from dlspark.spark.errors import OptionError, SchemaError
-from dlspark.spark.options.registry import Options, Scope
-from dlspark.spark.sink.errors import BatchRefusedError, TransactionOrderError
+from dlspark.spark.errors import BatchRefusedError, OptionError, SchemaError, TransactionOrderError
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.session import open_session
 from metadata.foundation.errors import CallerError
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from dlspark.core.settings.settings import Settings
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.selection import SourceQuery

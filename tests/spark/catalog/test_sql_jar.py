@@ -16,7 +16,7 @@ from dlspark.spark import catalog_jar
 from dlspark.spark.catalog.enabling import CATALOG_CLASS, check_version, supported_spark_versions
 from dlspark.spark.errors import OptionError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

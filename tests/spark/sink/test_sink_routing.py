@@ -19,7 +19,8 @@ from pyspark.sql.types import (
 )
 
 from dlspark.spark.errors import OptionError, SchemaError
-from dlspark.spark.options.registry import Options, Scope
+from dlspark.spark.options.query_options import Options
+from dlspark.spark.options.registry import Scope
 from dlspark.spark.sink.columns import HashRoute, Routing, columns_of, crc32s, routing_of, rows_by_log
 
 if TYPE_CHECKING:
