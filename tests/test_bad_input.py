@@ -59,7 +59,7 @@ from storage_node.protocol.messages import (
     encode_read_request,
     encode_write_lac_request,
 )
-from storage_node.settings.node_file import NodeFile
+from storage_node.settings.files import NodeFile
 
 pytestmark = pytest.mark.processes
 

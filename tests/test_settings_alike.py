@@ -15,7 +15,7 @@ from metadata.foundation.settings import EXACT, FLAG, REAL, TEXT, WHOLE, WORDS, 
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
 from storage_node.settings.client import ClientSettings
-from storage_node.settings.node_file import NodeFile
+from storage_node.settings.files import NodeFile
 from storage_node.settings.placement import PlacementSettings
 
 NODE = {"journalDirectories": "/j", "ledgerDirectories": "/l"}

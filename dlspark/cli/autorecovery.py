@@ -78,7 +78,7 @@ def _switch(conf: Path, output: Output, *, on: bool) -> None:
 def _in_cluster(conf: Path, work: Callable[[MetadataStore, str], Awaitable[T]]) -> T:
     import asyncio
 
-    from storage_node.settings.node_file import NodeFile
+    from storage_node.settings.files import NodeFile
 
     where = NodeFile.read(conf).metadata()
 

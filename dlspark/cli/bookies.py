@@ -162,7 +162,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a new node's configuration, every setting with its default and meaning; nothing is started."""
-    from storage_node.settings.node_file import write_node_file
+    from storage_node.settings.files import write_node_file
 
     values = dict(map(_setting, settings or ()))
     values |= {"journalDirectories": _directories(journal), "ledgerDirectories": _directories(ledgers)}

@@ -127,7 +127,7 @@ def _place(conf: Path | None, zookeeper: str | None, ledgers_path: str) -> Place
         )
     if zookeeper is not None:
         return zookeeper, ledgers_path
-    from storage_node.settings.node_file import NodeFile
+    from storage_node.settings.files import NodeFile
 
     where = NodeFile.read(str(conf)).metadata()
     return where.zk_servers, where.zk_ledgers_root_path

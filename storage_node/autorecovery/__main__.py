@@ -19,7 +19,7 @@ from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.settings.autorecovery import AutoRecoverySettings
-from storage_node.settings.node_file import MetadataSettings, NodeFile
+from storage_node.settings.files import MetadataSettings, NodeFile
 
 logger = logging.getLogger("storage_node.autorecovery")
 

@@ -1,23 +1,30 @@
 """`Auditor`: finds ledgers that lack copies and publishes them; it repairs nothing.
 
 *Bookie audit*: every ledger's metadata is read; a ledger that names bookies which are not registered is marked with
-them. At the beginning of a term, once in a while, and when bookies are lost (`LossTracker`). *Ledger check*: every
-ledger is checked by reading (`checker`), once in a long while; the time of the last one is kept in the metadata.
-*Placement check* (`placement_check`): the same, where it is asked for. All of them wait while auto-recovery is switched
-off.
+them. At the beginning of a term, once in a while, and when bookies are lost (`LossTracker`).
 
-An audit that cannot be finished is begun anew: what was lost stays lost until one has run through. Ledgers are walked
-through, never collected: memory does not grow with their number, and only a few reads are under way at once.
+*Ledger check*: every ledger is checked by reading (`checker`), once in a long while; the time of the last one is kept
+in the metadata.
+
+*Placement check* (`PlacementCheck`), where it is asked for: every fragment of a closed ledger is judged by the
+placement policy of auto-recovery's own ledger client (the placement keys in its file). A ledger is as good as its worst
+fragment. Those that do not keep the policy are counted and named in the log; none is moved. An open ledger is passed
+over: its writer may still replace bookies. Where no racks are configured all bookies are in one, and no ledger keeps
+the policy, as upstream has it.
+
+All of them wait while auto-recovery is switched off. An audit that cannot be finished is begun anew: what was lost
+stays lost until one has run through. Ledgers are walked through, never collected: memory does not grow with their
+number, and only a few reads are under way at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, TypeAlias
 
 from metadata.auditors import AuditorStore, PeriodicCheck
 from metadata.bookies import BookieRegistry
@@ -29,7 +36,7 @@ from metadata.ledgers import LedgerStore, Versioned
 from metadata.replication import ReplicationStore
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, LedgerChecker
-from storage_node.autorecovery.placement_check import Judge, PlacementCheck, PlacementReport
+from storage_node.client.placement.arranging import Adherence
 from storage_node.edge import Clock
 from storage_node.settings.autorecovery import AutoRecoverySettings
 
@@ -340,3 +347,79 @@ class LossTracker:
     def audited(self, lost: Collection[str]) -> None:
         """An audit that began when these were lost has published their ledgers."""
         self.lost.difference_update(lost)
+
+
+# ------------------------------------------------------------------------------------ placement
+
+MAX_VERDICTS: Final = 10_000
+"""Ensembles whose verdict is remembered for the rest of a pass: most ledgers share theirs with others."""
+MAX_NAMED: Final = 100
+"""Ledgers that a pass names in the log; all are counted."""
+
+Judge: TypeAlias = Callable[[Sequence[str], int], Awaitable[Adherence]]
+
+
+@dataclass(slots=True)
+class PlacementReport:
+    """What one pass found: numbers of ledgers."""
+
+    closed: int = 0
+    """Those that were judged."""
+    not_adhering: int = 0
+    softly_adhering: int = 0
+    """They keep the policy in the racks that are known, but not all of their bookies' racks are."""
+    unreadable: int = 0
+
+
+class PlacementCheck:
+    """One pass over all ledgers. `judge(bookies, write_quorum)` is the policy's."""
+
+    def __init__(self, ledgers: LedgerStore, judge: Judge) -> None:
+        self._ledgers = ledgers
+        self._judge = judge
+        self._verdicts: dict[tuple[tuple[str, ...], int], Adherence] = {}
+        self.report = PlacementReport()
+
+    async def run(self) -> PlacementReport:
+        """Raises the metadata store's errors."""
+        await for_each(self._ledgers.ids(), METADATA_READS, self._look)
+        return self.report
+
+    async def _look(self, ledger_id: int) -> None:
+        try:
+            metadata = (await self._ledgers.read(ledger_id)).value
+        except NoNodeError:
+            return  # deleted since it was listed
+        except CorruptDataError as error:
+            logger.error("the placement of a ledger cannot be checked: %s", error)
+            self.report.unreadable += 1
+            return
+        if metadata.is_closed:
+            await self._count(ledger_id, metadata)
+
+    async def _count(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+        report = self.report
+        verdicts = [await self._verdict(part.bookies, metadata.write_quorum) for part in metadata.ensembles]
+        report.closed += 1
+        worst = min(verdicts)
+        if worst is Adherence.MEETS_SOFT:
+            report.softly_adhering += 1
+        elif worst is Adherence.FAIL:
+            report.not_adhering += 1
+            if report.not_adhering <= MAX_NAMED:
+                bad = [
+                    f"from entry {part.first_entry} on {', '.join(part.bookies)}"
+                    for part, verdict in zip(metadata.ensembles, verdicts, strict=True)
+                    if verdict is Adherence.FAIL
+                ]
+                logger.warning("ledger %d does not keep the placement policy: %s", ledger_id, "; ".join(bad))
+
+    async def _verdict(self, bookies: tuple[str, ...], write_quorum: int) -> Adherence:
+        key = (bookies, write_quorum)
+        found = self._verdicts.get(key)
+        if found is None:
+            found = await self._judge(bookies, write_quorum)
+            if len(self._verdicts) >= MAX_VERDICTS:
+                self._verdicts.clear()
+            self._verdicts[key] = found
+        return found

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.descriptors import raise_limit
+from storage_node.bookie.disk.resources import raise_limit
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.node.endpoints import shown
 from storage_node.edge import Disk, Network
 from storage_node.settings.bookie import BookieSettings
-from storage_node.settings.node_file import NodeFile
+from storage_node.settings.files import NodeFile
 
 if TYPE_CHECKING:
     from storage_node.settings.autorecovery import AutoRecoverySettings

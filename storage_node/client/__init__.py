@@ -1,8 +1,7 @@
 """The ledger client: pipelined writers, recovery, readers; over connections to bookies of the BookKeeper protocol."""
 
 from storage_node.client.client import LedgerClient
-from storage_node.client.reader import LedgerReader
-from storage_node.client.replica_reader import LedgerLocation, ReplicaReader
+from storage_node.client.reader import LedgerLocation, LedgerReader, ReplicaReader
 from storage_node.client.writer import LedgerWriter
 from storage_node.settings.client import ClientSettings
 

@@ -1,8 +1,14 @@
-"""`LedgerClient`: creates, opens, recovers and deletes ledgers of one BookKeeper cluster."""
+"""`LedgerClient`: creates, opens, recovers and deletes ledgers of one BookKeeper cluster.
+
+Beside it, `Registrations` reads the cluster's lists of bookies when a bookie failed, so that reads go elsewhere at
+once. While all is well nothing is read. What is learned goes into `BookieHealth`: bookies in neither list are asked
+last, read-only ones behind the writable.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -11,18 +17,15 @@ from metadata.bookies import BookieRegistry
 from metadata.foundation.errors import DistributedLogError, NodeExistsError
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata
 from metadata.ledgers import LedgerStore, Versioned
-from storage_node.client.connections import ConnectionPool
+from storage_node.client.connections import ConnectionPool, DiskSpace, ask_disk_space
+from storage_node.client.health import Members, outlast
 from storage_node.client.ledger_copies import LedgerCopies
-from storage_node.client.outages import Members, outlast
-from storage_node.client.pipeline import ClientContext
-from storage_node.client.placement import Placement, RackResolver
+from storage_node.client.pipeline import ClientContext, Tasks
 from storage_node.client.placement.arranging import Adherence
-from storage_node.client.placement.factory import make_placement
-from storage_node.client.reader import LedgerReader
+from storage_node.client.placement.policies import Placement, make_placement
+from storage_node.client.placement.racks import RackResolver
+from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.client.recovering import recover as run_recovery
-from storage_node.client.registrations import Registrations
-from storage_node.client.replica_reader import LedgerLocation
-from storage_node.client.requests import DiskSpace, ask_disk_space
 from storage_node.client.writer import LedgerWriter
 from storage_node.edge import Network
 from storage_node.errors import LedgerClosedError, NotEnoughBookiesError, UnauthorizedAccessError
@@ -30,6 +33,10 @@ from storage_node.protocol.striping import validate_quorums
 from storage_node.protocol.writing import WriterMachine
 from storage_node.settings.client import ClientSettings
 from storage_node.transport.tcp import TcpNetwork
+
+logger = logging.getLogger(__name__)
+LOOK_EVERY_S = 5.0
+"""The lists are not read more often than this."""
 
 MAX_ID_ATTEMPTS = 20
 """How often a new id may turn out to be taken."""
@@ -265,3 +272,37 @@ class LedgerClient:
     async def _resolve(self, bookie: str) -> tuple[str, int]:
         address = await self._bookies.resolve(bookie)
         return address.host, address.port
+
+
+# ------------------------------------------------------------------------------------ the cluster's lists
+
+
+class Registrations:
+    """One object for each client; `stop` it with the client."""
+
+    def __init__(self, registry: BookieRegistry, pool: ConnectionPool) -> None:
+        self._registry = registry
+        self._pool = pool
+        self._next_look = 0.0
+        self._tasks = Tasks(lambda violation: logger.error("%s", violation))
+        pool.health.on_trouble = self._trouble
+
+    def _trouble(self) -> None:
+        now = self._pool.loop.time()
+        if now >= self._next_look and not self._pool.closed:
+            self._next_look = now + LOOK_EVERY_S
+            self._tasks.start(self._look())
+
+    async def _look(self) -> None:
+        try:
+            writable = [address.bookie_id for address in await self._registry.writable()]
+            read_only = [address.bookie_id for address in await self._registry.readonly()]
+        except DistributedLogError as error:
+            logger.info("which storage nodes are registered is not known at present: %s", error)
+            return
+        self._pool.health.registered(writable, read_only, self._pool.bookies)
+
+    async def stop(self) -> None:
+        """End what runs."""
+        self._pool.health.on_trouble = None
+        await self._tasks.stop()

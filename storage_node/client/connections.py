@@ -6,6 +6,9 @@ nothing was sent, unknown where it was under way), or when a sweep finds its tim
 
 A link on which nothing at all came during some request's whole time is taken for dead, whatever TCP thinks of it: it is
 closed, and the next request looks the bookie's address up again.
+
+At the end stand the requests that no machine makes: the same one to several bookies (`ask_bookies`), and the one for
+disk space.
 """
 
 from __future__ import annotations
@@ -15,24 +18,28 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.channels import Channel, Resolver, Surroundings, Sweeper
 from storage_node.client.health import BookieHealth
-from storage_node.client.placement.quarantine import Quarantine
+from storage_node.client.placement.candidates import Quarantine
 from storage_node.edge import Buffer, Network
 from storage_node.errors import ERROR_OF_STATUS, ConnectionClosedError, ProtocolError, RequestTimeoutError
 from storage_node.protocol import v2
 from storage_node.protocol.frames import LENGTH_BYTES
 from storage_node.protocol.messages import (
     AddResponse,
+    BookieInfoResponse,
     Operation,
     Response,
     Status,
     decode_response,
     encode_add_response,
+    encode_bookie_info_request,
 )
+from storage_node.protocol.reading import more_telling
 from storage_node.protocol.values import BatchReadResponse
 from storage_node.protocol.writing import Seat
 from storage_node.settings.client import ClientSettings
@@ -360,3 +367,90 @@ def answer_error(status: Status, bookie: str, ledger_id: int | None, entry_id: i
     kind = ERROR_OF_STATUS[int(status)]
     what = (kind.__doc__ or status.name).split(" (E")[0].split(";")[0].rstrip(".")
     return kind(f"{what} ({status.name})", node=bookie, ledger_id=ledger_id, entry_id=entry_id)
+
+
+# ------------------------------------------------------------------------------------ single requests
+
+
+async def ask_bookies(
+    pool: ConnectionPool,
+    ledger_id: int,
+    bookies: Sequence[str],
+    operation: Operation,
+    encode: Callable[[int], bytes],
+    *,
+    needed: int,
+) -> None:
+    """Send `encode(txn_id)` to all of `bookies`; return when `needed` said EOK.
+
+    Raises the error that says most, as soon as `needed` cannot say so any more; some bookies may have done it even so.
+    """
+    decided: asyncio.Future[None] = pool.loop.create_future()
+    asked: list[tuple[str, int]] = []
+    succeeded = 0
+    refused = 0
+    error: DistributedLogError | None = None
+
+    def answered(bookie: str, answer: Answer) -> None:
+        nonlocal succeeded, refused, error
+        if decided.done():
+            return
+        if not isinstance(answer, DistributedLogError) and answer.status is Status.EOK:
+            pool.health.answered(bookie)
+            succeeded += 1
+            if succeeded == needed:
+                decided.set_result(None)
+            return
+        refused += 1
+        failure = answer if isinstance(answer, DistributedLogError) else None
+        if failure is None and not isinstance(answer, DistributedLogError):
+            failure = answer_error(answer.status, bookie, ledger_id, None)
+        error = more_telling(error, failure or ProtocolError("no reason", node=bookie))
+        if refused > len(bookies) - needed:
+            decided.set_exception(error)
+
+    def ask(bookie: str) -> None:
+        txn_id = pool.next_txn_id()
+        asked.append((bookie, txn_id))
+        pool.to(bookie, ledger_id).request(
+            txn_id,
+            operation,
+            encode(txn_id),
+            pool.settings.read_entry_timeout_ms,
+            lambda answer: answered(bookie, answer),
+        )
+
+    try:
+        for bookie in bookies:
+            ask(bookie)
+        await decided
+    finally:
+        for bookie, txn_id in asked:
+            pool.to(bookie, ledger_id).forget(txn_id)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """Bytes of a bookie's ledger disks together; None for what it does not report."""
+
+    total: int | None
+    free: int | None
+
+
+async def ask_disk_space(pool: ConnectionPool, bookie: str) -> DiskSpace:
+    """Ask `bookie`, for at most `getBookieInfoTimeoutSecs`. Raises what kept it from answering."""
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def take(answer: Answer) -> None:
+        if not answered.done():
+            answered.set_result(answer)
+
+    txn_id = pool.next_txn_id()
+    timeout_ms = pool.settings.placement.get_bookie_info_timeout_s * 1000
+    pool.to(bookie).request(txn_id, Operation.BOOKIE_INFO, encode_bookie_info_request(txn_id), timeout_ms, take)
+    answer = await answered
+    if isinstance(answer, DistributedLogError):
+        raise answer
+    if not isinstance(answer, BookieInfoResponse) or answer.status is not Status.EOK:
+        raise answer_error(answer.status, bookie, None, None)
+    return DiskSpace(answer.total_disk_capacity, answer.free_disk_space)

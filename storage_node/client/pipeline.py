@@ -27,8 +27,8 @@ from metadata.foundation.tasks import end_tasks
 from metadata.ledger_metadata import DigestType, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from storage_node.client.connections import ConnectionPool
-from storage_node.client.outages import Outage
-from storage_node.client.placement import Placement
+from storage_node.client.health import Outage
+from storage_node.client.placement.policies import Placement
 from storage_node.edge import Buffer
 from storage_node.errors import (
     EntryTooLargeError,

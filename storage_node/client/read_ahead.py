@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
-from storage_node.client.outages import Outage, is_outage
+from storage_node.client.health import Outage, is_outage
 from storage_node.client.reading import EntryFetcher
 from storage_node.protocol.digests import Entry
 

@@ -11,9 +11,9 @@ from typing import Final
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.foundation.tasks import undisturbed
 from metadata.ledger_metadata import LedgerMetadata
-from storage_node.client.explicit_lac import ExplicitLac
+from storage_node.client.connections import ask_bookies
+from storage_node.client.last_confirmed import ExplicitLac
 from storage_node.client.pipeline import AddPipeline, ClientContext
-from storage_node.client.requests import ask_bookies
 from storage_node.edge import Buffer
 from storage_node.errors import QuorumWriteError
 from storage_node.protocol.messages import Operation, encode_force_ledger_request

@@ -1,1 +1,1 @@
-"""Settings of the storage floor: one module for each of those who have some, and one for the file that a node reads."""
+"""Settings of the storage floor: one module for each of those who have some, and `files`: read, written, generated."""

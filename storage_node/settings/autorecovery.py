@@ -1,6 +1,6 @@
 """`AutoRecoverySettings`: those of BookKeeper's keys of auto-recovery that are honoured here.
 
-They stand in the same file as a bookie's own (`node_file`), together with the keys of the ledger client that
+They stand in the same file as a bookie's own (`files.NodeFile`), together with the keys of the ledger client that
 auto-recovery works with, placement's above all. A process that is auto-recovery alone takes the same file.
 """
 

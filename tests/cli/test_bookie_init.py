@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from dlspark.cli.main import app
 from storage_node.errors import BookieConfigurationError
-from storage_node.settings import node_file
+from storage_node.settings import files
 from storage_node.settings.bookie import BookieSettings
-from storage_node.settings.pages import bookie_conf
+from storage_node.settings.files import bookie_conf
 
 DIRECTORIES = {"journalDirectories": "/j", "ledgerDirectories": "/l"}
 
@@ -32,7 +32,7 @@ def test_a_file_is_written_with_the_nodes_own_places_and_every_other_default(tmp
     places = ["--journal", tmp_path / "j", "--ledgers", tmp_path / "l1", "--ledgers", tmp_path / "l2"]
     status, said = init(path, *places, "--zookeeper", "zk1:2181,zk2:2181", "--port", 3182, "--set", "bookieId=node-1")
     assert (status, said.splitlines()[1]) == (0, f"Start the node with: dlspark bookie --conf {path}")
-    assert node_file.NodeFile.read(path).bookie() == BookieSettings(
+    assert files.NodeFile.read(path).bookie() == BookieSettings(
         (str(tmp_path / "j"),),
         (str(tmp_path / "l1"), str(tmp_path / "l2")),
         zk_servers="zk1:2181,zk2:2181",
@@ -77,13 +77,13 @@ def test_a_file_that_could_not_be_written_whole_is_not_left(tmp_path: Path) -> N
     path = tmp_path / "bookie.conf"
     path.touch()
     with pytest.raises(OSError, match="No space"):
-        node_file._write_whole(Full(), path, "text")  # type: ignore[arg-type]
+        files._write_whole(Full(), path, "text")  # type: ignore[arg-type]
     assert not path.exists()
     with pytest.raises(BookieConfigurationError, match="cannot be written"):
-        node_file.write_node_file(Path("/proc/nothing/bookie.conf"), DIRECTORIES)
+        files.write_node_file(Path("/proc/nothing/bookie.conf"), DIRECTORIES)
 
 
 def test_backslashes_of_a_value_come_back_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "bookie.conf"
-    node_file.write_node_file(path, DIRECTORIES | {"bookieId": r"a\b"})
-    assert node_file.NodeFile.read(path).bookie().bookie_id == r"a\b"
+    files.write_node_file(path, DIRECTORIES | {"bookieId": r"a\b"})
+    assert files.NodeFile.read(path).bookie().bookie_id == r"a\b"

@@ -11,8 +11,7 @@ import pytest
 from simulation.checkers.durability import Durability
 from simulation.environment.disk import SimulatedDisk
 from simulation.environment.loop import SimulatedLoop
-from storage_node.bookie.disk.records import ENTRY, LEDGER, header, ledger_body
-from storage_node.bookie.disk.slabs import BLOCK
+from storage_node.bookie.disk.records import BLOCK, ENTRY, LEDGER, header, ledger_body
 from storage_node.bookie.journal.files import BATCH_HEADER_BYTES, BatchHeader
 from storage_node.bookie.journal.replay import JournalMark
 from storage_node.bookie.store import checkpoints

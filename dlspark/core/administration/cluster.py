@@ -16,7 +16,7 @@ from metadata.ledgers import LedgerLayout, LedgerStore
 from metadata.store import MetadataStore
 from storage_node.autorecovery.status import RecoveryStatus, recovery_status
 from storage_node.client import ClientSettings, LedgerClient
-from storage_node.client.requests import DiskSpace
+from storage_node.client.connections import DiskSpace
 from storage_node.edge import Clock
 
 

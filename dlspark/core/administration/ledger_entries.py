@@ -19,7 +19,7 @@ from dlspark.errors import InvalidEntryError
 from metadata.foundation.errors import CallerError, DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.segments import VERSION
-from storage_node.autorecovery.fragments import fragments_of
+from storage_node.autorecovery.checker import fragments_of
 from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.errors import DigestError
 from storage_node.protocol.digests import Entry

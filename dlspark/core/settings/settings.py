@@ -44,7 +44,7 @@ from metadata.allocators import pool_path
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import read_properties
 from metadata.foundation.settings import MAX_INT, Registry, Value, settings_of
-from storage_node.client.placement.resolvers import parse_overrides
+from storage_node.client.placement.racks import parse_overrides
 from storage_node.settings.client import ClientSettings
 from storage_node.settings.placement import RESOLVERS, PlacementSettings, Resolver
 

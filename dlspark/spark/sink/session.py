@@ -36,7 +36,7 @@ from metadata.sink_marks import SinkState
 from metadata.sinks import JOB_PREFIX, SinkStore
 from metadata.store import SessionState
 from storage_node.client import LedgerWriter
-from storage_node.client.outages import Members, Outage, outlast
+from storage_node.client.health import Members, Outage, outlast
 from storage_node.errors import NotEnoughBookiesError
 
 ABANDONED_JOBS_EVERY_S = 3600.0

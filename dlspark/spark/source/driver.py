@@ -38,7 +38,7 @@ from metadata.foundation.settings import shown
 from metadata.foundation.tasks import end_tasks
 from metadata.log_admin import LogAdmin
 from metadata.logs import LogNotFoundError
-from storage_node.client.outages import outlast
+from storage_node.client.health import outlast
 from storage_node.settings.client import ClientSettings
 
 LAG_S = 2.0

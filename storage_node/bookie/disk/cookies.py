@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.ledgers import Versioned
-from storage_node.bookie.disk.space import needing_space
+from storage_node.bookie.disk.resources import needing_space
 from storage_node.edge import Disk
 from storage_node.errors import CookieMismatchError
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from metadata.foundation.private_files import DIRECTORY_MODE, FILE_MODE, close_to_others
-from storage_node.bookie.disk.descriptors import SpareDescriptors
+from storage_node.bookie.disk.resources import SpareDescriptors
 from storage_node.edge import Buffer, DiskFile
 
 logger = logging.getLogger(__name__)

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from struct import Struct
 
 from metadata.foundation.errors import check
-from storage_node.bookie.disk.slabs import BLOCK, aligned_memory
-from storage_node.bookie.disk.space import NoSpaceError, needing_descriptors, needing_space
+from storage_node.bookie.disk.records import BLOCK, aligned_memory
+from storage_node.bookie.disk.resources import NoSpaceError, needing_descriptors, needing_space
 from storage_node.edge import Disk, DiskFile
 from storage_node.protocol.digests import crc32
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie.disk.space import NoSpaceError, lacks_descriptors
+from storage_node.bookie.disk.resources import NoSpaceError, lacks_descriptors
 from storage_node.bookie.journal.files import JournalFile, JournalFiles, JournalOwner
 from storage_node.bookie.journal.replay import JournalMark, JournalReader
 from storage_node.bookie.journal.writer import Acknowledge, Journal, JournalSupervisor

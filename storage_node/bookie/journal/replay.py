@@ -12,8 +12,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from storage_node.bookie.disk.records import Record, scan
-from storage_node.bookie.disk.slabs import BLOCK
+from storage_node.bookie.disk.records import BLOCK, Record, scan
 from storage_node.bookie.journal.files import (
     BatchHeader,
     JournalOwner,

@@ -32,9 +32,8 @@ from functools import partial
 from typing import Protocol
 
 from metadata.foundation.errors import check
-from storage_node.bookie.disk.records import HEADER_BYTES
-from storage_node.bookie.disk.slabs import BLOCK, Slab, aligned_memory, down, up
-from storage_node.bookie.disk.space import NoSpaceError
+from storage_node.bookie.disk.records import BLOCK, HEADER_BYTES, Slab, aligned_memory, down, up
+from storage_node.bookie.disk.resources import NoSpaceError
 from storage_node.bookie.journal.files import BATCH_HEADER_BYTES, BatchHeader, JournalFile, JournalFiles
 from storage_node.bookie.journal.replay import FIRST_BATCH_AT, JournalMark
 from storage_node.edge import Disk

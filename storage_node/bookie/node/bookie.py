@@ -23,8 +23,15 @@ from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
 from metadata.store import MetadataStore
 from storage_node.bookie.disk.cookies import check_cookies
-from storage_node.bookie.disk.descriptors import connection_limit, current_limit
-from storage_node.bookie.disk.space import Disks, NoSpaceError, cannot_start, is_no_space, needing_space
+from storage_node.bookie.disk.resources import (
+    Disks,
+    NoSpaceError,
+    cannot_start,
+    connection_limit,
+    current_limit,
+    is_no_space,
+    needing_space,
+)
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.journal.files import node_tag
 from storage_node.bookie.node.identity import SessionFile, name_bookie, software_version, was_read_only, write_status

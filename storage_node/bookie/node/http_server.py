@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Final
 
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.descriptors import HTTP_CONNECTIONS
+from storage_node.bookie.disk.resources import HTTP_CONNECTIONS
 from storage_node.errors import BookieConfigurationError
 
 logger = logging.getLogger(__name__)

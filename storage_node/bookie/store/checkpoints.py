@@ -40,7 +40,7 @@ from struct import error as StructError
 
 from metadata.foundation.errors import CorruptDataError
 from metadata.foundation.tasks import end_tasks
-from storage_node.bookie.disk.space import NoSpaceError, needing_descriptors, needing_space
+from storage_node.bookie.disk.resources import NoSpaceError, needing_descriptors, needing_space
 from storage_node.bookie.journal.journals import Journals
 from storage_node.bookie.journal.replay import JournalMark
 from storage_node.bookie.store.contents import Contents, Ledger

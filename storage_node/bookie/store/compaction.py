@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable
 
 from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, aligned, parse_header
-from storage_node.bookie.disk.space import lacks_descriptors
+from storage_node.bookie.disk.resources import lacks_descriptors
 from storage_node.bookie.store.checkpoints import Checkpointer
 from storage_node.bookie.store.contents import Contents, Ledger
 from storage_node.edge import Disk

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from struct import Struct
 
 from metadata.foundation.errors import InvariantViolation
-from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES
-from storage_node.bookie.disk.slabs import Slab
+from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, Slab
 from storage_node.bookie.store.entry_logs import EntryLogs
 from storage_node.bookie.store.index import LedgerIndex, NewPlaces
 from storage_node.bookie.store.waiters import LacWaiters

@@ -20,10 +20,27 @@ from collections.abc import Collection
 from functools import partial
 from typing import Protocol
 
-from storage_node.bookie.disk.descriptors import current_limit, read_files
-from storage_node.bookie.disk.records import ALIGN, HEADER_BYTES, LOG, SUM, SUMMED, aligned, pad_header
-from storage_node.bookie.disk.slabs import Slab, SlabPool, down, up
-from storage_node.bookie.disk.space import Disks, NoSpaceError, lacks_descriptors, needing_space
+from storage_node.bookie.disk.records import (
+    ALIGN,
+    HEADER_BYTES,
+    LOG,
+    SUM,
+    SUMMED,
+    Slab,
+    SlabPool,
+    aligned,
+    down,
+    pad_header,
+    up,
+)
+from storage_node.bookie.disk.resources import (
+    Disks,
+    NoSpaceError,
+    current_limit,
+    lacks_descriptors,
+    needing_space,
+    read_files,
+)
 from storage_node.edge import Disk, DiskFile
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.digests import crc32

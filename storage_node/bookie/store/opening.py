@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from operator import sub
 
 from storage_node.bookie.disk.records import ALIGN, ENTRY, HEADER_BYTES, aligned, parse_header
-from storage_node.bookie.disk.space import NoSpaceError, needing_space
+from storage_node.bookie.disk.resources import NoSpaceError, needing_space
 from storage_node.bookie.store import checkpoints
 from storage_node.bookie.store.checkpoints import Checkpoint
 from storage_node.bookie.store.contents import Ledger, LiveBytes

@@ -28,12 +28,12 @@ from storage_node.bookie.disk.records import (
     LEDGER,
     MAX_KEY_BYTES,
     Record,
+    Slab,
     ledger_body,
     parse_ledger_body,
     read_record,
 )
-from storage_node.bookie.disk.slabs import Slab
-from storage_node.bookie.disk.space import Disks, NoSpaceError, lacks_descriptors
+from storage_node.bookie.disk.resources import Disks, NoSpaceError, lacks_descriptors
 from storage_node.bookie.journal.journals import Journals, check_marks, open_readers
 from storage_node.bookie.journal.replay import JournalMark, JournalReader
 from storage_node.bookie.journal.writer import Acknowledge, Answers, AnswerSink

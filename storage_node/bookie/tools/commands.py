@@ -16,15 +16,13 @@ from metadata.foundation.errors import CallerError
 from metadata.foundation.plurals import counted
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.bookie.tools.cluster import Cluster
-from storage_node.bookie.tools.limbo import LimboVerdict, judge_limbo, mark_missing
-from storage_node.bookie.tools.offline import Offline
-from storage_node.bookie.tools.repair import format_directories
+from storage_node.bookie.tools.offline import Offline, directories_status
+from storage_node.bookie.tools.repair import LimboVerdict, format_directories, judge_limbo, mark_missing
 from storage_node.bookie.tools.repair import rebuild_index as rebuild
-from storage_node.bookie.tools.status import directories_status
 from storage_node.bookie.tools.verify import verify as verify_node
 from storage_node.edge import SystemClock
 from storage_node.settings.bookie import BookieSettings
-from storage_node.settings.node_file import NodeFile
+from storage_node.settings.files import NodeFile
 
 T = TypeVar("T")
 FOUND = 3

@@ -1,17 +1,7 @@
 """Data placement: which bookies an ensemble is made of.
 
-Import `make_placement` from `storage_node.client.placement.factory`: it stands above the connections, this below.
+arranging    the arithmetic of racks: pure functions
+racks        where bookies are, and the resolvers that say so
+candidates   the bookies to place on, in order: health, quarantine, free space
+policies     uniform or rack-aware, and `make_placement`, which the settings choose by
 """
-
-from storage_node.client.placement.arranging import Adherence
-from storage_node.client.placement.policies import Placement, RackAwarePlacement, UniformPlacement
-from storage_node.client.placement.resolvers import RackResolver, StaticResolver
-
-__all__ = [
-    "Adherence",
-    "Placement",
-    "RackAwarePlacement",
-    "RackResolver",
-    "StaticResolver",
-    "UniformPlacement",
-]

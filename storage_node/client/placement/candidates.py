@@ -6,18 +6,42 @@ Bookies come in *stages*. A policy tries to keep its rule within the first stage
     2. also those in quarantine
 
 Failure and quarantine are advice, never a reason to refuse.
+
+*Quarantine* is for bookies that failed many requests of this client lately. Failures are counted in intervals. A bookie
+that reached the threshold in one is avoided for the quarantine's length, with the configured probability. A refusal
+that says nothing about its health (fenced, no such entry, read-only) does not count. Where the cluster's switch
+`disableHealthCheck` is set, no bookie is avoided and all are released.
+
+*Free space* is asked of the bookies with GET_BOOKIE_INFO, and bookies are drawn in proportion to it. One that has no
+space left, or has not answered, counts like the fullest of the others; none counts for more than a multiple of the
+median, so that one large new node does not get everything.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
-from collections.abc import Collection, Sequence
+import statistics
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from metadata.bookies import BookieAddress, BookieRegistry
-from storage_node.client.health import BookieHealth
-from storage_node.client.placement.quarantine import Quarantine
-from storage_node.client.placement.weights import FreeSpace, effective_weights, weighted_order
+from metadata.foundation.errors import DistributedLogError
+from storage_node.client.health import BookieHealth, Timer
+from storage_node.errors import (
+    BookieUnreachableError,
+    ConnectionClosedError,
+    LedgerFencedError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    ReadOnlyError,
+    UnauthorizedAccessError,
+)
+from storage_node.settings.placement import PlacementSettings
+
+_LOG: Final = logging.getLogger(__name__)
 
 Stages = Sequence[Sequence[list[str]]]
 """Groups of ever longer lists of bookies, each in the order in which they are wanted."""
@@ -77,3 +101,147 @@ def _distinct(stages: Sequence[list[str]]) -> list[list[str]]:
         if not kept or len(stage) > len(kept[-1]):
             kept.append(stage)
     return kept
+
+
+# ------------------------------------------------------------------------------------ quarantine
+
+
+HARMLESS: Final = (NoSuchEntryError, NoSuchLedgerError, LedgerFencedError, ReadOnlyError, UnauthorizedAccessError)
+"""Answers of a bookie that works as it should."""
+_CONNECTION: Final = (BookieUnreachableError, ConnectionClosedError)
+
+IsDisabled = Callable[[], Awaitable[bool]]
+"""Whether the cluster's operators have switched the health check off."""
+
+
+class Quarantine:
+    """Counts failures and knows which bookies to avoid. It has no timer: intervals end with the next call."""
+
+    def __init__(self, settings: PlacementSettings, timer: Timer, rng: random.Random) -> None:
+        self._settings = settings
+        self._timer = timer
+        self._rng = rng
+        self._interval_start = timer.time()
+        self._counts: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+        self._suspects: dict[str, float] = {}  # not yet asked for the cluster's switch; and when their interval ended
+
+    def failed(self, bookie: str, error: DistributedLogError) -> None:
+        """A request to it failed so. Loss of a connection is one failure, whatever was under way on it."""
+        if not self._settings.bookie_health_check_enabled or isinstance(error, HARMLESS):
+            return
+        if isinstance(error, _CONNECTION) and not self._settings.bookie_connection_error_quarantine_enabled:
+            return
+        self._end_interval()
+        self._counts[bookie] = self._counts.get(bookie, 0) + 1
+
+    async def avoided(self, is_disabled: IsDisabled) -> frozenset[str]:
+        """The bookies to place nothing on as long as there are others."""
+        if not self._settings.bookie_health_check_enabled:
+            return frozenset()
+        self._end_interval()
+        if self._suspects:
+            await self._judge(is_disabled)
+        now = self._timer.time()
+        self._until = {bookie: until for bookie, until in self._until.items() if until > now}
+        return frozenset(self._until)
+
+    async def _judge(self, is_disabled: IsDisabled) -> None:
+        try:
+            disabled = await is_disabled()
+        except DistributedLogError as error:
+            _LOG.warning(
+                "whether disableHealthCheck is set is not known, looked up again at the next ensemble: %s", error
+            )
+            return
+        suspects, self._suspects = self._suspects, {}
+        if disabled:
+            self._until.clear()
+            _LOG.info("disableHealthCheck is set: %s would be avoided, and is not", ", ".join(sorted(suspects)))
+            return
+        for bookie, since in sorted(suspects.items()):
+            if self._rng.random() < self._settings.bookie_quarantine_ratio:
+                self._until[bookie] = since + self._settings.bookie_quarantine_time_s
+                _LOG.warning("%s failed too many requests and is avoided for a while", bookie)
+
+    def _end_interval(self) -> None:
+        length = self._settings.bookie_health_check_interval_s
+        passed = self._timer.time() - self._interval_start
+        if passed < length:
+            return
+        counts, self._counts = self._counts, {}
+        ended = self._interval_start + length
+        self._interval_start += passed // length * length
+        for bookie, count in counts.items():
+            if count >= self._settings.bookie_error_threshold_per_interval:
+                self._suspects[bookie] = ended
+
+
+# ------------------------------------------------------------------------------------ free space
+
+AskFreeSpace = Callable[[str, Callable[[int | None], None]], None]
+"""Ask a bookie for its free bytes; the answer, None for a failure, comes once and never from inside the call."""
+
+
+def effective_weights(free: Mapping[str, int], multiple: int) -> dict[str, float]:
+    """What each bookie counts for; all above 0. `multiple` of the median is the most (0: no limit)."""
+    positive = [space for space in free.values() if space > 0]
+    if not positive:
+        return dict.fromkeys(free, 1.0)
+    smallest = min(positive)
+    weights = {bookie: float(space if space > 0 else smallest) for bookie, space in free.items()}
+    if multiple > 0:
+        most = multiple * statistics.median(weights.values())
+        weights = {bookie: min(weight, most) for bookie, weight in weights.items()}
+    return weights
+
+
+def weighted_order(bookies: Sequence[str], weights: Mapping[str, float], rng: random.Random) -> list[str]:
+    """As if drawn one after the other without replacement, each with probability in proportion to its weight."""
+    due = {bookie: rng.expovariate(weights[bookie]) for bookie in bookies}  # the first of independent clocks to ring
+    return sorted(bookies, key=lambda bookie: due[bookie])
+
+
+class FreeSpace:
+    """The free space that bookies reported last; asked anew as the settings say, when a caller needs it."""
+
+    def __init__(self, ask: AskFreeSpace, settings: PlacementSettings, timer: Timer) -> None:
+        self._ask = ask
+        self._interval_s = settings.get_bookie_info_interval_s
+        self._retry_s = settings.get_bookie_info_retry_interval_s
+        self._timer = timer
+        self._free: dict[str, int] = {}
+        self._due: dict[str, float] = {}
+        self._first: dict[str, asyncio.Future[None]] = {}
+
+    async def of(self, bookies: Sequence[str]) -> Mapping[str, int]:
+        """Free bytes of each, 0 where it is not known. Waits only for bookies that are asked for the first time."""
+        now = self._timer.time()
+        for gone in self._due.keys() - set(bookies):
+            self._forget(gone)
+        for bookie in bookies:
+            if self._due.get(bookie, now) <= now:
+                if bookie not in self._due:
+                    self._first[bookie] = asyncio.get_running_loop().create_future()
+                self._due[bookie] = now + self._retry_s
+                self._ask(bookie, lambda free, bookie=bookie: self._told(bookie, free))  # type: ignore[misc]
+        waiting = [self._first[bookie] for bookie in bookies if bookie in self._first]
+        if waiting:
+            await asyncio.wait(waiting)
+        return {bookie: self._free.get(bookie, 0) for bookie in bookies}
+
+    def _told(self, bookie: str, free: int | None) -> None:
+        if free is not None and bookie in self._due:
+            self._free[bookie] = free
+            self._due[bookie] = self._timer.time() + self._interval_s
+        self._end_wait(bookie)
+
+    def _forget(self, bookie: str) -> None:
+        del self._due[bookie]
+        self._free.pop(bookie, None)
+        self._end_wait(bookie)
+
+    def _end_wait(self, bookie: str) -> None:
+        first = self._first.pop(bookie, None)
+        if first is not None and not first.done():
+            first.set_result(None)

@@ -5,16 +5,21 @@ R = min(W, minNumRacksPerWriteQuorum) racks. With enforceMinNumRacksPerWriteQuor
 and an ensemble that cannot keep the rule is an error. With fewer than two racks it draws at random.
 
 A region-aware policy would stand beside these two: locations may already have two parts, `/region/rack`.
+
+`make_placement` makes the policy that the settings name, over one client's connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
-from metadata.bookies import BookieAddress, UnknownBookieError
+from metadata.bookies import BookieAddress, BookieRegistry, UnknownBookieError
 from metadata.foundation.errors import DistributedLogError
+from storage_node.client.connections import Answer, ConnectionPool
 from storage_node.client.placement.arranging import (
     Adherence,
     adherence,
@@ -23,11 +28,14 @@ from storage_node.client.placement.arranging import (
     replace_alike,
     replace_lawfully,
 )
-from storage_node.client.placement.candidates import Candidates, Stages
-from storage_node.client.placement.topology import RackMap, is_default
+from storage_node.client.placement.candidates import Candidates, FreeSpace, Stages, Weighing
+from storage_node.client.placement.racks import RackMap, RackResolver, is_default, resolver_of
 from storage_node.errors import NotEnoughBookiesError, RequestTimeoutError
+from storage_node.protocol.messages import BookieInfoResponse, Operation, Status, encode_bookie_info_request
 from storage_node.protocol.writing import PickReplacements
 from storage_node.settings.placement import PlacementSettings
+
+_FREE_SPACE = 2
 
 T = TypeVar("T")
 
@@ -251,3 +259,46 @@ def _addresses(bookies: Sequence[str]) -> list[BookieAddress]:
         except UnknownBookieError:
             continue  # not an address: it stays in the default rack unless it was seen before
     return found
+
+
+# ------------------------------------------------------------------------------------ by the settings
+
+
+def make_placement(
+    registry: BookieRegistry, pool: ConnectionPool, rng: random.Random, resolver: RackResolver | None = None
+) -> Placement:
+    """The placement that the settings name, with `resolver`, if given, instead of theirs. Raises CallerError."""
+    client = pool.settings
+    settings = client.placement
+    weighing = None
+    if settings.disk_weight_based_placement_enabled:
+        free_space = FreeSpace(partial(_ask_free_space, pool), settings, pool.loop)
+        weighing = Weighing(free_space, settings.bookie_max_multiple_for_weight_based_placement)
+    candidates = Candidates(registry, pool.health, pool.quarantine, rng, weighing)
+    if settings.policy == "uniform":
+        return UniformPlacement(
+            candidates,
+            memory_ms=client.failure_memory_ms,
+            replacement_pause_ms=client.replacement_pause_ms,
+            replacement_timeout_ms=client.replacement_timeout_ms,
+        )
+    return RackAwarePlacement(
+        candidates,
+        RackMap(resolver or resolver_of(settings), pool.loop),
+        settings,
+        memory_ms=client.failure_memory_ms,
+        replacement_pause_ms=client.replacement_pause_ms,
+        replacement_timeout_ms=client.replacement_timeout_ms,
+    )
+
+
+def _ask_free_space(pool: ConnectionPool, bookie: str, told: Callable[[int | None], None]) -> None:
+    txn_id = pool.next_txn_id()
+
+    def answered(answer: Answer) -> None:
+        known = isinstance(answer, BookieInfoResponse) and answer.status is Status.EOK
+        told(answer.free_disk_space if known and isinstance(answer, BookieInfoResponse) else None)
+
+    frame = encode_bookie_info_request(txn_id, _FREE_SPACE)
+    timeout_ms = pool.settings.placement.get_bookie_info_timeout_s * 1000
+    pool.to(bookie).request(txn_id, Operation.BOOKIE_INFO, frame, timeout_ms, answered)

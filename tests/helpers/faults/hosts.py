@@ -32,7 +32,7 @@ from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import DistributedLogError
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.edge import Buffer, DiskFile, FrameHandler, Link
-from storage_node.settings.node_file import NodeFile
+from storage_node.settings.files import NodeFile
 from storage_node.transport.tcp import TcpNetwork
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
-from storage_node.autorecovery.fragments import endangered_seats, fragments_of
+from storage_node.autorecovery.checker import endangered_seats, fragments_of
 from storage_node.protocol.striping import in_write_set, write_set
 
 

@@ -16,12 +16,12 @@ from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
-from storage_node.autorecovery import placement_check
-from storage_node.autorecovery.placement_check import PlacementCheck, PlacementReport
+from storage_node.autorecovery import auditor
+from storage_node.autorecovery.auditor import PlacementCheck, PlacementReport
 from storage_node.client import ClientSettings, LedgerClient
 from storage_node.client.placement.arranging import Adherence
-from storage_node.client.placement.resolvers import StaticResolver
-from storage_node.settings.node_file import NodeFile
+from storage_node.client.placement.racks import StaticResolver
+from storage_node.settings.files import NodeFile
 
 RACKS = {"a0": "/a", "a1": "/a", "a2": "/a", "b0": "/b"}
 
@@ -80,8 +80,8 @@ async def test_a_closed_ledger_is_as_good_as_its_worst_fragment(
 async def test_a_verdict_is_asked_for_once_and_the_memory_of_them_is_bounded(
     world: Ledgers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(placement_check, "MAX_NAMED", 3)
-    monkeypatch.setattr(placement_check, "METADATA_READS", 1)
+    monkeypatch.setattr(auditor, "MAX_NAMED", 3)
+    monkeypatch.setattr(auditor, "METADATA_READS", 1)
     asked: list[tuple[str, ...]] = []
 
     async def judge(bookies: Sequence[str], write_quorum: int) -> Adherence:
@@ -93,7 +93,7 @@ async def test_a_verdict_is_asked_for_once_and_the_memory_of_them_is_bounded(
     report = await PlacementCheck(world.ledgers, judge).run()
     assert (report.closed, report.not_adhering, len(asked)) == (20, 20, 2)
     assert sum("does not keep" in record.message for record in caplog.records) == 3
-    monkeypatch.setattr(placement_check, "MAX_VERDICTS", 1)
+    monkeypatch.setattr(auditor, "MAX_VERDICTS", 1)
     asked.clear()
     assert (await PlacementCheck(world.ledgers, judge).run()).not_adhering == 20
     assert len(asked) == 20

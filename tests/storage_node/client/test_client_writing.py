@@ -13,7 +13,7 @@ from metadata.foundation.errors import CallerError, InvariantViolation, OutcomeU
 from metadata.ledger_metadata import DigestType, LedgerState
 from metadata.memory import Fault, MemoryStore
 from storage_node.client import LedgerClient
-from storage_node.client.placement import UniformPlacement
+from storage_node.client.placement.policies import UniformPlacement
 from storage_node.edge import FrameHandler
 from storage_node.errors import (
     EntryTooLargeError,

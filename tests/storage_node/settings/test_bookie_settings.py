@@ -12,8 +12,7 @@ from metadata.foundation.settings import settings_of
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
-from storage_node.settings.node_file import NodeFile
-from storage_node.settings.pages import bookie_conf
+from storage_node.settings.files import NodeFile, bookie_conf
 
 FILE = CONF / "bookie.conf"
 DIRECTORIES = {"journalDirectories": "/j", "ledgerDirectories": "/l1, /l2"}

@@ -8,7 +8,7 @@ from helpers.paths import DOCS
 from metadata.foundation.errors import CallerError
 from metadata.foundation.settings import defaults_of
 from storage_node.settings.client import WITHOUT_MEANING, ClientSettings
-from storage_node.settings.pages import client_page
+from storage_node.settings.files import client_page
 
 PAGE = DOCS / "client-settings.md"
 

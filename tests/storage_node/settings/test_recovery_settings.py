@@ -10,7 +10,7 @@ from helpers.paths import CONF
 from storage_node.autorecovery.__main__ import main
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
-from storage_node.settings.node_file import MetadataSettings, NodeFile
+from storage_node.settings.files import MetadataSettings, NodeFile
 
 FILE = CONF / "bookie.conf"
 

@@ -14,8 +14,8 @@ from helpers.bookie.faulty_disk import FaultyDisk
 from helpers.bookie.harness import MIB, Cluster, WireClient, entry
 from helpers.waiting import until
 
-from storage_node.bookie.disk import descriptors
-from storage_node.bookie.disk.descriptors import SpareDescriptors, connection_limit, raise_limit
+from storage_node.bookie.disk import resources
+from storage_node.bookie.disk.resources import SpareDescriptors, connection_limit, raise_limit
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.limits import IDLE_S, Admission
@@ -36,16 +36,16 @@ def limits() -> Iterator[None]:
 def test_the_soft_limit_is_raised_to_the_hard_one(limits: None) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (700, hard))
-    highest = descriptors.HIGHEST_LIMIT
+    highest = resources.HIGHEST_LIMIT
     wanted = highest if hard == resource.RLIM_INFINITY else min(hard, highest)
     assert raise_limit() == (700, wanted)
     assert raise_limit() == (wanted, wanted)
-    assert descriptors.current_limit() == wanted
+    assert resources.current_limit() == wanted
 
 
 def test_connections_get_what_files_do_not_need() -> None:
     room = connection_limit(SETTINGS, 1024)
-    assert 600 < room < 1024 - 2 * 8 - descriptors.BASE - descriptors.read_files(1024)
+    assert 600 < room < 1024 - 2 * 8 - resources.BASE - resources.read_files(1024)
     many = BookieSettings(("/j", "/k"), ("/l", "/m", "/n"), http_server_enabled=True)
     assert connection_limit(many, 1024) == room - 3 * 8 - 64
     assert connection_limit(BookieSettings(("/j",), ("/l",), bookie_max_connections=100), 1024) == 100

@@ -14,7 +14,7 @@ from helpers.waiting import until
 
 from metadata.bookies import BookieRegistry
 from metadata.memory import MemoryStore
-from storage_node.bookie.disk.space import Disks
+from storage_node.bookie.disk.resources import Disks
 from storage_node.bookie.node.identity import was_read_only, write_status
 from storage_node.errors import BookieFailedError
 from storage_node.protocol.messages import Status

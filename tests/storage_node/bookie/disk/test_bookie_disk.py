@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_node.bookie.disk.slabs import aligned_memory
+from storage_node.bookie.disk.records import aligned_memory
 from storage_node.bookie.disk.system_disk import SystemDisk
 
 

@@ -14,8 +14,7 @@ from helpers.bookie.faulty_disk import FaultyDisk
 from helpers.bookie.harness import Cluster, WireClient, entry
 
 from metadata.foundation.errors import CorruptDataError
-from storage_node.bookie.disk.records import ENTRY, scan
-from storage_node.bookie.disk.slabs import Slab, aligned_memory
+from storage_node.bookie.disk.records import ENTRY, Slab, aligned_memory, scan
 from storage_node.bookie.journal.files import parse_batch_header, parse_file_name
 from storage_node.bookie.journal.writer import GATHER_BYTES, Batch
 from storage_node.bookie.store import checkpoints

@@ -14,7 +14,7 @@ from helpers.bookie.harness import MIB, Cluster, WireClient, entry, lists
 from helpers.bookie.journal_files import batches, flip
 
 from metadata.foundation.errors import DistributedLogError
-from storage_node.bookie.disk.slabs import BLOCK
+from storage_node.bookie.disk.records import BLOCK
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Buffer, DiskFile

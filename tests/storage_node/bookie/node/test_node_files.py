@@ -17,7 +17,7 @@ from helpers.reference_vectors import vectors
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.memory import MemoryStore
 from storage_node.bookie.disk import records as r
-from storage_node.bookie.disk.slabs import BLOCK
+from storage_node.bookie.disk.records import BLOCK
 from storage_node.bookie.journal.files import (
     BatchHeader,
     JournalOwner,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from metadata.foundation.errors import InvariantViolation
 from storage_node.bookie.disk import records as r
-from storage_node.bookie.disk.slabs import BLOCK, Slab, SlabPool, aligned_memory
+from storage_node.bookie.disk.records import BLOCK, Slab, SlabPool, aligned_memory
 from storage_node.bookie.journal.files import (
     BatchHeader,
     JournalOwner,

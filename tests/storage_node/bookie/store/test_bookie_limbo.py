@@ -11,7 +11,7 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore
 from metadata.replication import ReplicationStore
 from storage_node.bookie.tools.cluster import Cluster as Metadata
-from storage_node.bookie.tools.limbo import judge_limbo, mark_missing
+from storage_node.bookie.tools.repair import judge_limbo, mark_missing
 from storage_node.protocol.messages import Status
 
 

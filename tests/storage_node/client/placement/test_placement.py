@@ -18,18 +18,10 @@ from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.foundation.errors import BadVersionError, CallerError, DistributedLogError, MetadataUnavailableError
 from storage_node.client import LedgerClient
 from storage_node.client.health import BookieHealth
-from storage_node.client.placement import (
-    Adherence,
-    Placement,
-    RackAwarePlacement,
-    StaticResolver,
-    UniformPlacement,
-)
-from storage_node.client.placement.arranging import spans
-from storage_node.client.placement.candidates import Candidates, Weighing
-from storage_node.client.placement.quarantine import Quarantine
-from storage_node.client.placement.topology import DEFAULT_RACK, RackMap
-from storage_node.client.placement.weights import FreeSpace
+from storage_node.client.placement.arranging import Adherence, spans
+from storage_node.client.placement.candidates import Candidates, FreeSpace, Quarantine, Weighing
+from storage_node.client.placement.policies import Placement, RackAwarePlacement, UniformPlacement
+from storage_node.client.placement.racks import DEFAULT_RACK, RackMap, StaticResolver
 from storage_node.errors import (
     BadRequestError,
     BookieIOError,

@@ -13,7 +13,7 @@ import pytest
 from helpers.waiting import wait_until
 
 from metadata.foundation.errors import CallerError
-from storage_node.client.placement.resolvers import (
+from storage_node.client.placement.racks import (
     HostNameResolver,
     ScriptResolver,
     SystemHostNames,

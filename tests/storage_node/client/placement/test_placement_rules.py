@@ -20,7 +20,7 @@ from storage_node.client.placement.arranging import (
     spans,
     windows,
 )
-from storage_node.client.placement.weights import effective_weights, weighted_order
+from storage_node.client.placement.candidates import effective_weights, weighted_order
 
 RACKS = "ABCD"
 

@@ -1,8 +1,11 @@
-"""`NodeFile`: what a storage node's properties file holds, and for which program (conf/bookie.conf).
+"""The settings of the storage floor as files: a storage node's (`NodeFile`), and those that are generated for people.
 
-One file has the settings of a bookie, those of auto-recovery, which runs inside of the node's process or as a process
-of its own, and placement's, for the ledger client that auto-recovery works with. Each program takes what it needs; a
-key that belongs to none of them is an error for all.
+One file, conf/bookie.conf, has the settings of a bookie, those of auto-recovery, which runs inside of the node's
+process or as a process of its own, and placement's, for the ledger client that auto-recovery works with. Each program
+takes what it needs; a key that belongs to none of them is an error for all.
+
+python -m storage_node.settings > conf/bookie.conf
+python -m storage_node.settings --table > docs/client-settings.md
 """
 
 from __future__ import annotations
@@ -17,14 +20,23 @@ from typing import Final, TextIO
 
 from metadata.foundation.errors import CallerError
 from metadata.foundation.properties import read_properties
-from metadata.foundation.settings import WORDS, Registry, settings_of
+from metadata.foundation.settings import (
+    WORDS,
+    Registry,
+    Setting,
+    defaults_of,
+    markdown_table,
+    properties_entry,
+    settings_of,
+    written,
+)
 from storage_node.errors import BookieConfigurationError
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
-from storage_node.settings.client import ClientSettings
-from storage_node.settings.pages import BOOKIE_CONF, bookie_conf
+from storage_node.settings.client import WITHOUT_MEANING, ClientSettings
 from storage_node.settings.placement import PlacementSettings
 
+BOOKIE_CONF: Final = "conf/bookie.conf, which `dlspark bookie init` writes,"
 REGISTRY: Final = Registry(
     [BookieSettings, AutoRecoverySettings, PlacementSettings], BookieConfigurationError, page=BOOKIE_CONF
 )
@@ -139,3 +151,78 @@ def _write_whole(file: TextIO, path: Path, text: str) -> None:
     except OSError:
         path.unlink()
         raise
+
+
+# ------------------------------------------------------------------------------------ generated
+
+_HEAD: Final = """\
+# A storage node's configuration: every key that is honoured, with its default. Keys are Apache BookKeeper's where the
+# meaning is the same, unless marked (own); an unknown key is an error. Start the node with:
+# dlspark bookie --conf conf/bookie.conf
+"""
+_EXAMPLES: Final = {
+    "journalDirectories": "/var/lib/dlspark/journal",
+    "ledgerDirectories": "/var/lib/dlspark/ledgers",
+}
+"""What stands in conf/bookie.conf for what has no default."""
+
+_INTRODUCTION: Final = """\
+# Settings of the ledger client
+
+Keys are BookKeeper's where nothing else is said. In a namespace's settings (conf/distributedlog.conf, `DLSPARK_CONF`,
+or a mapping in code) they carry the prefix `bkc.`, e.g. `bkc.delayEnsembleChange=true`; as an environment variable
+`DLSPARK_SET_bkc_delayEnsembleChange=true`. They override what follows from DistributedLog's own settings, as
+`bkcWriteTimeoutSeconds`, and hold for a whole namespace. A key that is not listed, or a value that cannot be read, is
+an error. In Python: `ClientSettings.from_mapping({"delayEnsembleChange": True})`.
+
+This page is generated from the settings: `python -m storage_node.settings --table`.
+"""
+_AFTER_CLIENT: Final = """
+`readTimeout` sets `addEntryTimeoutSec` as well, where these are not given themselves.
+
+## Placement
+"""
+_BEFORE_REFUSED: Final = """
+## Keys without meaning here
+
+They are refused rather than ignored without a word.
+"""
+
+
+def bookie_conf(values: Mapping[str, str] | None = None) -> str:
+    """The whole text of conf/bookie.conf, with `values` by key in the places of the defaults.
+
+    Raises BookieConfigurationError for a key that it does not have.
+    """
+    values = values or {}
+    infos = [*settings_of(BookieSettings).values(), *settings_of(AutoRecoverySettings).values()]
+    for key in values.keys() - {info.key for info in infos}:
+        raise BookieConfigurationError(f"bookie.conf has no key {key}", advice="Name one of the keys that it has")
+    defaults = defaults_of(BookieSettings) | defaults_of(AutoRecoverySettings) | _EXAMPLES
+    shown = defaults | {key: value.replace("\\", "\\\\") for key, value in values.items()}
+    return "".join((_HEAD, *(_entry(info, shown[info.key]) for info in infos)))
+
+
+def _entry(info: Setting, value: object) -> str:
+    title = f"\n# ---- {info.section} ----\n\n" if info.section else ""
+    return title + properties_entry(f"{info.meaning}.{' (own)' * info.own}", info.key, value)
+
+
+def client_page() -> str:
+    """The whole page docs/client-settings.md."""
+    head = ("key", "default", "meaning")
+    tables = (
+        markdown_table(head, _rows(ClientSettings)),
+        markdown_table(head, _rows(PlacementSettings)),
+        markdown_table(("key", "why"), ((f"`{key}`", why) for key, why in sorted(WITHOUT_MEANING.items()))),
+    )
+    parts = zip((_INTRODUCTION, _AFTER_CLIENT, _BEFORE_REFUSED), tables, strict=True)
+    return "".join(f"{text}\n" + "".join(f"{line}\n" for line in table) for text, table in parts)
+
+
+def _rows(owner: type) -> Iterator[tuple[str, str, str]]:
+    defaults = defaults_of(owner)
+    for info in settings_of(owner).values():
+        own = " (not one of BookKeeper's keys)" if info.own else ""
+        also = f" Also `{'`, `'.join(info.other_keys)}`." if info.other_keys else ""
+        yield f"`{info.key}`", f"`{written(defaults[info.key]) or ' '}`", f"{info.meaning}{own}.{also}"
