@@ -22,7 +22,7 @@ BookKeeper's layout
 DistributedLog's layout
     namespaces, bindings    a namespace: its root, and where its ledgers are
     log_folders, log_names  below which znodes logs are; names, and the paths of one log
-    logs                    creating, opening, listing logs; starting and completing segments
+    log_queries, logs       finding, opening, listing logs; creating them, starting and completing segments
     log_admin, log_watch    renaming and deleting logs; logs that come and go
     segments                a segment as a value; segment_listing reads them, segment_changes marks and removes
     locks, allocators       the writer's lock; ledgers that were created ahead

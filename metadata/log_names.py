@@ -11,6 +11,7 @@ from metadata.segments import SegmentMetadata
 from metadata.store import Create, check_path
 
 LAYOUT_VERSION: Final = b"\xff\xff\xff\xff"
+DEFAULT_PARTITION: Final = "<default>"
 RESERVED: Final = (".", "<")
 """How names begin that are not logs'."""
 

@@ -20,18 +20,11 @@ MAX_FILE_LINES = 600
 
 LONG_FUNCTIONS: dict[str, str] = {}
 """`module.function` -> why it is one piece."""
-LONG_FILES: dict[str, str] = {
-    "storage_node/protocol/writing.py": "the writer's state machine: one table of states and what each event does",
-    "metadata/logs.py": "LogStore, one class: what it does to a log's znodes depends on the same versions",
-}
+LONG_FILES: dict[str, str] = {}
 """Path -> why it is one room."""
 CIRCLES: list[set[str]] = []
 """Modules of one package that import each other, still."""
-NAMES_TWICE: dict[str, str] = {
-    "Event": "of the writer's machine and of the recovery's: each is named by its module",
-    "State": "as Event",
-    "Kind": "of settings, and of protobuf fields; still",
-}
+NAMES_TWICE: dict[str, str] = {}
 """Class -> why two modules may each have one of this name."""
 
 

@@ -25,7 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dlspark.core.codec.dlsn import DLSN
-from metadata.logs import DEFAULT_PARTITION, SegmentMetadata
+from metadata.log_names import DEFAULT_PARTITION
+from metadata.logs import SegmentMetadata
 from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData
 from simulation.checkers.history import OperationOutcome, outcome_of
 from simulation.checkers.ledgers import LedgerCheckers

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dlspark.core.codec.dlsn import DLSN
-from metadata.logs import DEFAULT_PARTITION, SegmentMetadata
+from metadata.log_names import DEFAULT_PARTITION
+from metadata.logs import SegmentMetadata
 from metadata.segment_changes import NOTES
 from metadata.store import Create, Delete, Op, SetData
 from simulation.checkers.ledgers import LedgerCheckers

@@ -10,7 +10,7 @@ from simulation.mutations.mutation import Method, Mutation, edited
 from storage_node.client import recovering
 from storage_node.client.reader import LedgerReader
 from storage_node.errors import NoSuchEntryError
-from storage_node.protocol import recovery, writing
+from storage_node.protocol import recovery, writing_model
 from storage_node.protocol.digests import ENTRY_HEADER, Entry, EntryDigest
 from storage_node.protocol.recovery import RecoveryMachine
 from storage_node.protocol.striping import QuorumCoverage
@@ -21,11 +21,11 @@ def _acknowledge_while_frozen(drain: Method) -> Method:
     @wraps(drain)
     def mutated(self: WriterMachine) -> object:
         state = self.state
-        if state not in writing._FROZEN:
+        if not self.frozen:
             return drain(self)
-        self.state = writing.State.WRITING
+        self.state = writing_model.WriterState.WRITING
         effects = drain(self)
-        if self.state is writing.State.WRITING:
+        if self.state is writing_model.WriterState.WRITING:
             self.state = state
         return effects
 
@@ -46,16 +46,16 @@ def _keep_acks_of_the_replaced(adopt: Method) -> Method:
 
 def _acknowledge_out_of_order(added: Method) -> Method:
     @wraps(added)
-    def mutated(self: WriterMachine, seat: writing.Seat, *entry_ids: int) -> object:
+    def mutated(self: WriterMachine, seat: writing_model.Seat, *entry_ids: int) -> object:
         effects = added(self, seat, *entry_ids)
         complete = [e for e in entry_ids if self._acks.get(e, 0).bit_count() >= self._ack_quorum]
-        if self.state is not writing.State.WRITING or not complete:
+        if self.state is not writing_model.WriterState.WRITING or not complete:
             return effects
         before, self.last_acknowledged = self.last_acknowledged, max(complete)
         for earlier in range(before + 1, self.last_acknowledged + 1):
             del self._acks[earlier]
             self.acknowledged_length = self._lengths.pop(earlier)
-        return (*effects, writing.Acknowledged(before + 1, self.last_acknowledged))
+        return (*effects, writing_model.Acknowledged(before + 1, self.last_acknowledged))
 
     return mutated
 
@@ -64,7 +64,7 @@ def _carry_an_early_lac(add: Method) -> Method:
     @wraps(add)
     def mutated(self: WriterMachine, size: int, length: int | None = None, entry_id: int | None = None) -> object:
         send, *others = add(self, size, length, entry_id)
-        return (writing.Send(send.entry_id, send.entry_id - 1, send.length, send.seats), *others)
+        return (writing_model.Send(send.entry_id, send.entry_id - 1, send.length, send.seats), *others)
 
     return mutated
 
@@ -89,7 +89,7 @@ def _start_at_the_lac_found(begin: Method) -> Method:
         start = self._last_add_confirmed
         self._added = start
         self._next_verdict = self._next_read = start + 1
-        self.state = recovery.State.READING
+        self.state = recovery.RecoveryState.READING
         return (recovery.BeginAdds(self.metadata, start), *self._read_on())
 
     return mutated
@@ -110,7 +110,7 @@ def _any_error_is_a_negative(failed: Method) -> Method:
 def _believe_in_own_close(found: Method) -> Method:
     @wraps(found)
     def mutated(self: RecoveryMachine, metadata: LedgerMetadata, version: int) -> object:
-        if self.state is recovery.State.CLOSE_CHECKING and metadata.is_closed and self._closing is not None:
+        if self.state is recovery.RecoveryState.CLOSE_CHECKING and metadata.is_closed and self._closing is not None:
             return self._done(self._closing, version)
         return found(self, metadata, version)
 
@@ -121,11 +121,11 @@ def _publish_ensembles_when_marking(mark: Method) -> Method:
     @wraps(mark)
     def mutated(self: RecoveryMachine, metadata: LedgerMetadata, version: int) -> object:
         effects = mark(self, metadata, version)
-        if self.state is not recovery.State.MARKING:
+        if self.state is not recovery.RecoveryState.MARKING:
             return effects
         bookies = metadata.last_ensemble.bookies
         moved = effects[0].metadata.with_ensemble(metadata.last_ensemble.first_entry, bookies[::-1])
-        return (writing.WriteMetadata(moved, version),)
+        return (writing_model.WriteMetadata(moved, version),)
 
     return mutated
 

@@ -41,7 +41,7 @@ from storage_node.protocol.messages import (
 )
 from storage_node.protocol.reading import more_telling
 from storage_node.protocol.values import BatchReadResponse
-from storage_node.protocol.writing import Seat
+from storage_node.protocol.writing_model import Seat
 from storage_node.settings.client import ClientSettings
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from storage_node.protocol.messages import (
     encode_add_response,
     encode_read_request,
 )
-from storage_node.protocol.writing import PickReplacements, Seat
+from storage_node.protocol.writing_model import PickReplacements, Seat
 
 
 class LedgerCopies:

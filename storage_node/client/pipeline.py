@@ -39,7 +39,8 @@ from storage_node.errors import (
 )
 from storage_node.protocol.adds import AddTemplate
 from storage_node.protocol.digests import EntryDigest, master_key
-from storage_node.protocol.writing import (
+from storage_node.protocol.writing import WriterMachine
+from storage_node.protocol.writing_model import (
     Acknowledged,
     Closed,
     Cut,
@@ -55,7 +56,6 @@ from storage_node.protocol.writing import (
     Seat,
     Send,
     WriteMetadata,
-    WriterMachine,
 )
 from storage_node.settings.client import ClientSettings
 

@@ -41,14 +41,14 @@ class Window:
 
 
 @dataclass(slots=True)
-class _Single:
+class _SingleRead:
     entry_id: int
     known: LedgerMetadata
     future: asyncio.Future[Entry]
 
 
 @dataclass(slots=True)
-class _Batch:
+class _BatchRead:
     first: int
     last: int
     future: asyncio.Future[list[Entry]]
@@ -63,7 +63,7 @@ class ReadAhead:
     again: Again
     window: Window
     outage_wait_ms: int = 0
-    _ahead: deque[_Single | _Batch] = field(default_factory=deque)
+    _ahead: deque[_SingleRead | _BatchRead] = field(default_factory=deque)
     _on_their_way: int = 0
     _next: int = 0
     _seen: int = 0
@@ -76,7 +76,7 @@ class ReadAhead:
             while self._next <= last or self._ahead:
                 self._top_up(last)
                 piece = self._ahead[0]
-                if isinstance(piece, _Single):
+                if isinstance(piece, _SingleRead):
                     entry = await self._take(piece)
                     self._ahead.popleft()
                     self._count(entry)
@@ -94,7 +94,7 @@ class ReadAhead:
                 if piece.future.done() and not piece.future.cancelled():
                     piece.future.exception()  # seen: the first error was raised, and the others add nothing
 
-    async def _take(self, piece: _Single) -> Entry:
+    async def _take(self, piece: _SingleRead) -> Entry:
         failure: DistributedLogError
         try:
             return await piece.future
@@ -146,17 +146,17 @@ class ReadAhead:
         """Ask for first..last in a batch, or for `first` alone."""
         bookie = self.fetcher.batch_bookie(known, first) if last - first + 1 >= LEAST_BATCH else None
         if bookie is None:
-            self._ahead.append(_Single(first, known, self.fetcher.fetch(known, first)))
+            self._ahead.append(_SingleRead(first, known, self.fetcher.fetch(known, first)))
             last = first
         else:
-            self._ahead.append(_Batch(first, last, self.fetcher.fetch_batch(known, bookie, first, last)))
+            self._ahead.append(_BatchRead(first, last, self.fetcher.fetch_batch(known, bookie, first, last)))
         self._on_their_way += last - first + 1
         self._next = last + 1
 
     def _small(self) -> bool:
         return not self._seen or self._seen_bytes <= self._seen * self.window.largest_in_batch
 
-    def _go_on_behind(self, batch: _Batch, found: int) -> None:
+    def _go_on_behind(self, batch: _BatchRead, found: int) -> None:
         """See to what a batch did not bring: another batch if it was cut short, single reads if nothing came."""
         missing = batch.first + found
         if missing > batch.last:
@@ -168,10 +168,10 @@ class ReadAhead:
         )
         if bookie is not None:
             future = self.fetcher.fetch_batch(known, bookie, missing, batch.last)
-            self._ahead.appendleft(_Batch(missing, batch.last, future))
+            self._ahead.appendleft(_BatchRead(missing, batch.last, future))
             return
         singles = range(missing, batch.last + 1)
-        self._ahead.extendleft(_Single(e, known, self.fetcher.fetch(known, e)) for e in reversed(singles))
+        self._ahead.extendleft(_SingleRead(e, known, self.fetcher.fetch(known, e)) for e in reversed(singles))
 
 
 def check_range(first: int, last: int, end: int, ledger_id: int) -> None:

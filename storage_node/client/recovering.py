@@ -40,7 +40,8 @@ from storage_node.protocol.recovery import (
     RecoveryMachine,
     StartOver,
 )
-from storage_node.protocol.writing import ReadMetadata, WriteMetadata, WriterMachine
+from storage_node.protocol.writing import WriterMachine
+from storage_node.protocol.writing_model import ReadMetadata, WriteMetadata
 
 logger = logging.getLogger(__name__)
 

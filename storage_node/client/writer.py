@@ -17,7 +17,8 @@ from storage_node.client.pipeline import AddPipeline, ClientContext
 from storage_node.edge import Buffer
 from storage_node.errors import QuorumWriteError
 from storage_node.protocol.messages import Operation, encode_force_ledger_request
-from storage_node.protocol.writing import ForceSync, ReplaceLedger, State, WriterMachine
+from storage_node.protocol.writing import WriterMachine
+from storage_node.protocol.writing_model import ForceSync, ReplaceLedger, WriterState
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class LedgerWriter(AddPipeline):
             self._guard(partial(self.machine.replace_failed, error))
             return
         logger.warning("%s: its writer goes on in ledger %d", effect.error.message, other.ledger_id)
-        if self.machine.state is not State.REPLACING:
+        if self.machine.state is not WriterState.REPLACING:
             await other.abandon()  # given up meanwhile
             return
         fresh = other.machine
@@ -216,7 +217,7 @@ class LedgerWriter(AddPipeline):
         """
         if self.machine.error is not None:
             raise self.machine.error
-        if self.machine.state is State.CLOSED:
+        if self.machine.state is WriterState.CLOSED:
             return self.machine.last_add_confirmed
         return await self._explicit_lac.flush()
 
@@ -255,7 +256,7 @@ class LedgerWriter(AddPipeline):
         then that error is raised, and the client that took the ledger over closes it. Raises OutcomeUnknownError where
         the metadata store went away; close may be called again.
         """
-        if self.machine.state is State.CLOSED:
+        if self.machine.state is WriterState.CLOSED:
             return self.machine.metadata
         if self._closing is None or self._closing.done():
             self._closing = self._loop.create_future()

@@ -54,10 +54,10 @@ from storage_node.protocol.digests import Entry
 from storage_node.protocol.reading import MISSING, more_telling
 from storage_node.protocol.striping import QuorumCoverage, missing_needed, write_set
 from storage_node.protocol.tables import Reaction, parse_table
-from storage_node.protocol.writing import ReadMetadata, WriteMetadata
+from storage_node.protocol.writing_model import ReadMetadata, WriteMetadata
 
 
-class State(Enum):
+class RecoveryState(Enum):
     NEW = auto()
     MARKING = auto()
     MARK_CHECKING = auto()
@@ -73,7 +73,7 @@ class State(Enum):
     FAILED = auto()
 
 
-class Event(Enum):
+class RecoveryEvent(Enum):
     """One for each event method of `RecoveryMachine`."""
 
     START = auto()
@@ -106,8 +106,8 @@ REACTIONS = parse_table(
     DONE            !     -                -                 -              -               -           -            -           -            -           -          -        -
     FAILED          !     -                -                 -              -               -           -            -           -            -           -          -        -
     """,  # noqa: E501
-    State,
-    Event,
+    RecoveryState,
+    RecoveryEvent,
 )
 """Answers of bookies that come after they were needed are ignored."""
 
@@ -211,7 +211,7 @@ class RecoveryMachine:
         check(window > 0, "a recovery window below one entry")
         self.ledger_id = ledger_id
         self.metadata = metadata
-        self.state = State.NEW
+        self.state = RecoveryState.NEW
         self._version = version
         self._window = window
         self._coverage = QuorumCoverage(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
@@ -237,7 +237,7 @@ class RecoveryMachine:
 
     def start(self) -> Effects:
         """Begin."""
-        self._acts(Event.START)
+        self._acts(RecoveryEvent.START)
         return self._mark(self.metadata, self._version)
 
     def _mark(self, metadata: LedgerMetadata, version: int) -> Effects:
@@ -247,60 +247,61 @@ class RecoveryMachine:
         if metadata.state is LedgerState.IN_RECOVERY:
             return self._fence()  # marked already; the closing write's version decides between two recoveries (I10)
         # Before any fence: from this write on the old writer cannot move to an ensemble that is not fenced (I5).
-        self.state = State.MARKING
+        self.state = RecoveryState.MARKING
         return (WriteMetadata(metadata.with_state(LedgerState.IN_RECOVERY), version),)
 
     def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
         """The conditional write was applied."""
-        if not self._acts(Event.METADATA_WRITTEN):
+        if not self._acts(RecoveryEvent.METADATA_WRITTEN):
             return ()
-        if self.state is State.CLOSING:
+        if self.state is RecoveryState.CLOSING:
             return self._done(metadata, version)
         return self._mark(metadata, version)
 
     def metadata_doubtful(self) -> Effects:
         """Version conflict or unknown outcome: never assume either way, look."""
-        if not self._acts(Event.METADATA_DOUBTFUL):
+        if not self._acts(RecoveryEvent.METADATA_DOUBTFUL):
             return ()
-        self.state = State.CLOSE_CHECKING if self.state is State.CLOSING else State.MARK_CHECKING
+        closing = self.state is RecoveryState.CLOSING
+        self.state = RecoveryState.CLOSE_CHECKING if closing else RecoveryState.MARK_CHECKING
         return (ReadMetadata(),)
 
     def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
         """What the metadata is now."""
-        if not self._acts(Event.METADATA_FOUND):
+        if not self._acts(RecoveryEvent.METADATA_FOUND):
             return ()
-        if self.state is State.MARK_CHECKING:
+        if self.state is RecoveryState.MARK_CHECKING:
             return self._mark(metadata, version)
         if metadata.state is LedgerState.CLOSED:
             return self._done(metadata, version)  # ours, or another recoverer's, or the writer's: it is the end (I2)
         if metadata.state is LedgerState.IN_RECOVERY and metadata.ensembles == self.metadata.ensembles:
             return self._write_close(metadata, version)
-        self.state = State.FAILED
+        self.state = RecoveryState.FAILED
         return (StartOver(metadata, version),)
 
     def metadata_failed(self, error: DistributedLogError) -> Effects:
         """The metadata can neither be written nor read (the edge has retried what can be retried)."""
-        if not self._acts(Event.METADATA_FAILED):
+        if not self._acts(RecoveryEvent.METADATA_FAILED):
             return ()
         return self._fail(error)
 
     # ------------------------------------------------------------------------------------ fence
 
     def _fence(self) -> Effects:
-        self.state = State.FENCING
+        self.state = RecoveryState.FENCING
         self._ensembles = self.metadata.ensembles
         return tuple(Fence(index, bookie) for index, bookie in enumerate(self.metadata.last_ensemble.bookies))
 
     def fence_found(self, index: int, last_add_confirmed: int) -> Effects:
         """A fenced bookie's last entry, verified, carries this LAC."""
-        if not self._acts(Event.FENCE_FOUND):
+        if not self._acts(RecoveryEvent.FENCE_FOUND):
             return ()
         self._last_add_confirmed = max(self._last_add_confirmed, last_add_confirmed)
         return self._fence_known(index)
 
     def fence_failed(self, index: int, error: DistributedLogError) -> Effects:
         """Any other answer, or none. Only "I have nothing of it" makes the bookie known."""
-        if not self._acts(Event.FENCE_FAILED):
+        if not self._acts(RecoveryEvent.FENCE_FAILED):
             return ()
         if isinstance(error, UnauthorizedAccessError) and not self._key_is_certain:
             return self._fail(error)  # it may be our key that is wrong: that proves nothing about the bookie (D3)
@@ -346,7 +347,7 @@ class RecoveryMachine:
         start = max(self._last_add_confirmed, self.metadata.last_ensemble.first_entry - 1)
         self._last_add_confirmed = self._added = start
         self._next_verdict = self._next_read = start + 1
-        self.state = State.READING
+        self.state = RecoveryState.READING
         return (BeginAdds(self.metadata, start), *self._read_on())
 
     def _read_on(self) -> Effects:
@@ -363,7 +364,7 @@ class RecoveryMachine:
 
     def entry_found(self, index: int, entry: Entry) -> Effects:
         """A verified copy: one is enough."""
-        if not self._acts(Event.ENTRY_FOUND):
+        if not self._acts(RecoveryEvent.ENTRY_FOUND):
             return ()
         verdict = self._verdicts.get(entry.entry_id)
         if verdict is None or verdict.found is not None:
@@ -374,7 +375,7 @@ class RecoveryMachine:
 
     def entry_failed(self, index: int, entry_id: int, error: DistributedLogError) -> Effects:
         """The bookie lacks the entry, or could not say."""
-        if not self._acts(Event.ENTRY_FAILED):
+        if not self._acts(RecoveryEvent.ENTRY_FAILED):
             return ()
         verdict = self._verdicts.get(entry_id)
         if verdict is None or index in verdict.answered:
@@ -406,18 +407,18 @@ class RecoveryMachine:
 
     def added_again(self, entry_id: int, ensembles: tuple[Ensemble, ...]) -> Effects:
         """Entries up to `entry_id` are acknowledged again; `ensembles` includes the adds' local changes (I18)."""
-        if not self._acts(Event.ADDED_AGAIN):
+        if not self._acts(RecoveryEvent.ADDED_AGAIN):
             return ()
         check(self._added < entry_id < self._next_verdict, "an entry added again that was not asked for")
         self._added = entry_id
         self._ensembles = ensembles
-        if self.state is State.SETTLING:
+        if self.state is RecoveryState.SETTLING:
             return self._settle()
         return self._read_on()
 
     def add_failed(self, error: DistributedLogError) -> Effects:
         """An entry that was found could not be replicated."""
-        if not self._acts(Event.ADD_FAILED):
+        if not self._acts(RecoveryEvent.ADD_FAILED):
             return ()
         if self._never_acknowledged(self._added + 1):  # too few bookies can store it, as too few ever could
             self._next_verdict, self._length = self._added + 1, None
@@ -428,7 +429,7 @@ class RecoveryMachine:
 
     def _end_found(self) -> Effects:
         self._verdicts.clear()  # copies beyond the end may exist; they were never acknowledged (I17)
-        self.state = State.SETTLING
+        self.state = RecoveryState.SETTLING
         return self._settle()
 
     def _settle(self) -> Effects:
@@ -438,20 +439,20 @@ class RecoveryMachine:
         if last == -1:
             self._length = 0
         if self._length is None:
-            self.state = State.MEASURING
+            self.state = RecoveryState.MEASURING
             return (Measure(last),)
         return self._write_close(self.metadata, self._version)
 
     def measured(self, length: int) -> Effects:
         """The cumulative length in the header of entry LAC0."""
-        if not self._acts(Event.MEASURED):
+        if not self._acts(RecoveryEvent.MEASURED):
             return ()
         self._length = length
         return self._write_close(self.metadata, self._version)
 
     def measure_failed(self, error: DistributedLogError) -> Effects:
         """Entry LAC0 is committed but no replica can give it: closing with a wrong length would be for ever."""
-        if not self._acts(Event.MEASURE_FAILED):
+        if not self._acts(RecoveryEvent.MEASURE_FAILED):
             return ()
         return self._fail(self._aborted(f"entry {self._added}, which is committed, could not be read", error))
 
@@ -462,25 +463,25 @@ class RecoveryMachine:
         for ensemble in self._ensembles[len(base.ensembles) - 1 :]:
             closing = closing.with_ensemble(ensemble.first_entry, ensemble.bookies)
         self.metadata, self._version = base, version
-        self.state = State.CLOSING
+        self.state = RecoveryState.CLOSING
         self._closing = closing.closed(self._next_verdict - 1, self._length or 0)
         return (WriteMetadata(self._closing, version),)
 
     # ------------------------------------------------------------------------------------ common
 
-    def _acts(self, event: Event) -> bool:
+    def _acts(self, event: RecoveryEvent) -> bool:
         reaction = REACTIONS[self.state][event]
         check(reaction is not Reaction.BUG, f"{event.name} in state {self.state.name}", ledger_id=self.ledger_id)
         return reaction is Reaction.ACT
 
     def _done(self, metadata: LedgerMetadata, version: int) -> Effects:
         self.metadata, self._version = metadata, version
-        self.state = State.DONE
+        self.state = RecoveryState.DONE
         self._verdicts.clear()
         return (Recovered(metadata, version),)
 
     def _fail(self, error: DistributedLogError) -> Effects:
-        self.state = State.FAILED
+        self.state = RecoveryState.FAILED
         self._verdicts.clear()
         return (RecoveryFailed(error),)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from storage_node.protocol.wire import Field, Kind, Message
+from storage_node.protocol.wire import Field, FieldKind, Message
 
 
 class Version(IntEnum):
@@ -64,33 +64,35 @@ _STATUSES = frozenset(int(v) for v in Status)
 
 
 def _int64(name: str, required: bool = False) -> Field:
-    return Field(name, Kind.INT64, required)
+    return Field(name, FieldKind.INT64, required)
 
 
 def _bytes(name: str, required: bool = False) -> Field:
-    return Field(name, Kind.BYTES, required)
+    return Field(name, FieldKind.BYTES, required)
 
 
 def _message(message: Message) -> Field:
-    return Field(message.name, Kind.MESSAGE, message=message)
+    return Field(message.name, FieldKind.MESSAGE, message=message)
 
 
 _LEDGER = _int64("ledgerId", True)
 _ENTRY = _int64("entryId", True)
-_STATUS = Field("status", Kind.ENUM, True, _STATUSES)
+_STATUS = Field("status", FieldKind.ENUM, True, _STATUSES)
 
 HEADER = Message(
     "header",
     {
-        1: Field("version", Kind.ENUM, True, _VERSIONS),
-        2: Field("operation", Kind.ENUM, True, _OPERATIONS),
-        3: Field("txnId", Kind.UINT64, True),
-        4: Field("priority", Kind.UINT32),
+        1: Field("version", FieldKind.ENUM, True, _VERSIONS),
+        2: Field("operation", FieldKind.ENUM, True, _OPERATIONS),
+        3: Field("txnId", FieldKind.UINT64, True),
+        4: Field("priority", FieldKind.UINT32),
     },
 )
-_HEADER = Field("header", Kind.MESSAGE, True, message=HEADER)
+_HEADER = Field("header", FieldKind.MESSAGE, True, message=HEADER)
 
-CONTEXT = Message("requestContext", {1: Field("key", Kind.STRING, True), 2: Field("value", Kind.STRING, True)})
+CONTEXT = Message(
+    "requestContext", {1: Field("key", FieldKind.STRING, True), 2: Field("value", FieldKind.STRING, True)}
+)
 
 READ_REQUEST = Message(
     "readRequest",
@@ -100,7 +102,7 @@ READ_REQUEST = Message(
         3: _bytes("masterKey"),
         4: _int64("previousLAC"),
         5: _int64("timeOut"),
-        100: Field("flag", Kind.ENUM, values=frozenset(int(v) for v in ReadFlag)),
+        100: Field("flag", FieldKind.ENUM, values=frozenset(int(v) for v in ReadFlag)),
     },
 )
 ADD_REQUEST = Message(
@@ -110,14 +112,14 @@ ADD_REQUEST = Message(
         2: _ENTRY,
         3: _bytes("masterKey", True),
         4: _bytes("body", True),
-        5: Field("writeFlags", Kind.INT32),
-        100: Field("flag", Kind.ENUM, values=frozenset({RECOVERY_ADD})),
+        5: Field("writeFlags", FieldKind.INT32),
+        100: Field("flag", FieldKind.ENUM, values=frozenset({RECOVERY_ADD})),
     },
 )
 WRITE_LAC_REQUEST = Message(
     "writeLacRequest", {1: _LEDGER, 2: _int64("lac", True), 3: _bytes("masterKey", True), 4: _bytes("body", True)}
 )
-_AUTH = {1: Field("authPluginName", Kind.STRING, True), 2: _bytes("payload", True)}
+_AUTH = {1: Field("authPluginName", FieldKind.STRING, True), 2: _bytes("payload", True)}
 
 REQUEST = Message(
     "Request",
@@ -132,7 +134,7 @@ REQUEST = Message(
         106: _message(Message("startTLSRequest", {})),
         107: _message(Message("forceLedgerRequest", {1: _LEDGER})),
         108: _message(Message("getListOfEntriesOfLedgerRequest", {1: _LEDGER})),
-        200: Field(CONTEXT.name, Kind.MESSAGE, message=CONTEXT, repeated=True),
+        200: Field(CONTEXT.name, FieldKind.MESSAGE, message=CONTEXT, repeated=True),
     },
 )
 

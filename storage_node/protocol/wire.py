@@ -63,7 +63,7 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value & SIGN_64 else value
 
 
-class Kind(Enum):
+class FieldKind(Enum):
     """Types of field that occur in the protocol."""
 
     INT64 = auto()
@@ -84,7 +84,7 @@ class Field:
     """
 
     name: str
-    kind: Kind
+    kind: FieldKind
     required: bool = False
     values: frozenset[int] = frozenset()
     message: Message | None = None
@@ -106,7 +106,7 @@ class Message:
 Value: TypeAlias = "int | memoryview | dict[str, Value]"
 
 _VARINT, _FIXED64, _LENGTH, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
-_VARINT_KINDS = frozenset({Kind.INT64, Kind.UINT64, Kind.INT32, Kind.UINT32, Kind.ENUM})
+_VARINT_KINDS = frozenset({FieldKind.INT64, FieldKind.UINT64, FieldKind.INT32, FieldKind.UINT32, FieldKind.ENUM})
 
 
 class _Reading:
@@ -178,15 +178,15 @@ def _store(known: Field, data: memoryview, values: dict[str, Value], depth: int,
 def _scalar(known: Field, raw: int) -> int | None:
     """The number as its type reads it; None for an enum number that is not known."""
     kind = known.kind
-    if kind is Kind.INT64:
+    if kind is FieldKind.INT64:
         return signed(raw)
-    if kind is Kind.UINT64:
+    if kind is FieldKind.UINT64:
         return raw
     low = raw & 0xFFFFFFFF
-    if kind is Kind.UINT32:
+    if kind is FieldKind.UINT32:
         return low
     number = low - (1 << 32) if low & 0x80000000 else low
-    if kind is Kind.ENUM and number not in known.values:
+    if kind is FieldKind.ENUM and number not in known.values:
         return None
     return number
 

@@ -60,12 +60,13 @@ function (they are in enough racks). A write set that could not do so without it
 **Advanced.** The caller gives entry ids, in any order. A gap holds back what lies behind it; a close makes the gap
 final, and what lies behind it fails. The length is then the sum over acknowledged entries.
 
-States, events, their table and the effects are in `writing_model`.
+States, events, their table and the effects are in `writing_model`; what the machine knows, and the questions about it
+that decide nothing, in `writing_progress`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 
 from metadata.foundation.errors import DistributedLogError, NoNodeError, OutcomeUnknownError, check
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
@@ -77,7 +78,7 @@ from storage_node.errors import (
     UnauthorizedAccessError,
 )
 from storage_node.protocol import writing_errors as errors
-from storage_node.protocol.striping import next_fragment_key, write_sets
+from storage_node.protocol.striping import next_fragment_key
 from storage_node.protocol.tables import Reaction
 from storage_node.protocol.writing_model import (
     REACTIONS,
@@ -86,7 +87,6 @@ from storage_node.protocol.writing_model import (
     Cut,
     Effect,
     Effects,
-    Event,
     Failed,
     ForceSync,
     Moved,
@@ -96,167 +96,29 @@ from storage_node.protocol.writing_model import (
     Resend,
     Seat,
     Send,
-    State,
     WriteMetadata,
+    WriterEvent,
+    WriterState,
 )
-
-__all__ = [
-    "REACTIONS",
-    "UNLIMITED_CHANGES",
-    "Acknowledged",
-    "Closed",
-    "Cut",
-    "Effect",
-    "Effects",
-    "Event",
-    "Failed",
-    "ForceSync",
-    "Moved",
-    "PickReplacements",
-    "ReadMetadata",
-    "ReplaceLedger",
-    "Resend",
-    "Seat",
-    "Send",
-    "State",
-    "WriteMetadata",
-    "WriterMachine",
-]
-
-UNLIMITED_CHANGES = 2**31 - 1
+from storage_node.protocol.writing_progress import WriterProgress
 
 _LOOKING = {
-    State.CLOSING: State.CLOSE_CHECKING,
-    State.GIVING_UP: State.GIVE_UP_CHECKING,
-    State.CHANGING: State.CHECKING,
+    WriterState.CLOSING: WriterState.CLOSE_CHECKING,
+    WriterState.GIVING_UP: WriterState.GIVE_UP_CHECKING,
+    WriterState.CHANGING: WriterState.CHECKING,
 }
-_FROZEN = frozenset({State.PICKING, State.CHANGING, State.CHECKING})
 _FATAL = (LedgerFencedError, LedgerClosedError)
 
 
-class WriterMachine:
+class WriterMachine(WriterProgress):
     """See the module's docstring. Attributes other than methods are for reading."""
-
-    def __init__(
-        self,
-        ledger_id: int,
-        metadata: LedgerMetadata,
-        version: int,
-        *,
-        last_add_confirmed: int = -1,
-        length: int = 0,
-        recovering: bool = False,
-        delay_ensemble_change: bool = False,
-        deferred_sync: bool = False,
-        advanced: bool = False,
-        max_ensemble_changes: int = UNLIMITED_CHANGES,
-        spans_domains: Callable[[Sequence[str]], bool] | None = None,
-    ) -> None:
-        check(not (recovering and (deferred_sync or advanced)), "a recovery adds in order and synced")
-        check(not (delay_ensemble_change and spans_domains), "a delayed change counts bookies, not fault domains")
-        self.ledger_id = ledger_id
-        self.state = State.WRITING
-        self.error: DistributedLogError | None = None
-        self.last_acknowledged = last_add_confirmed
-        """The last entry acknowledged in order: the LAC, except where syncing is deferred."""
-        self.last_add_pushed = last_add_confirmed
-        """The highest entry id given out."""
-        self.length = length
-        """Payload bytes of all entries pushed."""
-        self.acknowledged_length = length
-        """Payload bytes of all entries acknowledged: what a close writes
-        (docs/reference/wire.md#length-in-an-entry)."""
-        self.deferred_sync = deferred_sync
-        self.advanced = advanced
-        self.close_requested = False
-        self.vacant: frozenset[int] = frozenset()
-        self.replacements_left = 0
-        """How often the ledger may be replaced by another one, where its id is taken."""
-        self._replacements_made = 0
-        self._cautious = False
-        self._recovering = recovering
-        self._delay = delay_ensemble_change
-        self._spans_domains = spans_domains
-        self._changes_left = max_ensemble_changes
-        self._synced = (last_add_confirmed, length)  # deferred sync: the last forced entry and the length up to it
-        # Entries not acknowledged yet, in order: a bit mask of the seats that have each, and its cumulative length.
-        self._acks: dict[int, int] = {}
-        self._lengths: dict[int, int] = {}
-        self._begin(metadata, version)
-
-    def _begin(self, metadata: LedgerMetadata, version: int) -> None:
-        """Write to this ledger from here on."""
-        self.metadata, self._version = metadata, version
-        self._ack_quorum = metadata.ack_quorum
-        self._write_quorum = metadata.write_quorum
-        self._spare = metadata.write_quorum - metadata.ack_quorum
-        self._size = metadata.ensemble_size
-        self._windows = write_sets(metadata.ensemble_size, metadata.write_quorum)
-        self._window_masks = tuple(sum(1 << index for index in window) for window in self._windows)
-        self._failures: dict[int, int] = {}  # masks of the seats that failed an entry, with delayed changes
-        self._seats = [Seat(i, bookie) for i, bookie in enumerate(metadata.last_ensemble.bookies)]
-        self._targets: tuple[tuple[Seat, ...], ...] = ()
-        self._failing: set[int] = set()  # failed since the last change began: left to the next one
-        self._round: tuple[int, ...] = ()  # the indices that the running change is about
-        self._replacements: Mapping[int, str] = {}
-        self._suspects: set[str] = set()  # failed since the LAC last moved: not to be picked
-        self._forgivable: set[str] = set()
-        """Suspects that failed while nothing was pending: by the next add they may be back, and are picked at need."""
-        self._strangers: dict[str, DistributedLogError] = {}
-        """Bookies that hold what others wrote under this ledger's id, and their answers: never to be picked."""
-        self._unheard = 0
-        """A mask of the seats whose bookies have yet to answer anything in this ledger, for a cautious writer."""
-        self.vacant = frozenset()
-        self._retarget()
-        if self._cautious:
-            self.be_cautious()
-
-    def be_cautious(self) -> None:
-        """Hold back what a bookie might refuse that has not answered yet; before anything is added."""
-        self._cautious = True
-        self._unheard = sum(seat.bit for seat in self._seats)
-
-    @property
-    def unheard(self) -> bool:
-        """Some bookie has yet to answer for the first time."""
-        return self._unheard != 0
 
     def heard_enough(self) -> Effects:
         """Wait no longer for bookies that do not answer."""
-        if REACTIONS[self.state][Event.HEARD_ENOUGH] is Reaction.IGNORE:
+        if REACTIONS[self.state][WriterEvent.HEARD_ENOUGH] is Reaction.IGNORE:
             return ()
         self._unheard = 0
         return self._drain()
-
-    @property
-    def seats(self) -> tuple[Seat, ...]:
-        """The seats of the last ensemble, in its order; vacant ones are among them."""
-        return tuple(self._seats)
-
-    @property
-    def last_add_confirmed(self) -> int:
-        """The LAC (-1: none)."""
-        return self._synced[0] if self.deferred_sync else self.last_acknowledged
-
-    @property
-    def version(self) -> int:
-        """The last version of the metadata that this writer has seen."""
-        return self._version
-
-    @property
-    def pending_count(self) -> int:
-        """How many entries were added and are not acknowledged yet."""
-        return len(self._acks)
-
-    @property
-    def ended(self) -> bool:
-        """Closed or failed."""
-        return self.state in (State.CLOSED, State.FAILED)
-
-    @property
-    def frozen(self) -> bool:
-        """An ensemble change is under way: nothing is acknowledged (D4)."""
-        return self.state in _FROZEN
 
     # ------------------------------------------------------------------------------------ adds and their answers
 
@@ -267,7 +129,8 @@ class WriterMachine:
         DuplicateEntryError.
         """
         if self.close_requested or (
-            self.state is not State.WRITING and REACTIONS[self.state][Event.ADD] is Reaction.REFUSE  # the usual first
+            self.state is not WriterState.WRITING
+            and REACTIONS[self.state][WriterEvent.ADD] is Reaction.REFUSE  # the usual first
         ):
             raise errors.refusal(self)
         if entry_id is None:
@@ -279,7 +142,7 @@ class WriterMachine:
         self._acks[entry_id] = 0
         self._lengths[entry_id] = size if self.advanced else total
         change: Effects = ()
-        if self._failing and self.state is State.WRITING:
+        if self._failing and self.state is WriterState.WRITING:
             # A bookie failed an entry that was acknowledged already: its seat is changed now that it is needed again.
             change = self._begin_change()
         # The LAC as it is known now, never a later one (I6). A recovery's adds carry the LAC that it found: their own
@@ -320,7 +183,7 @@ class WriterMachine:
 
     def refused(self, seat: Seat, entry_id: int, error: DistributedLogError) -> Effects:
         """The bookie in `seat` did not store the entry, or may not have: any answer but EOK, and none in time."""
-        if not seat.current or REACTIONS[self.state][Event.REFUSED] is Reaction.IGNORE:
+        if not seat.current or REACTIONS[self.state][WriterEvent.REFUSED] is Reaction.IGNORE:
             return ()
         self._unheard &= ~seat.bit
         if isinstance(error, _FATAL):
@@ -348,24 +211,13 @@ class WriterMachine:
         suspects = {self._seats[index].bookie for index in failed} - self._strangers.keys()
         self._suspects |= suspects
         self._forgivable = self._forgivable - suspects if self._acks else self._forgivable | suspects
-        if self.state is not State.WRITING or not (self._acks or seat.bookie in self._strangers):
+        if self.state is not WriterState.WRITING or not (self._acks or seat.bookie in self._strangers):
             return ()  # merged into the running change's sequel, or due at the next add
         return self._begin_change()
 
-    def _noted(self, entry_id: int) -> set[int]:
-        """The seats that failed this pending entry, without those that are vacant or being changed."""
-        mask = self._failures.get(entry_id, 0)
-        return {s.index for s in self._seats if s.bit & mask and s.index not in self._round} - self.vacant
-
-    def _due(self, entry_id: int) -> set[int]:
-        """With delayed changes: the seats to change because this entry cannot reach its ack quorum without."""
-        vacant = sum(1 << index for index in self.vacant)
-        lost = (self._failures.get(entry_id, 0) | vacant) & self._window_masks[entry_id % self._size]
-        return self._noted(entry_id) if lost.bit_count() > self._spare else set()
-
     def forced(self, entry_id: int, length: int) -> Effects:
         """Every bookie has synced all it had when `entry_id` was the last acknowledged, `length` bytes into it."""
-        if not self._asked(Event.FORCED):
+        if not self._asked(WriterEvent.FORCED):
             return ()
         check(self.deferred_sync, "a sync was forced where none is deferred", ledger_id=self.ledger_id)
         self._synced = max(self._synced, (entry_id, length))
@@ -373,7 +225,7 @@ class WriterMachine:
 
     def _drain(self) -> Effects:
         """Acknowledge what is complete (I1), in order (I4), unless frozen (D4); then a requested close may go on."""
-        if self.state is not State.WRITING:
+        if self.state is not WriterState.WRITING:
             return ()  # frozen: an acknowledgement now could be by a bookie that the metadata do not name (D4)
         pending, lengths, quorum, unheard = self._acks, self._lengths, self._ack_quorum, self._unheard
         before = head = self.last_acknowledged
@@ -406,7 +258,7 @@ class WriterMachine:
         if len(self._strangers) > self._spare and self._is_untouched():
             return self._give_up()
         # Whatever arrives from here on is noted but not acknowledged, until `_adopt`: LAC + 1 cannot move any more.
-        self.state = State.PICKING
+        self.state = WriterState.PICKING
         self._round = tuple(sorted(self._failing | self.vacant))
         self._failing.clear()
         self._replacements = {}
@@ -424,13 +276,9 @@ class WriterMachine:
             ),
         )
 
-    def suffices(self, replacements: Collection[int]) -> bool:
-        """Whether bookies for these of the indices asked for are enough to go on with."""
-        return self._quorum_without(tuple(index for index in self._round if index not in replacements))
-
     def picked(self, replacements: Mapping[int, str], error: DistributedLogError | None = None) -> Effects:
         """Replacements for some, all or none of the indices asked for; `error` says why there are fewer."""
-        if not self._asked(Event.PICKED):
+        if not self._asked(WriterEvent.PICKED):
             return ()
         check(
             set(replacements) <= set(self._round), "replacements for seats that did not fail", ledger_id=self.ledger_id
@@ -473,7 +321,7 @@ class WriterMachine:
             changed = changed.with_ensemble(start, bookies)
         if self._recovering:
             return self._adopt(changed, self._version)  # local until the recovery's closing write (I18)
-        self.state = State.CHANGING
+        self.state = WriterState.CHANGING
         return (WriteMetadata(changed, self._version),)
 
     def _adopt(self, metadata: LedgerMetadata, version: int) -> Effects:
@@ -493,7 +341,7 @@ class WriterMachine:
         if self._cautious:
             self._unheard |= changed
         self._unheard &= ~sum(1 << index for index in self.vacant)
-        self.state = State.WRITING
+        self.state = WriterState.WRITING
         self._retarget()
         effects: list[Effect] = []
         self._failures = {entry_id: mask & ~changed for entry_id, mask in self._failures.items()}
@@ -511,15 +359,11 @@ class WriterMachine:
 
     def retry_vacancies(self) -> Effects:
         """Look again for bookies to fill vacant seats; does nothing where there are none, or nothing is pending."""
-        if self.state is not State.WRITING or not self.vacant or not self._acks:
+        if self.state is not WriterState.WRITING or not self.vacant or not self._acks:
             return ()
         return self._begin_change()
 
     # ------------------------------------------------------------------------------------ another ledger
-
-    def _is_untouched(self) -> bool:
-        """Nothing is acknowledged in the ledger, and it is this writer's to give up."""
-        return self.last_acknowledged < 0 and not self._recovering
 
     def _give_up(self) -> Effects:
         """The id is taken: close the ledger empty, and go on in another; fail where no other may be made.
@@ -531,17 +375,14 @@ class WriterMachine:
         self._retire()  # before the closing write: nothing of this ledger may be acknowledged from here on (I3)
         self._round = ()
         self._targets = ((),) * self._size  # what is added now waits for the next ledger
-        self.state = State.GIVING_UP
+        self.state = WriterState.GIVING_UP
         return (WriteMetadata(self.metadata.closed(-1, 0), self._version),)
-
-    def _whose_answer(self) -> DistributedLogError:
-        return next(iter(self._strangers.values()))
 
     def _given_up(self, metadata: LedgerMetadata, version: int) -> Effects:
         self.metadata, self._version = metadata, version
         self.replacements_left -= 1
         self._replacements_made += 1
-        self.state = State.REPLACING
+        self.state = WriterState.REPLACING
         return (ReplaceLedger(self._replacements_made, errors.taken(self, self._whose_answer())),)
 
     def _judge_given_up(self, metadata: LedgerMetadata, version: int) -> Effects:
@@ -554,10 +395,10 @@ class WriterMachine:
 
     def replaced(self, ledger_id: int, metadata: LedgerMetadata, version: int) -> Effects:
         """Another ledger was made, empty and open: all that is pending goes there."""
-        if not self._asked(Event.REPLACED):
+        if not self._asked(WriterEvent.REPLACED):
             return ()
         self.ledger_id = ledger_id
-        self.state = State.WRITING
+        self.state = WriterState.WRITING
         self._begin(metadata, version)
         sends: list[Send] = []
         total = 0
@@ -569,7 +410,7 @@ class WriterMachine:
 
     def replace_failed(self, error: DistributedLogError) -> Effects:
         """No other ledger could be made, or it is not known whether one was."""
-        if not self._asked(Event.REPLACE_FAILED):
+        if not self._asked(WriterEvent.REPLACE_FAILED):
             return ()
         return self._fail(
             errors.stuck(self, "the ledger's id was taken by others, and no other ledger was made", error)
@@ -579,28 +420,28 @@ class WriterMachine:
 
     def metadata_written(self, metadata: LedgerMetadata, version: int) -> Effects:
         """The conditional write was applied."""
-        if not self._asked(Event.METADATA_WRITTEN):
+        if not self._asked(WriterEvent.METADATA_WRITTEN):
             return ()
-        if self.state is State.CLOSING:
+        if self.state is WriterState.CLOSING:
             return self._closed(metadata, version)
-        if self.state is State.GIVING_UP:
+        if self.state is WriterState.GIVING_UP:
             return self._given_up(metadata, version)
         return self._adopt(metadata, version)
 
     def metadata_doubtful(self) -> Effects:
         """Version conflict or unknown outcome: never assume either way, look."""
-        if not self._asked(Event.METADATA_DOUBTFUL):
+        if not self._asked(WriterEvent.METADATA_DOUBTFUL):
             return ()
         self.state = _LOOKING[self.state]
         return (ReadMetadata(),)
 
     def metadata_found(self, metadata: LedgerMetadata, version: int) -> Effects:
         """What the metadata is now."""
-        if not self._asked(Event.METADATA_FOUND):
+        if not self._asked(WriterEvent.METADATA_FOUND):
             return ()
-        if self.state is State.CLOSE_CHECKING:
+        if self.state is WriterState.CLOSE_CHECKING:
             return self._judge_close(metadata, version)
-        if self.state is State.GIVE_UP_CHECKING:
+        if self.state is WriterState.GIVE_UP_CHECKING:
             return self._judge_given_up(metadata, version)
         if metadata.state is not LedgerState.OPEN:
             return self._fail(errors.taken_over(self, metadata))
@@ -620,13 +461,13 @@ class WriterMachine:
 
     def metadata_failed(self, error: DistributedLogError) -> Effects:
         """The metadata can neither be written nor read (the edge has retried what can be retried)."""
-        if not self._asked(Event.METADATA_FAILED):
+        if not self._asked(WriterEvent.METADATA_FAILED):
             return ()
-        if self.state is State.CLOSING or isinstance(error, NoNodeError | OutcomeUnknownError):
+        if self.state is WriterState.CLOSING or isinstance(error, NoNodeError | OutcomeUnknownError):
             return self._fail(error)  # as it is: it says itself whether the write may have been applied
-        if self.state is State.CLOSE_CHECKING:
+        if self.state is WriterState.CLOSE_CHECKING:
             return self._fail(errors.unknown_close(self, error))
-        if self.state in (State.GIVING_UP, State.GIVE_UP_CHECKING):
+        if self.state in (WriterState.GIVING_UP, WriterState.GIVE_UP_CHECKING):
             return self._fail(errors.stuck(self, "its id was taken by others, and it could not be closed", error))
         return self._fail(errors.stuck(self, "the ensemble change could not be written to the metadata", error))
 
@@ -639,15 +480,15 @@ class WriterMachine:
         """
         check(not self._recovering, "a recovery closes the ledger itself", ledger_id=self.ledger_id)
         self.close_requested = True
-        if self.state is State.FAILED:
+        if self.state is WriterState.FAILED:
             if isinstance(self.error, _FATAL):
                 raise self.error  # the recoverer decides the end (I5)
             return self._write_close(self.metadata)
-        return self._close_if_drained() if self.state is State.WRITING else ()
+        return self._close_if_drained() if self.state is WriterState.WRITING else ()
 
     def abort(self, error: DistributedLogError) -> Effects:
         """Give up: pending adds fail with `error`, and the ledger stays open for a recovery."""
-        if REACTIONS[self.state][Event.ABORT] is Reaction.IGNORE:
+        if REACTIONS[self.state][WriterEvent.ABORT] is Reaction.IGNORE:
             return ()
         return self._fail(error)
 
@@ -671,7 +512,7 @@ class WriterMachine:
         return self._synced if self.deferred_sync else (self.last_acknowledged, self.acknowledged_length)
 
     def _write_close(self, base: LedgerMetadata) -> Effects:
-        self.state = State.CLOSING
+        self.state = WriterState.CLOSING
         return (WriteMetadata(base.closed(*self._end()), self._version),)
 
     def _judge_close(self, metadata: LedgerMetadata, version: int) -> Effects:
@@ -684,54 +525,17 @@ class WriterMachine:
 
     def _closed(self, metadata: LedgerMetadata, version: int) -> Effects:
         self.metadata, self._version = metadata, version
-        self.state = State.CLOSED
+        self.state = WriterState.CLOSED
         self._retire()
         return (Closed(metadata),)
 
     # ------------------------------------------------------------------------------------ common
 
-    def _asked(self, event: Event) -> bool:
-        """Whether the state's table lets an answer of the edge act; an answer to no question is a bug."""
-        reaction = REACTIONS[self.state][event]
-        check(reaction is not Reaction.BUG, f"{event.name} in state {self.state.name}", ledger_id=self.ledger_id)
-        return reaction is Reaction.ACT
-
-    def _retarget(self) -> None:
-        """Recompute the seats that each write set is sent to, without vacant ones and those that are being changed."""
-        skip = {*self.vacant, *self._round}
-        self._targets = tuple(
-            tuple(self._seats[index] for index in window if index not in skip) for window in self._windows
-        )
-
-    def _quorum_without(self, indices: tuple[int, ...]) -> bool:
-        """Whether every write set keeps an ack quorum, in enough fault domains, when these bookies do not answer."""
-        gone = sum(1 << index for index in indices)
-        return all((mask & gone).bit_count() <= self._spare for mask in self._window_masks) and (
-            self._spans_domains is None or all(self._is_spread(mask & ~gone) for mask in self._window_masks)
-        )
-
-    def _is_spread(self, mask: int) -> bool:
-        """Whether the bookies in these seats are in enough fault domains."""
-        return self._spans_domains is None or self._spans_domains([s.bookie for s in self._seats if s.bit & mask])
-
     def _fail(self, error: DistributedLogError) -> Effects:
         # A fence is never forgotten for a later error: `close` must go on refusing (I5).
         if not isinstance(self.error, _FATAL):
             self.error = error
-        self.state = State.FAILED
+        self.state = WriterState.FAILED
         self._drop_pending()
         self._retire()
         return (Failed(error),)
-
-    def _drop_pending(self) -> None:
-        self._acks.clear()
-        self._lengths.clear()
-        self._failures.clear()
-
-    def _retire(self) -> None:
-        for seat in self._seats:
-            seat.current = False  # nothing that arrives later may count (I5)
-
-    def _too_few(self, left: tuple[int, ...]) -> str:
-        names = ", ".join(self._seats[index].bookie for index in left)
-        return f"no replacement for {names}, and without it fewer than {self._ack_quorum} bookies can acknowledge"

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from metadata.foundation.errors import DistributedLogError, OutcomeUnknownError
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from storage_node.errors import LedgerClosedError, LedgerFencedError, LedgerTakenError, QuorumWriteError
+from storage_node.protocol.writing_progress import WriterProgress
 
 
-class Progress(Protocol):
-    """How far a writer has come."""
-
-    ledger_id: int
-    last_add_pushed: int
-    error: DistributedLogError | None
-
-    @property
-    def last_add_confirmed(self) -> int:
-        """The LAC (-1: none)."""
-        ...
-
-
-def refusal(at: Progress) -> DistributedLogError:
+def refusal(at: WriterProgress) -> DistributedLogError:
     """Why no add is taken."""
     if at.error is not None:
         return at.error
     return LedgerClosedError("the ledger is closed; the entry was not sent", ledger_id=at.ledger_id)
 
 
-def taken_over(at: Progress, metadata: LedgerMetadata) -> DistributedLogError:
+def taken_over(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogError:
     """Another client has fenced or closed the ledger."""
     if metadata.state is LedgerState.CLOSED and metadata.last_entry <= at.last_add_confirmed:
         return LedgerClosedError(
@@ -44,7 +30,7 @@ def taken_over(at: Progress, metadata: LedgerMetadata) -> DistributedLogError:
     )
 
 
-def foreign_fragment(at: Progress, metadata: LedgerMetadata) -> DistributedLogError:
+def foreign_fragment(at: WriterProgress, metadata: LedgerMetadata) -> DistributedLogError:
     """A fragment is in the metadata that only another writer can have put there."""
     return LedgerFencedError(
         f"another client added a fragment at entry {metadata.last_ensemble.first_entry}, beyond what is "
@@ -54,7 +40,7 @@ def foreign_fragment(at: Progress, metadata: LedgerMetadata) -> DistributedLogEr
     )
 
 
-def stuck(at: Progress, what: str, cause: DistributedLogError | None) -> DistributedLogError:
+def stuck(at: WriterProgress, what: str, cause: DistributedLogError | None) -> DistributedLogError:
     """For pending adds any reason but a closed ledger leaves open whether a recovery will find them."""
     error = QuorumWriteError(
         f"{what}; entries {at.last_add_confirmed + 1} to {at.last_add_pushed} are not acknowledged",
@@ -65,7 +51,7 @@ def stuck(at: Progress, what: str, cause: DistributedLogError | None) -> Distrib
     return error
 
 
-def taken(at: Progress, cause: DistributedLogError) -> DistributedLogError:
+def taken(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError:
     """Bookies hold something under the ledger's id that its owner did not write."""
     error = LedgerTakenError(
         f"others wrote under ledger id {at.ledger_id} on {cause.node or 'its nodes'} before its writer did; nothing is "
@@ -78,7 +64,7 @@ def taken(at: Progress, cause: DistributedLogError) -> DistributedLogError:
     return error
 
 
-def unknown_close(at: Progress, cause: DistributedLogError) -> DistributedLogError:
+def unknown_close(at: WriterProgress, cause: DistributedLogError) -> DistributedLogError:
     """Neither the close nor a look at what came of it worked."""
     error = OutcomeUnknownError(
         f"whether the ledger was closed at entry {at.last_add_confirmed} is not known: {cause.message}",

@@ -14,7 +14,7 @@ from metadata.ledger_metadata import LedgerMetadata
 from storage_node.protocol.tables import parse_table
 
 
-class State(Enum):
+class WriterState(Enum):
     WRITING = auto()
     """Adds are taken and acknowledged."""
     PICKING = auto()
@@ -37,7 +37,7 @@ class State(Enum):
     FAILED = auto()
 
 
-class Event(Enum):
+class WriterEvent(Enum):
     """One for each event method of `WriterMachine`."""
 
     ADD = auto()
@@ -72,8 +72,8 @@ REACTIONS = parse_table(
     CLOSED            R   -     -       -      -                -                 -              -               -               -      -     -     -        -              -
     FAILED            R   -     -       -      -                -                 -              -               -               -      A     -     -        -              -
     """,  # noqa: E501
-    State,
-    Event,
+    WriterState,
+    WriterEvent,
 )
 """The machine as a table. In FAILED, CLOSE acts: it closes at the LAC, or raises what forbids that (see above). While
 a close waits for pending adds (`close_requested`), ADD is refused in every state. FORCED belongs to deferred-sync

@@ -1,7 +1,7 @@
 """`BookieSettings`: a storage node's settings, by those of upstream's keys that are honoured here.
 
-`files` reads them, from a file that holds auto-recovery's as well, and makes conf/bookie.conf from them. That a value is
-within its bounds is checked as it is read; what values say together, when the settings are made.
+`files` reads them, from a file that holds auto-recovery's as well, and makes conf/bookie.conf from them. That a value
+is within its bounds is checked as it is read; what values say together, when the settings are made.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What the machine gives a node, and what a lack of it means: space in its directories, descriptors for its files.
 
 *A write.* A disk without space is not taken for one that fails: the lack passes, and what was not written can be
-written later (NoSpaceError). The same goes for what failed because the process, or the machine, had no file descriptors left.
-Only a write that is tried again as a whole may be treated so. A failed sync never is: the kernel may have dropped the
-pages, whatever the reason.
+written later (NoSpaceError). The same goes for what failed because the process, or the machine, had no file descriptors
+left. Only a write that is tried again as a whole may be treated so. A failed sync never is: the kernel may have dropped
+the pages, whatever the reason.
 
 *Directories.* One is full when less than `minUsableSizeForEntryLogCreation` is free, or its disk is used beyond
 `diskUsageThreshold`; once full it stays so until the usage is not above `diskUsageLwmThreshold`. A full journal

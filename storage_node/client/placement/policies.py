@@ -32,7 +32,7 @@ from storage_node.client.placement.candidates import Candidates, FreeSpace, Stag
 from storage_node.client.placement.racks import RackMap, RackResolver, is_default, resolver_of
 from storage_node.errors import NotEnoughBookiesError, RequestTimeoutError
 from storage_node.protocol.messages import BookieInfoResponse, Operation, Status, encode_bookie_info_request
-from storage_node.protocol.writing import PickReplacements
+from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.placement import PlacementSettings
 
 _FREE_SPACE = 2

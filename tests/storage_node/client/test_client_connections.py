@@ -12,7 +12,7 @@ from storage_node.errors import ConnectionClosedError, NoSuchLedgerError, Protoc
 from storage_node.protocol.adds import AddTemplate
 from storage_node.protocol.frames import LENGTH_BYTES
 from storage_node.protocol.messages import Status, encode_add_response
-from storage_node.protocol.writing import Seat
+from storage_node.protocol.writing_model import Seat
 from storage_node.settings.client import ClientSettings
 
 LEDGER = 7

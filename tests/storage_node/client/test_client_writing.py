@@ -23,7 +23,7 @@ from storage_node.errors import (
     QuorumWriteError,
 )
 from storage_node.protocol.messages import Status
-from storage_node.protocol.writing import PickReplacements
+from storage_node.protocol.writing_model import PickReplacements
 
 
 @pytest.mark.parametrize("digest", DigestType)

@@ -111,14 +111,14 @@ def test_the_vectors_of_version_3_decode(name: str) -> None:
 # ------------------------------------------------------------------------------- equality with the protobuf runtime
 
 KINDS = {
-    wire.Kind.INT64: descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
-    wire.Kind.UINT64: descriptor_pb2.FieldDescriptorProto.TYPE_UINT64,
-    wire.Kind.INT32: descriptor_pb2.FieldDescriptorProto.TYPE_INT32,
-    wire.Kind.UINT32: descriptor_pb2.FieldDescriptorProto.TYPE_UINT32,
-    wire.Kind.ENUM: descriptor_pb2.FieldDescriptorProto.TYPE_ENUM,
-    wire.Kind.BYTES: descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
-    wire.Kind.STRING: descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
-    wire.Kind.MESSAGE: descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE,
+    wire.FieldKind.INT64: descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
+    wire.FieldKind.UINT64: descriptor_pb2.FieldDescriptorProto.TYPE_UINT64,
+    wire.FieldKind.INT32: descriptor_pb2.FieldDescriptorProto.TYPE_INT32,
+    wire.FieldKind.UINT32: descriptor_pb2.FieldDescriptorProto.TYPE_UINT32,
+    wire.FieldKind.ENUM: descriptor_pb2.FieldDescriptorProto.TYPE_ENUM,
+    wire.FieldKind.BYTES: descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
+    wire.FieldKind.STRING: descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
+    wire.FieldKind.MESSAGE: descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE,
 }
 
 
@@ -133,7 +133,7 @@ def _describe(message: wire.Message, file: Any, names: set[str]) -> None:
         if known.message is not None:
             field.type_name = f"M_{known.message.name}"
             _describe(known.message, file, names)
-        if known.kind is wire.Kind.ENUM:
+        if known.kind is wire.FieldKind.ENUM:
             enum = f"E_{message.name}_{known.name}"
             field.type_name = enum
             values = file.enum_type.add(name=enum)
@@ -168,15 +168,15 @@ def filled(message: wire.Message) -> st.SearchStrategy[dict[str, Any]]:
         if known.message is not None:
             inner = filled(known.message)
             return st.lists(inner, max_size=2) if known.repeated else inner
-        if known.kind is wire.Kind.ENUM:
+        if known.kind is wire.FieldKind.ENUM:
             return st.sampled_from(sorted(known.values))
         return {
-            wire.Kind.INT64: int64s,
-            wire.Kind.UINT64: txn_ids,
-            wire.Kind.INT32: st.integers(-(2**31), 2**31 - 1),
-            wire.Kind.UINT32: st.integers(0, 2**32 - 1),
-            wire.Kind.BYTES: blobs,
-            wire.Kind.STRING: st.text(max_size=10),
+            wire.FieldKind.INT64: int64s,
+            wire.FieldKind.UINT64: txn_ids,
+            wire.FieldKind.INT32: st.integers(-(2**31), 2**31 - 1),
+            wire.FieldKind.UINT32: st.integers(0, 2**32 - 1),
+            wire.FieldKind.BYTES: blobs,
+            wire.FieldKind.STRING: st.text(max_size=10),
         }[known.kind]
 
     return st.fixed_dictionaries(

@@ -23,7 +23,7 @@ from storage_node.errors import (
     RequestTimeoutError,
     UnauthorizedAccessError,
 )
-from storage_node.protocol import writing
+from storage_node.protocol import writing_model
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.recovery import (
     REACTIONS,
@@ -31,19 +31,20 @@ from storage_node.protocol.recovery import (
     BeginAdds,
     Effect,
     Effects,
-    Event,
     Fence,
     Measure,
     ReadFencing,
     Recovered,
+    RecoveryEvent,
     RecoveryFailed,
     RecoveryMachine,
+    RecoveryState,
     StartOver,
-    State,
 )
 from storage_node.protocol.striping import write_set
 from storage_node.protocol.tables import Reaction
-from storage_node.protocol.writing import ReadMetadata, WriteMetadata, WriterMachine
+from storage_node.protocol.writing import WriterMachine
+from storage_node.protocol.writing_model import ReadMetadata, WriteMetadata
 
 MISSING = NoSuchEntryError("not here")
 TIMEOUT = RequestTimeoutError("silence")
@@ -66,7 +67,7 @@ def marked(e: int = 3, w: int = 3, a: int = 2) -> LedgerMetadata:
 def fencing(metadata: LedgerMetadata | None = None, window: int = 2) -> RecoveryMachine:
     m = RecoveryMachine(7, metadata or marked(), 1, window=window)
     m.start()
-    assert m.state is State.FENCING
+    assert m.state is RecoveryState.FENCING
     return m
 
 
@@ -74,7 +75,7 @@ def reading(lac: int = -1, metadata: LedgerMetadata | None = None, window: int =
     m = fencing(metadata, window)
     m.fence_found(0, lac)
     m.fence_found(1, lac)
-    assert m.state is State.READING
+    assert m.state is RecoveryState.READING
     return m
 
 
@@ -86,63 +87,63 @@ def ended(m: RecoveryMachine, at: int) -> Effects:
 # ---------------------------------------------------------------------------------------- the table
 
 
-def in_state(state: State) -> RecoveryMachine:
-    if state is State.NEW:
+def in_state(state: RecoveryState) -> RecoveryMachine:
+    if state is RecoveryState.NEW:
         return RecoveryMachine(7, opened(), 0, window=2)
-    if state in (State.MARKING, State.MARK_CHECKING):
+    if state in (RecoveryState.MARKING, RecoveryState.MARK_CHECKING):
         m = RecoveryMachine(7, opened(), 0, window=2)
         m.start()
-        if state is State.MARK_CHECKING:
+        if state is RecoveryState.MARK_CHECKING:
             m.metadata_doubtful()
-    elif state is State.FENCING:
+    elif state is RecoveryState.FENCING:
         m = fencing()
         m.fence_failed(2, MISSING)
-    elif state is State.READING:
+    elif state is RecoveryState.READING:
         m = reading()
         m.entry_found(0, entry(0))
         m.entry_failed(2, 1, MISSING)
-    elif state is State.SETTLING:
+    elif state is RecoveryState.SETTLING:
         m = reading()
         m.entry_found(0, entry(0))
         ended(m, 1)
-    elif state is State.MEASURING:
+    elif state is RecoveryState.MEASURING:
         m = reading(4)
         ended(m, 5)
     else:
         m = reading()
         ended(m, 0)
-        if state is State.CLOSE_CHECKING:
+        if state is RecoveryState.CLOSE_CHECKING:
             m.metadata_doubtful()
-        if state is State.DONE:
+        if state is RecoveryState.DONE:
             m.metadata_written(marked().closed(-1, 0), 2)
-        if state is State.FAILED:
+        if state is RecoveryState.FAILED:
             m.metadata_failed(MetadataUnavailableError("away"))
     assert m.state is state
     return m
 
 
-EVENTS: dict[Event, Callable[[RecoveryMachine], Effects]] = {
-    Event.START: lambda m: m.start(),
-    Event.METADATA_WRITTEN: lambda m: m.metadata_written(
-        marked().closed(-1, 0) if m.state is State.CLOSING else marked(), 2
+EVENTS: dict[RecoveryEvent, Callable[[RecoveryMachine], Effects]] = {
+    RecoveryEvent.START: lambda m: m.start(),
+    RecoveryEvent.METADATA_WRITTEN: lambda m: m.metadata_written(
+        marked().closed(-1, 0) if m.state is RecoveryState.CLOSING else marked(), 2
     ),
-    Event.METADATA_DOUBTFUL: lambda m: m.metadata_doubtful(),
-    Event.METADATA_FOUND: lambda m: m.metadata_found(marked().closed(-1, 0), 3),
-    Event.METADATA_FAILED: lambda m: m.metadata_failed(MetadataUnavailableError("away")),
-    Event.FENCE_FOUND: lambda m: m.fence_found(1, -1),
-    Event.FENCE_FAILED: lambda m: m.fence_failed(1, MISSING),
-    Event.ENTRY_FOUND: lambda m: m.entry_found(1, entry(1)),
-    Event.ENTRY_FAILED: lambda m: m.entry_failed(1, 1, MISSING),
-    Event.ADDED_AGAIN: lambda m: m.added_again(0, marked().ensembles),
-    Event.ADD_FAILED: lambda m: m.add_failed(TIMEOUT),
-    Event.MEASURED: lambda m: m.measured(50),
-    Event.MEASURE_FAILED: lambda m: m.measure_failed(TIMEOUT),
+    RecoveryEvent.METADATA_DOUBTFUL: lambda m: m.metadata_doubtful(),
+    RecoveryEvent.METADATA_FOUND: lambda m: m.metadata_found(marked().closed(-1, 0), 3),
+    RecoveryEvent.METADATA_FAILED: lambda m: m.metadata_failed(MetadataUnavailableError("away")),
+    RecoveryEvent.FENCE_FOUND: lambda m: m.fence_found(1, -1),
+    RecoveryEvent.FENCE_FAILED: lambda m: m.fence_failed(1, MISSING),
+    RecoveryEvent.ENTRY_FOUND: lambda m: m.entry_found(1, entry(1)),
+    RecoveryEvent.ENTRY_FAILED: lambda m: m.entry_failed(1, 1, MISSING),
+    RecoveryEvent.ADDED_AGAIN: lambda m: m.added_again(0, marked().ensembles),
+    RecoveryEvent.ADD_FAILED: lambda m: m.add_failed(TIMEOUT),
+    RecoveryEvent.MEASURED: lambda m: m.measured(50),
+    RecoveryEvent.MEASURE_FAILED: lambda m: m.measure_failed(TIMEOUT),
 }
 
 
-@pytest.mark.parametrize("event", Event)
-@pytest.mark.parametrize("state", State)
-def test_every_event_in_every_state_does_what_the_table_says(state: State, event: Event) -> None:
+@pytest.mark.parametrize("event", RecoveryEvent)
+@pytest.mark.parametrize("state", RecoveryState)
+def test_every_event_in_every_state_does_what_the_table_says(state: RecoveryState, event: RecoveryEvent) -> None:
     m = in_state(state)
     reaction = REACTIONS[state][event]
     if reaction is Reaction.BUG:
@@ -238,7 +239,7 @@ def test_one_bookie_with_another_key_and_one_that_is_away_decide_nothing() -> No
     m.fence_failed(0, STRANGER)
     m.entry_failed(0, 0, STRANGER)
     m.entry_failed(2, 0, MISSING)
-    assert m.state is State.CLOSING  # two explicit negatives are enough
+    assert m.state is RecoveryState.CLOSING  # two explicit negatives are enough
     m = fencing()
     m.fence_found(2, 0)  # entry 0 is acknowledged
     m.fence_failed(0, STRANGER)
@@ -254,7 +255,7 @@ def test_a_copy_of_what_cannot_have_been_acknowledged_does_not_keep_the_ledger_o
     m.fence_failed(0, STRANGER)
     m.entry_found(2, entry(0))  # believed: one other bookie may have it
     m.entry_failed(1, 1, STRANGER)
-    assert m.state is State.SETTLING  # two of three never took anything of ours: the ledger ends before entry 1
+    assert m.state is RecoveryState.SETTLING  # two of three never took anything of ours: the ledger ends before entry 1
     effects = m.add_failed(DOWN)
     assert isinstance(effects[0], WriteMetadata)
     assert effects[0].metadata.last_entry == -1  # and before entry 0, for the same reason
@@ -330,25 +331,25 @@ def test_with_nothing_found_the_length_is_read_from_the_entry_at_the_lac() -> No
 
 
 def test_a_length_that_cannot_be_read_aborts() -> None:
-    m = in_state(State.MEASURING)
+    m = in_state(RecoveryState.MEASURING)
     assert isinstance(m.measure_failed(TIMEOUT)[0], RecoveryFailed)
 
 
 def test_whoever_closed_first_decides_the_end_i2() -> None:
-    m = in_state(State.CLOSE_CHECKING)
+    m = in_state(RecoveryState.CLOSE_CHECKING)
     theirs = marked().closed(5, 60)
     assert m.metadata_found(theirs, 9) == (Recovered(theirs, 9),)
 
 
 def test_a_close_that_was_not_applied_is_written_again_upon_the_new_version() -> None:
-    m = in_state(State.CLOSE_CHECKING)
+    m = in_state(RecoveryState.CLOSE_CHECKING)
     write = m.metadata_found(marked(), 9)[0]
     assert isinstance(write, WriteMetadata)
     assert write.version == 9
 
 
 def test_ensembles_changed_underneath_start_recovery_over() -> None:
-    m = in_state(State.CLOSE_CHECKING)
+    m = in_state(RecoveryState.CLOSE_CHECKING)
     moved = LedgerMetadata(3, 3, 2, (Ensemble(0, tuple("abz")),), LedgerState.IN_RECOVERY)
     assert m.metadata_found(moved, 9) == (StartOver(moved, 9),)
 
@@ -405,25 +406,25 @@ class Bookies:
         for _ in range(entries):
             self.run_writer(self.writer.add(10))
 
-    def run_writer(self, effects: writing.Effects) -> None:
+    def run_writer(self, effects: writing_model.Effects) -> None:
         for effect in effects:
             self.obey_writer(effect)
 
-    def obey_writer(self, effect: writing.Effect) -> None:
+    def obey_writer(self, effect: writing_model.Effect) -> None:
         m = self.writer
         assert m is not None
-        if isinstance(effect, writing.Send):
+        if isinstance(effect, writing_model.Send):
             copy = entry(effect.entry_id, effect.last_add_confirmed, effect.length)
             for seat in effect.seats:
                 self.mail.append(lambda seat=seat: self.store(m, seat, copy))  # type: ignore[misc]
-        elif isinstance(effect, writing.Resend):
+        elif isinstance(effect, writing_model.Resend):
             copy = entry(effect.entry_id, m.last_add_confirmed)
             for seat in effect.seats:
                 self.mail.append(lambda seat=seat: self.store(m, seat, copy))  # type: ignore[misc]
-        elif isinstance(effect, writing.Acknowledged):
+        elif isinstance(effect, writing_model.Acknowledged):
             self.acknowledged = effect.last
             assert not self.ends or self.acknowledged <= next(iter(self.ends))[0]  # I5
-        elif isinstance(effect, writing.PickReplacements):
+        elif isinstance(effect, writing_model.PickReplacements):
             self.mail.append(lambda: self.run_writer(m.picked(self.pick(effect))))
         elif isinstance(effect, WriteMetadata):
             self.mail.append(
@@ -435,12 +436,12 @@ class Bookies:
             )
         elif isinstance(effect, ReadMetadata):
             self.mail.append(lambda: self.run_writer(m.metadata_found(self.metadata, self.version)))
-        elif isinstance(effect, writing.ReplaceLedger):
+        elif isinstance(effect, writing_model.ReplaceLedger):
             assert self.ends == {(-1, 0)}  # what is pending goes elsewhere: it must be nowhere twice
             assert self.acknowledged == -1
 
-    def store(self, m: WriterMachine, seat: writing.Seat, copy: Entry) -> None:
-        answer: Callable[[], writing.Effects]
+    def store(self, m: WriterMachine, seat: writing_model.Seat, copy: Entry) -> None:
+        answer: Callable[[], writing_model.Effects]
         if seat.bookie in self.down:
             answer = lambda: m.refused(seat, copy.entry_id, BookieUnreachableError("down"))  # noqa: E731
         elif seat.bookie in self.strangers:
@@ -453,7 +454,7 @@ class Bookies:
             answer = lambda: m.added(seat, copy.entry_id)  # noqa: E731
         self.mail.append(lambda: self.run_writer(answer()))
 
-    def pick(self, wanted: writing.PickReplacements) -> dict[int, str]:
+    def pick(self, wanted: writing_model.PickReplacements) -> dict[int, str]:
         free = sorted(set(self.names) - set(wanted.bookies) - wanted.excluded)
         return dict(zip(wanted.indices, free, strict=False))
 
@@ -538,25 +539,25 @@ class Recoverer:
         else:
             self.run(m.entry_failed(read.index, read.entry_id, answer))
 
-    def run_adds(self, effects: writing.Effects) -> None:
+    def run_adds(self, effects: writing_model.Effects) -> None:
         for effect in effects:
             self.obey_adds(effect)
 
-    def obey_adds(self, effect: writing.Effect) -> None:
+    def obey_adds(self, effect: writing_model.Effect) -> None:
         adds, world = self.adds, self.world
         assert adds is not None
-        if isinstance(effect, writing.Send | writing.Resend):
+        if isinstance(effect, writing_model.Send | writing_model.Resend):
             copy = entry(effect.entry_id, adds.last_add_confirmed)
             for seat in effect.seats:
                 world.mail.append(lambda seat=seat: self.store(adds, seat, copy))  # type: ignore[misc]
-        elif isinstance(effect, writing.Acknowledged):
+        elif isinstance(effect, writing_model.Acknowledged):
             self.run(self.machine.added_again(effect.last, adds.metadata.ensembles))
-        elif isinstance(effect, writing.PickReplacements):
+        elif isinstance(effect, writing_model.PickReplacements):
             world.mail.append(lambda: self.run_adds(adds.picked(world.pick(effect))))
-        elif isinstance(effect, writing.Failed):
+        elif isinstance(effect, writing_model.Failed):
             self.run(self.machine.add_failed(effect.error))
 
-    def store(self, adds: WriterMachine, seat: writing.Seat, copy: Entry) -> None:
+    def store(self, adds: WriterMachine, seat: writing_model.Seat, copy: Entry) -> None:
         """A recovery add: it passes the fence."""
         if seat.bookie in self.world.down:
             self.world.mail.append(

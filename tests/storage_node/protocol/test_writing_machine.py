@@ -27,13 +27,13 @@ from storage_node.errors import (
 )
 from storage_node.protocol.striping import write_set
 from storage_node.protocol.tables import Reaction
-from storage_node.protocol.writing import (
+from storage_node.protocol.writing import WriterMachine
+from storage_node.protocol.writing_model import (
     REACTIONS,
     Acknowledged,
     Closed,
     Effect,
     Effects,
-    Event,
     Failed,
     Moved,
     PickReplacements,
@@ -42,9 +42,9 @@ from storage_node.protocol.writing import (
     Resend,
     Seat,
     Send,
-    State,
     WriteMetadata,
-    WriterMachine,
+    WriterEvent,
+    WriterState,
 )
 
 DOWN = BookieUnreachableError("down")
@@ -82,31 +82,31 @@ def change_to_writing(m: WriterMachine, replacement: str = "x") -> WriteMetadata
 # ---------------------------------------------------------------------------------------- the table
 
 
-def in_state(state: State, *, deferred_sync: bool = False) -> WriterMachine:
+def in_state(state: WriterState, *, deferred_sync: bool = False) -> WriterMachine:
     m = machine(deferred_sync=deferred_sync)
-    if state is State.WRITING:
+    if state is WriterState.WRITING:
         add(m)
-    elif state in (State.PICKING, State.CHANGING, State.CHECKING):
+    elif state in (WriterState.PICKING, WriterState.CHANGING, WriterState.CHECKING):
         add(m)
         m.refused(m.seats[0], 0, DOWN)
-        if state is not State.PICKING:
+        if state is not WriterState.PICKING:
             m.picked({0: "x"})
-        if state is State.CHECKING:
+        if state is WriterState.CHECKING:
             m.metadata_doubtful()
-    elif state in (State.CLOSING, State.CLOSE_CHECKING, State.CLOSED):
+    elif state in (WriterState.CLOSING, WriterState.CLOSE_CHECKING, WriterState.CLOSED):
         m.close()
-        if state is State.CLOSE_CHECKING:
+        if state is WriterState.CLOSE_CHECKING:
             m.metadata_doubtful()
-        if state is State.CLOSED:
+        if state is WriterState.CLOSED:
             m.metadata_written(m.metadata.closed(-1, 0), 1)
-    elif state in (State.GIVING_UP, State.GIVE_UP_CHECKING, State.REPLACING):
+    elif state in (WriterState.GIVING_UP, WriterState.GIVE_UP_CHECKING, WriterState.REPLACING):
         m.replacements_left = 1
         add(m)
         m.refused(m.seats[0], 0, STRANGER)
         m.picked({})
-        if state is State.GIVE_UP_CHECKING:
+        if state is WriterState.GIVE_UP_CHECKING:
             m.metadata_doubtful()
-        if state is State.REPLACING:
+        if state is WriterState.REPLACING:
             m.metadata_written(m.metadata.closed(-1, 0), 1)
     else:
         add(m)
@@ -115,34 +115,34 @@ def in_state(state: State, *, deferred_sync: bool = False) -> WriterMachine:
     return m
 
 
-EVENTS: dict[Event, Callable[[WriterMachine, list[Seat]], Effects]] = {
-    Event.ADD: lambda m, seats: m.add(1),
-    Event.ADDED: lambda m, seats: (m.added(seats[1], 0), m.added(seats[2], 0))[-1],
-    Event.REFUSED: lambda m, seats: m.refused(seats[1], 0, LedgerFencedError("fenced")),
-    Event.PICKED: lambda m, seats: m.picked({0: "x"}),
-    Event.METADATA_WRITTEN: lambda m, seats: m.metadata_written(
+EVENTS: dict[WriterEvent, Callable[[WriterMachine, list[Seat]], Effects]] = {
+    WriterEvent.ADD: lambda m, seats: m.add(1),
+    WriterEvent.ADDED: lambda m, seats: (m.added(seats[1], 0), m.added(seats[2], 0))[-1],
+    WriterEvent.REFUSED: lambda m, seats: m.refused(seats[1], 0, LedgerFencedError("fenced")),
+    WriterEvent.PICKED: lambda m, seats: m.picked({0: "x"}),
+    WriterEvent.METADATA_WRITTEN: lambda m, seats: m.metadata_written(
         opened().closed(-1, 0)
-        if m.state in (State.CLOSING, State.GIVING_UP)
+        if m.state in (WriterState.CLOSING, WriterState.GIVING_UP)
         else opened().with_ensemble(0, ("x", "b", "c")),
         1,
     ),
-    Event.METADATA_DOUBTFUL: lambda m, seats: m.metadata_doubtful(),
-    Event.METADATA_FOUND: lambda m, seats: m.metadata_found(opened(), 1),
-    Event.METADATA_FAILED: lambda m, seats: m.metadata_failed(NoNodeError("gone")),
-    Event.RETRY_VACANCIES: lambda m, seats: m.retry_vacancies(),
-    Event.FORCED: lambda m, seats: m.forced(0, 1),
-    Event.CLOSE: lambda m, seats: m.close(),
-    Event.ABORT: lambda m, seats: m.abort(QuorumWriteError("given up")),
-    Event.REPLACED: lambda m, seats: m.replaced(8, opened(names="uvwxyz"), 0),
-    Event.REPLACE_FAILED: lambda m, seats: m.replace_failed(DOWN),
-    Event.HEARD_ENOUGH: lambda m, seats: m.heard_enough(),
+    WriterEvent.METADATA_DOUBTFUL: lambda m, seats: m.metadata_doubtful(),
+    WriterEvent.METADATA_FOUND: lambda m, seats: m.metadata_found(opened(), 1),
+    WriterEvent.METADATA_FAILED: lambda m, seats: m.metadata_failed(NoNodeError("gone")),
+    WriterEvent.RETRY_VACANCIES: lambda m, seats: m.retry_vacancies(),
+    WriterEvent.FORCED: lambda m, seats: m.forced(0, 1),
+    WriterEvent.CLOSE: lambda m, seats: m.close(),
+    WriterEvent.ABORT: lambda m, seats: m.abort(QuorumWriteError("given up")),
+    WriterEvent.REPLACED: lambda m, seats: m.replaced(8, opened(names="uvwxyz"), 0),
+    WriterEvent.REPLACE_FAILED: lambda m, seats: m.replace_failed(DOWN),
+    WriterEvent.HEARD_ENOUGH: lambda m, seats: m.heard_enough(),
 }
 
 
-@pytest.mark.parametrize("event", Event)
-@pytest.mark.parametrize("state", State)
-def test_every_event_in_every_state_does_what_the_table_says(state: State, event: Event) -> None:
-    m = in_state(state, deferred_sync=event is Event.FORCED and state is State.WRITING)
+@pytest.mark.parametrize("event", WriterEvent)
+@pytest.mark.parametrize("state", WriterState)
+def test_every_event_in_every_state_does_what_the_table_says(state: WriterState, event: WriterEvent) -> None:
+    m = in_state(state, deferred_sync=event is WriterEvent.FORCED and state is WriterState.WRITING)
     seats = list(m.seats)
     before = (m.state, m.last_add_confirmed, m.metadata, m.pending_count)
     reaction = REACTIONS[state][event]
@@ -157,12 +157,12 @@ def test_every_event_in_every_state_does_what_the_table_says(state: State, event
         assert (m.state, m.last_add_confirmed, m.metadata, m.pending_count) == before
     else:
         EVENTS[event](m, seats)
-        if event is Event.ADDED and state is State.WRITING:
+        if event is WriterEvent.ADDED and state is WriterState.WRITING:
             assert m.last_add_confirmed == 0
-        if event is Event.ADDED and state in (State.PICKING, State.CHANGING, State.CHECKING):
+        if event is WriterEvent.ADDED and state in (WriterState.PICKING, WriterState.CHANGING, WriterState.CHECKING):
             assert m.last_add_confirmed == -1  # frozen
-        if event in (Event.REFUSED, Event.METADATA_FAILED, Event.ABORT, Event.REPLACE_FAILED):
-            assert m.state is State.FAILED
+        if event in (WriterEvent.REFUSED, WriterEvent.METADATA_FAILED, WriterEvent.ABORT, WriterEvent.REPLACE_FAILED):
+            assert m.state is WriterState.FAILED
 
 
 # ---------------------------------------------------------------------------------------- adds
@@ -336,7 +336,7 @@ def test_an_earlier_attempt_that_turns_up_late_is_adopted() -> None:
     m.metadata_doubtful()  # conflict: the first attempt was applied after all
     effects = m.metadata_found(first.metadata, 1)
     assert isinstance(effects[0], Resend)
-    assert m.state is State.WRITING
+    assert m.state is WriterState.WRITING
 
 
 def test_a_conflict_with_re_replication_elsewhere_is_merged() -> None:
@@ -637,7 +637,7 @@ def test_a_ledger_with_acknowledged_entries_is_never_given_up() -> None:
     m.refused(m.seats[0], 0, STRANGER)
     add(m)
     assert m.picked({}) == ()  # a vacancy: an ack quorum is left
-    assert m.state is State.WRITING
+    assert m.state is WriterState.WRITING
     m.added(m.seats[1], 1)
     effects = m.refused(m.seats[2], 1, STRANGER)
     assert isinstance(effects[0], PickReplacements)
@@ -670,7 +670,7 @@ def test_whether_a_taken_ledger_was_closed_is_looked_up_and_never_assumed(applie
 
 
 def test_a_close_while_the_ledger_is_replaced_waits_for_the_entries() -> None:
-    m = in_state(State.REPLACING)
+    m = in_state(WriterState.REPLACING)
     assert m.close() == ()
     m.replaced(8, opened(names="uvwxyz"), 0)
     assert m.added(m.seats[0], 0) == ()
@@ -880,7 +880,7 @@ def test_random_schedules_keep_i1_i3_i5_and_the_lac_rules(
         model.run(model.m.close())
         for _ in range(50):
             model.step()
-        if model.m.state is State.CLOSED:
+        if model.m.state is WriterState.CLOSED:
             assert model.metadata.state is LedgerState.CLOSED
             assert model.metadata.last_entry == len(model.acknowledged) - 1
             assert model.metadata.length == 10 * len(model.acknowledged)

@@ -17,7 +17,8 @@ from storage_node.errors import (
     QuorumWriteError,
     ReadOnlyError,
 )
-from storage_node.protocol.writing import (
+from storage_node.protocol.writing import WriterMachine
+from storage_node.protocol.writing_model import (
     Acknowledged,
     Closed,
     Cut,
@@ -27,9 +28,8 @@ from storage_node.protocol.writing import (
     PickReplacements,
     Resend,
     Send,
-    State,
     WriteMetadata,
-    WriterMachine,
+    WriterState,
 )
 
 DOWN = BookieUnreachableError("down")
@@ -173,7 +173,7 @@ def test_a_change_that_has_to_be_written_twice_counts_once() -> None:
     m.metadata_doubtful()
     assert isinstance(m.metadata_found(opened(), 3)[0], WriteMetadata)
     assert m.metadata_written(opened().with_ensemble(0, ("d", "b", "c")), 4)
-    assert m.state is State.WRITING
+    assert m.state is WriterState.WRITING
 
 
 # ---------------------------------------------------------------------------------------- deferred sync

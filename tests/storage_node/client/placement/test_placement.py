@@ -33,7 +33,7 @@ from storage_node.errors import (
     ReadOnlyError,
     RequestTimeoutError,
 )
-from storage_node.protocol.writing import PickReplacements
+from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.placement import PlacementSettings
 
 ENFORCED = PlacementSettings(
