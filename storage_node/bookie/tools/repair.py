@@ -192,18 +192,33 @@ def _has(node: Offline, snapshot: Snapshot, ledger_id: int, entry_id: int) -> bo
 
 def _write(disk: SystemDisk, node: Offline, leaving: set[int]) -> None:
     """A checkpoint like the last one, in which these ledgers are not in limbo any more."""
+    written: list[str] = []
     for directory in node.ledgers:
         path = f"{directory}/{checkpoints.CHECKPOINT_FILE}"
         data = disk.read_file(path)
         decoded = None if data is None else checkpoints.decode(data)
         if decoded is None:
-            raise CorruptDataError(
-                "this copy of the checkpoint is missing or damaged",
-                advice="Start and stop the node once, so that every directory has it; nothing was changed here",
-                path=path,
-            )
+            raise _damaged(path, written)
         checkpoint, ledgers = decoded
         for ledger_id in leaving & ledgers.keys():
             ledgers[ledger_id].limbo = False
         newer = replace(checkpoint, counter=checkpoint.counter + 1)
         disk.write_file(path, checkpoints.encode(newer, [ledger.encode() for ledger in ledgers.values()]))
+        written.append(path)
+
+
+def _damaged(path: str, written: list[str]) -> CorruptDataError:
+    """A copy of the checkpoint cannot be read; what was `written` before it stays, and counts: it is the newest."""
+    what = "this copy of the checkpoint is missing or damaged, and was left as it is"
+    if not written:
+        return CorruptDataError(
+            f"{what}; no directory was changed, and no ledger has left limbo",
+            advice="Start and stop the node once, which writes every copy anew; then clear limbo again",
+            path=path,
+        )
+    return CorruptDataError(
+        f"{what}; the ledgers have left limbo all the same, by the newer copy that was written: {', '.join(written)}",
+        advice="Start and stop the node once: it goes by the newest copy, and writes it to every directory; nothing is "
+        "left to clear",
+        path=path,
+    )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from helpers.bookie.harness import Cluster, entry
 
+from metadata.foundation.errors import CorruptDataError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore
@@ -127,4 +129,32 @@ async def test_what_was_replicated_elsewhere_needs_no_answer_here(cluster: Clust
     assert [(one.ledger_id, one.state) for one in verdicts] == [(5, "elsewhere"), (6, "missing")]
     bookie = await cluster.start()
     assert bookie.storage.contents.limbo == {6}
+    await store.close()
+
+
+@pytest.mark.parametrize("order", [("ledgers", "other"), ("other", "ledgers")])
+async def test_a_directory_without_a_checkpoint_stops_clearing_and_the_error_says_what_was_done(
+    cluster: Cluster, order: tuple[str, str]
+) -> None:
+    await with_lost_log(cluster)
+    bookie = await cluster.start()
+    await cluster.stop(bookie)
+    (cluster.tmp_path / "a" / "other" / "current").mkdir(parents=True)
+    store = MemoryStore(cluster.tree)
+    ledgers, metadata = LedgerStore(store), Metadata(store, "/ledgers")
+    await put(ledgers, 5, 5, "b", "c")
+    await put(ledgers, 6, 0, "b", "c")
+    settings = cluster.settings(ledger_directories=tuple(str(cluster.tmp_path / "a" / name) for name in order))
+    with pytest.raises(CorruptDataError) as stopped:
+        await judge_limbo(settings, metadata, clear=True)
+    assert stopped.value.path == str(cluster.tmp_path / "a" / "other" / "current" / "checkpoint")
+    left = await judge_limbo(cluster.settings(), metadata, clear=False)
+    if order[0] == "ledgers":
+        assert "the ledgers have left limbo" in str(stopped.value)
+        assert str(cluster.tmp_path / "a" / "ledgers") in str(stopped.value), "the copy that was written"
+        assert left == []
+    else:
+        assert "no directory was changed, and no ledger has left limbo" in str(stopped.value)
+        assert "then clear limbo again" in str(stopped.value)
+        assert [one.ledger_id for one in left] == [5, 6]
     await store.close()
