@@ -34,7 +34,7 @@ TTL_MS: Final = 600_000
 RELISTS: Final = 5
 """How often a list is read again because a segment went while it was read."""
 _READS_AT_ONCE: Final = 256
-_TELLING: Final = re.compile(rf"({IN_PROGRESS_PREFIX}|{COMPLETED_PREFIX})_(\d{{18,19}})")
+_NUMBERED: Final = re.compile(rf"({IN_PROGRESS_PREFIX}|{COMPLETED_PREFIX})_(\d{{18,19}})")
 
 
 class SegmentVanishedError(NotAppliedError):
@@ -218,10 +218,10 @@ class SegmentLister:
         Raises NoNodeError where the path does not exist, SegmentListError where a segment in the middle is missing.
         """
         names, data, stat = await self._names(log, path, watch)
-        told = self._told(log, names)
-        if told is None or (self._validate_sequence and _has_gap(told)):
+        named = self._by_names(log, names)
+        if named is None or (self._validate_sequence and _has_gap(named)):
             return await self._by_data(log, path, watch)
-        return self._listing(log, path, told, data, stat)
+        return self._listing(log, path, named, data, stat)
 
     async def segments(self, log: str, path: str, watch: Watcher | None = None) -> list[SegmentMetadata]:
         """All segments, read. A segment that keeps vanishing while it is read is left out. Raises as `listing` does."""
@@ -235,13 +235,13 @@ class SegmentLister:
 
     # ------------------------------------------------------------------ by name
 
-    def _told(self, log: str, names: Sequence[str]) -> list[ListedSegment] | None:
+    def _by_names(self, log: str, names: Sequence[str]) -> list[ListedSegment] | None:
         """The segments in order, by their names; None where the names do not give numbers."""
         if self._skip_minimum_version or log in self._misnamed:
             return None  # Segments of version 1 have no LSSN of their own, so their names cannot be trusted.
         found = []
         for name in names:
-            parts = _TELLING.fullmatch(name)
+            parts = _NUMBERED.fullmatch(name)
             if parts is None:
                 return None
             found.append(ListedSegment(int(parts[2]), parts[1] == IN_PROGRESS_PREFIX, name))

@@ -100,7 +100,7 @@ class RequestObservers:
         """A block that is one request."""
         return _Request(self, operation, path)
 
-    def tell(self, operation: str, path: str, seconds: float, error: BaseException | None) -> None:
+    def notify(self, operation: str, path: str, seconds: float, error: BaseException | None) -> None:
         """Call each observer with a request that has ended; an error of one does not keep it from the others."""
         for observer in self._observers:
             call_safely(observer, operation, path, seconds, error)
@@ -124,7 +124,7 @@ class _Request:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         seconds = self._loop.time() - self._began
-        self._observers.tell(self._operation, self._path, seconds, error)
+        self._observers.notify(self._operation, self._path, seconds, error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ class ExplicitLac:
         self._start = start
         self._interval_s = pool.settings.explicit_lac_interval_ms / 1000
         self._pause_s = self._interval_s
-        self._told = -1
+        self._known = -1
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 
@@ -288,21 +288,21 @@ class ExplicitLac:
             self._timer = self._pool.loop.call_later(self._pause_s, self._due)
 
     def _due(self) -> None:
-        self._start(self._tell())
+        self._start(self._write_if_due())
 
-    async def _tell(self) -> None:
+    async def _write_if_due(self) -> None:
         carried = self._carried()
         failed_for_s, self._pause_s = self._pause_s, self._interval_s
-        if carried > self._told:
-            self._told = carried  # adds are coming, and the next one will carry what the last one could not
-        elif self._machine.last_add_confirmed > self._told:
+        if carried > self._known:
+            self._known = carried  # adds are coming, and the next one will carry what the last one could not
+        elif self._machine.last_add_confirmed > self._known:
             try:
                 await self.flush()
             except DistributedLogError as error:
                 self._pause_s = min(2 * failed_for_s, max(LONGEST_PAUSE_S, self._interval_s))
                 logger.warning("the LAC of ledger %d could not be made known: %s", self._machine.ledger_id, error)
         self._timer = None
-        if self._machine.last_add_confirmed > self._told:
+        if self._machine.last_add_confirmed > self._known:
             self.moved()
 
     async def flush(self) -> int:
@@ -312,7 +312,7 @@ class ExplicitLac:
         """
         machine = self._machine
         lac = machine.last_add_confirmed  # once, before the sends: all bookies get the same, and never a later one (I6)
-        if lac <= self._told or lac < 0:
+        if lac <= self._known or lac < 0:
             return lac
         metadata: LedgerMetadata = machine.metadata
         body = self._digest.package_lac(machine.ledger_id, lac)
@@ -325,7 +325,7 @@ class ExplicitLac:
             lambda txn_id: encode_write_lac_request(txn_id, machine.ledger_id, lac, self._key, body),
             needed=metadata.ack_quorum,
         )
-        self._told = max(self._told, lac)
+        self._known = max(self._written, lac)
         return lac
 
     def stop(self) -> None:

@@ -224,13 +224,13 @@ class FreeSpace:
                 if bookie not in self._due:
                     self._first[bookie] = asyncio.get_running_loop().create_future()
                 self._due[bookie] = now + self._retry_s
-                self._ask(bookie, lambda free, bookie=bookie: self._told(bookie, free))  # type: ignore[misc]
+                self._ask(bookie, lambda free, bookie=bookie: self._answered(bookie, free))  # type: ignore[misc]
         waiting = [self._first[bookie] for bookie in bookies if bookie in self._first]
         if waiting:
             await asyncio.wait(waiting)
         return {bookie: self._free.get(bookie, 0) for bookie in bookies}
 
-    def _told(self, bookie: str, free: int | None) -> None:
+    def _answered(self, bookie: str, free: int | None) -> None:
         if free is not None and bookie in self._due:
             self._free[bookie] = free
             self._due[bookie] = self._timer.time() + self._interval_s

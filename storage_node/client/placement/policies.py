@@ -71,10 +71,10 @@ class _Policy:
 
     async def replacements(self, wanted: PickReplacements) -> Mapping[int, str]:
         stages = await self._in_time(self._stages_for(wanted), None if wanted.last_resort else self._timeout_ms)
-        everybody = {bookie for group in stages for stage in group for bookie in stage} - wanted.excluded
+        usable = {bookie for group in stages for stage in group for bookie in stage} - wanted.excluded
         picked: dict[int, str] = {}
         for index in wanted.indices:
-            if wanted.bookies[index] in everybody:  # a vacant seat's own bookie is back: nothing is written for it
+            if wanted.bookies[index] in usable:  # a vacant seat's own bookie is back: nothing is written for it
                 picked[index] = wanted.bookies[index]
         for index in wanted.indices:
             if index not in picked:
@@ -292,12 +292,12 @@ def make_placement(
     )
 
 
-def _ask_free_space(pool: ConnectionPool, bookie: str, told: Callable[[int | None], None]) -> None:
+def _ask_free_space(pool: ConnectionPool, bookie: str, deliver: Callable[[int | None], None]) -> None:
     txn_id = pool.next_txn_id()
 
     def answered(answer: Answer) -> None:
         known = isinstance(answer, BookieInfoResponse) and answer.status is Status.EOK
-        told(answer.free_disk_space if known and isinstance(answer, BookieInfoResponse) else None)
+        deliver(answer.free_disk_space if known and isinstance(answer, BookieInfoResponse) else None)
 
     frame = encode_bookie_info_request(txn_id, _FREE_SPACE)
     timeout_ms = pool.settings.placement.get_bookie_info_timeout_s * 1000
