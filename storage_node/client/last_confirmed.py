@@ -325,7 +325,7 @@ class ExplicitLac:
             lambda txn_id: encode_write_lac_request(txn_id, machine.ledger_id, lac, self._key, body),
             needed=metadata.ack_quorum,
         )
-        self._known = max(self._written, lac)
+        self._known = max(self._known, lac)
         return lac
 
     def stop(self) -> None:
