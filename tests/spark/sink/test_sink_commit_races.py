@@ -148,11 +148,11 @@ async def test_a_list_of_segments_older_than_the_logs_values_is_not_taken_for_th
     """The list is answered, a segment begins, the values are answered: the newest number, without the open segment."""
     await ready(driver, "flights")
     async with driver.logs.hold("flights") as held:
-        await held.tail()
+        await held.find_end()
     happened = meanwhile(driver, "get", f"{NS}/flights/<default>/ledgers", lambda: deposed_writer_begins(other, 2, 20))
     with pytest.raises(Exception, match="changed while it was read"):
         async with driver.logs.hold("flights") as held:
-            await held.tail()
+            await held.find_end()
     assert happened()
 
 
