@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 from helpers import quick_start
 from helpers.sharing import Durations, longest_first
@@ -29,8 +30,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    use_properties(config)
     if config.getoption("--write-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations())
+
+
+def use_properties(config: pytest.Config) -> None:
+    """Tests of properties: no time is asserted, and the ordinary command tries the same examples each time. The long
+    rounds draw others."""
+    hypothesis.settings.register_profile(
+        "dlspark",
+        deadline=None,
+        derandomize=config.getoption("--rounds") is None,
+        print_blob=True,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("dlspark")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
