@@ -29,7 +29,7 @@ from metadata.store import MetadataStore
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.autorecovery.auditor import Auditor, AuditReport
 from storage_node.autorecovery.checker import LedgerChecker
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.edge import SystemClock
 from storage_node.settings.autorecovery import AutoRecoverySettings
 

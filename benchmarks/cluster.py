@@ -13,7 +13,8 @@ from dlspark.sandbox import LEDGERS_PATH, Sandbox
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.client import ClientSettings, LedgerClient
+from storage_node.client.client import LedgerClient
+from storage_node.settings.client import ClientSettings
 
 REPLICAS = 3
 ACK_QUORUM = 2

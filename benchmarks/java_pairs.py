@@ -37,7 +37,8 @@ from benchmarks.storage import (
     new_writer,
 )
 from dlspark.sandbox import LEDGERS_PATH
-from storage_node.client import LedgerClient, LedgerReader
+from storage_node.client.client import LedgerClient
+from storage_node.client.reader import LedgerReader
 from storage_node.protocol.frames import Buffer
 
 LARGE_BYTES = 320 << 20

@@ -19,7 +19,9 @@ from benchmarks.payloads import ENTRY_BYTES, Records, any_lengths, equal_lengths
 from benchmarks.results import Row, Target, percentile
 from dlspark.core.codec.vector_decoding import decode_entries
 from dlspark.core.codec.vector_encoding import encode_entries
-from storage_node.client import LedgerClient, LedgerReader, LedgerWriter
+from storage_node.client.client import LedgerClient
+from storage_node.client.reader import LedgerReader
+from storage_node.client.writer import LedgerWriter
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.frames import Buffer
 

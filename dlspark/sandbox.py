@@ -338,8 +338,9 @@ def _already_running(directory: Path, kept: SandboxState | None) -> CallerError:
 async def initialise(servers: str, quorums: tuple[int, int, int] | None = None) -> None:
     """Format the BookKeeper tree and bind the namespace; both are left alone where they exist, but for `quorums`: the
     ensemble size, write quorum and ack quorum of writers whose settings do not say others."""
+    from metadata.bindings import Binding
     from metadata.ledgers import LedgerStore
-    from metadata.namespaces import Binding, NamespaceStore, NotBoundError
+    from metadata.namespaces import NamespaceStore, NotBoundError
     from metadata.zookeeper import ZooKeeperStore
 
     store = await ZooKeeperStore.connect(servers)

@@ -12,7 +12,7 @@ import sys
 from dlspark import AsyncNamespace
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 
 NAME = "pulsar/managed-ledger"  # where a broker notes in a ledger's metadata which topic it is of
 

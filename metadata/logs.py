@@ -37,7 +37,6 @@ from metadata.foundation.errors import (
 from metadata.ledgers import Versioned
 from metadata.log_folders import LogFolder
 from metadata.log_names import (
-    InvalidLogNameError,
     LogEnd,
     LogExistsError,
     LogNotFoundError,
@@ -49,27 +48,10 @@ from metadata.log_queries import LogQueries, Names
 from metadata.namespaces import NotBoundError
 from metadata.retry import MAX_REPEATS, repeat
 from metadata.segments import (
-    SegmentListError,
     SegmentMetadata,
-    TruncationStatus,
-    UnsupportedMetadataVersionError,
     gap_in,
 )
 from metadata.store import Check, Create, Delete, Op, OpResult, SetData, Stat, ancestors
-
-__all__ = [
-    "InvalidLogNameError",
-    "LogEnd",
-    "LogExistsError",
-    "LogNotFoundError",
-    "LogPaths",
-    "LogState",
-    "LogStore",
-    "SegmentListError",
-    "SegmentMetadata",
-    "TruncationStatus",
-    "UnsupportedMetadataVersionError",
-]
 
 # The class has a method `list`, which would hide the built-in type inside of it.
 Ops: TypeAlias = list[Op]

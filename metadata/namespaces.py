@@ -18,7 +18,6 @@ from metadata.store import ANY_VERSION, MetadataStore, check_path, join, parent_
 
 __all__ = [
     "DEFAULT_FIRST_LSSN",
-    "Binding",
     "NamespaceInUseError",
     "NamespaceStore",
     "NamespaceUri",

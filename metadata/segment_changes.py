@@ -37,8 +37,8 @@ from metadata.foundation.errors import (
     check,
 )
 from metadata.locks import LockingError
-from metadata.log_names import log_not_found
-from metadata.logs import LogPaths, LogState, LogStore
+from metadata.log_names import LogPaths, LogState, log_not_found
+from metadata.logs import LogStore
 from metadata.retry import repeat
 from metadata.segments import SegmentMetadata
 from metadata.store import Create, Delete, Op, SetData, request_bytes

@@ -31,8 +31,9 @@ from simulation.environment.loop import Process, SimulatedLoop
 from simulation.environment.metadata import MetadataService, SimulatedStore
 from simulation.environment.network import Fabric, SimulatedNetwork
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.client import ClientSettings, LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.settings.bookie import BookieSettings
+from storage_node.settings.client import ClientSettings
 
 T = TypeVar("T")
 

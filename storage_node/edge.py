@@ -16,7 +16,6 @@ from typing import Protocol, TypeVar
 from storage_node.protocol.frames import Buffer
 
 __all__ = [
-    "Buffer",
     "Clock",
     "Disk",
     "DiskFile",

@@ -39,7 +39,7 @@ from dlspark.spark.source.offsets import Offsets
 from dlspark.spark.source.selection import SourceQuery
 from metadata.foundation.errors import MetadataUnavailableError
 from metadata.ledger_metadata import DigestType
-from metadata.logs import InvalidLogNameError
+from metadata.log_names import InvalidLogNameError
 from metadata.namespaces import NotBoundError
 from storage_node.errors import (
     BadRequestError,

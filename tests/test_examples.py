@@ -16,7 +16,7 @@ from metadata.bookies import BookieRegistry
 from metadata.ledger_metadata import DigestType
 from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 
 EXAMPLES = ROOT / "examples"
 MAX_LINES = 60

@@ -36,8 +36,9 @@ from metadata.logs import LogStore
 from metadata.namespaces import NamespaceStore, NamespaceUri
 from metadata.permissions import Action, PermissionStore
 from metadata.store import MetadataStore, Op
-from storage_node.client import ClientSettings, LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock, Network, SystemClock
+from storage_node.settings.client import ClientSettings
 
 
 class AsyncNamespace:

@@ -28,8 +28,9 @@ from metadata.namespaces import NamespaceStore, NamespaceUri
 from metadata.permissions import PermissionStore
 from metadata.segment_listing import SegmentCache
 from metadata.store import MetadataStore, join
-from storage_node.client import ClientSettings, LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock, Network
+from storage_node.settings.client import ClientSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from metadata.ledgers import LedgerStore
 from metadata.logs import LogStore
 from metadata.permissions import Action, PermissionStore
 from metadata.store import MetadataStore
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.edge import Clock
 
 LOCAL_REGION_ID = 0

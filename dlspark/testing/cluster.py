@@ -18,10 +18,11 @@ from types import TracebackType
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
+from metadata.bindings import Binding
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.namespaces import NamespaceStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Network
 from storage_node.settings.bookie import BookieSettings

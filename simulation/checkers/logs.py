@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from dlspark.core.codec.dlsn import DLSN
 from metadata.log_names import DEFAULT_PARTITION
-from metadata.logs import SegmentMetadata
+from metadata.segments import SegmentMetadata
 from metadata.store import ANY_VERSION, Check, Create, Delete, Op, SetData
 from simulation.checkers.history import OperationOutcome, outcome_of
 from simulation.checkers.ledgers import LedgerCheckers

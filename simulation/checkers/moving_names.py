@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 from dlspark.core.codec.dlsn import DLSN
 from metadata.log_names import DEFAULT_PARTITION
-from metadata.logs import SegmentMetadata
 from metadata.segment_changes import NOTES
+from metadata.segments import SegmentMetadata
 from metadata.store import Create, Delete, Op, SetData
 from simulation.checkers.ledgers import LedgerCheckers
 from simulation.checkers.logs import NAMESPACE_PATH, LogCheckers, LogTruth, ReadSpan, SeenRecord, WriterSession

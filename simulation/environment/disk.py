@@ -23,7 +23,8 @@ from random import Random
 from typing import Generic, TypeVar
 
 from simulation.environment.loop import PROCESS, Process, SimulatedLoop
-from storage_node.edge import Buffer, DiskFile
+from storage_node.edge import DiskFile
+from storage_node.protocol.frames import Buffer
 
 T = TypeVar("T")
 

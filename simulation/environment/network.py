@@ -20,9 +20,9 @@ from random import Random
 
 from metadata.foundation.errors import DistributedLogError
 from simulation.environment.loop import PROCESS, Process, SimulatedLoop
-from storage_node.edge import Buffer, FrameHandler, Link, Listener, Network
+from storage_node.edge import FrameHandler, Link, Listener, Network
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError, ProtocolError
-from storage_node.protocol.frames import LENGTH, LENGTH_BYTES
+from storage_node.protocol.frames import LENGTH, LENGTH_BYTES, Buffer
 
 SOCKET_BYTES = 256 * 1024
 """What the kernels' buffers take of one direction before `queued_bytes` grows."""

@@ -19,8 +19,9 @@ from dlspark.core.writing import segment_sequence
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transactions import OwnersTransactions
 from dlspark.errors import WriteError
-from metadata.logs import LogStore, SegmentMetadata, TruncationStatus
+from metadata.logs import LogStore
 from metadata.segment_changes import Change, SegmentChanges
+from metadata.segments import SegmentMetadata, TruncationStatus
 from metadata.store import ANY_VERSION, Check, Delete, Op
 from metadata.subscribers import SubscriberStore
 from simulation.mutations.mutation import Method, Mutation, edited

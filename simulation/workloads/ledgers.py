@@ -18,7 +18,8 @@ from simulation.checkers.history import RecordedOperation
 from simulation.checkers.ledgers import LedgerTruth, ledger_of
 from simulation.cluster import ClientMachine, World
 from simulation.workloads.programs import Workload
-from storage_node.client import LedgerReader, LedgerWriter
+from storage_node.client.reader import LedgerReader
+from storage_node.client.writer import LedgerWriter
 
 PASSWORD = b"secret"
 SIZES = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (2, 2, 2), (3, 3, 1))

@@ -29,16 +29,17 @@ from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import AlreadyTruncatedError, LockingError, PositionGapError, SegmentStateError
+from metadata.bindings import Binding
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
-from metadata.logs import SegmentListError
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.namespaces import NamespaceStore
+from metadata.segments import SegmentListError
 from simulation.checkers.history import RecordedOperation
 from simulation.checkers.logs import NAMESPACE_PATH, ReadSpan, SeenRecord, WriterSession, WrittenRecord
 from simulation.cluster import ClientMachine, World
 from simulation.environment.network import SimulatedNetwork
 from simulation.workloads.ledgers import PAYLOADS, SIZES
 from simulation.workloads.programs import HEALTHY_S, Workload
-from storage_node.client import LedgerWriter
+from storage_node.client.writer import LedgerWriter
 from storage_node.protocol.frames import Buffer
 
 P = ParamSpec("P")

@@ -34,7 +34,7 @@ from metadata.foundation.errors import (
 from metadata.foundation.pacing import for_each
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.errors import DigestError, LedgerStateUnknownError
 from storage_node.protocol.reading import MISSING

@@ -42,7 +42,7 @@ from metadata.ledgers import LedgerStore
 from metadata.replication import RepairQueue, RepairTask, ReplicationStore
 from metadata.store import SessionState, WatchEvent
 from storage_node.autorecovery.checker import METADATA_AWAY, BadFragment, Fragment, Inspection, LedgerChecker
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.client.ledger_copies import LedgerCopies
 from storage_node.errors import NotEnoughBookiesError, UnauthorizedAccessError
 from storage_node.settings.autorecovery import AutoRecoverySettings

@@ -14,8 +14,9 @@ from typing import Protocol, TypeAlias
 from metadata.foundation.errors import DistributedLogError
 from metadata.foundation.tasks import end_tasks
 from storage_node.client.health import BookieHealth
-from storage_node.edge import Buffer, Link, Network
+from storage_node.edge import Link, Network
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError
+from storage_node.protocol.frames import Buffer
 from storage_node.settings.client import ClientSettings
 
 logger = logging.getLogger(__name__)

@@ -25,10 +25,10 @@ from metadata.foundation.errors import DistributedLogError
 from storage_node.client.channels import Channel, Resolver, Surroundings, Sweeper
 from storage_node.client.health import BookieHealth
 from storage_node.client.placement.candidates import Quarantine
-from storage_node.edge import Buffer, Network
+from storage_node.edge import Network
 from storage_node.errors import ERROR_OF_STATUS, ConnectionClosedError, ProtocolError, RequestTimeoutError
 from storage_node.protocol import v2
-from storage_node.protocol.frames import LENGTH_BYTES
+from storage_node.protocol.frames import LENGTH_BYTES, Buffer
 from storage_node.protocol.messages import (
     AddResponse,
     BookieInfoResponse,

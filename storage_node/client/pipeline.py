@@ -29,7 +29,6 @@ from metadata.ledgers import LedgerStore
 from storage_node.client.connections import ConnectionPool
 from storage_node.client.health import Outage
 from storage_node.client.placement.policies import Placement
-from storage_node.edge import Buffer
 from storage_node.errors import (
     EntryTooLargeError,
     LedgerClosedError,
@@ -39,6 +38,7 @@ from storage_node.errors import (
 )
 from storage_node.protocol.adds import AddTemplate
 from storage_node.protocol.digests import EntryDigest, master_key
+from storage_node.protocol.frames import Buffer
 from storage_node.protocol.writing import WriterMachine
 from storage_node.protocol.writing_model import (
     Acknowledged,

@@ -19,9 +19,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from storage_node.edge import Buffer, FrameHandler
+from storage_node.edge import FrameHandler
 from storage_node.errors import ConnectionClosedError, ProtocolError
-from storage_node.protocol.frames import ALL, ChunkPool, FrameBuffer
+from storage_node.protocol.frames import ALL, Buffer, ChunkPool, FrameBuffer
 from storage_node.transport.turns import Turns
 
 LOW_WATER_BYTES = 64 * 1024

@@ -13,10 +13,11 @@ from dlspark.core.dynamic.features import FeatureProvider
 from dlspark.core.metrics.registries import Statistics
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.settings.settings import Settings
+from metadata.bindings import Binding
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.namespaces import NamespaceStore
 from storage_node.settings.client import ClientSettings
 
 URI = "distributedlog://memory:2181/dl"

@@ -20,8 +20,9 @@ from dlspark.errors import (
     OwnershipAcquireFailedError,
     SettingsError,
 )
+from metadata.bindings import Binding
 from metadata.memory import MemoryStore
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.namespaces import NamespaceStore
 
 
 async def _filled(namespace, name, segments, entries, *, step=10):

@@ -18,8 +18,9 @@ from dlspark.errors import (
     RequestDeniedError,
     UnsupportedMetadataVersionError,
 )
+from metadata.bindings import Binding
 from metadata.memory import Fault, MemoryStore
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.namespaces import NamespaceStore
 from metadata.permissions import ALLOW_ALL, Action, Permissions
 
 BINDING = Binding.for_cluster("memory:2181")

@@ -12,8 +12,9 @@ from dlspark import errors
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.opening import Sessions, connect_all
 from dlspark.core.settings.settings import Settings
+from metadata.bindings import Binding
 from metadata.embedded import EmbeddedZooKeeper
-from metadata.namespaces import Binding, NamespaceUri
+from metadata.namespaces import NamespaceUri
 from metadata.store import RetryPolicy
 from metadata.zookeeper import ZooKeeperStore
 

@@ -32,10 +32,12 @@ from metadata.bookies import BookieRegistry
 from metadata.foundation.errors import DistributedLogError
 from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.client import ClientSettings, LedgerClient, LedgerWriter
+from storage_node.client.client import LedgerClient
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerClosedError, LedgerFencedError
 from storage_node.protocol import messages as m
 from storage_node.protocol.messages import Status
+from storage_node.settings.client import ClientSettings
 
 pytestmark = pytest.mark.processes
 

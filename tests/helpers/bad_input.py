@@ -22,7 +22,7 @@ from metadata.bookies import BookieRegistry
 from metadata.ledger_metadata import LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.protocol.digests import master_key
 from storage_node.protocol.messages import BookieInfoResponse, encode_bookie_info_request, encode_read_request
 

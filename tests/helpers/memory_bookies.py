@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from struct import Struct
 
 from metadata.bookies import BookieAddress
-from storage_node.edge import Buffer, FrameHandler, Link
+from storage_node.edge import FrameHandler, Link
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError
 from storage_node.protocol import v2
+from storage_node.protocol.frames import Buffer
 from storage_node.protocol.messages import (
     AddRequest,
     ReadLacRequest,

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
-from storage_node.client import ClientSettings, LedgerClient, LedgerWriter
-from storage_node.edge import Buffer, FrameHandler, Link, Listener
+from storage_node.client.client import LedgerClient
+from storage_node.client.writer import LedgerWriter
+from storage_node.edge import FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError, ProtocolError
 from storage_node.protocol import v2
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
-from storage_node.protocol.frames import LENGTH
+from storage_node.protocol.frames import LENGTH, Buffer
 from storage_node.protocol.messages import (
     AddRequest,
     ForceLedgerRequest,
@@ -36,6 +37,7 @@ from storage_node.protocol.messages import (
     encode_write_lac_response,
 )
 from storage_node.protocol.values import BatchReadRequest
+from storage_node.settings.client import ClientSettings
 
 FAST = ClientSettings(
     add_entry_timeout_ms=1_000,

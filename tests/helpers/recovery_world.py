@@ -15,7 +15,7 @@ from metadata.ledger_metadata import LedgerMetadata
 from metadata.memory import Fault, Injector, MemoryStore
 from metadata.replication import ReplicationStore
 from storage_node.autorecovery.daemon import AutoRecovery
-from storage_node.client import LedgerWriter
+from storage_node.client.writer import LedgerWriter
 from storage_node.protocol.digests import EntryDigest
 from storage_node.protocol.striping import write_set
 from storage_node.settings.autorecovery import AutoRecoverySettings

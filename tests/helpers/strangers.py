@@ -12,7 +12,7 @@ from typing import Final
 from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 
 PASSWORD: Final = b"a stranger's"
 

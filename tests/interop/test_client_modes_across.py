@@ -7,7 +7,8 @@ import asyncio
 from helpers.interop.clusters import Cluster, both_versions
 from helpers.interop.java_tool import JavaTool, make_payload
 
-from storage_node.client import LedgerClient, LedgerWriter
+from storage_node.client.client import LedgerClient
+from storage_node.client.writer import LedgerWriter
 
 COUNT, SIZE = 300, 200
 

@@ -28,8 +28,8 @@ from helpers.waiting import until
 
 from metadata.foundation.errors import NoNodeError
 from metadata.ledger_metadata import DigestType, LedgerMetadata, LedgerState
-from storage_node.client import ClientSettings
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
+from storage_node.settings.client import ClientSettings
 
 NO_SUCH_LEDGER = -7
 NO_SUCH_LEDGER_IN_METADATA = -25

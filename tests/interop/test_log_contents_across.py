@@ -31,7 +31,8 @@ from helpers.interop.log_sides import (
 
 from dlspark.core.codec.records import MAX_LOGRECORD_SIZE
 from dlspark.core.sync.namespace import Namespace
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.bindings import Binding
+from metadata.namespaces import NamespaceStore
 from metadata.zookeeper import ZooKeeperStore
 
 LARGEST_PAYLOAD = MAX_LOGRECORD_SIZE - 20

@@ -24,7 +24,7 @@ from helpers.interop.log_sides import (
 
 from dlspark.core.sync.namespace import Namespace
 from dlspark.errors import EndOfStreamError
-from metadata.logs import SegmentMetadata
+from metadata.segments import SegmentMetadata
 
 MAX_TXID = 2**63 - 1
 

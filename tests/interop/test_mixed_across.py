@@ -22,7 +22,8 @@ from helpers.interop.ledgers import (
     we_read,
 )
 
-from storage_node.client import LedgerClient, LedgerWriter
+from storage_node.client.client import LedgerClient
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerFencedError, NotEnoughBookiesError
 
 STRIPED = {"ensemble": 4, "write_quorum": 3, "ack_quorum": 2}

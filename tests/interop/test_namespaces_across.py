@@ -14,7 +14,8 @@ from helpers.waiting import until
 
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.errors import LogExistsError, NoAuthError, OwnershipAcquireFailedError
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.bindings import Binding
+from metadata.namespaces import NamespaceStore
 from metadata.permissions import Permissions
 from metadata.store import MetadataStore
 from metadata.zookeeper import ZooKeeperStore

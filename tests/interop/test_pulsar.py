@@ -13,7 +13,7 @@ from helpers.waiting import wait_until
 from dlspark.testing.java_process import OutOfReachError
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import NoNodeError
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 
 pulsar = pytest.importorskip("pulsar", reason="Apache Pulsar's Python client is not installed")
 

@@ -6,9 +6,10 @@ import pytest
 from helpers.metadata_worlds import Heard, World, ZooKeeperWorld
 from kazoo.client import KazooClient
 
+from metadata.bindings import Binding
 from metadata.foundation.errors import NoAuthError, NoNodeError
 from metadata.logs import LogStore
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.namespaces import NamespaceStore
 from metadata.store import Create, Delete, SessionState, SetData
 
 pytestmark = pytest.mark.asyncio

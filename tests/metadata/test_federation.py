@@ -10,11 +10,13 @@ import pytest
 from helpers.metadata_worlds import World
 
 from metadata import log_folders as federation
+from metadata.bindings import Binding
 from metadata.foundation.errors import BadVersionError
 from metadata.log_folders import DuplicateLogError, FederatedFolders
-from metadata.logs import LogExistsError, LogNotFoundError, LogStore
+from metadata.log_names import LogExistsError, LogNotFoundError
+from metadata.logs import LogStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.namespaces import Binding, NamespaceStore, NotBoundError
+from metadata.namespaces import NamespaceStore, NotBoundError
 from metadata.segments import SegmentMetadata
 from metadata.store import MetadataStore
 

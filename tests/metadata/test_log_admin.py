@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 from helpers.metadata_worlds import World
 
+from metadata.bindings import Binding
 from metadata.foundation.errors import BadVersionError, CallerError, OutcomeUnknownError
 from metadata.locks import DistributedLock, LockingError, OwnershipAcquireFailedError
 from metadata.log_admin import Below, LogAdmin
 from metadata.log_folders import FederatedFolders
-from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError, LogStore
+from metadata.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError
+from metadata.logs import LogStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.namespaces import NamespaceStore
 from metadata.permissions import Permissions, PermissionStore
 from metadata.segments import SegmentMetadata
 from metadata.store import Create, MetadataStore

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 from helpers.metadata_worlds import World
 
+from metadata.bindings import Binding
 from metadata.log_folders import FederatedFolders
 from metadata.log_watch import LogChange, watch_logs
 from metadata.logs import LogStore
 from metadata.memory import MemoryStore, MemoryTree
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.namespaces import NamespaceStore
 from metadata.store import MetadataStore, Watcher
 
 

@@ -20,19 +20,11 @@ from metadata.foundation.errors import (
     NoNodeError,
 )
 from metadata.ledgers import Versioned
-from metadata.logs import (
-    MAX_DELETES,
-    InvalidLogNameError,
-    LogExistsError,
-    LogNotFoundError,
-    LogState,
-    LogStore,
-    SegmentListError,
-    SegmentMetadata,
-    TruncationStatus,
-)
+from metadata.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError, LogState
+from metadata.logs import MAX_DELETES, LogStore
 from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.namespaces import NotBoundError
+from metadata.segments import SegmentListError, SegmentMetadata, TruncationStatus
 from metadata.store import ANY_VERSION, Check, Create, Delete, EventKind, MetadataStore
 
 

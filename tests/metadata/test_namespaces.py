@@ -10,9 +10,10 @@ from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metadata.bindings import Binding
 from metadata.foundation.errors import CallerError, CorruptDataError
 from metadata.memory import Fault, MemoryStore, MemoryTree
-from metadata.namespaces import Binding, NamespaceInUseError, NamespaceStore, NamespaceUri, NotBoundError
+from metadata.namespaces import NamespaceInUseError, NamespaceStore, NamespaceUri, NotBoundError
 from metadata.store import MetadataStore
 
 VECTORS = vectors("znodes.md")

@@ -8,8 +8,9 @@ import pytest
 
 from metadata.foundation.errors import InvariantViolation
 from metadata.locks import DistributedLock, LockingError
-from metadata.logs import LogStore, SegmentMetadata, TruncationStatus
+from metadata.logs import LogStore
 from metadata.segment_changes import MAX_CHANGE_BYTES, SegmentChanges, SegmentsMovedError, notes_path
+from metadata.segments import SegmentMetadata, TruncationStatus
 from metadata.store import ANY_VERSION, Check, Create, MetadataStore
 
 MANY = 3_000

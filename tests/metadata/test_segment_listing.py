@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from metadata.logs import LogNotFoundError, LogStore, SegmentListError, SegmentMetadata, TruncationStatus
+from metadata.log_names import LogNotFoundError
+from metadata.logs import LogStore
 from metadata.segment_listing import SegmentCache, SegmentVanishedError
+from metadata.segments import SegmentListError, SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete, MetadataStore
 
 

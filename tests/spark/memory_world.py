@@ -19,10 +19,11 @@ from dlspark.spark.options.registry import Scope
 from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.selection import SourceQuery
+from metadata.bindings import Binding
 from metadata.bookies import BookieAddress
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.namespaces import NamespaceStore
 from metadata.segments import TruncationStatus
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.settings.bookie import MIB, BookieSettings

@@ -15,9 +15,10 @@ from metadata.foundation.errors import CorruptDataError, DistributedLogError
 from metadata.ledgers import LedgerLayout, LedgerStore
 from metadata.store import MetadataStore
 from storage_node.autorecovery.status import RecoveryStatus, recovery_status
-from storage_node.client import ClientSettings, LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.client.connections import DiskSpace
 from storage_node.edge import Clock
+from storage_node.settings.client import ClientSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from metadata.foundation.errors import (
 )
 from metadata.segments import SegmentMetadata
 from metadata.store import SessionState
-from storage_node.client import LedgerReader
+from storage_node.client.reader import LedgerReader
 from storage_node.errors import DigestError, NoSuchEntryError, NoSuchLedgerError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.striping import write_set

@@ -31,7 +31,7 @@ from dlspark.core.codec.vector_decoding import EntrySummary, entry_summary
 from dlspark.core.settings.settings import Settings
 from metadata.segment_listing import SegmentListing
 from metadata.segments import SegmentMetadata, TruncationStatus
-from storage_node.client import LedgerLocation, LedgerReader
+from storage_node.client.reader import LedgerLocation, LedgerReader
 from storage_node.protocol.digests import Entry
 
 _MOST_AT_ONCE = 64

@@ -46,7 +46,7 @@ from metadata.foundation.errors import (
 from metadata.foundation.tasks import end_tasks, undisturbed
 from metadata.retry import repeat
 from metadata.store import SessionState, SetData, parent_of
-from storage_node.client import LedgerWriter
+from storage_node.client.writer import LedgerWriter
 
 _log = logging.getLogger(__name__)
 

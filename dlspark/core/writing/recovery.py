@@ -21,7 +21,7 @@ from dlspark.core.writing.transitions import SegmentTransitions
 from metadata.foundation.errors import CorruptDataError, NoNodeError
 from metadata.retry import repeat
 from metadata.segments import SegmentMetadata
-from storage_node.client import LedgerReader
+from storage_node.client.reader import LedgerReader
 from storage_node.errors import NoSuchLedgerError
 
 _log = logging.getLogger(__name__)

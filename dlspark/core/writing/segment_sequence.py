@@ -36,7 +36,7 @@ from metadata.foundation.errors import DistributedLogError, NotAppliedError
 from metadata.foundation.tasks import end_tasks
 from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.store import SessionState
-from storage_node.client import LedgerWriter
+from storage_node.client.writer import LedgerWriter
 
 _log = logging.getLogger(__name__)
 

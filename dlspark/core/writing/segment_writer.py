@@ -43,7 +43,7 @@ from dlspark.core.writing.send_timing import SendTimers
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError
 from metadata.foundation.errors import DistributedLogError, check
 from metadata.segments import SegmentMetadata
-from storage_node.client import LedgerWriter
+from storage_node.client.writer import LedgerWriter
 
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 

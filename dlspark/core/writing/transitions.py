@@ -51,7 +51,7 @@ from metadata.ledgers import Versioned
 from metadata.log_names import LogState
 from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID, SegmentMetadata
 from metadata.store import Op
-from storage_node.client import LedgerWriter
+from storage_node.client.writer import LedgerWriter
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

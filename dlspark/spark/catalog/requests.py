@@ -46,8 +46,7 @@ from dlspark.spark.source.schema import SCHEMA
 from dlspark.spark.source.selection import SourceQuery
 from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 from metadata.log_admin import Below, LogAdmin
-from metadata.log_names import validate_name
-from metadata.logs import InvalidLogNameError, LogExistsError, LogNotFoundError
+from metadata.log_names import InvalidLogNameError, LogExistsError, LogNotFoundError, validate_name
 from metadata.permissions import Action
 
 _COMMENTS: Final = {

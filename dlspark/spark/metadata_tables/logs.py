@@ -25,9 +25,9 @@ from dlspark.spark.source.driver_log_view import DriverLogView
 from dlspark.spark.source.extents import NOTHING, Extent, extent
 from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError, NoAuthError, NoNodeError
 from metadata.ledger_metadata import LedgerMetadata
-from metadata.logs import LogNotFoundError, TruncationStatus
+from metadata.log_names import LogNotFoundError
 from metadata.retry import repeat
-from metadata.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata
+from metadata.segments import UNASSIGNED_SEQUENCE_ID, SegmentMetadata, TruncationStatus
 from metadata.store import Stat
 from metadata.subscribers import READ_LOCK, SubscriberStore
 

@@ -28,7 +28,7 @@ from dlspark.spark.source.selection import Selection, selection_of
 from dlspark.spark.workers import without_traceback
 from metadata.foundation.errors import CallerError
 from metadata.foundation.pacing import for_each
-from metadata.logs import LogNotFoundError
+from metadata.log_names import LogNotFoundError
 
 MAX_BYTES: Final = 256 << 20
 """Compressed size of a table that a partition may carry: some millions of rows."""

@@ -41,7 +41,8 @@ from dlspark.core.codec.records import MAX_PAYLOAD_BYTES, MAX_TXID
 from dlspark.spark.errors import BatchRefusedError, OptionError, SchemaError, TransactionOrderError
 from dlspark.spark.options.query_options import Options
 from metadata.foundation.errors import check
-from metadata.logs import InvalidLogNameError, LogStore
+from metadata.log_names import InvalidLogNameError
+from metadata.logs import LogStore
 
 PLACEHOLDER = "{}"
 MAX_NUM_LOGS = 1000

@@ -71,7 +71,8 @@ from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
 from metadata.ledgers import Versioned
 from metadata.locks import LockingError
-from metadata.logs import LogEnd, SegmentMetadata
+from metadata.log_names import LogEnd
+from metadata.segments import SegmentMetadata
 from metadata.sink_marks import LogMark, SinkState, history_kept
 from metadata.sinks import JOB_PREFIX, SinkStore, StagedLedger
 from metadata.store import Create, MetadataStore, Op, SetData

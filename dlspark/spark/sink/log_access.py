@@ -21,8 +21,10 @@ from metadata.foundation.errors import BadVersionError, DistributedLogError, NoN
 from metadata.foundation.pacing import for_each
 from metadata.foundation.tasks import end_tasks
 from metadata.locks import DistributedLock, OwnershipAcquireFailedError
-from metadata.logs import LogEnd, LogNotFoundError, LogPaths, LogStore, SegmentMetadata
+from metadata.log_names import LogEnd, LogNotFoundError, LogPaths
+from metadata.logs import LogStore
 from metadata.retry import repeat
+from metadata.segments import SegmentMetadata
 from metadata.store import Delete, MetadataStore, Op
 
 SEGMENTS_AT_ONCE = 64

@@ -23,8 +23,8 @@ from dlspark.core.codec.vector_decoding import DecodedBatch, decode_entries
 from dlspark.spark.sink.messages import StagedSegment
 from dlspark.spark.sink.task import StagedSegmentWriter, WriteWindow, cut_entries
 from metadata.foundation.errors import check
-from storage_node.client import LedgerWriter
 from storage_node.client.client import LedgerClient
+from storage_node.client.writer import LedgerWriter
 
 MAX_MERGED_BYTES = 256 * 1024 * 1024
 """Most bytes of records that the driver writes again for one batch."""

@@ -30,13 +30,13 @@ from dlspark.spark.sink.segment_merging import rewrite
 from metadata.bookies import BookieAddress
 from metadata.foundation.errors import MetadataUnavailableError
 from metadata.foundation.pacing import for_each
-from metadata.logs import LogNotFoundError
+from metadata.log_names import LogNotFoundError
 from metadata.permissions import Action
 from metadata.sink_marks import SinkState
 from metadata.sinks import JOB_PREFIX, SinkStore
 from metadata.store import SessionState
-from storage_node.client import LedgerWriter
 from storage_node.client.health import Members, Outage, outlast
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import NotEnoughBookiesError
 
 ABANDONED_JOBS_EVERY_S = 3600.0

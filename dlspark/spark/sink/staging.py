@@ -34,7 +34,7 @@ from dlspark.spark.workers import begin_use
 from metadata.foundation import fault_points
 from metadata.foundation.errors import CallerError, DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
-from storage_node.client import LedgerWriter
+from storage_node.client.writer import LedgerWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -37,7 +37,7 @@ from metadata.foundation.errors import DistributedLogError, NoNodeError
 from metadata.foundation.settings import shown
 from metadata.foundation.tasks import end_tasks
 from metadata.log_admin import LogAdmin
-from metadata.logs import LogNotFoundError
+from metadata.log_names import LogNotFoundError
 from storage_node.client.health import outlast
 from storage_node.settings.client import ClientSettings
 

@@ -23,9 +23,9 @@ from dlspark.spark.source.segment_records import SegmentRecords
 from metadata.foundation.errors import InvariantViolation, check
 from metadata.foundation.tasks import end_tasks
 from metadata.ledger_metadata import LedgerState
-from metadata.logs import SegmentMetadata, TruncationStatus
+from metadata.segments import SegmentMetadata, TruncationStatus
 from metadata.store import WatchEvent
-from storage_node.client import LedgerLocation, ReplicaReader
+from storage_node.client.reader import LedgerLocation, ReplicaReader
 from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
 
 MAX_PARALLEL_LOOKUPS = 32

@@ -32,10 +32,11 @@ from dlspark.errors import PositionGapError
 from dlspark.spark.errors import TruncatedDataLossError
 from dlspark.spark.source.planning import Partition, SegmentSpan
 from metadata.foundation.tasks import end_tasks
-from storage_node.client import ClientSettings, ReplicaReader
+from storage_node.client.reader import ReplicaReader
 from storage_node.errors import NoSuchEntryError, NoSuchLedgerError
 from storage_node.protocol.digests import Entry
 from storage_node.protocol.reading import MISSING
+from storage_node.settings.client import ClientSettings
 
 CHUNK_BYTES = 4 << 20
 """Entries are decoded together up to about this many stored bytes."""

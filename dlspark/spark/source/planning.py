@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dlspark.core.codec.dlsn import DLSN
 
 if TYPE_CHECKING:
-    from storage_node.client import LedgerLocation
+    from storage_node.client.reader import LedgerLocation
 
 
 @dataclass(frozen=True, slots=True)

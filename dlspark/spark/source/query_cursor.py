@@ -15,7 +15,8 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.reading.subscriptions import Subscriptions
 from dlspark.spark.source.offsets import Offsets
 from metadata.foundation.errors import NotAppliedError, OutcomeUnknownError
-from metadata.logs import LogNotFoundError, LogStore
+from metadata.log_names import LogNotFoundError
+from metadata.logs import LogStore
 
 _log = logging.getLogger(__name__)
 

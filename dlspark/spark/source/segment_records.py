@@ -16,7 +16,7 @@ from dlspark.core.log import AsyncLog
 from dlspark.core.reading.segments import EntrySearch, SegmentReader, proportional
 from dlspark.spark.errors import OptionError
 from metadata.foundation.errors import check
-from metadata.logs import SegmentMetadata
+from metadata.segments import SegmentMetadata
 
 _MAX_REMEMBERED = 256
 _MAX_SUMMARIES = 4096

@@ -21,7 +21,8 @@ from dlspark.spark.source.offsets import (
     parse_offsets,
 )
 from metadata.foundation.settings import shown
-from metadata.logs import InvalidLogNameError, LogStore
+from metadata.log_names import InvalidLogNameError
+from metadata.logs import LogStore
 
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STRATEGIES = ("error", "latest")

@@ -19,7 +19,8 @@ from typing import TypeVar
 
 from metadata.foundation.private_files import DIRECTORY_MODE, FILE_MODE, close_to_others
 from storage_node.bookie.disk.resources import SpareDescriptors
-from storage_node.edge import Buffer, DiskFile
+from storage_node.edge import DiskFile
+from storage_node.protocol.frames import Buffer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

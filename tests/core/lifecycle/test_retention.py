@@ -20,9 +20,9 @@ from dlspark.errors import (
     OwnershipAcquireFailedError,
     SettingsError,
 )
-from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.memory import Fault
 from metadata.segment_changes import SegmentChanges
+from metadata.segments import SegmentMetadata, TruncationStatus
 
 SEGMENTS = [[b"a0", b"a1"], [b"b0"], [b"c0", b"c1"], [b"d0"]]
 FLAT = [payload for segment in SEGMENTS for payload in segment]

@@ -22,8 +22,8 @@ from dlspark.errors import (
     OutcomeUnknownError,
     OwnershipAcquireFailedError,
 )
-from metadata.logs import SegmentMetadata, TruncationStatus
 from metadata.memory import Fault
+from metadata.segments import SegmentMetadata, TruncationStatus
 
 SEGMENTS = [[b"a0", b"a1", b"a2"], [b"b0", b"b1"], [b"c0", b"c1", b"c2"]]
 FLAT = [payload for segment in SEGMENTS for payload in segment]

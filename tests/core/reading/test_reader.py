@@ -24,7 +24,7 @@ from dlspark.errors import (
     ReadCancelledError,
     SegmentNotFoundError,
 )
-from metadata.logs import SegmentMetadata, TruncationStatus
+from metadata.segments import SegmentMetadata, TruncationStatus
 from metadata.store import Create, Delete
 
 

@@ -23,7 +23,7 @@ from dlspark.errors import (
     PositionGapError,
     SettingsError,
 )
-from metadata.logs import SegmentMetadata
+from metadata.segments import SegmentMetadata
 
 
 async def _written(namespace, name, segments, *, start=0):

@@ -17,7 +17,8 @@ from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EntryBuilder
 from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, LedgerState
 from metadata.ledgers import LedgerStore
-from metadata.logs import LogStore, SegmentMetadata
+from metadata.logs import LogStore
+from metadata.segments import SegmentMetadata
 from metadata.store import Create
 from storage_node.protocol.digests import EntryDigest
 

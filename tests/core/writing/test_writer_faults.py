@@ -27,8 +27,8 @@ from dlspark.errors import (
 )
 from metadata.foundation.errors import NoNodeError
 from metadata.locks import LockingError, OwnershipAcquireFailedError
-from metadata.logs import SegmentListError
 from metadata.memory import Fault
+from metadata.segments import SegmentListError
 from storage_node.errors import NoSuchLedgerError
 from storage_node.protocol.messages import Status
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-from storage_node.edge import Buffer, DiskFile, FrameHandler, Link, Listener
+from storage_node.edge import DiskFile, FrameHandler, Link, Listener
+from storage_node.protocol.frames import Buffer
 
 T = TypeVar("T")
 

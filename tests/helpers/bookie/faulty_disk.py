@@ -6,7 +6,8 @@ import threading
 from collections.abc import Sequence
 
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.edge import Buffer, DiskFile
+from storage_node.edge import DiskFile
+from storage_node.protocol.frames import Buffer
 
 
 class ForwardingFile:

@@ -7,10 +7,10 @@ import time
 
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.connections import ServedConnection
-from storage_node.edge import Buffer
 from storage_node.errors import ProtocolError
 from storage_node.protocol import messages as m
 from storage_node.protocol import v2
+from storage_node.protocol.frames import Buffer
 
 
 class PretendedLink:

@@ -32,8 +32,11 @@ from metadata.bookies import BookieRegistry
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
 from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.client import ClientSettings, LedgerClient, LedgerReader, LedgerWriter
+from storage_node.client.client import LedgerClient
+from storage_node.client.reader import LedgerReader
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerClosedError
+from storage_node.settings.client import ClientSettings
 
 SESSION_MS = 1500
 OUTSTANDING = 24

@@ -31,7 +31,8 @@ from dlspark import sandbox
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.foundation.errors import DistributedLogError
 from storage_node.bookie.disk.system_disk import SystemDisk
-from storage_node.edge import Buffer, DiskFile, FrameHandler, Link
+from storage_node.edge import DiskFile, FrameHandler, Link
+from storage_node.protocol.frames import Buffer
 from storage_node.settings.files import NodeFile
 from storage_node.transport.tcp import TcpNetwork
 

@@ -24,7 +24,8 @@ from helpers.paths import ROOT
 from metadata.bookies import BookieRegistry
 from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.client import ClientSettings, LedgerClient
+from storage_node.client.client import LedgerClient
+from storage_node.settings.client import ClientSettings
 
 NEWEST = "4.18.0"
 VERSIONS = (NEWEST, "4.17.3")

@@ -6,7 +6,9 @@ import asyncio
 from typing import Any
 
 from helpers.interop.java_tool import described, make_payload
-from storage_node.client import LedgerClient, LedgerReader, LedgerWriter
+from storage_node.client.client import LedgerClient
+from storage_node.client.reader import LedgerReader
+from storage_node.client.writer import LedgerWriter
 
 SIZES = (0, 1, 100, 70_000)
 NEAR_LIMIT_BYTES = 5 * 1024 * 1024 - 1024

@@ -27,7 +27,7 @@ from dlspark.spark.source.extents import NO_LAG, extent
 from dlspark.spark.source.selection import Selection, selection_of
 from metadata.bookies import BookieRegistry, Cookie
 from metadata.foundation.errors import MetadataUnavailableError
-from metadata.logs import LogNotFoundError
+from metadata.log_names import LogNotFoundError
 from metadata.memory import MemoryStore
 from metadata.segments import TruncationStatus
 from metadata.sinks import SinkStore, StagedLedger, application_sink, job_sink, query_sink

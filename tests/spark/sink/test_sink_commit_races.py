@@ -15,8 +15,8 @@ from sink_world import NS, QUIET_TURNS, SINK, Process, World, job, round_trips
 from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import Publication
 from metadata.locks import DistributedLock
-from metadata.logs import SegmentMetadata
 from metadata.memory import Fault
+from metadata.segments import SegmentMetadata
 from metadata.sink_marks import LogMark
 
 

@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 from sink_world import NS, SINK, job, staged_segment
 
-from dlspark.spark.sink.commit import CommitOutcome, Publisher
+from dlspark.spark.sink.batch_rules import CommitOutcome
+from dlspark.spark.sink.commit import Publisher
 from dlspark.spark.sink.log_access import LogRules, NamespaceLogs
 from dlspark.spark.sink.messages import Publication, StagedSegment
+from metadata.bindings import Binding
 from metadata.log_folders import FederatedFolders
 from metadata.logs import LogStore
 from metadata.memory import MemoryStore, MemoryTree
-from metadata.namespaces import Binding, NamespaceStore
+from metadata.namespaces import NamespaceStore
 from metadata.permissions import Action, Permissions, PermissionStore, RequestDeniedError
 from metadata.segments import SegmentMetadata
 from metadata.sinks import SinkStore

@@ -16,7 +16,7 @@ from dlspark.spark.sink.batch_rules import CommitOutcome
 from dlspark.spark.sink.messages import Publication
 from metadata.foundation.errors import BadVersionError, CorruptDataError
 from metadata.log_admin import LogAdmin
-from metadata.logs import SegmentMetadata
+from metadata.segments import SegmentMetadata
 from metadata.sink_marks import LogMark, SinkMark
 from metadata.store import Op, SetData
 

@@ -24,8 +24,8 @@ from dlspark.spark.sink.messages import JobId, Publication, SinkMessage, gather
 from dlspark.spark.sink.segment_merging import MAX_MERGED_BYTES, MAX_MERGED_RECORDS, plan_merges
 from metadata.foundation.errors import CorruptDataError, MetadataUnavailableError
 from metadata.locks import DistributedLock
-from metadata.logs import SegmentMetadata
 from metadata.memory import Fault
+from metadata.segments import SegmentMetadata
 from metadata.sink_marks import MAX_HISTORY, LogMark, SinkState
 
 

@@ -26,7 +26,7 @@ from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.segment_records import SegmentRecords
 from dlspark.spark.source.selection import NO_BATCH_LIMITS, BatchLimits
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
-from metadata.logs import LogNotFoundError
+from metadata.log_names import LogNotFoundError
 from metadata.segments import SegmentMetadata, TruncationStatus
 from storage_node.settings.client import ClientSettings
 

@@ -17,7 +17,7 @@ from dlspark.spark.source.driver import SourceDriver
 from dlspark.spark.source.planning import Partition
 from dlspark.spark.source.selection import SourceQuery
 from dlspark.testing.cluster import URI, InProcessCluster
-from storage_node.client import ReplicaReader
+from storage_node.client.reader import ReplicaReader
 from storage_node.errors import NotEnoughBookiesError
 
 PATIENT = Settings.from_mapping({"bkc.outageWaitMillis": 60_000})

@@ -27,7 +27,7 @@ from dlspark.spark.source.batch_ends import byte_shares, shares
 from dlspark.spark.source.filters import Bounds, push
 from dlspark.spark.source.planning import SegmentSpan, clip, cut, partitions
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
-from storage_node.client import LedgerLocation
+from storage_node.client.reader import LedgerLocation
 
 LEDGER = LedgerLocation(7, LedgerMetadata(3, 3, 2, (Ensemble(0, ("a", "b", "c")),)), {})
 

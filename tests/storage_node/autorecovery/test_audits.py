@@ -18,7 +18,7 @@ from metadata.memory import Fault, MemoryStore, MemoryTree
 from metadata.replication import RepairQueue, ReplicationStore
 from storage_node.autorecovery.auditor import METADATA_READS, AuditNeed, Auditor, LossTracker
 from storage_node.autorecovery.checker import LedgerChecker
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.edge import SystemClock
 
 ALL = {"a", "b", "c"}

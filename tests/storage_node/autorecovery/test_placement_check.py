@@ -18,9 +18,10 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery import auditor
 from storage_node.autorecovery.auditor import PlacementCheck, PlacementReport
-from storage_node.client import ClientSettings, LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.client.placement.arranging import Adherence
 from storage_node.client.placement.racks import StaticResolver
+from storage_node.settings.client import ClientSettings
 from storage_node.settings.files import NodeFile
 
 RACKS = {"a0": "/a", "a1": "/a", "a2": "/a", "b0": "/b"}

@@ -26,7 +26,7 @@ from metadata.ledger_metadata import DigestType
 from metadata.ledgers import LedgerStore
 from metadata.replication import ReplicationStore
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.protocol.striping import write_set
 
 pytestmark = pytest.mark.processes

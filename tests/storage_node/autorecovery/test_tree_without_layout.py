@@ -14,7 +14,7 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.autorecovery.daemon import AutoRecovery
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.settings.autorecovery import AutoRecoverySettings
 from storage_node.settings.bookie import BookieSettings
 

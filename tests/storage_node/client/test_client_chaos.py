@@ -17,7 +17,9 @@ from helpers.virtual_time import virtual_time
 
 from metadata.foundation.errors import DistributedLogError, InvariantViolation
 from metadata.memory import Fault
-from storage_node.client import LedgerClient, LedgerReader, LedgerWriter
+from storage_node.client.client import LedgerClient
+from storage_node.client.reader import LedgerReader
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerRecoveryError
 
 ROUNDS = 40

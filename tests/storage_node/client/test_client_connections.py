@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from metadata.foundation.errors import DistributedLogError
 from storage_node.client.connections import Connection, ConnectionPool
-from storage_node.edge import Buffer, FrameHandler, Link, Listener
+from storage_node.edge import FrameHandler, Link, Listener
 from storage_node.errors import ConnectionClosedError, NoSuchLedgerError, ProtocolError
 from storage_node.protocol.adds import AddTemplate
-from storage_node.protocol.frames import LENGTH_BYTES
+from storage_node.protocol.frames import LENGTH_BYTES, Buffer
 from storage_node.protocol.messages import Status, encode_add_response
 from storage_node.protocol.writing_model import Seat
 from storage_node.settings.client import ClientSettings

@@ -11,7 +11,8 @@ import pytest
 from helpers.model_cluster import Cluster
 from helpers.virtual_time import virtual_time
 
-from storage_node.client import LedgerClient, LedgerWriter
+from storage_node.client.client import LedgerClient
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerFencedError
 from storage_node.protocol.messages import Status
 

@@ -11,7 +11,7 @@ from helpers.virtual_time import virtual_time
 
 from metadata.foundation.errors import CallerError, NodeExistsError
 from metadata.ledger_metadata import LedgerState
-from storage_node.client import LedgerWriter
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import (
     DuplicateEntryError,
     LedgerClosedError,

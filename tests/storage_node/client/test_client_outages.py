@@ -12,7 +12,8 @@ from helpers.virtual_time import virtual_time
 from metadata.bookies import BookieAddress, Cookie
 from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerState
-from storage_node.client import LedgerWriter, ReplicaReader
+from storage_node.client.reader import ReplicaReader
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import NoSuchEntryError, NotEnoughBookiesError, QuorumWriteError
 
 PATIENT = replace(FAST, outage_wait_ms=60_000)

@@ -12,7 +12,8 @@ from helpers.virtual_time import virtual_time
 
 from metadata.foundation.errors import CallerError, CorruptDataError, DistributedLogError, NoNodeError
 from metadata.ledger_metadata import DigestType, Ensemble
-from storage_node.client import ClientSettings, LedgerWriter, ReplicaReader
+from storage_node.client.reader import ReplicaReader
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import (
     BookieUnreachableError,
     DigestError,
@@ -22,6 +23,7 @@ from storage_node.errors import (
 )
 from storage_node.protocol.digests import EntryDigest
 from storage_node.protocol.messages import ReadRequest
+from storage_node.settings.client import ClientSettings
 
 
 def payload(entry_id: int) -> bytes:

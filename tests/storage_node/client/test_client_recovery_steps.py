@@ -12,7 +12,7 @@ from helpers.virtual_time import virtual_time
 from metadata.foundation.errors import DistributedLogError
 from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.memory import Fault
-from storage_node.client import LedgerWriter
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerRecoveryError
 from storage_node.protocol.messages import AddRequest, ReadRequest, Status
 

@@ -12,8 +12,9 @@ from helpers.virtual_time import virtual_time
 
 from metadata.bookies import BookieAddress
 from metadata.foundation.errors import CallerError
-from storage_node.client import ClientSettings, LedgerReader, LedgerWriter, ReplicaReader
 from storage_node.client.health import FAILED, GOOD, LAGGING, READ_ONLY, SLOW, BookieHealth
+from storage_node.client.reader import LedgerReader, ReplicaReader
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import (
     LedgerRecoveryError,
     NoSuchEntryError,
@@ -21,6 +22,7 @@ from storage_node.errors import (
 )
 from storage_node.protocol.digests import ENTRY_IDS, EntryDigest
 from storage_node.protocol.messages import ReadRequest
+from storage_node.settings.client import ClientSettings
 
 SINGLE = replace(FAST, batch_reads=False)
 

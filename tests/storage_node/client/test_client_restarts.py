@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from dlspark.testing.cluster import InProcessCluster
-from storage_node.client import ClientSettings, LedgerReader, LedgerWriter, ReplicaReader
+from storage_node.client.reader import LedgerReader, ReplicaReader
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import NoSuchEntryError
+from storage_node.settings.client import ClientSettings
 
 CLIENT = ClientSettings(
     add_entry_timeout_ms=3_000,

@@ -12,8 +12,8 @@ from helpers.virtual_time import virtual_time
 
 from metadata.foundation.errors import MetadataUnavailableError, NoNodeError
 from metadata.ledger_metadata import DigestType, LedgerState
-from storage_node.client import LedgerClient, LedgerWriter
-from storage_node.client.writer import MAX_REPLACEMENTS
+from storage_node.client.client import LedgerClient
+from storage_node.client.writer import MAX_REPLACEMENTS, LedgerWriter
 from storage_node.errors import LedgerTakenError, QuorumWriteError
 from storage_node.protocol.digests import EntryDigest, master_key
 

@@ -15,9 +15,12 @@ from metadata.ledger_metadata import DigestType, Ensemble, LedgerMetadata, Ledge
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.client import ClientSettings, LedgerClient, LedgerWriter, ReplicaReader
+from storage_node.client.client import LedgerClient
+from storage_node.client.reader import ReplicaReader
+from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerFencedError, LedgerRecoveryError, UnauthorizedAccessError
 from storage_node.settings.bookie import MIB, BookieSettings
+from storage_node.settings.client import ClientSettings
 from storage_node.settings.placement import PlacementSettings
 
 SETTINGS = ClientSettings(

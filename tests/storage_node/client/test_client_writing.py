@@ -12,7 +12,7 @@ from helpers.virtual_time import virtual_time
 from metadata.foundation.errors import CallerError, InvariantViolation, OutcomeUnknownError
 from metadata.ledger_metadata import DigestType, LedgerState
 from metadata.memory import Fault, MemoryStore
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.client.placement.policies import UniformPlacement
 from storage_node.edge import FrameHandler
 from storage_node.errors import (

@@ -17,8 +17,9 @@ from metadata.foundation.errors import DistributedLogError
 from storage_node.bookie.disk.records import BLOCK
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.edge import Buffer, DiskFile
+from storage_node.edge import DiskFile
 from storage_node.errors import JournalCorruptError, NoSpaceToStartError
+from storage_node.protocol.frames import Buffer
 from storage_node.protocol.messages import Status
 
 SPARE = f"spare-{0:016x}.log"

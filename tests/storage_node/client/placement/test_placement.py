@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from metadata.bookies import BookieAddress, BookieRegistry
 from metadata.foundation.errors import BadVersionError, CallerError, DistributedLogError, MetadataUnavailableError
-from storage_node.client import LedgerClient
+from storage_node.client.client import LedgerClient
 from storage_node.client.health import BookieHealth
 from storage_node.client.placement.arranging import Adherence, spans
 from storage_node.client.placement.candidates import Candidates, FreeSpace, Quarantine, Weighing
