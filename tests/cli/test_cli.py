@@ -109,7 +109,7 @@ class TestLogs:
             (("read", "absent"), b"absent"),
             (("log", "show", "absent"), b"absent"),
             (("log", "create", "bad//name"), b"bad//name"),
-            (("read", "absent", "--from", "yesterday"), b"no position"),
+            (("read", "absent", "--from", "yesterday"), b"is not a position"),
         ],
     )
     def test_an_error_is_one_message_and_status_1(
