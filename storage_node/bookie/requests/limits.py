@@ -171,9 +171,9 @@ class Endings:
 
     def add(self, tasks: Iterable[asyncio.Task[None]]) -> None:
         """Have these cancelled."""
-        if not self._tasks:
-            self._turns.join(self._go_on)
         self._tasks.extend(tasks)
+        if self._tasks:
+            self._turns.join(self._go_on)
 
     def _go_on(self) -> None:
         for _ in range(min(ENDED_AT_ONCE, len(self._tasks))):

@@ -1,9 +1,8 @@
 """A node as a process, peers that mean harm as another one, and an honest client between them.
 
 The longest wait of the honest client is taken twice. In processor time of the node's own loop, which says how much the
-node did for others before it answered: that is always asserted, with twice the bound where more runs than there are
-processors, since two threads of one core take nearly twice as long each. And by the clock, which is asserted where the
-machine was quiet before and after the attack, and has no more to do than it has processors.
+node did for others before it answered, whatever else runs on the machine: that is always asserted. And by the clock,
+which is asserted where the machine was quiet before and after the attack, and has no more to do than it has processors.
 """
 
 from __future__ import annotations
@@ -230,8 +229,7 @@ def test_an_honest_client_is_served_while_others_attack_and_nothing_of_it_stays(
     print(f"{name}: {seen}")
     assert node.process.poll() is None, "the node runs on"
     quiet = seen["quiet_s"] < QUIET_S and os.getloadavg()[0] < (os.cpu_count() or 1)
-    loop_s = seen["loop_s"]
-    assert loop_s < (WAIT_S if quiet else 2 * WAIT_S), f"the node did other things for {loop_s:.3f} s: {seen}"
+    assert seen["loop_s"] < WAIT_S, f"the node did other things for {seen['loop_s']:.3f} s: {seen}"
     assert not quiet or seen["clock_s"] < WAIT_S, seen
     assert seen["grown"] < GROWTH.get(name, OTHER_GROWTH), f"{seen['grown'] / MIB:.0f} MiB"
     assert node.metric("bookie_SERVER_STATUS") == 1, "it takes adds"
