@@ -47,7 +47,7 @@ from metadata.logs import LogStore
 PLACEHOLDER = "{}"
 MAX_NUM_LOGS = 1000
 """Most logs of one query: a task may have a ledger open in each."""
-SEPARATOR = pa.scalar(b"\x1f", pa.large_binary())
+SEPARATOR = b"\x1f"
 KEY_TYPES: tuple[type[DataType], ...] = (
     StringType,
     BinaryType,
@@ -361,7 +361,8 @@ def crc32s(columns: list[pa.Array]) -> npt.NDArray[np.int64]:
         # Arrow leaves out a row of which every part is null (26.0), and takes each row after it for another one.
         # So each begins with a part that is there; it and the separator after it are not hashed.
         first = pa.array([b""] * len(texts[0]), pa.large_binary())
-        joined = pc.binary_join_element_wise(first, *texts, SEPARATOR, null_handling="skip")
+        separator = pa.scalar(SEPARATOR, first.type)
+        joined = pc.binary_join_element_wise(first, *texts, separator, null_handling="skip")
         check(len(joined) == len(first), f"{len(joined)} keys were made of {len(first)} rows")
     else:
         joined = texts[0].fill_null(b"")

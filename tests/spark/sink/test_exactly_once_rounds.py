@@ -14,6 +14,7 @@ import random
 import shutil
 import signal
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
@@ -34,6 +35,7 @@ ROUNDS = 8
 SESSION_VARIABLE = "DLSPARK_SET_zkSessionTimeoutSeconds"
 SESSION_TIMEOUT_S = "4"
 ROUND_TIMEOUT_S = 90
+TESTS_OF_SPARK = Path(__file__).resolve().parent.parent
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -47,6 +49,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def processes() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sink_driver"])
+    with pytest.MonkeyPatch.context() as patch:
+        # Python 3.11 gives its fork server no path, and says nothing of a module that it could not load beforehand.
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(TESTS_OF_SPARK), os.environ.get("PYTHONPATH")])))
+        forkserver.ensure_running()
     return context
 
 
