@@ -27,6 +27,10 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── OverCapacityError                  517: too many unacknowledged records or bytes
     │   ├── StreamNotReadyError                518: a segment is being started and `failFastOnStreamNotReady` is on
     │   ├── SegmentFullError                   514: the segment has no position left; a new segment takes the record
+    │   ├── ConditionError                     603: the log is not where the write requires it to be
+    │   ├── ProducerError                      603: the producer's request does not follow its last one
+    │   │   ├── ProducerFencedError            504: a newer epoch of the producer has begun
+    │   │   └── SequenceGapError               513: requests of the producer before this one are missing
     │   ├── SegmentStateError                  603: segment metadata contradicts itself or what this writer knows
     │   ├── ReadError                          1001: a read failed; the reader must be opened again
     │   │   ├── AlreadyTruncatedError          511: the position lies in what was truncated or deleted
@@ -45,6 +49,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │       └── UnsupportedMetadataVersionError  *  521: segment metadata of another library version
     ├── OutcomeUnknownError                    may or may not have been applied: look before retrying
     │   ├── TransmitError                      507: the entry was sent; the next owner may find it or not
+    │   ├── SequencePassedError                513: later requests of the producer were written; this one, perhaps
     │   ├── ConnectionLossError            *   505: ZooKeeper's answer was lost
     │   └── SessionExpiredError            *   505: the ZooKeeper session ended with a request under way
     └── InvariantViolation                     600: a bug in dlspark
@@ -159,6 +164,39 @@ class SegmentStateError(NotAppliedError):
     code: ClassVar[int] = 603
 
 
+class ConditionError(NotAppliedError):
+    """The log is not where the write requires it to be: another position comes next, or another token fences it.
+    Nothing was written; `actual` is what was found."""
+
+    code: ClassVar[int] = 603
+
+    def __init__(self, message: str, *, actual: object, log: str | None = None, advice: str | None = None) -> None:
+        super().__init__(message, log=log, advice=advice)
+        self.actual = actual
+
+
+class ProducerError(NotAppliedError):
+    """A producer's request that does not follow its last one; it was not written."""
+
+    code: ClassVar[int] = 603
+
+
+class ProducerFencedError(ProducerError):
+    """A newer epoch of the producer has begun; the request of the older one was not written."""
+
+    code: ClassVar[int] = 504
+
+
+class SequenceGapError(ProducerError):
+    """Requests of the producer before this one are missing; it was not written. `expected` is the next one's number."""
+
+    code: ClassVar[int] = 513
+
+    def __init__(self, message: str, *, expected: int, advice: str | None = None) -> None:
+        super().__init__(message, advice=advice)
+        self.expected = expected
+
+
 class ReadError(NotAppliedError):
     """A read failed. The reader stays failed: open another at the position after the last record delivered."""
 
@@ -207,6 +245,12 @@ class TransmitError(OutcomeUnknownError):
     code: ClassVar[int] = 507
 
 
+class SequencePassedError(OutcomeUnknownError):
+    """Later requests of the producer were written, and gaps are allowed; whether this one was is not known any more."""
+
+    code: ClassVar[int] = 513
+
+
 _DEFAULT_CODE = 500
 _CODES_OF_LOWER_FLOORS: dict[type[BaseException], int] = {
     InvariantViolation: 600,
@@ -232,6 +276,7 @@ __all__ = [
     "AlreadyTruncatedError",
     "BadVersionError",
     "CallerError",
+    "ConditionError",
     "ConnectionLossError",
     "CorruptDataError",
     "DigestError",
@@ -257,6 +302,8 @@ __all__ = [
     "OverCapacityError",
     "OwnershipAcquireFailedError",
     "PositionGapError",
+    "ProducerError",
+    "ProducerFencedError",
     "ReadCancelledError",
     "ReadError",
     "RecordTooLongError",
@@ -265,6 +312,8 @@ __all__ = [
     "SegmentListError",
     "SegmentNotFoundError",
     "SegmentStateError",
+    "SequenceGapError",
+    "SequencePassedError",
     "SessionExpiredError",
     "SettingsError",
     "StreamNotReadyError",

@@ -1,0 +1,246 @@
+"""Control records in which a log keeps the state of its idempotent producers (docs/reference/records.md#producers).
+
+    request     before the records of a producer's request, in the same entry: who wrote them, and which number it has
+    snapshot    what is known of all producers up to this entry, in one or more parts, an entry each
+    fence       the log's fencing token from here on
+
+Every payload begins with the same head; integers are big-endian:
+
+    offset  type     field
+    0       bytes    00 'dlp'
+    4       u8       version, 1
+    5       u8       kind: 1 request, 2 part of a snapshot, 3 fence
+
+Readers hide control records, upstream's too, so a log with producers is read like any other. Payloads that do not begin
+with the head are other writers' control records. What begins with it and is not whole is an InvalidEntryError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, NamedTuple
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.errors import InvalidEntryError, InvalidRecordError
+
+MAGIC: Final = b"\x00dlp"
+VERSION: Final = 1
+REQUEST, SNAPSHOT, FENCE = 1, 2, 3
+KEPT: Final = 5
+"""Requests of a producer whose positions are kept, the newest."""
+MAX_NAME_BYTES: Final = 256
+MAX_TOKEN_BYTES: Final = 36
+"""Of a fencing token: room for a UUID as text."""
+MAX_NUMBER: Final = 2**63 - 1
+"""Of an epoch or a sequence number."""
+
+_HEAD: Final = Struct(">4sBB")
+_REQUEST: Final = Struct(">4sBBqqIH")
+_PART: Final = Struct(">4sBBIIIH")
+_NAME: Final = Struct(">HH")
+_STATE: Final = Struct(">qqq")
+_KEPT: Final = Struct(">qqqII")
+_TOKEN: Final = Struct(">4sBBH")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRequest:
+    """Whose records follow in the entry: request number `sequence` of producer `name` in `epoch`, of `count` records.
+
+    A request without records only begins an epoch; its sequence number is -1.
+    """
+
+    name: str
+    epoch: int
+    sequence: int
+    count: int
+
+    def encode(self) -> bytes:
+        """The payload of its control record. Raises InvalidRecordError."""
+        try:
+            name = self.name.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRecordError(f"a producer's name is not text: {error}", advice="Give another one") from error
+        if not 0 < len(name) <= MAX_NAME_BYTES:
+            raise InvalidRecordError(
+                f"a producer's name has {len(name)} bytes; 1 to {MAX_NAME_BYTES} are accepted", advice="Give another one"
+            )
+        if not (0 <= self.epoch <= MAX_NUMBER and -1 <= self.sequence <= MAX_NUMBER):
+            raise InvalidRecordError(
+                f"epoch {self.epoch} or sequence number {self.sequence} of producer {self.name!r} is out of range",
+                advice=f"Both begin at 0 and end at {MAX_NUMBER}",
+            )
+        return _REQUEST.pack(MAGIC, VERSION, REQUEST, self.epoch, self.sequence, self.count, len(name)) + name
+
+
+class Kept(NamedTuple):
+    """One request that was written: its number, where its first record is, and how many there are."""
+
+    sequence: int
+    first: DLSN
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What is known of one producer. `last` is its newest request's number, -1 where the epoch has none yet; `kept` has
+    the newest requests, oldest first."""
+
+    epoch: int
+    last: int
+    seen_ms: int
+    kept: tuple[Kept, ...] = ()
+
+    def encode(self) -> bytes:
+        """24 bytes, and 32 for each request."""
+        requests = [_KEPT.pack(sequence, *first[:2], first[2], count) for sequence, first, count in self.kept]
+        return b"".join((_STATE.pack(self.epoch, self.last, self.seen_ms), *requests))
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> ProducerState:
+        """The reverse of `encode`; a whole number of requests is the caller's to check."""
+        epoch, last, seen_ms = _STATE.unpack_from(data)
+        kept = [
+            Kept(sequence, DLSN(lssn, entry, slot), count)
+            for sequence, lssn, entry, slot, count in _KEPT.iter_unpack(data[_STATE.size :])
+        ]
+        return cls(epoch, last, seen_ms, tuple(kept))
+
+
+def seen_ms(state: bytes) -> int:
+    """When the producer of an encoded state was heard of last, in milliseconds since the epoch."""
+    return int.from_bytes(state[16:24], "big", signed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """Part `number` of `parts`: encoded states by name, and the log's fencing token."""
+
+    number: int
+    parts: int
+    token: bytes
+    states: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The log's fencing token from here on; empty for none."""
+
+    token: bytes
+
+    def encode(self) -> bytes:
+        """The payload of its control record. Raises InvalidRecordError."""
+        if len(self.token) > MAX_TOKEN_BYTES:
+            raise InvalidRecordError(
+                f"a fencing token of {len(self.token)} bytes is longer than {MAX_TOKEN_BYTES}", advice="Use a UUID"
+            )
+        return _TOKEN.pack(MAGIC, VERSION, FENCE, len(self.token)) + self.token
+
+
+def encode_snapshot(states: Iterable[tuple[str, bytes]], token: bytes, part_bytes: int) -> list[bytes]:
+    """The payloads of a snapshot's control records, each of about `part_bytes` at most; one at least."""
+    bodies: list[list[bytes]] = [[]]
+    counts = [0]
+    size = 0
+    for name, state in states:
+        encoded = name.encode()
+        added = _NAME.size + len(encoded) + len(state)
+        if size + added > part_bytes and counts[-1]:
+            bodies.append([])
+            counts.append(0)
+            size = 0
+        bodies[-1] += (_NAME.pack(len(encoded), len(state)), encoded, state)
+        counts[-1] += 1
+        size += added
+    return [
+        b"".join((_PART.pack(MAGIC, VERSION, SNAPSHOT, number, len(bodies), counts[number], len(token)), token, *body))
+        for number, body in enumerate(bodies)
+    ]
+
+
+def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest | SnapshotPart | Fence | None:
+    """What a control record says of producers; None for one that says nothing of them.
+
+    Raises InvalidEntryError carrying `place` for one that is cut off, or of a version or kind that is not known: what
+    it says would be missed, and a request be written twice.
+    """
+    if not payload.startswith(MAGIC):
+        return None
+    try:
+        _, version, kind = _Fields(payload).fixed(_HEAD)
+        if version != VERSION:
+            raise InvalidEntryError(
+                f"a producers' control record has version {version}; only {VERSION} is known",
+                dlsn=place,
+                advice="Use the version of dlspark that wrote it, or a later one",
+            )
+        decode = {REQUEST: _request, SNAPSHOT: _part, FENCE: _fence}.get(kind)
+        if decode is None:
+            raise InvalidEntryError(f"a producers' control record is of kind {kind}, which is not known", dlsn=place)
+        return decode(_Fields(payload))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise InvalidEntryError(f"a producers' control record is damaged: {error}", dlsn=place) from error
+
+
+class _Fields:
+    """Takes fields off a payload; raises ValueError where it is too short."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._at = 0
+
+    def fixed(self, layout: Struct) -> Sequence[int]:
+        """The fields of `layout`."""
+        return layout.unpack(self.taken(layout.size))
+
+    def taken(self, size: int) -> bytes:
+        """So many bytes."""
+        end = self._at + size
+        if end > len(self._payload):
+            raise ValueError(f"it ends at byte {len(self._payload)}, in a field up to {end}")
+        data, self._at = self._payload[self._at : end], end
+        return data
+
+    def end(self) -> None:
+        """Nothing may follow."""
+        if self._at != len(self._payload):
+            raise ValueError(f"{len(self._payload) - self._at} bytes are left over")
+
+
+def _request(fields: _Fields) -> ProducerRequest:
+    *_, epoch, sequence, count, length = fields.fixed(_REQUEST)
+    name = fields.taken(length).decode()
+    fields.end()
+    if not name or epoch < 0 or sequence < -1 or (sequence == -1) != (count == 0):
+        raise ValueError(f"request {sequence} of epoch {epoch} by {name!r} has {count} records")
+    return ProducerRequest(name, epoch, sequence, count)
+
+
+def _part(fields: _Fields) -> SnapshotPart:
+    *_, number, parts, count, token_length = fields.fixed(_PART)
+    token = fields.taken(token_length)
+    states = dict(_states(fields, count))
+    fields.end()
+    if number >= parts or len(states) != count:
+        raise ValueError(f"part {number} of {parts} names {len(states)} producers and has {count}")
+    return SnapshotPart(number, parts, token, states)
+
+
+def _states(fields: _Fields, count: int) -> Iterator[tuple[str, bytes]]:
+    for _ in range(count):
+        name_length, length = fields.fixed(_NAME)
+        name = fields.taken(name_length).decode()
+        state = fields.taken(length)
+        kept, rest = divmod(length - _STATE.size, _KEPT.size)
+        if not name or rest or not 0 <= kept <= KEPT:
+            raise ValueError(f"the state of producer {name!r} has {length} bytes")
+        yield name, state
+
+
+def _fence(fields: _Fields) -> Fence:
+    *_, length = fields.fixed(_TOKEN)
+    token = fields.taken(length)
+    fields.end()
+    return Fence(token)

@@ -1,0 +1,171 @@
+"""`Producers`: which requests of a log's idempotent producers were written, and which of them may follow. No I/O.
+
+A producer is a name and an epoch; its requests are numbered from 0 in each epoch. Any of them may come again, after an
+answer that was lost or from another process, and is written once (I9). The table is the log's: what it says is said by
+control records before the requests (`codec.producer_records`), so every owner of the log comes to the same one.
+
+It is ahead of what is acknowledged: a request is in it from the moment at which its records have their place in the
+segment. `under_way` tells those that are not answered yet. When an entry is not acknowledged, the table is not that of
+the log any more; the next owner, or this one after its recovery, reads it again.
+
+    a request comes                      it is
+    of an older epoch                    refused: ProducerFencedError
+    of a newer epoch                     the first of it, so its number is 0
+    with the number after the last one   new
+    with one of the last KEPT numbers    a repetition: its first position is known, or will be (it is under way)
+    below them                           a repetition whose position is forgotten
+    above the next number                refused: SequenceGapError
+
+Where gaps are allowed (a sink numbers its batches, and not every batch has rows), any higher number is new, and a lower
+one that is not among those kept may have been left out: SequencePassedError says that it is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.producer_records import (
+    KEPT,
+    Fence,
+    Kept,
+    ProducerRequest,
+    ProducerState,
+    SnapshotPart,
+    encode_snapshot,
+    seen_ms,
+)
+from dlspark.errors import InvalidRecordError, ProducerFencedError, SequenceGapError, SequencePassedError
+
+SNAPSHOT_PART_BYTES: Final = 256 * 1024
+ADVICE_EPOCH: Final = "Begin a new epoch: it starts at 0, and fences whoever writes with an older one"
+
+
+class Written(NamedTuple):
+    """The answer to a repetition: where the request's first record is, None where that is forgotten."""
+
+    first: DLSN | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """The answer to a repetition of a request that is not answered yet: it has that one's outcome."""
+
+    request: ProducerRequest
+
+
+class Producers:
+    """The producers of one log, as this owner knows them."""
+
+    def __init__(self, *, gaps_allowed: bool = False) -> None:
+        self.gaps_allowed = gaps_allowed
+        self.token = b""
+        """The log's fencing token, empty for none."""
+        self._states: dict[str, bytes] = {}
+        self._under_way: set[ProducerRequest] = set()
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def state(self, name: str) -> ProducerState | None:
+        """What is known of a producer; None where it has never written, or not for long."""
+        encoded = self._states.get(name)
+        return ProducerState.decode(encoded) if encoded is not None else None
+
+    # ------------------------------------------------------------------ requests
+
+    def judge(self, request: ProducerRequest) -> Written | UnderWay | None:
+        """None where the request is to be written; else what it was answered with, or will be.
+
+        Raises ProducerFencedError, SequenceGapError or SequencePassedError, and InvalidRecordError where another
+        request was written under the same number.
+        """
+        known = self.state(request.name)
+        if known is not None and request.epoch < known.epoch:
+            raise ProducerFencedError(
+                f"epoch {request.epoch} of producer {request.name!r} has ended: epoch {known.epoch} has begun",
+                advice="Another process writes as this producer; if it should not, begin a new epoch here",
+            )
+        last = known.last if known is not None and request.epoch == known.epoch else -1
+        if request.sequence == -1:  # it only begins its epoch, or did before
+            return Written(None, 0) if known is not None and request.epoch == known.epoch else None
+        if request.sequence > last:
+            self._check_follows(request, last)
+            return None
+        return self._repetition(request, known.kept if known is not None else ())
+
+    def _check_follows(self, request: ProducerRequest, last: int) -> None:
+        if request.sequence != last + 1 and not self.gaps_allowed:
+            raise SequenceGapError(
+                f"request {request.sequence} of producer {request.name!r} came where {last + 1} is next",
+                expected=last + 1,
+                advice=f"Send the requests before it again. {ADVICE_EPOCH}",
+            )
+
+    def _repetition(self, request: ProducerRequest, kept: tuple[Kept, ...]) -> Written | UnderWay:
+        for sequence, first, count in kept:
+            if sequence == request.sequence:
+                if count != request.count:
+                    raise InvalidRecordError(
+                        f"request {sequence} of producer {request.name!r} was written with {count} records and came "
+                        f"again with {request.count}",
+                        advice="A number belongs to one request; repeat it unchanged, or take the next number",
+                    )
+                return UnderWay(request) if request in self._under_way else Written(first, count)
+        if self.gaps_allowed:
+            raise SequencePassedError(
+                f"request {request.sequence} of producer {request.name!r} is below the last ones, and is not among the "
+                f"{len(kept)} that are remembered",
+                advice="Look for its records in the log before writing them again",
+            )
+        return Written(None, request.count)
+
+    def begin(self, request: ProducerRequest, first: DLSN, now_ms: int) -> None:
+        """Note a new request whose records have their place; its answer is to come."""
+        self._note(request, first, now_ms)
+        self._under_way.add(request)
+
+    def answered(self, request: ProducerRequest) -> None:
+        """A request that was under way is stored."""
+        self._under_way.discard(request)
+
+    # ------------------------------------------------------------------ what the log says
+
+    def replay(self, said: ProducerRequest | Fence, place: DLSN, now_ms: int) -> None:
+        """Take in a control record that was read behind the snapshot; `place` is the control record's own."""
+        if isinstance(said, Fence):
+            self.token = said.token
+            return
+        self._note(said, DLSN(place.lssn, place.entry_id, place.slot_id + 1), now_ms)
+
+    def restore(self, parts: list[SnapshotPart]) -> None:
+        """Take in a whole snapshot, in the place of everything known."""
+        self._states = {}
+        for part in parts:
+            self._states.update(part.states)
+            self.token = part.token
+
+    def snapshot(self, now_ms: int, expiry_ms: int) -> list[bytes]:
+        """The payloads of a snapshot's control records. Producers that were silent for longer than `expiry_ms` are not
+        in it, and are forgotten here too."""
+        oldest = now_ms - expiry_ms
+        for name in [name for name, state in self._states.items() if seen_ms(state) < oldest]:
+            del self._states[name]
+        return encode_snapshot(self._states.items(), self.token, SNAPSHOT_PART_BYTES)
+
+    def names(self) -> Iterator[str]:
+        """All producers that are known."""
+        return iter(self._states)
+
+    def _note(self, request: ProducerRequest, first: DLSN, now_ms: int) -> None:
+        known = self.state(request.name)
+        if known is None or request.epoch > known.epoch:
+            known = ProducerState(request.epoch, -1, now_ms)
+        kept = known.kept
+        if request.sequence >= 0:
+            kept = (*kept, Kept(request.sequence, first, request.count))[-KEPT:]
+        last = max(known.last, request.sequence)
+        self._states[request.name] = ProducerState(known.epoch, last, now_ms, kept).encode()

@@ -1,0 +1,120 @@
+"""Control records of producers: what is written is read back, and what is damaged is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.producer_records import (
+    KEPT,
+    MAGIC,
+    MAX_NAME_BYTES,
+    MAX_TOKEN_BYTES,
+    Fence,
+    Kept,
+    ProducerRequest,
+    ProducerState,
+    SnapshotPart,
+    decode_control,
+    encode_snapshot,
+    seen_ms,
+)
+from dlspark.core.codec.records import CONTROL_PAYLOAD, KEEPALIVE_PAYLOAD
+from dlspark.errors import InvalidEntryError, InvalidRecordError
+
+LONG = st.integers(0, 2**63 - 1)
+COUNT = st.integers(1, 2**31)
+NAMES = st.text(min_size=1, max_size=20)
+KEPTS = st.builds(Kept, LONG, st.builds(DLSN, LONG, LONG, st.integers(0, 2**31)), COUNT)
+STATES = st.builds(
+    ProducerState, LONG, st.integers(-1, 2**63 - 1), LONG, st.lists(KEPTS, max_size=KEPT).map(tuple)
+)
+
+
+@given(NAMES, LONG, LONG, COUNT)
+def test_a_request_is_read_back(name: str, epoch: int, sequence: int, count: int) -> None:
+    request = ProducerRequest(name, epoch, sequence, count)
+    assert decode_control(request.encode()) == request
+
+
+def test_the_bytes_of_a_request() -> None:
+    """As docs/reference/records.md has them."""
+    payload = ProducerRequest("sensor-7", 2, 41, 100).encode()
+    assert payload.hex() == (
+        "00646c70" "01" "01" "0000000000000002" "0000000000000029" "00000064" "0008" "73656e736f722d37"
+    )
+
+
+@given(st.dictionaries(NAMES, STATES, max_size=30), st.binary(max_size=MAX_TOKEN_BYTES), st.integers(1, 3000))
+def test_a_snapshot_is_read_back_whatever_its_parts(
+    states: dict[str, ProducerState], token: bytes, part_bytes: int
+) -> None:
+    payloads = encode_snapshot([(name, state.encode()) for name, state in states.items()], token, part_bytes)
+    read: dict[str, ProducerState] = {}
+    for number, payload in enumerate(payloads):
+        part = decode_control(payload)
+        assert isinstance(part, SnapshotPart)
+        assert (part.number, part.parts, part.token) == (number, len(payloads), token)
+        assert len(part.states) == 1 or len(payload) < part_bytes + 100 + len(token)
+        read |= {name: ProducerState.decode(state) for name, state in part.states.items()}
+    assert read == states
+    assert all(seen_ms(state.encode()) == state.seen_ms for state in states.values())
+
+
+def test_the_token_is_read_back_and_has_a_limit() -> None:
+    assert decode_control(Fence(b"mine").encode()) == Fence(b"mine")
+    assert decode_control(Fence(b"").encode()) == Fence(b"")
+    with pytest.raises(InvalidRecordError, match="longer than 36"):
+        Fence(bytes(37)).encode()
+
+
+@pytest.mark.parametrize("payload", [CONTROL_PAYLOAD, KEEPALIVE_PAYLOAD, b"", b"\x00", b"dlp", b"heartbeat"])
+def test_other_control_records_say_nothing_of_producers(payload: bytes) -> None:
+    assert decode_control(payload) is None
+
+
+@pytest.mark.parametrize("name", ["", "n" * (MAX_NAME_BYTES + 1), "ü" * 129])
+def test_a_name_has_limits(name: str) -> None:
+    with pytest.raises(InvalidRecordError, match="name"):
+        ProducerRequest(name, 0, 0, 1).encode()
+
+
+@pytest.mark.parametrize(("epoch", "sequence"), [(-1, 0), (0, -2), (2**63, 0), (0, 2**63)])
+def test_numbers_have_limits(epoch: int, sequence: int) -> None:
+    with pytest.raises(InvalidRecordError, match="out of range"):
+        ProducerRequest("p", epoch, sequence, 1).encode()
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        ProducerRequest("p", 1, 2, 3).encode(),
+        Fence(b"mine").encode(),
+        encode_snapshot([("p", ProducerState(1, 0, 0, (Kept(0, DLSN(1, 2, 3), 4),)).encode())], b"t", 1000)[0],
+    ],
+    ids=["request", "fence", "snapshot"],
+)
+def test_what_is_cut_off_or_too_long_is_refused_with_its_place(whole: bytes) -> None:
+    place = DLSN(3, 1, 4)
+    for end in range(len(MAGIC), len(whole)):
+        with pytest.raises(InvalidEntryError, match="damaged") as caught:
+            decode_control(whole[:end], place)
+        assert caught.value.dlsn == place
+    with pytest.raises(InvalidEntryError, match="left over"):
+        decode_control(whole + b"x")
+
+
+@pytest.mark.parametrize(("version", "kind", "said"), [(2, 1, "version 2"), (1, 9, "kind 9")])
+def test_a_later_version_is_refused_and_not_passed_over(version: int, kind: int, said: str) -> None:
+    with pytest.raises(InvalidEntryError, match=said):
+        decode_control(MAGIC + bytes([version, kind]))
+
+
+@given(st.binary(max_size=200))
+def test_whatever_follows_the_magic_is_read_or_refused(rest: bytes) -> None:
+    try:
+        decode_control(MAGIC + rest)
+    except InvalidEntryError:
+        pass

@@ -1,0 +1,203 @@
+"""The table of producers: a request is written once, in order, whoever sends it and however often."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.producer_records import KEPT, Fence, ProducerRequest, SnapshotPart, decode_control
+from dlspark.core.writing.producers import Producers, UnderWay, Written
+from dlspark.errors import (
+    InvalidRecordError,
+    NotAppliedError,
+    ProducerFencedError,
+    SequenceGapError,
+    SequencePassedError,
+)
+
+DAY_MS = 86_400_000
+
+
+def request(sequence: int, *, name: str = "p", epoch: int = 0, count: int = 1) -> ProducerRequest:
+    return ProducerRequest(name, epoch, sequence, count if sequence >= 0 else 0)
+
+
+def place(number: int) -> DLSN:
+    return DLSN(1, number, 1)
+
+
+def written(producers: Producers, *sequences: int, epoch: int = 0) -> None:
+    for sequence in sequences:
+        one = request(sequence, epoch=epoch)
+        assert producers.judge(one) is None
+        producers.begin(one, place(sequence), 0)
+        producers.answered(one)
+
+
+def test_the_last_requests_are_answered_with_their_first_positions() -> None:
+    producers = Producers()
+    written(producers, *range(8))
+    assert [producers.judge(request(n)) for n in range(3, 8)] == [Written(place(n), 1) for n in range(3, 8)]
+    assert [producers.judge(request(n)) for n in range(3)] == [Written(None, 1)] * 3, "written, position forgotten"
+
+
+def test_a_request_under_way_is_waited_for() -> None:
+    producers = Producers()
+    one = request(0)
+    producers.begin(one, place(0), 0)
+    assert producers.judge(request(0)) == UnderWay(one)
+    assert producers.judge(request(1)) is None, "the next one may follow at once"
+    producers.answered(one)
+    assert producers.judge(request(0)) == Written(place(0), 1)
+
+
+def test_a_gap_is_refused_with_the_number_that_is_next() -> None:
+    producers = Producers()
+    with pytest.raises(SequenceGapError, match="0 is next") as caught:
+        producers.judge(request(1))
+    assert caught.value.expected == 0
+    written(producers, 0, 1)
+    with pytest.raises(SequenceGapError, match="2 is next"):
+        producers.judge(request(3))
+
+
+def test_gaps_that_are_allowed_leave_lower_numbers_unknown() -> None:
+    producers = Producers(gaps_allowed=True)
+    written(producers, 7, 10)
+    assert producers.judge(request(7)) == Written(place(7), 1)
+    for passed in (0, 8):
+        with pytest.raises(SequencePassedError, match="is not among the 2"):
+            producers.judge(request(passed))
+
+
+def test_a_newer_epoch_fences_the_older_one_and_begins_at_0() -> None:
+    producers = Producers()
+    written(producers, 0, 1, 2)
+    with pytest.raises(SequenceGapError, match="0 is next"):
+        producers.judge(request(3, epoch=1))
+    written(producers, 0, epoch=1)
+    with pytest.raises(ProducerFencedError, match="epoch 1 has begun"):
+        producers.judge(request(3))
+    with pytest.raises(ProducerFencedError):
+        producers.judge(request(0))
+
+
+def test_an_epoch_begins_without_records_and_once() -> None:
+    producers = Producers()
+    written(producers, 0)
+    begin = request(-1, epoch=4)
+    assert producers.judge(begin) is None
+    producers.begin(begin, place(9), 0)
+    producers.answered(begin)
+    assert producers.judge(begin) == Written(None, 0)
+    with pytest.raises(ProducerFencedError):
+        producers.judge(request(1))
+    written(producers, 0, epoch=4)
+
+
+def test_another_request_under_a_used_number_is_refused() -> None:
+    producers = Producers()
+    written(producers, 0)
+    with pytest.raises(InvalidRecordError, match="written with 1 records and came again with 2"):
+        producers.judge(request(0, count=2))
+
+
+def test_producers_that_were_silent_for_long_leave_the_snapshot() -> None:
+    producers = Producers()
+    producers.begin(request(0, name="old"), place(0), 0)
+    producers.begin(request(0, name="new"), place(1), DAY_MS)
+    (payload,) = producers.snapshot(2 * DAY_MS, DAY_MS)
+    part = decode_control(payload)
+    assert isinstance(part, SnapshotPart)
+    assert list(part.states) == list(producers.names()) == ["new"]
+
+
+def test_a_hundred_thousand_producers_are_cut_into_parts() -> None:
+    producers = Producers()
+    for number in range(100_000):
+        producers.begin(ProducerRequest(f"device-{number:07}", 0, 0, 1), place(number), 0)
+    parts = [decode_control(payload) for payload in producers.snapshot(0, DAY_MS)]
+    assert 20 < len(parts) < 60
+    other = Producers()
+    other.restore([part for part in parts if isinstance(part, SnapshotPart)])
+    assert len(other) == 100_000
+    assert other.state("device-0099999") == producers.state("device-0099999")
+
+
+# ---- any history ---------------------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.sampled_from("ab"), st.integers(0, 2), st.integers(-1, 12)),
+        st.tuples(st.just("next"), st.sampled_from("ab"), st.integers(0, 2), st.just(0)),
+        st.tuples(st.just("snapshot"), st.just(""), st.just(0), st.just(0)),
+        st.tuples(st.just("new owner"), st.just(""), st.just(0), st.just(0)),
+        st.tuples(st.just("token"), st.just(""), st.integers(0, 9), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.booleans())
+def test_any_owner_comes_to_the_same_table_and_no_request_is_written_twice(
+    steps: list[tuple[str, str, int, int]], gaps_allowed: bool
+) -> None:
+    """The log is a list of control records. A new owner reads the newest snapshot and what follows it."""
+    producers = Producers(gaps_allowed=gaps_allowed)
+    log: list[bytes] = []
+    stored: dict[tuple[str, int, int], DLSN] = {}
+    newest: dict[str, tuple[int, int]] = {}
+    snapshot_at = 0
+    for kind, name, epoch, sequence in steps:
+        if kind == "next":
+            known = producers.state(name)
+            kind, sequence = "send", known.last + 1 if known is not None and known.epoch == epoch else 0
+        if kind == "send":
+            one = ProducerRequest(name, epoch, sequence, 2 if sequence >= 0 else 0)
+            key = (name, epoch, sequence)
+            try:
+                answer = producers.judge(one)
+            except NotAppliedError:
+                assert key not in stored or (epoch, sequence) < newest[name]
+                continue
+            except SequencePassedError:
+                assert gaps_allowed
+                continue
+            if answer is None:
+                assert key not in stored, "written twice"
+                assert (epoch, sequence) > newest.get(name, (-1, -1)), "out of order"
+                assert gaps_allowed or sequence in (-1, 0) or (name, epoch, sequence - 1) in stored
+                first = DLSN(1, len(log), 1)
+                log.append(one.encode())
+                producers.begin(one, first, 0)
+                producers.answered(one)
+                stored[key], newest[name] = first, (epoch, sequence)
+            else:
+                assert isinstance(answer, Written)
+                assert answer.first in (None, stored[key])
+        elif kind == "token":
+            producers.token = str(epoch).encode()
+            log.append(Fence(producers.token).encode())
+        elif kind == "snapshot":
+            snapshot_at = len(log)
+            log += producers.snapshot(0, DAY_MS)
+        else:
+            heir = Producers(gaps_allowed=gaps_allowed)
+            parts: list[SnapshotPart] = []
+            for number in range(snapshot_at, len(log)):
+                said = decode_control(log[number])
+                if isinstance(said, SnapshotPart):
+                    parts.append(said)
+                    if said.number + 1 == said.parts:
+                        heir.restore(parts)
+                elif said is not None:
+                    heir.replay(said, DLSN(1, number, 0), 0)
+            assert heir.token == producers.token
+            assert {n: heir.state(n) for n in heir.names()} == {n: producers.state(n) for n in producers.names()}
+            producers = heir
+
+
+def test_kept_is_what_the_specification_says() -> None:
+    assert KEPT == 5
