@@ -64,23 +64,35 @@ class AsyncLog(LogReaders):
 
     # ------------------------------------------------------------------ writing, reading
 
-    async def open_writer(self, client_id: str | None = None) -> AsyncLogWriter:
+    async def open_writer(
+        self, client_id: str | None = None, *, producers: bool = False, gaps_allowed: bool = False
+    ) -> AsyncLogWriter:
         """Become the log's writer; the log is created if `createStreamIfNotExists` is on and the namespace is not
         bound as federated.
 
-        `client_id` is the name that other clients see when they want the log. Raises OwnershipAcquireFailedError with
+        `client_id` is the name that other clients see when they want the log. With `producers` it takes requests of
+        idempotent producers and conditional appends (`AsyncLogWriter.append`), and `gaps_allowed` says whether a
+        producer may leave out numbers.
+
+        Raises OwnershipAcquireFailedError with
         the owner's name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
         """
         self._check_open()
         await self._services.permit(self.name, Action.ACQUIRE, Action.WRITE)
         services = self._services
+
+        async def opened() -> AsyncLogWriter:
+            return await AsyncLogWriter.open(
+                services, self.name, self._settings, client_id, producers=producers, gaps_allowed=gaps_allowed
+            )
+
         try:
-            writer = await AsyncLogWriter.open(services, self.name, self._settings, client_id)
+            writer = await opened()
         except LogNotFoundError:
             if not (self._settings.create_log_if_missing and services.create_missing):
                 raise
             await services.logs.ensure(self.name)
-            writer = await AsyncLogWriter.open(services, self.name, self._settings, client_id)
+            writer = await opened()
         await self._adopt(writer)
         return writer
 

@@ -240,6 +240,8 @@ class EncodedEntry:
     buffers: tuple[Buffer, ...]
     record_count: int
     """Slots taken: logical records, the members of record sets counted one by one."""
+    user_count: int
+    """How many of them are user records: neither control records nor the end of stream."""
     first_txid: int
     """Transaction ids of the first and last record that is not a control record; INVALID_TXID where there is none."""
     last_txid: int
@@ -255,13 +257,23 @@ class EncodedEntry:
 class EntryBuilder:
     """Fills one transmit buffer record by record; after `finish` it is empty and can be filled again."""
 
-    __slots__ = ("_bytes", "_compression", "_enveloped", "_first_txid", "_last_txid", "_parts", "_slots", "_user_bytes")
+    __slots__ = (
+        "_bytes",
+        "_compression",
+        "_enveloped",
+        "_first_txid",
+        "_last_txid",
+        "_parts",
+        "_slots",
+        "_user_bytes",
+        "_users",
+    )
 
     def __init__(self, compression: Compression = Compression.NONE, *, enveloped: bool = True) -> None:
         self._compression = compression
         self._enveloped = enveloped
         self._parts: list[Buffer] = []
-        self._bytes = self._slots = self._user_bytes = 0
+        self._bytes = self._slots = self._users = self._user_bytes = 0
         self._first_txid = self._last_txid = INVALID_TXID
         self._clear()
 
@@ -297,7 +309,9 @@ class EntryBuilder:
         if not flags & FLAG_CONTROL:
             self._first_txid = txid if self._first_txid == INVALID_TXID else self._first_txid
             self._last_txid = txid
-            self._user_bytes += 0 if flags & FLAG_END_OF_STREAM else length
+            if not flags & FLAG_END_OF_STREAM:
+                self._users += slots
+                self._user_bytes += length
         return slot
 
     def finish(self) -> EncodedEntry:
@@ -305,14 +319,14 @@ class EntryBuilder:
         check(bool(self._parts), "an empty transmit buffer was finished")
         content = b"".join(self._parts)
         buffers = wrap(content, self._compression) if self._enveloped else (content,)
-        entry = EncodedEntry(buffers, self._slots, self._first_txid, self._last_txid, self._user_bytes)
+        entry = EncodedEntry(buffers, self._slots, self._users, self._first_txid, self._last_txid, self._user_bytes)
         self._clear()
         return entry
 
     def _clear(self) -> None:
         self._parts = []
         self._bytes = ENVELOPE_BYTES if self._enveloped else 0
-        self._slots = 0
+        self._slots = self._users = 0
         self._first_txid = self._last_txid = INVALID_TXID
         self._user_bytes = 0
 

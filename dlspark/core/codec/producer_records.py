@@ -65,7 +65,8 @@ class ProducerRequest:
             raise InvalidRecordError(f"a producer's name is not text: {error}", advice="Give another one") from error
         if not 0 < len(name) <= MAX_NAME_BYTES:
             raise InvalidRecordError(
-                f"a producer's name has {len(name)} bytes; 1 to {MAX_NAME_BYTES} are accepted", advice="Give another one"
+                f"a producer's name has {len(name)} bytes; 1 to {MAX_NAME_BYTES} are accepted",
+                advice="Give another one",
             )
         if not (0 <= self.epoch <= MAX_NUMBER and -1 <= self.sequence <= MAX_NUMBER):
             raise InvalidRecordError(

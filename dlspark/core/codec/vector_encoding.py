@@ -157,6 +157,7 @@ def _entries(
             yield EncodedEntry(
                 buffers=wrap(content, compression) if enveloped else (content,),
                 record_count=after - first,
+                user_count=after - first,
                 first_txid=int(columns.txids[first]),
                 last_txid=int(columns.txids[after - 1]),
                 user_bytes=len(content) - HEADER_BYTES * (after - first),

@@ -181,6 +181,25 @@ class WriterKeys:
         "Whether writes over the limit are only counted; false: they are refused",
         dynamic=True,
     )
+    producer_snapshot_entries: int = setting(
+        WHOLE,
+        10_000,
+        "producerSnapshotEntries",
+        "Entries of a segment after which a writer with producers stores again what it knows of them: the most that "
+        "its successor reads for that, beside the snapshot itself",
+        minimum=1,
+        own=True,
+        dynamic=True,
+    )
+    producer_expiry_s: int = setting(
+        WHOLE,
+        604_800,
+        "producerExpirySeconds",
+        "Seconds after which a silent producer is forgotten, with the next snapshot; it begins a new epoch then",
+        minimum=1,
+        own=True,
+        dynamic=True,
+    )
 
 
 @dataclass(frozen=True)

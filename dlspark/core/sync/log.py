@@ -91,14 +91,20 @@ class Log:
         """The settings that hold now: the namespace's, over them this log's overrides, over these dynamic settings."""
         return self._inner.settings
 
-    def open_writer(self, client_id: str | None = None) -> LogWriter:
+    def open_writer(
+        self, client_id: str | None = None, *, producers: bool = False, gaps_allowed: bool = False
+    ) -> LogWriter:
         """Become the log's writer; the log is created if `createStreamIfNotExists` is on and the namespace is not
         bound as federated.
 
-        `client_id` is the name that other clients see when they want the log. Raises OwnershipAcquireFailedError with
+        `client_id` is the name that other clients see when they want the log. With `producers` it takes requests of
+        idempotent producers and conditional appends (`LogWriter.append`), and `gaps_allowed` says whether a
+        producer may leave out numbers.
+
+        Raises OwnershipAcquireFailedError with
         the owner's name after `lockTimeoutSeconds`, LogNotFoundError, and what recovering an unfinished segment raises.
         """
-        opened = self._runtime.run(self._inner.open_writer(client_id))
+        opened = self._runtime.run(self._inner.open_writer(client_id, producers=producers, gaps_allowed=gaps_allowed))
         return LogWriter(self._runtime, opened)
 
     def open_append_stream(self, client_id: str | None = None) -> AppendStream:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.runtime import Runtime
-from dlspark.core.writing.acknowledgements import WrittenEntry
+from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
 
 _T = TypeVar("_T")
@@ -108,6 +108,31 @@ class LogWriter:
 
         return self._pending(write())
 
+    def append(
+        self,
+        records: Sequence[tuple[int, bytes]],
+        *,
+        producer: str | None = None,
+        epoch: int = 0,
+        sequence: int = 0,
+        expected_position: int | DLSN | None = None,
+        fencing_token: bytes | None = None,
+    ) -> PendingWrite[Appended]:
+        """Append records as one request: see `AsyncLogWriter.append`. Raises a refusal at once."""
+
+        async def write() -> asyncio.Future[Appended]:
+            await self._inner.wait_for_room()
+            return self._inner.append(
+                records,
+                producer=producer,
+                epoch=epoch,
+                sequence=sequence,
+                expected_position=expected_position,
+                fencing_token=fencing_token,
+            )
+
+        return self._pending(write())
+
     def _pending(self, write: Coroutine[object, object, asyncio.Future[_T]]) -> PendingWrite[_T]:
         async def begin() -> concurrent.futures.Future[_T]:
             return _concurrent(await write)
@@ -192,6 +217,15 @@ class LogWriter:
     def segment(self) -> int | None:
         """Sequence number of the segment being written, None between segments."""
         return self._inner.segment
+
+    def begin_epoch(self, producer: str) -> int:
+        """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
+        the log. Its requests are numbered from 0."""
+        return self._runtime.run(self._inner.begin_epoch(producer))
+
+    def set_fencing_token(self, token: bytes) -> None:
+        """Have every append that names another fencing token refused from now on; empty bytes: none."""
+        self._runtime.run(self._inner.set_fencing_token(token))
 
     # --- made up to here
 

@@ -24,11 +24,10 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EncodedEntry
-from dlspark.core.codec.records import MAX_TXID
 from dlspark.core.metrics.meter import Moments
 from dlspark.errors import WriterDeposedError
 from metadata.foundation.errors import DistributedLogError
@@ -66,13 +65,34 @@ class SentBatch:
             self.future.set_result(tuple(self.written))
 
 
+class Appended(NamedTuple):
+    """The answer to an append that is stored: where its first record is, and how many follow each other from there.
+
+    `first` is None for a producer's request that was written long ago: its position is forgotten.
+    """
+
+    first: DLSN | None
+    count: int
+    repeated: bool = False
+    """Whether it was written before; nothing was written now."""
+
+
+class Group(NamedTuple):
+    """Records of an entry that are answered together: `count` of them from `slot` on."""
+
+    slot: int
+    count: int
+
+
 @dataclass(slots=True)
 class SentEntry:
-    """One entry under way. `futures` are its records' in slot order; a batch has one for all of its entries."""
+    """One entry under way. `futures` are its records' in slot order, or its groups'; a batch has one for all of its
+    entries."""
 
     entry_id: int
     encoded: EncodedEntry
-    futures: list[asyncio.Future[DLSN]]
+    futures: list[asyncio.Future[Any]]
+    groups: list[Group]
     batch: SentBatch | None
     has_user_data: bool
     highest_txid: int
@@ -82,15 +102,15 @@ class SentEntry:
     @property
     def records(self) -> int:
         """How many records have a caller that waits for them: none of a control record."""
-        return len(self.futures) if self.batch is None else self.encoded.record_count
-
-    @property
-    def users(self) -> int:
-        """How many user records the entry holds: all but the end-of-stream record."""
-        return self.encoded.record_count - int(self.encoded.last_txid == MAX_TXID)
+        return len(self.futures) if self.batch is None and not self.groups else self.encoded.user_count
 
     def acknowledged(self, lssn: int) -> None:
-        """Give each record's future its DLSN."""
+        """Give each record's future its DLSN, and each group's what it needs to know them."""
+        if self.groups:
+            for (slot, count), future in zip(self.groups, self.futures, strict=True):
+                if not future.done():
+                    future.set_result(Appended(DLSN(lssn, self.entry_id, slot), count))
+            return
         for slot, future in enumerate(self.futures):
             if not future.done():
                 future.set_result(DLSN(lssn, self.entry_id, slot))
@@ -102,7 +122,7 @@ class SentEntry:
             self.batch.acknowledged(WrittenEntry(dlsn, encoded.record_count, encoded.first_txid, encoded.last_txid))
 
 
-def fail_records(futures: Sequence[asyncio.Future[DLSN]], batch: SentBatch | None, error: Exception) -> None:
+def fail_records(futures: Sequence[asyncio.Future[Any]], batch: SentBatch | None, error: Exception) -> None:
     """Give `error` to every future that has not ended yet."""
     for future in futures:
         if not future.done():

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.producer_records import Fence, ProducerRequest
 from dlspark.core.metrics.catalog import Measures
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.acknowledgements import WrittenEntry
+from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
+from dlspark.core.writing.append_requests import AppendWrite, Condition, RequestLog
 from dlspark.core.writing.failures import UnawaitedFailures
 from dlspark.core.writing.queued_writes import BatchWrite, QueuedWrite, RecordSetWrite, RecordWrite
 from dlspark.errors import WriteCancelledError
+from metadata.foundation.errors import CallerError
 
 
 class Appending:
     """Base of `AsyncLogWriter`."""
 
+    last_txid: int
     _loop: asyncio.AbstractEventLoop
     _settings: Settings
     _measures: Measures
@@ -113,13 +118,87 @@ class Appending:
         at_once = WrittenEntry(DLSN.INVALID, batch.records, batch.first_txid, batch.last_txid)
         return self._unawaited.instead_of(future, (at_once,))
 
-    def _measure_bulk(self, last: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+    def append(
+        self,
+        records: Sequence[tuple[int, bytes]],
+        *,
+        producer: str | None = None,
+        epoch: int = 0,
+        sequence: int = 0,
+        expected_position: int | DLSN | None = None,
+        fencing_token: bytes | None = None,
+    ) -> asyncio.Future[Appended]:
+        """Append records of (transaction id, payload) as one request: all of them in one entry, or none.
+
+        Args:
+            producer: who writes; a request that comes again, after a lost answer or from another process, is written
+                once, and answered with its first position. Epochs: `begin_epoch`.
+            sequence: the request's number, from 0 in each epoch.
+            expected_position: the sequence id that comes next, or the DLSN behind which no record may be.
+            fencing_token: what `set_fencing_token` was called with last, by anybody.
+
+        The future gets an `Appended`. Its errors besides those of `write`: ProducerFencedError, SequenceGapError,
+        SequencePassedError, ConditionError, and RecordTooLongError for more than an entry holds. Never raises. The
+        writer must have been opened with `producers=True`.
+        """
+        who = ProducerRequest(producer, epoch, sequence, len(records)) if producer is not None else None
+        asked = expected_position is not None or fencing_token is not None
+        return self._append(records, who, Condition(expected_position, fencing_token) if asked else None, None)
+
+    async def begin_epoch(self, producer: str) -> int:
+        """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
+        the log. Its requests are numbered from 0."""
+        known = self._request_log().producers.state(producer)
+        epoch = known.epoch + 1 if known is not None else 0
+        await self._at_once(self._append((), ProducerRequest(producer, epoch, -1, 0), None, None))
+        return epoch
+
+    async def set_fencing_token(self, token: bytes) -> None:
+        """Have every append that names another fencing token refused from now on; empty bytes: none."""
+        await self._at_once(self._append((), None, None, Fence(token)))
+
+    async def _at_once(self, appended: asyncio.Future[Appended]) -> None:
+        """Send what was appended, and wait until it is stored."""
+        if not appended.done():
+            await self.send()
+        await appended
+
+    async def send(self) -> None:
+        """Send everything accepted without waiting for acknowledgement, only for a segment being started."""
+        raise NotImplementedError
+
+    def _request_log(self) -> RequestLog:
+        """What is known of requests. Raises CallerError for a writer without producers."""
+        raise NotImplementedError
+
+    def _append(
+        self,
+        records: Sequence[tuple[int, bytes]],
+        producer: ProducerRequest | None,
+        condition: Condition | None,
+        fence: Fence | None,
+    ) -> asyncio.Future[Appended]:
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        try:
+            self._request_log()
+        except CallerError as error:
+            future.set_exception(error)
+            return future
+        self._accept(
+            AppendWrite(
+                self._request_log, records, future, self.last_txid, producer=producer, condition=condition, fence=fence
+            )
+        )
+        self._measure_bulk(future)
+        return future
+
+    def _measure_bulk(self, last: asyncio.Future[Any]) -> None:
         """Time a bulk from now until its last future ends."""
         if not self._measured:
             return
         began = self._loop.time()
 
-        def ended(future: asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]) -> None:
+        def ended(future: asyncio.Future[Any]) -> None:
             if not future.cancelled():
                 # Not by `exception()`: asyncio would take the failure for seen, and not report it if the caller never
                 # looks at it.

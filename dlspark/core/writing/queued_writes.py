@@ -87,7 +87,8 @@ def check_follows(operation: QueuedWrite, highest: int, log: str) -> None:
         )
 
 
-def _check_payload(payload: object) -> None:
+def check_payload(payload: object) -> None:
+    """Raise InvalidRecordError unless it is bytes."""
     if not isinstance(payload, bytes | bytearray | memoryview):
         raise InvalidRecordError(
             f"a payload is bytes, not {type(payload).__name__}; nothing was written",
@@ -95,7 +96,8 @@ def _check_payload(payload: object) -> None:
         )
 
 
-def _check_txid(txid: object) -> None:
+def check_txid(txid: object) -> None:
+    """Raise InvalidRecordError or TransactionIdOutOfOrderError unless a user record may carry it."""
     if isinstance(txid, bool) or not isinstance(txid, int | np.integer):
         raise InvalidRecordError(f"a transaction id is an integer, not {type(txid).__name__}")
     check_user_txid(int(txid))
@@ -140,9 +142,9 @@ class RecordWrite:
         """Raise InvalidRecordError, RecordTooLongError or TransactionIdOutOfOrderError; copies a payload that its
         caller could still change."""
         if type(self.payload) is not bytes:
-            _check_payload(self.payload)
+            check_payload(self.payload)
             self.payload = bytes(self.payload)  # The caller may change its buffer before the record is sent (I3).
-        _check_txid(self.txid)
+        check_txid(self.txid)
         check_payload_length(len(self.payload))
 
     def check_order(self) -> None:
@@ -196,9 +198,9 @@ class RecordSetWrite:
 
     def check(self) -> None:
         """Raise unless it may be written, and encode it: the finished set has a bound of its own."""
-        _check_txid(self.txid)
+        check_txid(self.txid)
         for payload in self.payloads:
-            _check_payload(payload)
+            check_payload(payload)
         compression = _COMPRESSIONS.get(self.compression)
         if compression is None:
             raise InvalidRecordError(

@@ -35,6 +35,7 @@ from dlspark.errors import TransmitError, WriterDeposedError
 from metadata.foundation.errors import DistributedLogError, NotAppliedError
 from metadata.foundation.tasks import end_tasks
 from metadata.locks import LockingError, OwnershipAcquireFailedError
+from metadata.segments import SegmentMetadata
 from metadata.store import SessionState
 from storage_node.client.writer import LedgerWriter
 
@@ -67,6 +68,9 @@ class SegmentSequence:
         self._on_failure = on_failure
         self._on_acknowledged = on_acknowledged
         self._needs_recovery = False
+        self.on_started: Callable[[SegmentWriter, int | None], None] | None = None
+        """Called with each segment that begins and its first sequence id (None: it has none), before any record."""
+        self._first_sequence_id: int | None = None
         self._rolling_off = services.features.scope(DL_SCOPE).feature(DISABLE_LOGSEGMENT_ROLLING)
 
     def use_settings(self, settings: Settings) -> None:
@@ -206,8 +210,19 @@ class SegmentSequence:
             ledger, answers, metadata, self._settings, self._on_failure, self._on_acknowledged, meter, name
         )
         ledger.replace_with(partial(self._replace, segment))
+        self._first_sequence_id = self._sequence_id_after(metadata)
         self.current = segment
+        if self.on_started is not None:
+            self.on_started(segment, self._first_sequence_id)
         self.last_roll = asyncio.get_running_loop().time()
+
+    def _sequence_id_after(self, metadata: SegmentMetadata) -> int | None:
+        """The first sequence id of a segment that begins: the one before it may be the current one, not completed."""
+        old = self.current
+        if old is not None and old.metadata.lssn == metadata.lssn - 1:
+            return self._first_sequence_id + old.position if self._first_sequence_id is not None else None
+        found = self._transitions.start_sequence_id(metadata)
+        return found if found >= 0 else None
 
     async def _replace(self, segment: SegmentWriter) -> LedgerWriter:
         """Another ledger for a segment whose own ledger another client wrote to first; that one was closed empty.

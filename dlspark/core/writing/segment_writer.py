@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +40,15 @@ from dlspark.core.codec.records import (
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.metrics.meter import EntryMeasures, Meter, Moments
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.acknowledgements import LateAcknowledgements, SentBatch, SentEntry, WrittenEntry, fail_records
+from dlspark.core.writing.acknowledgements import (
+    Appended,
+    Group,
+    LateAcknowledgements,
+    SentBatch,
+    SentEntry,
+    WrittenEntry,
+    fail_records,
+)
 from dlspark.core.writing.send_timing import SendTimers
 from dlspark.errors import TransmitError, WriteCancelledError, WriteError
 from metadata.foundation.errors import DistributedLogError, check
@@ -50,6 +60,26 @@ _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 
 def _brief(error: BaseException | None) -> str:
     return error.message if isinstance(error, DistributedLogError) else repr(error)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequest:
+    """Records, (transaction id, payload), that lie in one entry or nowhere; `control` says whose they are, None for
+    nobody's."""
+
+    records: Sequence[tuple[int, bytes]]
+    control: bytes | None
+
+    @property
+    def bytes(self) -> int:
+        """What it takes of an entry."""
+        control = HEADER_BYTES + len(self.control) if self.control is not None else 0
+        return control + sum(HEADER_BYTES + len(payload) for _, payload in self.records)
+
+    @property
+    def last_txid(self) -> int:
+        """Its highest transaction id, -1 where it has no records."""
+        return max((txid for txid, _ in self.records), default=-1)
 
 
 class SegmentWriter:
@@ -80,6 +110,8 @@ class SegmentWriter:
         self.last_txid = metadata.first_txid
         self.last_entry = -1
         self.last_slot = -1
+        self._last_written: tuple[int, int] | None = None
+        """Entry and slot of the last user record, sent or not."""
         self.unacknowledged = 0
         """User records buffered or sent, not yet acknowledged."""
         self._settings = settings
@@ -88,7 +120,11 @@ class SegmentWriter:
         self._loop = asyncio.get_running_loop()
         self._compression = _COMPRESSIONS[settings.compression]
         self._builder = EntryBuilder(self._compression, enveloped=metadata.enveloped)
-        self._futures: list[asyncio.Future[DLSN]] = []
+        self._futures: list[asyncio.Future[Any]] = []
+        self._groups: list[Group] = []
+        """What `_futures` are for where records are answered in groups; an entry holds groups or single records."""
+        self.snapshot_entry = -1
+        """The last entry of the newest snapshot of the log's producers in this segment."""
         self._buffered_user_data = False
         self._buffered_at = self._accepted_at = 0.0
         self.waiting_since: float | None = None
@@ -155,6 +191,7 @@ class SegmentWriter:
     ) -> None:
         if not self._append(txid, payload, self.position + 1, flags, futures):
             return
+        self._note_written()
         self.position += len(futures)
         self.last_txid = txid
         self._highest_txid = max(self._highest_txid, txid)
@@ -190,8 +227,61 @@ class SegmentWriter:
             self._send(encoded, [], batch, has_user_data=True)
             if self.error is not None:
                 return
+            self._last_written = (self.ledger.last_add_pushed, encoded.record_count - 1)
         if not batch.waiting:
             future.set_result(())
+
+    def _note_written(self) -> None:
+        """The last record in the buffer is a user record."""
+        self._last_written = (self.ledger.last_add_pushed + 1, self._builder.count - 1)
+
+    @property
+    def last_place(self) -> DLSN | None:
+        """Where the last user record is, or will be with the entry that is being filled; None where there is none."""
+        return DLSN(self.metadata.lssn, *self._last_written) if self._last_written is not None else None
+
+    def place_of(self, request: AppendRequest) -> DLSN:
+        """Send what must go before `request`, and say where its first record will be: in the next entry."""
+        if not self._builder.has_room(request.bytes - HEADER_BYTES) or (self._futures and not self._groups):
+            self._transmit()
+        slot = self._builder.count + (request.control is not None)
+        return DLSN(self.metadata.lssn, self.ledger.last_add_pushed + 1, slot)
+
+    def write_request(self, request: AppendRequest, future: asyncio.Future[Appended]) -> bool:
+        """Append a request's records, all in one entry, behind the control record that says whose they are. The caller
+        has asked `place_of` just before. False where this segment takes no more, and `future` has failed."""
+        if self._refuse([future]):
+            return False
+        if not self._builder.count:
+            self._begin_entry()
+        if request.control is not None:
+            self._builder.add(self.last_txid, request.control, self.position, FLAG_CONTROL)
+        slot = self._builder.count
+        for txid, payload in request.records:
+            self.position += 1
+            self._builder.add(txid, payload, self.position)
+        if request.records:
+            self._note_written()
+            self.last_txid = request.records[-1][0]
+            self._highest_txid = max(self._highest_txid, request.last_txid)
+        self._futures.append(future)
+        self._groups.append(Group(slot, len(request.records)))
+        self._buffered_user_data = self._buffered_user_data or bool(request.records)
+        self.unacknowledged += len(request.records)
+        self._outstanding_bytes += request.bytes
+        self.send_due()
+        return True
+
+    def write_snapshot(self, parts: Sequence[bytes]) -> None:
+        """Send what is known of the log's producers: control records, each in an entry of its own."""
+        for part in parts:
+            self.write_control(part)
+        self.snapshot_entry = self.ledger.last_add_pushed
+
+    @property
+    def since_snapshot(self) -> int:
+        """Entries since the newest snapshot in this segment, what is buffered as one."""
+        return self.ledger.last_add_pushed - self.snapshot_entry + bool(self._builder.count)
 
     def write_end_of_stream(self, future: asyncio.Future[DLSN]) -> None:
         """Append the record after which nothing may follow, and send it. It has no position of its own."""
@@ -214,7 +304,7 @@ class SegmentWriter:
         self, txid: int, payload: bytes, position: int, flags: int, futures: Sequence[asyncio.Future[DLSN]]
     ) -> bool:
         """Buffer one record; False where this segment takes no more, and `futures` have failed."""
-        if not self._builder.has_room(len(payload)):
+        if not self._builder.has_room(len(payload)) or self._groups:
             self._transmit()
         if self._refuse(futures):  # also where the ledger has just refused what was buffered
             return False
@@ -295,17 +385,19 @@ class SegmentWriter:
             self._measures.counts.data_miss.inc()
             return
         futures, self._futures = self._futures, []
+        groups, self._groups = self._groups, []
         has_user_data, self._buffered_user_data = self._buffered_user_data, False
         self._outstanding_bytes = self._expanded_bytes = 0
-        self._send(self._builder.finish(), futures, None, has_user_data=has_user_data)
+        self._send(self._builder.finish(), futures, None, has_user_data=has_user_data, groups=groups)
 
     def _send(
         self,
         encoded: EncodedEntry,
-        futures: list[asyncio.Future[DLSN]],
+        futures: list[asyncio.Future[Any]],
         batch: SentBatch | None,
         *,
         has_user_data: bool,
+        groups: list[Group] | None = None,
     ) -> None:
         self.last_sent = self._loop.time()
         # Before `add`: a pause of the process during it must not make the answer look younger than it is (I5).
@@ -323,6 +415,7 @@ class SegmentWriter:
             self.ledger.last_add_pushed,
             encoded,
             futures,
+            groups or [],
             batch,
             has_user_data,
             self._highest_txid,
@@ -354,7 +447,7 @@ class SegmentWriter:
         if sent.has_user_data:
             # Entries are acknowledged in order (I4), so this only moves forward.
             self.last_entry, self.last_slot = sent.entry_id, sent.encoded.record_count - 1
-            self.unacknowledged -= sent.users
+            self.unacknowledged -= sent.encoded.user_count
             self._on_acknowledged(sent.highest_txid)
         sent.batch_acknowledged(self.metadata.lssn)
         self._wake(sent.entry_id)
@@ -408,7 +501,7 @@ class SegmentWriter:
             return
         self.error = cause
         self._pace.stop()
-        futures, self._futures = self._futures, []
+        futures, self._futures, self._groups = self._futures, [], []
         if self._builder.count:
             self._builder.finish()
         error = WriteCancelledError(

@@ -341,7 +341,7 @@ class SegmentTransitions:
         """Replace an in-progress segment by its completed form; `values` are its last txid, counts and last slot."""
         completed = segment.completed(
             completion_time_ms=self._services.clock.now_ms(),
-            start_sequence_id=self._start_sequence_id(segment),
+            start_sequence_id=self.start_sequence_id(segment),
             **values,
         ).named(self._settings.segment_name_version)
         self._check_name(completed)
@@ -369,8 +369,11 @@ class SegmentTransitions:
         self.segments = [completed if s.ledger_id == segment.ledger_id else s for s in self.segments]
         return completed
 
-    def _start_sequence_id(self, segment: SegmentMetadata) -> int:
-        """First sequence id of `segment`, where the last one ended: docs/reference/znodes.md#start-sequence-ids."""
+    def start_sequence_id(self, segment: SegmentMetadata) -> int:
+        """First sequence id of `segment`, where the last one ended: docs/reference/znodes.md#start-sequence-ids.
+
+        Negative where there are none. Raises SegmentStateError where the one before it is in progress.
+        """
         if self._settings.metadata_version < 5:
             return UNASSIGNED_SEQUENCE_ID
         before = [s for s in self.segments if s.lssn == segment.lssn - 1]

@@ -32,15 +32,17 @@ from dlspark.core.lifecycle.owned_segments import OwnedSegments
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
+from dlspark.core.writing.append_requests import RequestLog
 from dlspark.core.writing.appending import Appending
 from dlspark.core.writing.failures import OwnershipWatch, UnawaitedFailures, explain_failure, refusal
+from dlspark.core.writing.producer_recovery import read_producers
 from dlspark.core.writing.queued_writes import EndOfStreamWrite, QueuedWrite, WriteLimits, WriteQueue, check_follows
 from dlspark.core.writing.segment_sequence import SegmentSequence
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.core.writing.write_lock import WriteLock, release, take_lock
 from dlspark.errors import AlreadyClosedError, EndOfStreamError, StreamNotReadyError, WriteCancelledError
-from metadata.foundation.errors import DistributedLogError, InvariantViolation
+from metadata.foundation.errors import CallerError, DistributedLogError, InvariantViolation
 from metadata.permissions import Action
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class AsyncLogWriter(Appending):
         """The log's segments, as long as this writer has the lock."""
         self._retention = Retention(self.owned, lambda: transitions.segments, lambda: self._settings, services.clock)
         self._loop = asyncio.get_running_loop()
+        self._transitions = transitions
         self._queue = WriteQueue()
         self._limits = WriteLimits(services, name)
         self._unawaited = UnawaitedFailures(name)
@@ -75,6 +78,8 @@ class AsyncLogWriter(Appending):
         self._error: BaseException | None = None
         self._sealed = False
         self._ownership = OwnershipWatch(services, lock, self._fail)
+        self._requests: RequestLog | None = None
+        self._gaps_allowed = False
         self._measures = services.meter.of(name)
         self._measured = services.meter.wanted
         self._forget_gauge = self._measures.stream_write_limiter_permits.follow(
@@ -83,9 +88,17 @@ class AsyncLogWriter(Appending):
 
     @classmethod
     async def open(
-        cls, services: Services, name: str, settings: Settings, client_id: str | None = None
+        cls,
+        services: Services,
+        name: str,
+        settings: Settings,
+        client_id: str | None = None,
+        *,
+        producers: bool = False,
+        gaps_allowed: bool = False,
     ) -> AsyncLogWriter:
-        """Become the log's owner and recover what the last owner left in progress.
+        """Become the log's owner and recover what the last owner left in progress; with `producers`, learn what the log
+        says of its producers.
 
         Raises OwnershipAcquireFailedError naming the owner, LogNotFoundError, and what recovery raises; the lock is
         not held then.
@@ -98,6 +111,10 @@ class AsyncLogWriter(Appending):
             writer = cls(services, name, settings, lock, transitions)
             try:
                 writer._adopt(await writer._sequence.take_over())
+                if producers:
+                    writer._gaps_allowed = gaps_allowed
+                    await writer._learn_requests()
+                    writer._sequence.on_started = writer._segment_begun
             except BaseException:
                 await writer._ownership.close()
                 await writer._sequence.close()
@@ -269,6 +286,8 @@ class AsyncLogWriter(Appending):
         segment = self._sequence.current
         if segment is None:
             raise InvariantViolation("a record was issued without a segment", log=self.name)
+        if self._requests is not None and segment.since_snapshot >= self._settings.producer_snapshot_entries:
+            segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))
         operation.issue(segment)
         if self._sequence.roll_is_due():
             self._begin(self._roll)
@@ -332,9 +351,34 @@ class AsyncLogWriter(Appending):
         highest = await self._sequence.give_up_failed()
         if highest is not None:
             self._adopt(highest)
+            if self._requests is not None:
+                # Of what was under way, recovery has decided what the log keeps: only the log knows.
+                await self._learn_requests()
         if self._queue:
             await self._sequence.start(self._queue.first.first_txid)
             self._retention.begin()
+
+    def _request_log(self) -> RequestLog:
+        if self._requests is None:
+            raise CallerError(
+                "the writer was opened without producers; nothing was written",
+                log=self.name,
+                advice="Open it with open_writer(producers=True)",
+            )
+        return self._requests
+
+    async def _learn_requests(self) -> None:
+        """Read what the log says of its producers: all its segments have their end."""
+        producers, last = await read_producers(
+            self._services, self.name, self._transitions.segments, self._settings, gaps_allowed=self._gaps_allowed
+        )
+        self._requests = RequestLog(producers, last, self._services.clock)
+
+    def _segment_begun(self, segment: SegmentWriter, first_sequence_id: int | None) -> None:
+        """A segment begins with a snapshot of the log's producers, before any request that it does not hold."""
+        if self._requests is not None:
+            self._requests.begin_segment(segment, first_sequence_id)
+            segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))
 
     def _adopt(self, highest: int) -> None:
         """Go on from the log's highest transaction id, as recovery found it."""

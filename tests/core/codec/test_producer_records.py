@@ -28,9 +28,7 @@ LONG = st.integers(0, 2**63 - 1)
 COUNT = st.integers(1, 2**31)
 NAMES = st.text(min_size=1, max_size=20)
 KEPTS = st.builds(Kept, LONG, st.builds(DLSN, LONG, LONG, st.integers(0, 2**31)), COUNT)
-STATES = st.builds(
-    ProducerState, LONG, st.integers(-1, 2**63 - 1), LONG, st.lists(KEPTS, max_size=KEPT).map(tuple)
-)
+STATES = st.builds(ProducerState, LONG, st.integers(-1, 2**63 - 1), LONG, st.lists(KEPTS, max_size=KEPT).map(tuple))
 
 
 @given(NAMES, LONG, LONG, COUNT)
@@ -42,9 +40,7 @@ def test_a_request_is_read_back(name: str, epoch: int, sequence: int, count: int
 def test_the_bytes_of_a_request() -> None:
     """As docs/reference/records.md has them."""
     payload = ProducerRequest("sensor-7", 2, 41, 100).encode()
-    assert payload.hex() == (
-        "00646c70" "01" "01" "0000000000000002" "0000000000000029" "00000064" "0008" "73656e736f722d37"
-    )
+    assert payload.hex() == ("00646c7001010000000000000002000000000000002900000064000873656e736f722d37")
 
 
 @given(st.dictionaries(NAMES, STATES, max_size=30), st.binary(max_size=MAX_TOKEN_BYTES), st.integers(1, 3000))

@@ -1,0 +1,242 @@
+"""Appends that are applied whole or not at all, and at most once: a producer's requests, and conditional ones.
+
+All records of a request lie in one entry, behind a control record that says whose they are; what may follow what,
+`producers` decides. It is asked when the request is handed to a segment and not when it is accepted, for what waits for
+a segment may be overtaken by a recovery: a request that was under way then is in the log, or it is not.
+
+A request that meets its own first copy while that is under way waits for its outcome. So each request has an outcome of
+its own, to which the futures of all its copies are attached: a caller who gives up takes nobody else's answer away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.producer_records import Fence, ProducerRequest
+from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE, check_payload_length
+from dlspark.core.writing.acknowledgements import Appended
+from dlspark.core.writing.producers import Producers, UnderWay, Written
+from dlspark.core.writing.queued_writes import check_payload, check_txid
+from dlspark.core.writing.segment_writer import AppendRequest, SegmentWriter
+from dlspark.errors import ConditionError, InvalidRecordError, RecordTooLongError, TransactionIdOutOfOrderError
+from metadata.foundation.errors import DistributedLogError
+from storage_node.edge import Clock
+
+_ENVELOPE_ROOM = 64
+"""Bytes of an entry that a request leaves free: the envelope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must hold when a request is written; None for whatever is not asked.
+
+    `position`: a sequence id, that of the request's first record; or a DLSN, behind which no record may have been
+    written. `token`: the log's fencing token.
+    """
+
+    position: int | DLSN | None = None
+    token: bytes | None = None
+
+
+class AppendWrite:
+    """One request on its way into a segment. Its future gets an `Appended`."""
+
+    __slots__ = ("_floor_txid", "_given", "_log", "condition", "fence", "future", "producer", "request")
+
+    def __init__(
+        self,
+        log: Callable[[], RequestLog],
+        records: Sequence[tuple[int, bytes]],
+        future: asyncio.Future[Appended],
+        floor_txid: int,
+        *,
+        producer: ProducerRequest | None = None,
+        condition: Condition | None = None,
+        fence: Fence | None = None,
+    ) -> None:
+        """`log` is asked when the request is issued: a recovery that it waited for has learnt the log anew.
+
+        `floor_txid` stands for the transaction id of a request without records: the log's highest.
+        """
+        self._log = log
+        self._floor_txid = max(floor_txid, 0)
+        self._given = records
+        self.future = future
+        self.producer = producer
+        self.condition = condition
+        self.fence = fence
+        self.request = AppendRequest((), None)
+
+    @property
+    def first_txid(self) -> int:
+        """The id of the first record."""
+        return self.request.records[0][0] if self.request.records else self._floor_txid
+
+    @property
+    def last_txid(self) -> int:
+        """The highest id, the last record's where they are in order."""
+        return max(self.request.last_txid, self._floor_txid if not self.request.records else 0)
+
+    @property
+    def records(self) -> int:
+        """One position for each record."""
+        return len(self._given)
+
+    @property
+    def size(self) -> int:
+        """Bytes it takes of an entry."""
+        return self.request.bytes
+
+    def check(self) -> None:
+        """Raise CallerError unless it may be written; copies payloads that the caller could still change (I3)."""
+        records = []
+        for txid, payload in self._given:
+            check_payload(payload)
+            check_txid(txid)
+            check_payload_length(len(payload))
+            records.append((int(txid), bytes(payload)))
+        if not records and self.fence is None and (self.producer is None or self.producer.sequence >= 0):
+            raise InvalidRecordError("a request has no records; nothing was written", advice="Give one at least")
+        said = self.producer or self.fence
+        self.request = AppendRequest(records, said.encode() if said is not None else None)
+        room = MAX_LOGRECORDSET_SIZE - _ENVELOPE_ROOM
+        if self.request.bytes > room:
+            raise RecordTooLongError(
+                f"a request of {len(records)} records takes {self.request.bytes} bytes with their headers of "
+                f"{HEADER_BYTES}; it lies in one entry, which has room for {room}. Nothing was written",
+                advice="Send fewer records a request",
+            )
+
+    def check_order(self) -> None:
+        """Raise TransactionIdOutOfOrderError where an id is below the one before it."""
+        records = self.request.records
+        for (before, _), (txid, _) in pairwise(records):
+            if txid < before:
+                raise TransactionIdOutOfOrderError(
+                    f"transaction id {txid} comes behind {before} in a request; nothing of it was written",
+                    advice="Sort the request's records by transaction id",
+                )
+
+    def issue(self, segment: SegmentWriter) -> None:
+        """Write it to `segment`, answer it from what was written before, or refuse it."""
+        self._log().issue(self, segment)
+
+    def fail(self, error: DistributedLogError) -> None:
+        """Give `error` to its future, unless that has ended."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class RequestLog:
+    """What a writer knows of the requests that were written to its log."""
+
+    def __init__(self, producers: Producers, last: DLSN | None, clock: Clock) -> None:
+        """`last`: where the log's last user record is, None for a log without any."""
+        self.producers = producers
+        self._last = last
+        self._segment: SegmentWriter | None = None
+        self._start_sequence_id: int | None = None
+        self._clock = clock
+        self._outcomes: dict[ProducerRequest, asyncio.Future[Appended]] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def snapshot(self, expiry_s: float) -> list[bytes]:
+        """What is known of all producers, as the payloads of control records."""
+        return self.producers.snapshot(self._clock.now_ms(), int(expiry_s * 1000))
+
+    def begin_segment(self, segment: SegmentWriter, start_sequence_id: int | None) -> None:
+        """What is written from now on goes into `segment`; its first record has this sequence id, None for none."""
+        if self._segment is not None:
+            self._last = self._segment.last_place or self._last
+        self._segment, self._start_sequence_id = segment, start_sequence_id
+
+    def issue(self, write: AppendWrite, segment: SegmentWriter) -> None:
+        """Write, answer or refuse a request."""
+        try:
+            answer = self.producers.judge(write.producer) if write.producer is not None else None
+            if answer is None and write.condition is not None:  # a repetition met its condition when it was written
+                self._check(write.condition, segment)
+        except DistributedLogError as error:
+            write.fail(error)
+            return
+        if isinstance(answer, Written):
+            if not write.future.done():
+                write.future.set_result(Appended(answer.first, answer.count, repeated=True))
+        elif isinstance(answer, UnderWay):
+            self._attach(write, self._outcomes[answer.request], repeated=True)
+        else:
+            self._write(write, segment)
+
+    def _write(self, write: AppendWrite, segment: SegmentWriter) -> None:
+        first = segment.place_of(write.request)
+        outcome: asyncio.Future[Appended] = self._loop.create_future()
+        self._attach(write, outcome)
+        if not segment.write_request(write.request, outcome):
+            return
+        if write.fence is not None:
+            self.producers.token = write.fence.token
+        producer = write.producer
+        if producer is not None:
+            self.producers.begin(producer, first, self._clock.now_ms())
+            self._outcomes[producer] = outcome
+            outcome.add_done_callback(lambda done: self._answered(producer, done))
+
+    def _answered(self, producer: ProducerRequest, outcome: asyncio.Future[Appended]) -> None:
+        self._outcomes.pop(producer, None)
+        if not outcome.cancelled() and outcome.exception() is None:
+            self.producers.answered(producer)
+
+    def _attach(self, write: AppendWrite, outcome: asyncio.Future[Appended], *, repeated: bool = False) -> None:
+        def tell(done: asyncio.Future[Appended]) -> None:
+            error = done.exception()
+            if write.future.done():
+                return
+            if error is not None:
+                write.future.set_exception(error)
+            else:
+                write.future.set_result(done.result()._replace(repeated=repeated))
+
+        outcome.add_done_callback(tell)
+
+    # ------------------------------------------------------------------ conditions
+
+    def _check(self, condition: Condition, segment: SegmentWriter) -> None:
+        if condition.token is not None and condition.token != self.producers.token:
+            raise ConditionError(
+                f"the log's fencing token is {self.producers.token!r}, not {condition.token!r}; nothing was written",
+                actual=self.producers.token,
+                advice="Another process has fenced the log; write only if it is yours to take back",
+            )
+        if isinstance(condition.position, DLSN):
+            self._check_last(condition.position, segment)
+        elif condition.position is not None:
+            self._check_next(condition.position, segment)
+
+    def _check_last(self, wanted: DLSN, segment: SegmentWriter) -> None:
+        last = segment.last_place or self._last
+        if last != wanted:
+            where = f"at {last}" if last is not None else "nowhere, it has none"
+            raise ConditionError(
+                f"the log's last record is {where}, and not at {wanted}; nothing was written",
+                actual=last,
+                advice="Read what was written meanwhile, and decide again",
+            )
+
+    def _check_next(self, wanted: int, segment: SegmentWriter) -> None:
+        if self._start_sequence_id is None:
+            raise ConditionError(
+                "the log's segments have no sequence ids; nothing was written",
+                actual=None,
+                advice="Give the DLSN of the last record, or ledgerMetadataLayoutVersion=5 from the first segment on",
+            )
+        comes = self._start_sequence_id + segment.position
+        if comes != wanted:
+            raise ConditionError(
+                f"the next record has sequence id {comes}, not {wanted}; nothing was written",
+                actual=comes,
+                advice="Read what was written meanwhile, and decide again",
+            )

@@ -1,0 +1,137 @@
+"""What a log says of its producers, as a new owner reads it: the newest snapshot, and the requests behind it.
+
+Every segment of a writer with producers begins with a snapshot, and there is another one every
+`producerSnapshotEntries` entries; so the end of one segment is read, and little more than that many entries of it.
+Segments of other writers (upstream's, the Spark sink's, one without producers) say nothing of producers; they are
+passed over, by their first entry.
+
+A snapshot that a crash cut off is passed over too: there is an older one before it, since requests only follow a whole
+one. The segments have their end: recovery comes first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import decode_entry
+from dlspark.core.codec.producer_records import Fence, ProducerRequest, SnapshotPart, decode_control
+from dlspark.core.codec.records import LogRecord
+from dlspark.core.metrics.structured_logging import about
+from dlspark.core.services import Services
+from dlspark.core.settings.settings import Settings
+from dlspark.core.writing.producers import Producers
+from metadata.foundation.plurals import counted
+from metadata.segments import SegmentMetadata
+from storage_node.client.reader import LedgerReader
+
+_log = logging.getLogger(__name__)
+
+
+async def read_producers(
+    services: Services, name: str, segments: Sequence[SegmentMetadata], settings: Settings, *, gaps_allowed: bool
+) -> tuple[Producers, DLSN | None]:
+    """The table of a log whose segments all have their end, and where its last user record is (None: it has none).
+
+    Raises what reading raises; InvalidEntryError where the log's control records cannot be understood, since a request
+    could be written twice then (I9).
+    """
+    producers = Producers(gaps_allowed=gaps_allowed)
+    last: DLSN | None = None
+    restored = False
+    passed = 0
+    for segment in reversed(segments):
+        if restored and (last is not None or not segment.record_count):
+            continue
+        ledger = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=False)
+        try:
+            end = _SegmentEnd(ledger, segment, settings, services.counters)
+            last = last or await end.last_user_record()
+            restored = restored or await end.restore(producers, services.clock.now_ms())
+        finally:
+            await ledger.close()
+        passed += not restored
+    _log.info(
+        "log %s: %s known, %s passed over",
+        name,
+        counted(len(producers), "producer is", "producers are"),
+        counted(passed, "segment without any was", "segments without any were"),
+        extra=about(log=name),
+    )
+    return producers, last
+
+
+class _SegmentEnd:
+    """Reads one segment backwards, each entry once, in reads that double."""
+
+    def __init__(
+        self, ledger: LedgerReader, segment: SegmentMetadata, settings: Settings, counters: Counter[str]
+    ) -> None:
+        self._ledger = ledger
+        self._segment = segment
+        self._read: dict[int, list[LogRecord]] = {}
+        self._at_once = settings.first_scan_entries
+        self._most = max(settings.max_scan_entries, self._at_once)
+        self._counters = counters
+
+    async def records(self, entry_id: int) -> list[LogRecord]:
+        """All records of an entry, read with some of those before it."""
+        if entry_id not in self._read:
+            entries = await self._ledger.read(max(0, entry_id - self._at_once + 1), entry_id)
+            self._at_once = min(2 * self._at_once, self._most)
+            self._counters["producer-entries-read"] += len(entries)
+            for entry in entries:
+                self._read[entry.entry_id] = decode_entry(
+                    entry.payload,
+                    lssn=self._segment.lssn,
+                    entry_id=entry.entry_id,
+                    start_sequence_id=0,
+                    enveloped=self._segment.enveloped,
+                )
+        return self._read[entry_id]
+
+    async def last_user_record(self) -> DLSN | None:
+        """Where it is; None in a segment without user records."""
+        if not self._segment.record_count:
+            return None
+        for entry_id in range(self._ledger.last_add_confirmed, -1, -1):
+            for record in reversed(await self.records(entry_id)):
+                if record.is_user:
+                    return record.dlsn
+        return None
+
+    async def restore(self, producers: Producers, now_ms: int) -> bool:
+        """Take in the newest whole snapshot and what follows it; False where the segment has none."""
+        end = self._ledger.last_add_confirmed
+        if end < 0 or not isinstance(await self._said_first(), SnapshotPart):
+            return False
+        parts: list[SnapshotPart] = []
+        following: list[tuple[LogRecord, ProducerRequest | Fence]] = []
+        for entry_id in range(end, -1, -1):
+            for record in reversed(await self.records(entry_id)):
+                said = decode_control(record.payload, record.dlsn) if record.is_control else None
+                if isinstance(said, SnapshotPart):
+                    parts = _with(parts, said)
+                    if parts and said.number == 0:
+                        producers.restore(parts[::-1])
+                        for request, what in reversed(following):
+                            producers.replay(what, request.dlsn, now_ms)
+                        return True
+                elif said is not None:
+                    following.append((record, said))
+        return False  # a crash cut the segment's first snapshot off
+
+    async def _said_first(self) -> ProducerRequest | SnapshotPart | Fence | None:
+        first = await self.records(0)
+        return decode_control(first[0].payload, first[0].dlsn) if first and first[0].is_control else None
+
+
+def _with(parts: list[SnapshotPart], found: SnapshotPart) -> list[SnapshotPart]:
+    """The parts found so far, last to first, with the one before them; empty where they are not of one snapshot."""
+    if found.number == found.parts - 1:
+        return [found]
+    if parts and parts[-1].number == found.number + 1 and parts[-1].parts == found.parts:
+        return [*parts, found]
+    return []

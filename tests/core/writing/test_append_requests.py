@@ -1,0 +1,354 @@
+"""Requests of idempotent producers and conditional appends through the writer: once, in order, whoever owns the log."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+import pytest
+from helpers.waiting import until
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.writing.acknowledgements import Appended
+from dlspark.errors import (
+    CallerError,
+    ConditionError,
+    DistributedLogError,
+    InvalidRecordError,
+    ProducerFencedError,
+    RecordTooLongError,
+    SequenceGapError,
+    TransactionIdOutOfOrderError,
+    WriteError,
+)
+
+
+async def values(namespace, name):
+    log = await namespace.open_log(name)
+    found = []
+    async with await log.open_reader("earliest") as reader:
+        while more := await reader.read_available(1000, wait=True):
+            found += more
+    return found
+
+
+async def stored(writer, *futures):
+    await writer.flush()
+    return [await future for future in futures]
+
+
+def records(*payloads, txid=1):
+    return [(txid, payload) for payload in payloads]
+
+
+async def test_a_request_is_answered_with_its_first_position_and_read_like_any_records(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        first, second = await stored(
+            writer,
+            writer.append(records(b"a", b"b"), producer="p", sequence=0),
+            writer.append(records(b"c"), producer="p", sequence=1),
+        )
+        assert (first.count, second.count, first.repeated, second.repeated) == (2, 1, False, False)
+    found = await values(namespace, "events")
+    assert [record.payload for record in found] == [b"a", b"b", b"c"]
+    assert [record.dlsn for record in found] == [
+        first.first,
+        first.first._replace(slot_id=first.first.slot_id + 1),
+        second.first,
+    ]
+    assert [record.sequence_id for record in found] == [0, 1, 2]
+
+
+async def test_a_request_that_comes_again_is_written_once(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        first, again = await stored(
+            writer,
+            writer.append(records(b"a"), producer="p", sequence=0),
+            writer.append(records(b"a"), producer="p", sequence=0),  # while the first one is under way
+        )
+        later = await writer.append(records(b"a"), producer="p", sequence=0)
+        assert again == later == first._replace(repeated=True)
+    assert [record.payload for record in await values(namespace, "events")] == [b"a"]
+
+
+async def test_whoever_gives_up_takes_nobody_elses_answer_away(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        first = writer.append(records(b"a"), producer="p", sequence=0)
+        again = writer.append(records(b"a"), producer="p", sequence=0)
+        first.cancel()
+        (answer,) = await stored(writer, again)
+        assert answer.repeated
+    assert len(await values(namespace, "events")) == 1
+
+
+@pytest.mark.parametrize("ending", ["close", "abort"])
+async def test_the_next_owner_knows_what_was_written(world, namespace, ending):
+    log = await namespace.open_log("events")
+    writer = await log.open_writer(producers=True)
+    answers = await stored(writer, *(writer.append(records(b"%d" % n), producer="p", sequence=n) for n in range(8)))
+    await getattr(writer, ending)()
+    other = await (await world.namespace()).open_log("events")
+    async with await other.open_writer(producers=True) as heir:
+        for n in range(8):
+            answer = await heir.append(records(b"%d" % n), producer="p", sequence=n)
+            assert answer == Appended(answers[n].first if n >= 3 else None, 1, repeated=True)
+        with pytest.raises(SequenceGapError, match="8 is next"):
+            await heir.append(records(b"9"), producer="p", sequence=9)
+        await stored(heir, heir.append(records(b"8"), producer="p", sequence=8))
+    assert [record.payload for record in await values(namespace, "events")] == [b"%d" % n for n in range(9)]
+
+
+async def test_segments_of_writers_without_producers_are_passed_over(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    for _ in range(3):
+        async with await log.open_writer() as plain:
+            await stored(plain, plain.write(1, b"plain"))
+    async with await log.open_writer(producers=True) as writer:
+        assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True)
+        (second,) = await stored(writer, writer.append(records(b"b"), producer="p", sequence=1))
+        assert second.first.lssn == 5
+
+
+async def test_the_next_owner_reads_no_more_entries_than_the_setting_says(world, namespace):
+    client = await world.namespace(producer_snapshot_entries=10)
+    log = await client.open_log("events")
+    writer = await log.open_writer(producers=True)
+    for n in range(57):
+        await stored(writer, writer.append(records(b"%d" % n), producer="p", sequence=n))
+    await writer.abort()
+    before = client.services.counters["producer-entries-read"]
+    heir = await log.open_writer(producers=True)
+    assert (await heir.append(records(b"56"), producer="p", sequence=56)).repeated
+    assert (await heir.append(records(b"52"), producer="p", sequence=52)).first is not None
+    assert client.services.counters["producer-entries-read"] - before <= 2 * 10 + 2
+    await heir.close()
+
+
+async def test_a_roll_keeps_the_table(world, namespace):
+    client = await world.namespace(rolling_minutes=0, max_segment_bytes=300)
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        for n in range(30):
+            await stored(writer, writer.append(records(b"%d" % n), producer="p", sequence=n))
+        await until(lambda: writer.segment is not None and writer.segment > 2)
+        assert (await writer.append(records(b"29"), producer="p", sequence=29)).repeated
+    assert [record.payload for record in await values(namespace, "events")] == [b"%d" % n for n in range(30)]
+
+
+async def test_a_newer_epoch_fences_the_older_one_for_every_owner(world, namespace):
+    log = await namespace.open_log("events")
+    writer = await log.open_writer(producers=True)
+    assert await writer.begin_epoch("p") == 0
+    await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    assert await writer.begin_epoch("p") == 1
+    await writer.abort()
+    async with await log.open_writer(producers=True) as heir:
+        with pytest.raises(ProducerFencedError, match="epoch 1 has begun"):
+            await heir.append(records(b"b"), producer="p", epoch=0, sequence=1)
+        await stored(heir, heir.append(records(b"c"), producer="p", epoch=1, sequence=0))
+    assert [record.payload for record in await values(namespace, "events")] == [b"a", b"c"]
+
+
+async def test_gaps_are_for_those_who_ask(namespace):
+    log = await namespace.open_log("batches")
+    async with await log.open_writer(producers=True, gaps_allowed=True) as writer:
+        await stored(writer, writer.append(records(b"4"), producer="sink", sequence=4))
+        await stored(writer, writer.append(records(b"7"), producer="sink", sequence=7))
+        assert (await writer.append(records(b"4"), producer="sink", sequence=4)).repeated
+
+
+# ---- conditions ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_position_that_is_expected_is_compared_before_anything_is_written(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        (first,) = await stored(writer, writer.append(records(b"a", b"b"), expected_position=0))
+        with pytest.raises(ConditionError, match="sequence id 2, not 1") as caught:
+            await writer.append(records(b"x"), expected_position=1)
+        assert caught.value.actual == 2
+        last = first.first._replace(slot_id=first.first.slot_id + 1)
+        (second,) = await stored(writer, writer.append(records(b"c"), expected_position=last))
+        with pytest.raises(ConditionError) as caught:
+            await writer.append(records(b"x"), expected_position=last)
+        assert caught.value.actual == second.first
+        plain = await stored(writer, writer.write(1, b"plain"))
+        (third,) = await stored(writer, writer.append(records(b"d"), expected_position=plain[0]))
+    async with await log.open_writer(producers=True) as heir:
+        await stored(heir, heir.append(records(b"e"), expected_position=third.first))
+        await stored(heir, heir.append(records(b"f"), expected_position=6))
+    assert [r.payload for r in await values(namespace, "events")] == [b"a", b"b", b"c", b"plain", b"d", b"e", b"f"]
+
+
+async def test_of_two_that_expect_the_same_position_one_is_written(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        answers = [writer.append(records(b"%d" % n), expected_position=0) for n in range(2)]
+        await writer.flush()
+        assert (await answers[0]).count == 1
+        with pytest.raises(ConditionError):
+            await answers[1]
+
+
+async def test_a_log_without_records_has_no_last_one(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        with pytest.raises(ConditionError, match="nowhere, it has none"):
+            await writer.append(records(b"x"), expected_position=DLSN(1, 0, 0))
+
+
+async def test_a_fencing_token_keeps_out_who_names_another_one(namespace):
+    log = await namespace.open_log("events")
+    writer = await log.open_writer(producers=True)
+    await writer.set_fencing_token(b"mine")
+    await stored(writer, writer.append(records(b"a"), fencing_token=b"mine"))
+    await writer.set_fencing_token(b"yours")
+    await writer.abort()
+    async with await log.open_writer(producers=True) as heir:
+        with pytest.raises(ConditionError, match="is b'yours', not b'mine'") as caught:
+            await heir.append(records(b"x"), fencing_token=b"mine")
+        assert caught.value.actual == b"yours"
+        await stored(heir, heir.append(records(b"b")), heir.append(records(b"c"), fencing_token=b"yours"))
+    assert [record.payload for record in await values(namespace, "events")] == [b"a", b"b", b"c"]
+
+
+async def test_a_repetition_is_answered_though_its_condition_holds_no_more(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        asked = {"producer": "p", "sequence": 0, "expected_position": 0}
+        (first,) = await stored(writer, writer.append(records(b"a"), **asked))
+        assert await writer.append(records(b"a"), **asked) == first._replace(repeated=True)
+
+
+# ---- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"records": []}, InvalidRecordError),
+        ({"records": [(1, "text")]}, InvalidRecordError),
+        ({"records": [("1", b"x")]}, InvalidRecordError),
+        ({"records": [(1, bytes(600_000)), (1, bytes(600_000))]}, RecordTooLongError),
+        ({"records": [(2, b"x"), (1, b"y")]}, TransactionIdOutOfOrderError),
+        ({"records": [(1, b"x")], "producer": ""}, InvalidRecordError),
+        ({"records": [(1, b"x")], "producer": "n" * 257}, InvalidRecordError),
+        ({"records": [(1, b"x")], "producer": "p", "epoch": -1}, InvalidRecordError),
+        ({"records": [(1, b"x")], "producer": "p", "sequence": 2**63}, InvalidRecordError),
+    ],
+)
+async def test_what_cannot_be_written_is_refused_and_the_writer_goes_on(namespace, given, error):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        with pytest.raises(error):
+            await writer.append(given.pop("records"), **given)
+        await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    assert [record.payload for record in await values(namespace, "events")] == [b"a"]
+
+
+async def test_a_writer_without_producers_says_how_to_open_one(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer() as writer:
+        with pytest.raises(CallerError, match=r"without producers.*open_writer\(producers=True\)"):
+            await writer.append(records(b"a"), producer="p")
+
+
+# ---- failures ------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Two producers that never give up: what was not answered is sent again, in order, to whoever owns the log."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.sent = {"a": 0, "b": 0}
+        self.answered: dict[tuple[str, int], Appended] = {}
+        self.open: dict[str, list[int]] = {"a": [], "b": []}
+
+    def send(self, writer):
+        """Everything that is not answered, then some new requests; each as (key, future)."""
+        sending = []
+        for name in "ab":
+            for _ in range(self.rng.randrange(4)):
+                self.open[name].append(self.sent[name])
+                self.sent[name] += 1
+            sending += [
+                ((name, n), writer.append(self.payloads(name, n), producer=name, sequence=n)) for n in self.open[name]
+            ]
+        return sending
+
+    @staticmethod
+    def payloads(name, number):
+        return [(1, f"{name}{number}.{i}".encode()) for i in range(1 + number % 3)]
+
+    def settle(self, sending):
+        for (name, number), future in sending:
+            if future.cancelled():
+                continue
+            if future.exception() is None:
+                self.answered[name, number] = future.result()
+                if number in self.open[name]:
+                    self.open[name].remove(number)
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_requests_that_are_sent_until_they_are_answered_are_in_the_log_once_and_in_order(world, seed):
+    """Owners crash and are followed, storage nodes fail under entries, writers recover their own failed segment."""
+    rng = random.Random(seed)
+    client = Client(rng)
+    crashed = []
+    values_of = {"disable_rolling_on_error": False, "producer_snapshot_entries": rng.choice([3, 1000])}
+    owner = await world.namespace(**values_of)
+    writer = await (await owner.open_log("events")).open_writer(producers=True)
+    for _ in range(12):
+        what = rng.choice(["send", "send", "crash", "nodes", "nodes", "close"])
+        sending = client.send(writer)
+        if what == "nodes":
+            down = rng.sample(world.bookies, 3)
+            for bookie in down:
+                bookie.stop()
+        if what == "crash":
+            await asyncio.sleep(rng.choice([0, 0.001, 0.005]))
+            await world.crash(owner)
+            crashed.append(writer)
+            owner = await world.namespace(**values_of)
+        else:
+            with suppress(DistributedLogError):
+                await asyncio.wait_for(writer.flush(), 20)
+        if what == "nodes":
+            for bookie in down:
+                bookie.up = True
+        if what == "crash":
+            for _, future in sending:
+                future.cancel()  # Nobody is left to hear of it.
+        elif sending:
+            _, pending = await asyncio.wait([future for _, future in sending], timeout=20)
+            assert not pending
+        client.settle(sending)
+        failed = any(f.done() and not f.cancelled() and isinstance(f.exception(), WriteError) for _, f in sending)
+        if what in ("crash", "close") or failed:
+            if what != "crash":
+                with suppress(DistributedLogError):
+                    await writer.close()
+            writer = await (await owner.open_log("events")).open_writer(producers=True)
+    sending = client.send(writer)
+    await writer.flush()
+    client.settle(sending)
+    await writer.close()
+    for dead in crashed:
+        with suppress(DistributedLogError):
+            await dead.abort()
+    assert client.open == {"a": [], "b": []}
+    found = [(record.payload.decode(), record.dlsn) for record in await values(owner, "events")]
+    for name in "ab":
+        wanted = [payload.decode() for n in range(client.sent[name]) for _, payload in Client.payloads(name, n)]
+        assert [payload for payload, _ in found if payload.startswith(name)] == wanted
+    places = dict(found)
+    for (name, number), answer in client.answered.items():
+        assert answer.first in (None, places[f"{name}{number}.0"])
