@@ -81,7 +81,7 @@ class Kept(NamedTuple):
 
     sequence: int
     first: DLSN
-    count: int
+    records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,7 @@ def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest
     """
     if not payload.startswith(MAGIC):
         return None
+    fields = _Fields(payload)
     try:
         _, version, kind = _Fields(payload).fixed(_HEAD)
         if version != VERSION:
@@ -177,10 +178,13 @@ def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest
                 dlsn=place,
                 advice="Use the version of dlspark that wrote it, or a later one",
             )
-        decode = {REQUEST: _request, SNAPSHOT: _part, FENCE: _fence}.get(kind)
-        if decode is None:
-            raise InvalidEntryError(f"a producers' control record is of kind {kind}, which is not known", dlsn=place)
-        return decode(_Fields(payload))
+        if kind == REQUEST:
+            return _request(fields)
+        if kind == SNAPSHOT:
+            return _part(fields)
+        if kind == FENCE:
+            return _fence(fields)
+        raise InvalidEntryError(f"a producers' control record is of kind {kind}, which is not known", dlsn=place)
     except (ValueError, UnicodeDecodeError) as error:
         raise InvalidEntryError(f"a producers' control record is damaged: {error}", dlsn=place) from error
 

@@ -66,22 +66,22 @@ class SentBatch:
 
 
 class Appended(NamedTuple):
-    """The answer to an append that is stored: where its first record is, and how many follow each other from there.
+    """The answer to an append that is stored: where its first record is, and how many lie there side by side.
 
     `first` is None for a producer's request that was written long ago: its position is forgotten.
     """
 
     first: DLSN | None
-    count: int
+    records: int
     repeated: bool = False
     """Whether it was written before; nothing was written now."""
 
 
 class Group(NamedTuple):
-    """Records of an entry that are answered together: `count` of them from `slot` on."""
+    """Records of an entry that are answered together: so many from `slot` on."""
 
     slot: int
-    count: int
+    records: int
 
 
 @dataclass(slots=True)

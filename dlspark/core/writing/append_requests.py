@@ -165,7 +165,7 @@ class RequestLog:
             return
         if isinstance(answer, Written):
             if not write.future.done():
-                write.future.set_result(Appended(answer.first, answer.count, repeated=True))
+                write.future.set_result(Appended(answer.first, answer.records, repeated=True))
         elif isinstance(answer, UnderWay):
             self._attach(write, self._outcomes[answer.request], repeated=True)
         else:

@@ -47,7 +47,7 @@ class Written(NamedTuple):
     """The answer to a repetition: where the request's first record is, None where that is forgotten."""
 
     first: DLSN | None
-    count: int
+    records: int
 
 
 @dataclass(frozen=True, slots=True)

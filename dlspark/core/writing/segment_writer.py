@@ -321,7 +321,7 @@ class SegmentWriter:
         self._buffered_at = self._loop.time()
         self._accepted_at = self._buffered_at if self.waiting_since is None else self.waiting_since
 
-    def _refuse(self, futures: Sequence[asyncio.Future[DLSN] | asyncio.Future[tuple[WrittenEntry, ...]]]) -> bool:
+    def _refuse(self, futures: Sequence[asyncio.Future[Any]]) -> bool:
         """Fail `futures` where this segment takes no more records."""
         if self.error is None and not self._closed:
             return False

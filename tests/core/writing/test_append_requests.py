@@ -50,7 +50,7 @@ async def test_a_request_is_answered_with_its_first_position_and_read_like_any_r
             writer.append(records(b"a", b"b"), producer="p", sequence=0),
             writer.append(records(b"c"), producer="p", sequence=1),
         )
-        assert (first.count, second.count, first.repeated, second.repeated) == (2, 1, False, False)
+        assert (first.records, second.records, first.repeated, second.repeated) == (2, 1, False, False)
     found = await values(namespace, "events")
     assert [record.payload for record in found] == [b"a", b"b", b"c"]
     assert [record.dlsn for record in found] == [
@@ -191,7 +191,7 @@ async def test_of_two_that_expect_the_same_position_one_is_written(namespace):
     async with await log.open_writer(producers=True) as writer:
         answers = [writer.append(records(b"%d" % n), expected_position=0) for n in range(2)]
         await writer.flush()
-        assert (await answers[0]).count == 1
+        assert (await answers[0]).records == 1
         with pytest.raises(ConditionError):
             await answers[1]
 
