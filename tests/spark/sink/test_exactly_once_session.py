@@ -173,7 +173,8 @@ def roll_back(this: Round) -> Path:
     checkpoint = this.stream.checkpoint
     copy, newest = checkpoint.with_name(f"copy-{this.first}"), checkpoint.with_name(f"newest-{this.first}")
     assert this.run(this.first) is None
-    shutil.copytree(checkpoint, copy)
+    # The query goes on: files that it is about to rename are gone before they are copied.
+    shutil.copytree(checkpoint, copy, ignore=shutil.ignore_patterns(".*.tmp", ".*.tmp.crc"))
     assert this.run(this.first + 2) is None
     this.stop()
     checkpoint.rename(newest)
