@@ -20,7 +20,7 @@ from dlspark.core.codec.producer_records import Fence, ProducerRequest
 from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE, check_payload_length
 from dlspark.core.writing.acknowledgements import Appended
 from dlspark.core.writing.producers import Producers, UnderWay, Written
-from dlspark.core.writing.queued_writes import check_payload, check_txid
+from dlspark.core.writing.queued_writes import QueuedWrite, below_highest, check_payload, check_txid
 from dlspark.core.writing.segment_writer import AppendRequest, SegmentWriter
 from dlspark.errors import ConditionError, InvalidRecordError, RecordTooLongError, TransactionIdOutOfOrderError
 from metadata.foundation.errors import DistributedLogError
@@ -42,10 +42,10 @@ class Condition:
     token: bytes | None = None
 
 
-class AppendWrite:
+class AppendWrite(QueuedWrite):
     """One request on its way into a segment. Its future gets an `Appended`."""
 
-    __slots__ = ("_floor_txid", "_given", "_log", "condition", "fence", "future", "producer", "request")
+    __slots__ = ("_floor_txid", "_given", "_log", "condition", "fence", "future", "in_order", "producer", "request")
 
     def __init__(
         self,
@@ -54,14 +54,17 @@ class AppendWrite:
         future: asyncio.Future[Appended],
         floor_txid: int,
         *,
+        in_order: bool = True,
         producer: ProducerRequest | None = None,
         condition: Condition | None = None,
         fence: Fence | None = None,
     ) -> None:
         """`log` is asked when the request is issued: a recovery that it waited for has learnt the log anew.
 
-        `floor_txid` stands for the transaction id of a request without records: the log's highest.
+        `floor_txid` stands for the transaction id of a request without records: the log's highest. With `in_order`, a
+        request whose ids are below those before it is refused; but not one that comes again, whose ids are old.
         """
+        self.in_order = in_order
         self._log = log
         self._floor_txid = max(floor_txid, 0)
         self._given = records
@@ -73,13 +76,16 @@ class AppendWrite:
 
     @property
     def first_txid(self) -> int:
-        """The id of the first record."""
+        """The id with which a segment begins that is started for it: the first record's, but not below the log's."""
+        return max(self._own_first(), self._floor_txid)
+
+    def _own_first(self) -> int:
         return self.request.records[0][0] if self.request.records else self._floor_txid
 
     @property
     def last_txid(self) -> int:
-        """The highest id, the last record's where they are in order."""
-        return max(self.request.last_txid, self._floor_txid if not self.request.records else 0)
+        """-1: its ids count once it is written, for it may have been written before, or be refused."""
+        return -1
 
     @property
     def records(self) -> int:
@@ -121,6 +127,19 @@ class AppendWrite:
                     advice="Sort the request's records by transaction id",
                 )
 
+    def check_follows(self, highest: int, log: str | None) -> None:
+        """Only its own order: ids below the log's highest may be those of a request that comes again."""
+        self.check_order()
+
+    def check_new(self, highest: int) -> None:
+        """Raise TransactionIdOutOfOrderError where it is not one that comes again, and its ids are too low (I4)."""
+        if self.in_order and self._own_first() < highest:
+            raise below_highest(self._own_first(), highest, None)
+
+    def is_answered(self) -> bool:
+        """Whether it was written before, or is refused for what its producer has written."""
+        return self._log().answer(self)
+
     def issue(self, segment: SegmentWriter) -> None:
         """Write it to `segment`, answer it from what was written before, or refuse it."""
         self._log().issue(self, segment)
@@ -134,10 +153,13 @@ class AppendWrite:
 class RequestLog:
     """What a writer knows of the requests that were written to its log."""
 
-    def __init__(self, producers: Producers, last: DLSN | None, clock: Clock) -> None:
+    def __init__(self, producers: Producers, last: DLSN | None, highest_txid: int, clock: Clock) -> None:
         """`last`: where the log's last user record is, None for a log without any."""
         self.producers = producers
+        self.failed = False
+        """Set once an entry was not acknowledged: this is not what the log says any more."""
         self._last = last
+        self._highest_txid = highest_txid
         self._segment: SegmentWriter | None = None
         self._start_sequence_id: int | None = None
         self._clock = clock
@@ -150,26 +172,41 @@ class RequestLog:
 
     def begin_segment(self, segment: SegmentWriter, start_sequence_id: int | None) -> None:
         """What is written from now on goes into `segment`; its first record has this sequence id, None for none."""
-        if self._segment is not None:
-            self._last = self._segment.last_place or self._last
+        if self._segment is not None and self._segment.last_place is not None:
+            self._last, self._highest_txid = self._segment.last_place, self._segment.last_txid
         self._segment, self._start_sequence_id = segment, start_sequence_id
 
     def issue(self, write: AppendWrite, segment: SegmentWriter) -> None:
-        """Write, answer or refuse a request."""
+        """Write a request that is not answered yet, or refuse it."""
         try:
-            answer = self.producers.judge(write.producer) if write.producer is not None else None
-            if answer is None and write.condition is not None:  # a repetition met its condition when it was written
-                self._check(write.condition, segment)
+            if write.producer is not None and not self.failed:
+                repeated = self.producers.judge(write.producer)
+                if isinstance(repeated, UnderWay):
+                    self._attach(write, self._outcomes[repeated.request], repeated=True)
+                    return
+            self._check(write, segment)  # a repetition met all this when it was written
         except DistributedLogError as error:
             write.fail(error)
             return
-        if isinstance(answer, Written):
-            if not write.future.done():
-                write.future.set_result(Appended(answer.first, answer.records, repeated=True))
-        elif isinstance(answer, UnderWay):
-            self._attach(write, self._outcomes[answer.request], repeated=True)
-        else:
-            self._write(write, segment)
+        self._write(write, segment)
+
+    def answer(self, write: AppendWrite) -> bool:
+        """Answer a request that was written before, or refuse it for what its producer has written, if that is so.
+
+        Not after a failure: what was under way is in the table, and in the log or not (I3).
+        """
+        if write.producer is None or self.failed:
+            return False
+        try:
+            known = self.producers.judge(write.producer)
+        except DistributedLogError as error:
+            write.fail(error)
+            return True
+        if not isinstance(known, Written):
+            return False
+        if not write.future.done():
+            write.future.set_result(Appended(known.first, known.records, repeated=True))
+        return True
 
     def _write(self, write: AppendWrite, segment: SegmentWriter) -> None:
         first = segment.place_of(write.request)
@@ -204,7 +241,12 @@ class RequestLog:
 
     # ------------------------------------------------------------------ conditions
 
-    def _check(self, condition: Condition, segment: SegmentWriter) -> None:
+    def _check(self, write: AppendWrite, segment: SegmentWriter) -> None:
+        write.check_new(segment.last_txid if segment.last_place is not None else self._highest_txid)
+        if write.condition is not None:
+            self._check_condition(write.condition, segment)
+
+    def _check_condition(self, condition: Condition, segment: SegmentWriter) -> None:
         if condition.token is not None and condition.token != self.producers.token:
             raise ConditionError(
                 f"the log's fencing token is {self.producers.token!r}, not {condition.token!r}; nothing was written",

@@ -186,7 +186,14 @@ class Appending:
             return future
         self._accept(
             AppendWrite(
-                self._request_log, records, future, self.last_txid, producer=producer, condition=condition, fence=fence
+                self._request_log,
+                records,
+                future,
+                self.last_txid,
+                in_order=self._settings.max_id_sanity_check,
+                producer=producer,
+                condition=condition,
+                fence=fence,
             )
         )
         self._measure_bulk(future)

@@ -39,6 +39,8 @@ _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
 class QueuedWrite(Protocol):
     """One write on its way into a segment."""
 
+    __slots__ = ()
+
     @property
     def first_txid(self) -> int:
         """Transaction id of its first record: the first id of a segment that begins with it."""
@@ -63,6 +65,16 @@ class QueuedWrite(Protocol):
         """Raise CallerError unless it may be written; order against earlier writes: see `check_follows`."""
         ...
 
+    def check_follows(self, highest: int, log: str | None) -> None:
+        """Raise TransactionIdOutOfOrderError where its ids decrease, or one is below the log's highest (I4)."""
+        self.check_order()
+        if self.first_txid < highest:
+            raise below_highest(self.first_txid, highest, log)
+
+    def is_answered(self) -> bool:
+        """Whether it needs no segment any more: it was answered, or refused, by what the log has already."""
+        return False
+
     def check_order(self) -> None:
         """Raise TransactionIdOutOfOrderError where its own ids decrease."""
         ...
@@ -76,15 +88,13 @@ class QueuedWrite(Protocol):
         ...
 
 
-def check_follows(operation: QueuedWrite, highest: int, log: str) -> None:
-    """Raise TransactionIdOutOfOrderError where its ids decrease, or one is below `highest`, the log's highest (I4)."""
-    operation.check_order()
-    if operation.first_txid < highest:
-        raise TransactionIdOutOfOrderError(
-            f"transaction id {operation.first_txid} is below the log's highest, {highest}; the record was not written",
-            log=log,
-            advice="Write with ids that do not decrease, or set maxIdSanityCheck=false",
-        )
+def below_highest(txid: int, highest: int, log: str | None) -> TransactionIdOutOfOrderError:
+    """The error of a record that would take the log's transaction ids back."""
+    return TransactionIdOutOfOrderError(
+        f"transaction id {txid} is below the log's highest, {highest}; the record was not written",
+        log=log,
+        advice="Write with ids that do not decrease, or set maxIdSanityCheck=false",
+    )
 
 
 def check_payload(payload: object) -> None:
@@ -103,7 +113,7 @@ def check_txid(txid: object) -> None:
     check_user_txid(int(txid))
 
 
-class RecordWrite:
+class RecordWrite(QueuedWrite):
     """One user record."""
 
     __slots__ = ("future", "may_transmit", "payload", "txid")
@@ -160,7 +170,7 @@ class RecordWrite:
             self.future.set_exception(error)
 
 
-class RecordSetWrite:
+class RecordSetWrite(QueuedWrite):
     """Several payloads in one record, of one transaction id; each has a future of its own."""
 
     __slots__ = ("_encoded", "compression", "futures", "payloads", "txid")
@@ -223,7 +233,7 @@ class RecordSetWrite:
                 future.set_exception(error)
 
 
-class BatchWrite:
+class BatchWrite(QueuedWrite):
     """Columns of user records."""
 
     __slots__ = ("future", "payloads", "txids")
@@ -288,7 +298,7 @@ class BatchWrite:
             self.future.set_exception(error)
 
 
-class EndOfStreamWrite:
+class EndOfStreamWrite(QueuedWrite):
     """The record after which nothing may follow."""
 
     __slots__ = ("future",)

@@ -130,7 +130,8 @@ class SegmentWriter:
         self.waiting_since: float | None = None
         """Since when the records that come now have waited for this segment, None for not at all."""
         self._outstanding_bytes = 0
-        self._highest_txid = -1
+        self.highest_txid = -1
+        """Highest transaction id of the records written, sent or not; -1 for none."""
         self._expanded_bytes = 0
         """What the record sets in the buffer expand to."""
         self._carried = -1
@@ -194,7 +195,7 @@ class SegmentWriter:
         self._note_written()
         self.position += len(futures)
         self.last_txid = txid
-        self._highest_txid = max(self._highest_txid, txid)
+        self.highest_txid = max(self.highest_txid, txid)
         self.unacknowledged += len(futures)
         self._expanded_bytes += expanded
         self._outstanding_bytes += HEADER_BYTES + len(payload)
@@ -221,7 +222,7 @@ class SegmentWriter:
         ):
             self.position += encoded.record_count
             self.last_txid = encoded.last_txid
-            self._highest_txid = max(self._highest_txid, encoded.first_txid, encoded.last_txid)
+            self.highest_txid = max(self.highest_txid, encoded.first_txid, encoded.last_txid)
             self.unacknowledged += encoded.record_count
             batch.waiting += 1
             self._send(encoded, [], batch, has_user_data=True)
@@ -263,7 +264,7 @@ class SegmentWriter:
         if request.records:
             self._note_written()
             self.last_txid = request.records[-1][0]
-            self._highest_txid = max(self._highest_txid, request.last_txid)
+            self.highest_txid = max(self.highest_txid, request.last_txid)
         self._futures.append(future)
         self._groups.append(Group(slot, len(request.records)))
         self._buffered_user_data = self._buffered_user_data or bool(request.records)
@@ -287,7 +288,7 @@ class SegmentWriter:
         """Append the record after which nothing may follow, and send it. It has no position of its own."""
         if not self._append(MAX_TXID, END_OF_STREAM_PAYLOAD, self.position, FLAG_END_OF_STREAM, [future]):
             return
-        self.last_txid = self._highest_txid = MAX_TXID
+        self.last_txid = self.highest_txid = MAX_TXID
         self._transmit()
 
     def write_control(self, payload: bytes = CONTROL_PAYLOAD) -> None:
@@ -418,7 +419,7 @@ class SegmentWriter:
             groups or [],
             batch,
             has_user_data,
-            self._highest_txid,
+            self.highest_txid,
             Moments(self._accepted_at, self._buffered_at, self.last_sent),
         )
         if self._measures.wanted:

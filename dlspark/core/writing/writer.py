@@ -36,7 +36,7 @@ from dlspark.core.writing.append_requests import RequestLog
 from dlspark.core.writing.appending import Appending
 from dlspark.core.writing.failures import OwnershipWatch, UnawaitedFailures, explain_failure, refusal
 from dlspark.core.writing.producer_recovery import read_producers
-from dlspark.core.writing.queued_writes import EndOfStreamWrite, QueuedWrite, WriteLimits, WriteQueue, check_follows
+from dlspark.core.writing.queued_writes import EndOfStreamWrite, QueuedWrite, WriteLimits, WriteQueue
 from dlspark.core.writing.segment_sequence import SegmentSequence
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transitions import SegmentTransitions
@@ -110,10 +110,11 @@ class AsyncLogWriter(Appending):
             transitions = SegmentTransitions(services, name, settings, lock=lock)
             writer = cls(services, name, settings, lock, transitions)
             try:
-                writer._adopt(await writer._sequence.take_over())
+                highest = await writer._sequence.take_over()
+                writer._adopt(highest)
                 if producers:
                     writer._gaps_allowed = gaps_allowed
-                    await writer._learn_requests()
+                    await writer._learn_requests(highest)
                     writer._sequence.on_started = writer._segment_begun
             except BaseException:
                 await writer._ownership.close()
@@ -242,7 +243,7 @@ class AsyncLogWriter(Appending):
             self._check_writable()
             operation.check()
             if self._settings.max_id_sanity_check:
-                check_follows(operation, self.last_txid, self.name)
+                operation.check_follows(self.last_txid, self.name)
             self._limits.check(self._settings, operation, self.unacknowledged, self._queue)
         except DistributedLogError as error:
             operation.fail(error)
@@ -251,14 +252,15 @@ class AsyncLogWriter(Appending):
             # The write goes on: fencing and versions give safety. Only a confirmed loss stops the writer.
             self._ownership.look()
         self.last_txid = max(self.last_txid, operation.last_txid)
-        step = self._obstacle(operation)
-        # Past the queue only where it is empty: records keep the order in which they were accepted (I4).
-        if self._transition is None and not self._queue and step is None:
-            self._issue(operation)
-        else:
+        # Past the queue only where nothing is in line: records keep the order in which they were accepted (I4).
+        waits = self._transition is not None or bool(self._queue)
+        step = None if waits else self._obstacle(operation)
+        if waits or step is not None:
             self._queue.add(operation)
-            if self._transition is None and step is not None:
+            if step is not None:
                 self._begin(step)
+        else:
+            self._issue(operation)
         self._limits.count(self.unacknowledged)
         return True
 
@@ -276,7 +278,9 @@ class AsyncLogWriter(Appending):
             )
 
     def _obstacle(self, operation: QueuedWrite) -> Callable[[], Awaitable[None]] | None:
-        """The transition without which `operation` cannot go into the current segment; None if it can."""
+        """The transition without which `operation` cannot go into the current segment; None if it can, or need not."""
+        if operation.is_answered():
+            return None
         if not self._sequence.usable:
             return self._start
         return None if self._sequence.takes(operation.records) else self._roll
@@ -284,11 +288,15 @@ class AsyncLogWriter(Appending):
     def _issue(self, operation: QueuedWrite) -> None:
         """Hand `operation` to the current segment; roll if it was the segment's last."""
         segment = self._sequence.current
+        if operation.is_answered():
+            return
         if segment is None:
             raise InvariantViolation("a record was issued without a segment", log=self.name)
         if self._requests is not None and segment.since_snapshot >= self._settings.producer_snapshot_entries:
             segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))
         operation.issue(segment)
+        if self._requests is not None:
+            self.last_txid = max(self.last_txid, segment.highest_txid)
         if self._sequence.roll_is_due():
             self._begin(self._roll)
 
@@ -353,7 +361,7 @@ class AsyncLogWriter(Appending):
             self._adopt(highest)
             if self._requests is not None:
                 # Of what was under way, recovery has decided what the log keeps: only the log knows.
-                await self._learn_requests()
+                await self._learn_requests(highest)
         if self._queue:
             await self._sequence.start(self._queue.first.first_txid)
             self._retention.begin()
@@ -367,12 +375,12 @@ class AsyncLogWriter(Appending):
             )
         return self._requests
 
-    async def _learn_requests(self) -> None:
-        """Read what the log says of its producers: all its segments have their end."""
+    async def _learn_requests(self, highest: int) -> None:
+        """Read what the log says of its producers: all its segments have their end, the last one at `highest`."""
         producers, last = await read_producers(
             self._services, self.name, self._transitions.segments, self._settings, gaps_allowed=self._gaps_allowed
         )
-        self._requests = RequestLog(producers, last, self._services.clock)
+        self._requests = RequestLog(producers, last, highest, self._services.clock)
 
     def _segment_begun(self, segment: SegmentWriter, first_sequence_id: int | None) -> None:
         """A segment begins with a snapshot of the log's producers, before any request that it does not hold."""
@@ -426,6 +434,8 @@ class AsyncLogWriter(Appending):
     def _segment_failed(self, cause: BaseException) -> None:
         """An entry was not acknowledged: this writer fails, or (by setting) starts over with the next record."""
         self._limits.count(self.unacknowledged)
+        if self._requests is not None:
+            self._requests.failed = True
         if self._settings.disable_rolling_on_error:
             self._fail(cause)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.reference_vectors import vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,10 +38,12 @@ def test_a_request_is_read_back(name: str, epoch: int, sequence: int, count: int
     assert decode_control(request.encode()) == request
 
 
-def test_the_bytes_of_a_request() -> None:
-    """As docs/reference/records.md has them."""
-    payload = ProducerRequest("sensor-7", 2, 41, 100).encode()
-    assert payload.hex() == ("00646c7001010000000000000002000000000000002900000064000873656e736f722d37")
+def test_the_bytes_are_those_of_the_reference() -> None:
+    told = vectors("records.md")
+    assert ProducerRequest("sensor-7", 2, 41, 100).encode() == told["producers request"]
+    assert Fence(b"mine").encode() == told["producers token"]
+    state = ProducerState(1, 0, 7, (Kept(0, DLSN(1, 2, 3), 4),))
+    assert encode_snapshot([("p", state.encode())], b"t", 1000) == [told["producers snapshot"]]
 
 
 @given(st.dictionaries(NAMES, STATES, max_size=30), st.binary(max_size=MAX_TOKEN_BYTES), st.integers(1, 3000))
