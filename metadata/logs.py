@@ -51,7 +51,7 @@ from metadata.segments import (
     SegmentMetadata,
     gap_in,
 )
-from metadata.store import Check, Create, Delete, Op, OpResult, SetData, Stat, ancestors
+from metadata.store import ANY_VERSION, Check, Create, Delete, Op, OpResult, SetData, Stat, ancestors
 
 # The class has a method `list`, which would hide the built-in type inside of it.
 Ops: TypeAlias = list[Op]
@@ -117,12 +117,15 @@ class LogStore(LogQueries):
 
         await repeat(self._store, create)
 
-    async def delete_tree(self, name: str, guard: Callable[[], Check] | None = None) -> None:
+    async def delete_tree(
+        self, name: str, guard: Callable[[], Check] | None = None, version: int = ANY_VERSION
+    ) -> None:
         """Remove the log's znodes; a missing log is a success. Its ledgers must be gone, and its lock be held, before.
 
         `guard` is checked by every transaction: the lock's own member, which goes with the rest. Raises NoNodeError of
-        its path where it fails. Logs nested below its name stay, and the znode `L` with them. Up to MAX_DELETES znodes
-        go in one transaction.
+        its path where it fails. With `version`, that of `ledgers`, raises BadVersionError where another client has
+        begun or ended a segment since: nothing of what is there was removed (I7). Logs nested below its name stay, and
+        the znode `L` with them. Up to MAX_DELETES znodes go in one transaction.
         """
         try:
             paths = await self.located(name)
@@ -131,13 +134,13 @@ class LogStore(LogQueries):
 
         async def delete() -> None:
             for _ in range(MAX_REPEATS):
-                if await self._delete_once(paths, guard):
+                if await self._delete_once(paths, guard, version):
                     return
             raise NotEmptyError("znodes keep appearing in a log that is being deleted", log=name, path=paths.partition)
 
         await repeat(self._store, delete)
 
-    async def _delete_once(self, paths: LogPaths, guard: Callable[[], Check] | None) -> bool:
+    async def _delete_once(self, paths: LogPaths, guard: Callable[[], Check] | None, version: int) -> bool:
         doomed = await self._subtree(paths.partition)
         try:
             siblings, _ = await self._store.children(paths.root)
@@ -153,6 +156,8 @@ class LogStore(LogQueries):
         try:
             for start in range(first - MAX_DELETES if first else 0, len(doomed), MAX_DELETES):
                 checks = [guard()] if guard is not None else []
+                if version != ANY_VERSION and paths.ledgers in doomed:
+                    checks.append(Check(paths.ledgers, version))
                 deletes = [Delete(path) for path in doomed[max(start, 0) : start + MAX_DELETES]]
                 await self._store.multi([*checks, *deletes])
         except (NoNodeError, NotEmptyError) as error:

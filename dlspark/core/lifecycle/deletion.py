@@ -15,7 +15,9 @@ A whole log's znodes go last. Whatever is left by a crash is found and finished 
 
 **A whole log** (`delete_log`). The transaction also moves the versions that a deposed writer's transactions depend on,
 so that writer cannot add a segment to a log that is being deleted (I7). If a client writes to what a crash has left of
-the log, segment numbers go on behind those that were removed.
+the log, segment numbers go on behind those that were removed. A process that stood still after that transaction may
+find its lock free again, and a log that another client has written meanwhile: the tree goes only with the version that
+the transaction left.
 
 **Retention** (`expired`, `older_than`, `Retention`). Candidates are the completed segments at the head of the list,
 without the last of them: the next segment's sequence ids continue from that one's
@@ -45,8 +47,9 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.reading.segments import is_truncated
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from metadata.foundation.errors import DistributedLogError, NoNodeError
+from metadata.foundation.errors import BadVersionError, DistributedLogError, NoNodeError
 from metadata.foundation.tasks import end_tasks
+from metadata.locks import LockingError
 from metadata.log_names import log_not_found
 from metadata.retry import repeat
 from metadata.segment_changes import check_guard
@@ -92,12 +95,20 @@ async def creation_of(services: Services, name: str) -> int:
 
 
 async def _delete(services: Services, owned: OwnedSegments) -> None:
-    await owned.clear()  # First: the znodes that name the ledgers go only once the ledgers are gone.
+    version = await owned.clear()  # First: the znodes that name the ledgers go only once the ledgers are gone.
     try:
-        await services.logs.delete_tree(owned.name, owned.guard)
+        await services.logs.delete_tree(owned.name, owned.guard, version)
     except NoNodeError as error:
         check_guard(error, owned.name)
         raise
+    except BadVersionError as error:
+        # This process stood still, its lock passed on, and was free again when it went on (I7).
+        raise LockingError(
+            "the lock was lost while the log was being deleted, and another client has written the log since: what was "
+            "in it before is gone, what was written since is there",
+            log=owned.name,
+            advice="Delete it again, if that is to go too",
+        ) from error
 
 
 # ------------------------------------------------------------------ retention

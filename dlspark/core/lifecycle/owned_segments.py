@@ -136,16 +136,22 @@ class OwnedSegments:
         segments = await self._segments()
         return bool(segments) or (await self._services.logs.open(self.name)).max_lssn.value > 0
 
-    async def clear(self) -> None:
+    async def clear(self) -> int:
         """Take every segment off the list, whatever its state, and delete its ledger. Only for a log that is to be
-        deleted. Raises as `purge`."""
+        deleted.
 
-        async def attempt() -> None:
+        Returns the version that it gave the znode `ledgers`: it moves with the next segment that anybody begins. Raises
+        as `purge`.
+        """
+
+        async def attempt() -> int:
             state = await self._services.logs.open(self.name)
             await self._changes.clear(state, await self._segments(), self.guard)
+            return state.max_lssn.version + 1
 
-        await self._settled(attempt)
+        version = await self._settled(attempt)
         await self.sweep()
+        return version
 
     async def sweep(self) -> int:
         """Delete the noted ledgers of segments that are off the list, also of earlier owners; returns how many.

@@ -9,6 +9,7 @@ from helpers.logs import payloads, written
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.lifecycle.owned_segments import OwnedSegments
 from dlspark.errors import DistributedLogError, LockingError, LogNotFoundError, OwnershipAcquireFailedError
 from metadata.memory import Fault
 from metadata.store import ANY_VERSION
@@ -122,6 +123,38 @@ async def test_a_deletion_that_lost_its_lock_leaves_the_new_owners_log_alone(wor
         with pytest.raises((LockingError, OwnershipAcquireFailedError)):
             await asyncio.wait_for(deleting, 10)
     assert await payloads(log) == [b"a0", b"a1", b"b0", b"c0", b"d0", b"new"]
+
+
+async def test_a_deletion_that_stood_still_leaves_what_was_written_meanwhile(world):
+    """Its segments are off the list when its session ends. Another client writes, and closes; then the lock is free."""
+    await _with_something_in_progress(world, "log")
+    deleter, other = await world.namespace(), await world.namespace()
+    stands, goes_on = asyncio.Event(), asyncio.Event()
+    sweep = OwnedSegments.sweep
+
+    async def standing_still(owned):
+        swept = await sweep(owned)
+        stands.set()
+        await goes_on.wait()
+        await until(lambda: owned.lock.held)
+        return swept
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OwnedSegments, "sweep", standing_still)
+        deleting = asyncio.ensure_future(deleter.delete_log("log"))
+        await asyncio.wait_for(stands.wait(), 5)
+    log = await other.open_log("log")
+    world.cut_off(deleter)
+    async with await log.open_writer("new owner") as writer:
+        await _written(writer, 1000, b"new")
+    world.tree.inject = None
+    goes_on.set()
+    with pytest.raises(LockingError, match="what was written since is there"):
+        await asyncio.wait_for(deleting, 10)
+    assert await payloads(log) == [b"new"]
+    assert len(await _ledgers(other)) == 1
+    await other.delete_log("log")
+    assert await _ledgers(other) == []
 
 
 async def _written(writer, txid, payload):
