@@ -26,7 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dlspark.core.codec.entries import decode_content
-from dlspark.core.codec.records import HEADER, HEADER_BYTES, MAX_POSITION, POSITION_MASK, POSITION_SHIFT
+from dlspark.core.codec.records import (
+    FLAG_CONTROL,
+    HEADER,
+    HEADER_BYTES,
+    MAX_POSITION,
+    POSITION_MASK,
+    POSITION_SHIFT,
+)
 from dlspark.errors import InvalidEntryError
 from metadata.foundation.errors import InvariantViolation
 from storage_node.protocol.frames import Buffer
@@ -176,7 +183,11 @@ def _search(data: Buffer) -> IntArray | None:
     last = size - HEADER_BYTES + 1
     found = zero[:last]
     # Bytes 0-1 and 6-9 (ends of the metadata word, head of the transaction id) and 16-17 (head of the length).
-    np.bitwise_and(both[:last], both[6 : 6 + last], out=found)
+    if data[7] == FLAG_CONTROL:  # As producers' entries begin: its flag may be set in any header.
+        np.bitwise_and(zero[6 : 6 + last], np.frombuffer(data, np.uint8)[7 : 7 + last] <= FLAG_CONTROL, out=found)
+        np.bitwise_and(found, both[:last], out=found)
+    else:
+        np.bitwise_and(both[:last], both[6 : 6 + last], out=found)
     np.bitwise_and(found, both[8 : 8 + last], out=found)
     np.bitwise_and(found, both[16 : 16 + last], out=found)
     # Payloads full of zeros look like headers everywhere; a look at the head saves collecting them.

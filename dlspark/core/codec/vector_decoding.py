@@ -2,8 +2,8 @@
 
 `record_chain` finds where the records are. Their headers are moved as opaque items and taken apart once a batch; their
 payloads go straight to one buffer. Small entries are joined into runs of `RUN_BYTES` that fit in a core's cache, so
-that a call on arrays is paid for by many records. Runs in which something is hidden, ends the stream or is a record set
-take the plain decoder.
+that a call on arrays is paid for by many records. Runs in which something ends the stream or is a record set take the
+plain decoder.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dlspark.core.codec.entries import decode_content, entry_content, record_set
 from dlspark.core.codec.record_chain import (
     OPAQUE_HEADER,
     RECORD_HEADER,
+    Chain,
     IntArray,
     Run,
     counts_by_entry,
@@ -244,8 +245,11 @@ class _ColumnCollector:
         if chain is None:
             raise diagnosis(run, self._lssn)  # Nothing of the batch is returned then (I12).
         # Most runs are ordinary user records only; flags this version does not know are ignored.
-        if chain.any_word & (FLAG_RECORD_SET | FLAG_END_OF_STREAM | self._hidden):
+        if chain.any_word & (FLAG_RECORD_SET | FLAG_END_OF_STREAM):
             self._add_plain(run)
+            return
+        if chain.any_word & self._hidden:
+            self._add_shown(run, chain)
             return
         self._headers.append(chain.headers)
         self._entry_ids += run.entry_ids
@@ -292,7 +296,7 @@ class _ColumnCollector:
         )
 
     def _add_plain(self, run: Run) -> None:
-        """Record by record: runs in which something is hidden, ends the stream or is to be expanded."""
+        """Record by record: runs in which something ends the stream or is to be expanded."""
         for entry_id, content in zip(run.entry_ids, run.contents, strict=True):
             records = decode_content(content, self._lssn, entry_id, self._start_sequence_id)
             for record in records:
@@ -306,6 +310,20 @@ class _ColumnCollector:
             self._entry_ids.append(entry_id)
             self._counts.append(len(shown))
             self._take(pa.array([record.payload for record in shown], pa.binary()))
+
+    def _add_shown(self, run: Run, chain: Chain) -> None:
+        """A run with control records among others, as in front of a producer's: they take slots, and are left out."""
+        count = len(chain.headers)
+        shown = (chain.headers["word"] & self._hidden) == 0
+        counts = np.array(counts_by_entry(run, chain), np.int64)
+        entries = np.repeat(np.arange(len(counts)), counts)
+        slots = np.arange(count) - (np.cumsum(counts) - counts)[entries]
+        self._slots.append((sum(map(len, self._headers)), slots[shown]))
+        self._headers.append(chain.headers[shown])
+        self._entry_ids += run.entry_ids
+        self._counts += np.bincount(entries[shown], minlength=len(counts)).tolist()
+        starts = chain.starts if chain.starts is not None else np.arange(count, dtype=np.int64) * chain.stride
+        self._take(_payloads(run.data, starts).filter(pa.array(shown)))
 
     def _take(self, payloads: pa.BinaryArray) -> None:
         """Copy an array's payloads behind those taken so far."""
