@@ -4,19 +4,21 @@
     snapshot    what is known of all producers up to this entry, in one or more parts, an entry each
     fence       the log's fencing token from here on
 
-Every payload begins with the same head; integers are big-endian:
+A request's record is text, for it stands before the records that readers look for: bytes of zeros would look to them
+like headers of records (`record_chain`). The others are binary, each alone in its entry:
 
-    offset  type     field
-    0       bytes    00 'dlp'
-    4       u8       version, 1
-    5       u8       kind: 1 request, 2 part of a snapshot, 3 fence
+    request     dlp1:request:<epoch>:<sequence>:<count>:<name>
+    snapshot    dlp1:producers:<binary>
+    fence       dlp1:fence:<token>
 
 Readers hide control records, upstream's too, so a log with producers is read like any other. Payloads that do not begin
-with the head are other writers' control records. What begins with it and is not whole is an InvalidEntryError.
+with `dlp` and a version are other writers' control records. What does and is not whole, or is of another version or
+kind, is an InvalidEntryError.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -25,9 +27,8 @@ from typing import Final, NamedTuple
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.errors import InvalidEntryError, InvalidRecordError
 
-MAGIC: Final = b"\x00dlp"
-VERSION: Final = 1
-REQUEST, SNAPSHOT, FENCE = 1, 2, 3
+VERSION: Final = b"dlp1"
+REQUEST, SNAPSHOT, FENCE = b"request", b"producers", b"fence"
 KEPT: Final = 5
 """Requests of a producer whose positions are kept, the newest."""
 MAX_NAME_BYTES: Final = 256
@@ -36,13 +37,13 @@ MAX_TOKEN_BYTES: Final = 36
 MAX_NUMBER: Final = 2**63 - 1
 """Of an epoch or a sequence number."""
 
-_HEAD: Final = Struct(">4sBB")
-_REQUEST: Final = Struct(">4sBBqqIH")
-_PART: Final = Struct(">4sBBIIIH")
+_OURS: Final = re.compile(rb"dlp[0-9]+:")
+_PART: Final = Struct(">IIIH")
 _NAME: Final = Struct(">HH")
 _STATE: Final = Struct(">qqq")
 _KEPT: Final = Struct(">qqqII")
-_TOKEN: Final = Struct(">4sBBH")
+_NUMBERS: Final = re.compile(rb"([0-9]{1,19}):(-1|[0-9]{1,19}):([0-9]{1,10}):")
+_HEAD_OF_PART: Final = b"%b:%b:" % (VERSION, SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class ProducerRequest:
                 f"epoch {self.epoch} or sequence number {self.sequence} of producer {self.name!r} is out of range",
                 advice=f"Both begin at 0 and end at {MAX_NUMBER}",
             )
-        return _REQUEST.pack(MAGIC, VERSION, REQUEST, self.epoch, self.sequence, self.count, len(name)) + name
+        return b"%b:%b:%d:%d:%d:%b" % (VERSION, REQUEST, self.epoch, self.sequence, self.count, name)
 
 
 class Kept(NamedTuple):
@@ -137,7 +138,7 @@ class Fence:
             raise InvalidRecordError(
                 f"a fencing token of {len(self.token)} bytes is longer than {MAX_TOKEN_BYTES}", advice="Use a UUID"
             )
-        return _TOKEN.pack(MAGIC, VERSION, FENCE, len(self.token)) + self.token
+        return b":".join((VERSION, FENCE, self.token))
 
 
 def encode_snapshot(states: Iterable[tuple[str, bytes]], token: bytes, part_bytes: int) -> list[bytes]:
@@ -156,7 +157,7 @@ def encode_snapshot(states: Iterable[tuple[str, bytes]], token: bytes, part_byte
         counts[-1] += 1
         size += added
     return [
-        b"".join((_PART.pack(MAGIC, VERSION, SNAPSHOT, number, len(bodies), counts[number], len(token)), token, *body))
+        b"".join((_HEAD_OF_PART, _PART.pack(number, len(bodies), counts[number], len(token)), token, *body))
         for number, body in enumerate(bodies)
     ]
 
@@ -167,26 +168,26 @@ def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest
     Raises InvalidEntryError carrying `place` for one that is cut off, or of a version or kind that is not known: what
     it says would be missed, and a request be written twice.
     """
-    if not payload.startswith(MAGIC):
+    if not _OURS.match(payload):
         return None
-    fields = _Fields(payload)
+    version, _, rest = payload.partition(b":")
+    if version != VERSION:
+        raise InvalidEntryError(
+            f"a producers' control record has version {version.decode()}; only {VERSION.decode()} is known",
+            dlsn=place,
+            advice="Use the version of dlspark that wrote it, or a later one",
+        )
+    kind, colon, rest = rest.partition(b":")
     try:
-        _, version, kind = _Fields(payload).fixed(_HEAD)
-        if version != VERSION:
-            raise InvalidEntryError(
-                f"a producers' control record has version {version}; only {VERSION} is known",
-                dlsn=place,
-                advice="Use the version of dlspark that wrote it, or a later one",
-            )
         if kind == REQUEST:
-            return _request(fields)
+            return _request(rest)
         if kind == SNAPSHOT:
-            return _part(fields)
-        if kind == FENCE:
-            return _fence(fields)
-        raise InvalidEntryError(f"a producers' control record is of kind {kind}, which is not known", dlsn=place)
-    except (ValueError, UnicodeDecodeError) as error:
+            return _part(_Fields(rest))
+        if kind == FENCE and colon:
+            return Fence(rest)
+    except ValueError as error:  # UnicodeDecodeError too
         raise InvalidEntryError(f"a producers' control record is damaged: {error}", dlsn=place) from error
+    raise InvalidEntryError(f"a producers' control record is of kind {kind!r}, which is not known", dlsn=place)
 
 
 class _Fields:
@@ -214,17 +215,19 @@ class _Fields:
             raise ValueError(f"{len(self._payload) - self._at} bytes are left over")
 
 
-def _request(fields: _Fields) -> ProducerRequest:
-    *_, epoch, sequence, count, length = fields.fixed(_REQUEST)
-    name = fields.taken(length).decode()
-    fields.end()
-    if not name or epoch < 0 or sequence < -1 or (sequence == -1) != (count == 0):
+def _request(text: bytes) -> ProducerRequest:
+    numbers = _NUMBERS.match(text)
+    if numbers is None:
+        raise ValueError(f"{text[:60]!r} is no epoch, sequence number, count and name")
+    epoch, sequence, count = (int(number) for number in numbers.groups())
+    name = text[numbers.end() :].decode()
+    if not name or max(epoch, sequence, count) > MAX_NUMBER or (sequence == -1) != (count == 0):
         raise ValueError(f"request {sequence} of epoch {epoch} by {name!r} has {count} records")
     return ProducerRequest(name, epoch, sequence, count)
 
 
 def _part(fields: _Fields) -> SnapshotPart:
-    *_, number, parts, count, token_length = fields.fixed(_PART)
+    number, parts, count, token_length = fields.fixed(_PART)
     token = fields.taken(token_length)
     states = dict(_states(fields, count))
     fields.end()
@@ -242,10 +245,3 @@ def _states(fields: _Fields, count: int) -> Iterator[tuple[str, bytes]]:
         if not name or rest or not 0 <= kept <= KEPT:
             raise ValueError(f"the state of producer {name!r} has {length} bytes")
         yield name, state
-
-
-def _fence(fields: _Fields) -> Fence:
-    *_, length = fields.fixed(_TOKEN)
-    token = fields.taken(length)
-    fields.end()
-    return Fence(token)

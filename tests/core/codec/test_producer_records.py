@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import (
     KEPT,
-    MAGIC,
     MAX_NAME_BYTES,
     MAX_TOKEN_BYTES,
     Fence,
@@ -69,7 +68,9 @@ def test_the_token_is_read_back_and_has_a_limit() -> None:
         Fence(bytes(37)).encode()
 
 
-@pytest.mark.parametrize("payload", [CONTROL_PAYLOAD, KEEPALIVE_PAYLOAD, b"", b"\x00", b"dlp", b"heartbeat"])
+@pytest.mark.parametrize(
+    "payload", [CONTROL_PAYLOAD, KEEPALIVE_PAYLOAD, b"", b"\x00", b"dlp", b"dlp:", b"dlpx:", b"heartbeat"]
+)
 def test_other_control_records_say_nothing_of_producers(payload: bytes) -> None:
     assert decode_control(payload) is None
 
@@ -86,34 +87,49 @@ def test_numbers_have_limits(epoch: int, sequence: int) -> None:
         ProducerRequest("p", epoch, sequence, 1).encode()
 
 
-@pytest.mark.parametrize(
-    "whole",
-    [
-        ProducerRequest("p", 1, 2, 3).encode(),
-        Fence(b"mine").encode(),
-        encode_snapshot([("p", ProducerState(1, 0, 0, (Kept(0, DLSN(1, 2, 3), 4),)).encode())], b"t", 1000)[0],
-    ],
-    ids=["request", "fence", "snapshot"],
-)
-def test_what_is_cut_off_or_too_long_is_refused_with_its_place(whole: bytes) -> None:
+@pytest.mark.parametrize("sequence", [0, -1, 41])
+def test_a_request_that_is_not_whole_is_refused_with_its_place(sequence: int) -> None:
     place = DLSN(3, 1, 4)
-    for end in range(len(MAGIC), len(whole)):
-        with pytest.raises(InvalidEntryError, match="damaged") as caught:
+    whole = ProducerRequest("p", 1, sequence, 3 if sequence >= 0 else 0).encode()
+    for end in range(len(b"dlp1:"), len(whole)):
+        with pytest.raises(InvalidEntryError, match=r"damaged|not known") as caught:
             decode_control(whole[:end], place)
         assert caught.value.dlsn == place
+
+
+def test_a_snapshot_that_is_cut_off_or_too_long_is_refused() -> None:
+    whole = encode_snapshot([("p", ProducerState(1, 0, 0, (Kept(0, DLSN(1, 2, 3), 4),)).encode())], b"t", 1000)[0]
+    for end in range(len(b"dlp1:"), len(whole)):
+        with pytest.raises(InvalidEntryError, match=r"damaged|not known"):
+            decode_control(whole[:end])
     with pytest.raises(InvalidEntryError, match="left over"):
         decode_control(whole + b"x")
 
 
-@pytest.mark.parametrize(("version", "kind", "said"), [(2, 1, "version 2"), (1, 9, "kind 9")])
-def test_a_later_version_is_refused_and_not_passed_over(version: int, kind: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (b"dlp2:request:0:0:1:p", "version dlp2"),
+        (b"dlp10:request:0:0:1:p", "version dlp10"),
+        (b"dlp1:other:", "kind b'other'"),
+        (b"dlp1:fence", "kind b'fence'"),
+        (b"dlp1:request:-1:0:1:p", "damaged"),
+        (b"dlp1:request:0:-2:1:p", "damaged"),
+        (b"dlp1:request:0:-1:1:p", "damaged"),
+        (b"dlp1:request:0:0:0:p", "damaged"),
+        (b"dlp1:request:0:9223372036854775808:1:p", "damaged"),
+        (b"dlp1:request:0:0:1:\xff", "damaged"),
+        (b"dlp1:request: 0:0:1:p", "damaged"),
+    ],
+)
+def test_what_is_not_understood_is_refused_and_not_passed_over(payload: bytes, said: str) -> None:
     with pytest.raises(InvalidEntryError, match=said):
-        decode_control(MAGIC + bytes([version, kind]))
+        decode_control(payload)
 
 
-@given(st.binary(max_size=200))
-def test_whatever_follows_the_magic_is_read_or_refused(rest: bytes) -> None:
+@given(st.sampled_from([b"", b"dlp1:", b"dlp1:request:", b"dlp1:producers:", b"dlp1:fence:"]), st.binary(max_size=200))
+def test_whatever_follows_is_read_or_refused(head: bytes, rest: bytes) -> None:
     try:
-        decode_control(MAGIC + rest)
+        decode_control(head + rest)
     except InvalidEntryError:
         pass
