@@ -124,8 +124,8 @@ class LogStore(LogQueries):
 
         `guard` is checked by every transaction: the lock's own member, which goes with the rest. Raises NoNodeError of
         its path where it fails. With `version`, that of `ledgers`, raises BadVersionError where another client has
-        begun or ended a segment since: nothing of what is there was removed (I7). Logs nested below its name stay, and
-        the znode `L` with them. Up to MAX_DELETES znodes go in one transaction.
+        owned the log since: no segment that it began was removed (I7). Logs nested below its name stay, and the znode
+        `L` with them. Up to MAX_DELETES znodes go in one transaction.
         """
         try:
             paths = await self.located(name)

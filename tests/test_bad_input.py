@@ -53,7 +53,7 @@ from storage_node.errors import (
     UnauthorizedAccessError,
 )
 from storage_node.protocol.digests import EntryDigest
-from storage_node.protocol.messages import (
+from storage_node.protocol.encoding import (
     encode_add_request,
     encode_read_lac_request,
     encode_read_request,

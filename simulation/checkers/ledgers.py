@@ -36,12 +36,12 @@ from simulation.checkers.history import OperationOutcome, outcome_of
 from simulation.checkers.watched import WatchedNode, WatchedWorld
 from simulation.environment.network import SimulatedLink
 from storage_node.bookie.store.storage import Storage
-from storage_node.protocol import messages as m
 from storage_node.protocol import v2
+from storage_node.protocol.decoding import decode_request, decode_response
 from storage_node.protocol.digests import DIGEST_BYTES, ENTRY_HEADER, ENTRY_HEADER_BYTES
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.striping import write_set
-from storage_node.protocol.values import BatchReadResponse, ResponseV2
+from storage_node.protocol.values import AddResponse, BatchReadResponse, ReadRequest, ReadResponse, Response, ResponseV2
 
 MISSING = frozenset({Status.ENOENTRY, Status.ENOLEDGER})
 FENCING_READ_BYTES = (40, 120)
@@ -128,30 +128,30 @@ class LedgerCheckers:
         if frame[0] != VERSION_THREE_START:
             self._version_two_answered(host, v2.decode_response(memoryview(frame)))
             return
-        if len(frame) < SHORT_ANSWER_BYTES and frame[OPERATION_AT] == m.Operation.ADD:
+        if len(frame) < SHORT_ANSWER_BYTES and frame[OPERATION_AT] == Operation.ADD:
             promised = _acknowledged_entry(frame)
             if promised is not None:
                 self._promise(host, *promised)
                 return
-        response = m.decode_response(memoryview(frame))
-        if isinstance(response, m.AddResponse):
+        response = decode_response(memoryview(frame))
+        if isinstance(response, AddResponse):
             if response.status is Status.EOK:
                 self._promise(host, response.ledger_id, response.entry_id)
-        elif response.operation is m.Operation.READ:
+        elif response.operation is Operation.READ:
             self._read_answered(link, host, response)
 
     def _request_sent(self, link: SimulatedLink, frame: bytes) -> None:
         """Remember fencing reads: they carry a key, and no body."""
-        if FENCING_READ_BYTES[0] <= len(frame) <= FENCING_READ_BYTES[1] and frame[OPERATION_AT] == m.Operation.READ:
-            request = m.decode_request(memoryview(frame))
-            if isinstance(request, m.ReadRequest) and request.fence:
+        if FENCING_READ_BYTES[0] <= len(frame) <= FENCING_READ_BYTES[1] and frame[OPERATION_AT] == Operation.READ:
+            request = decode_request(memoryview(frame))
+            if isinstance(request, ReadRequest) and request.fence:
                 self._fence_reads[(link.other, request.txn_id)] = (request.ledger_id, self._world.loop.time())
                 if request.entry_id < 0:
                     self.on_first_fence(link)
 
     def _version_two_answered(self, host: str, response: ResponseV2) -> None:
         """Reads of ranges speak version 2, on connections of their own; no request fences there."""
-        if isinstance(response, m.ReadResponse | BatchReadResponse):
+        if isinstance(response, ReadResponse | BatchReadResponse):
             key = (response.ledger_id, response.entry_id)
             if response.status in MISSING and key in self.nodes[host].promised and self._owes(host, *key):
                 self.fail(f"{host} says it lacks entry {key[1]} of ledger {key[0]}, which it had acknowledged (I11)")
@@ -164,7 +164,7 @@ class LedgerCheckers:
             self.fail(f"{host} acknowledges entry {entry_id} of ledger {ledger_id} before it is in a synced journal")
         truth.promised.setdefault((ledger_id, entry_id), self._world.loop.time())
 
-    def _read_answered(self, link: SimulatedLink, host: str, response: m.Response) -> None:
+    def _read_answered(self, link: SimulatedLink, host: str, response: Response) -> None:
         truth = self.nodes[host]
         ledger_id, asked_at = self._fence_reads.pop((link, response.txn_id), (None, self._world.loop.time()))
         definite = response.status is Status.EOK or response.status in MISSING
@@ -172,7 +172,7 @@ class LedgerCheckers:
             if ledger_id not in truth.fenced:
                 self.fail(f"{host} answers a fencing read of ledger {ledger_id} before the fence is durable (D19)")
             truth.promised_fences[ledger_id] = None
-        if not isinstance(response, m.ReadResponse):
+        if not isinstance(response, ReadResponse):
             return
         key = (response.ledger_id, response.entry_id)
         # Only what was promised before the read was asked for: an entry may arrive between question and answer.
@@ -444,16 +444,16 @@ def ledger_of(path: str) -> int | None:
     return int("".join(parts[2:-1]) + parts[-1][1:])
 
 
-def bodies_in(response: m.Response | ResponseV2) -> Sequence[memoryview]:
+def bodies_in(response: Response | ResponseV2) -> Sequence[memoryview]:
     """The entries that an answer carries."""
     if isinstance(response, BatchReadResponse):
         return response.entries
-    return [response.body] if isinstance(response, m.ReadResponse) and response.body else []
+    return [response.body] if isinstance(response, ReadResponse) and response.body else []
 
 
-def decode_answer(frame: memoryview) -> m.Response | ResponseV2:
+def decode_answer(frame: memoryview) -> Response | ResponseV2:
     """A node's answer in either version."""
-    return m.decode_response(frame) if frame[0] == VERSION_THREE_START else v2.decode_response(frame)
+    return decode_response(frame) if frame[0] == VERSION_THREE_START else v2.decode_response(frame)
 
 
 def _acknowledged_entry(frame: bytes) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ from storage_node.bookie.store.checkpoints import Checkpointer
 from storage_node.bookie.store.entry_logs import LogFile
 from storage_node.bookie.store.storage import Storage
 from storage_node.edge import Disk
-from storage_node.protocol.messages import ReadRequest
+from storage_node.protocol.values import ReadRequest
 
 
 def _do_not_sync(write: Method) -> Method:

@@ -28,19 +28,12 @@ from storage_node.client.placement.candidates import Quarantine
 from storage_node.edge import Network
 from storage_node.errors import ERROR_OF_STATUS, ConnectionClosedError, ProtocolError, RequestTimeoutError
 from storage_node.protocol import v2
+from storage_node.protocol.decoding import decode_response
+from storage_node.protocol.encoding import encode_add_response, encode_bookie_info_request
 from storage_node.protocol.frames import LENGTH_BYTES, Buffer
-from storage_node.protocol.messages import (
-    AddResponse,
-    BookieInfoResponse,
-    Operation,
-    Response,
-    Status,
-    decode_response,
-    encode_add_response,
-    encode_bookie_info_request,
-)
 from storage_node.protocol.reading import more_telling
-from storage_node.protocol.values import BatchReadResponse
+from storage_node.protocol.schema import Operation, Status
+from storage_node.protocol.values import AddResponse, BatchReadResponse, BookieInfoResponse, Response
 from storage_node.protocol.writing_model import Seat
 from storage_node.settings.client import ClientSettings
 

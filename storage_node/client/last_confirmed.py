@@ -20,17 +20,11 @@ from metadata.ledger_metadata import LedgerMetadata
 from storage_node.client.connections import Answer, ConnectionPool, answer_error, ask_bookies
 from storage_node.errors import ProtocolError, UnauthorizedAccessError
 from storage_node.protocol.digests import Entry, EntryDigest, master_key
-from storage_node.protocol.messages import (
-    Operation,
-    ReadLacResponse,
-    ReadResponse,
-    Status,
-    encode_read_lac_request,
-    encode_read_request,
-    encode_write_lac_request,
-)
+from storage_node.protocol.encoding import encode_read_lac_request, encode_read_request, encode_write_lac_request
 from storage_node.protocol.reading import LacRead, LacTry, TailRead
+from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.striping import write_set
+from storage_node.protocol.values import ReadLacResponse, ReadResponse
 from storage_node.protocol.writing import WriterMachine
 
 logger = logging.getLogger(__name__)

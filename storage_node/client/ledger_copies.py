@@ -16,15 +16,10 @@ from storage_node.client.pipeline import ClientContext, digest_of
 from storage_node.client.reading import EntryFetcher
 from storage_node.errors import ProtocolError
 from storage_node.protocol.digests import Entry, master_key
+from storage_node.protocol.encoding import encode_add_request, encode_add_response, encode_read_request
 from storage_node.protocol.frames import LENGTH_BYTES
-from storage_node.protocol.messages import (
-    Operation,
-    ReadResponse,
-    Status,
-    encode_add_request,
-    encode_add_response,
-    encode_read_request,
-)
+from storage_node.protocol.schema import Operation, Status
+from storage_node.protocol.values import ReadResponse
 from storage_node.protocol.writing_model import PickReplacements, Seat
 
 

@@ -15,9 +15,11 @@ from metadata.ledger_metadata import DigestType, LedgerMetadata
 from storage_node.client.connections import Answer, BatchAnswer, ConnectionPool, answer_error
 from storage_node.errors import ProtocolError, RequestTimeoutError
 from storage_node.protocol.digests import Entry, EntryDigest
-from storage_node.protocol.messages import Operation, ReadResponse, Status, encode_read_request
+from storage_node.protocol.encoding import encode_read_request
 from storage_node.protocol.reading import EntryRead, fragment_end
+from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.striping import write_set
+from storage_node.protocol.values import ReadResponse
 
 BATCH_BYTES = 1 << 20
 """Most bytes that are asked for in one batch."""

@@ -20,13 +20,7 @@ from storage_node.client.placement.arranging import Adherence
 from storage_node.client.reading import EntryFetcher
 from storage_node.errors import LedgerRecoveryError, ProtocolError
 from storage_node.protocol.digests import Entry, master_key
-from storage_node.protocol.messages import (
-    RECOVERY_PRIORITY,
-    Operation,
-    ReadResponse,
-    Status,
-    encode_read_request,
-)
+from storage_node.protocol.encoding import RECOVERY_PRIORITY, encode_read_request
 from storage_node.protocol.recovery import (
     AddAgain,
     BeginAdds,
@@ -40,6 +34,8 @@ from storage_node.protocol.recovery import (
     RecoveryMachine,
     StartOver,
 )
+from storage_node.protocol.schema import Operation, Status
+from storage_node.protocol.values import ReadResponse
 from storage_node.protocol.writing import WriterMachine
 from storage_node.protocol.writing_model import ReadMetadata, WriteMetadata
 

@@ -15,8 +15,9 @@ from storage_node.client.connections import ask_bookies
 from storage_node.client.last_confirmed import ExplicitLac
 from storage_node.client.pipeline import AddPipeline, ClientContext
 from storage_node.errors import QuorumWriteError
+from storage_node.protocol.encoding import encode_force_ledger_request
 from storage_node.protocol.frames import Buffer
-from storage_node.protocol.messages import Operation, encode_force_ledger_request
+from storage_node.protocol.schema import Operation
 from storage_node.protocol.writing import WriterMachine
 from storage_node.protocol.writing_model import ForceSync, ReplaceLedger, WriterState
 

@@ -2,7 +2,7 @@
 
 An EOK answer says nothing but what the request said: transaction id, ledger, entry. Its canonical bytes are therefore
 known when the request is sent, and recognising them is one dictionary look-up instead of decoding; any other answer
-(errors, other field orders) takes the ordinary way through `protocol.messages`. A property in the tests holds both
+(errors, other field orders) takes the ordinary way through `encoding`. A property in the tests holds both
 byte strings to what that module encodes.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from storage_node.protocol.messages import RECOVERY_PRIORITY
+from storage_node.protocol.encoding import RECOVERY_PRIORITY
 from storage_node.protocol.schema import Operation, Status
 from storage_node.protocol.wire import varint
 

@@ -79,7 +79,7 @@ def add(frame: memoryview) -> AddRequest | None:
     return AddRequest(_value(txn), _value(ledger), _value(entry), key, body)
 
 
-def add_and_answer(frame: memoryview) -> tuple[bytes, bytes, memoryview] | None:
+def decode_add_and_answer(frame: memoryview) -> tuple[bytes, bytes, memoryview] | None:
     """(EOK answer, key, body) of what `add` decodes, else None: all that a bookie needs of an add that it stores.
 
     The answer only repeats the ids, so their bytes are put together as they came, and none is decoded.

@@ -304,6 +304,16 @@ class TcpLink:
                 self._loop.remove_reader(self._sock.fileno())
 
     def _readable(self) -> None:
+        turns = self._network.turns
+        if turns.has_time():
+            self.read()
+        else:
+            turns.join(self.read)  # hundreds may be readable at a time
+
+    def read(self) -> None:
+        """Take what has arrived, and hand out the frames that it completes."""
+        if not self._reading:
+            return  # paused, starved or closed while it stood in line
         try:
             received = self._sock.recv_into(self._frames.writable())
         except (BlockingIOError, InterruptedError):

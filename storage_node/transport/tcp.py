@@ -175,6 +175,7 @@ class TcpNetwork:
     def forget(self, link: TcpLink) -> None:
         """A link is closed: it is delivered to, flushed and counted no more."""
         self._links.discard(link)
+        self.turns.leave(link.read)
         self.turns.leave(link.deliver)
         self.turns.leave(link.flush)
         self.note_stuck(link, 0)

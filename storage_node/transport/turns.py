@@ -2,7 +2,8 @@
 
 What has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each of
 them for `share_s`, and leaves the rest to the next turns. So a connection that asks for little waits for one such turn,
-however many there are that ask for much.
+however many there are that ask for much. Where hundreds ask for little at a time, those that find the turn's time spent
+(`has_time`) join the line as well: a turn stays short, and who comes anew is accepted between two of them.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ class Turns:
         now: a clock, in seconds. A simulated one does not move during a turn, which then serves the whole line.
     """
 
-    __slots__ = ("_line", "_scheduled", "now", "share_s")
+    __slots__ = ("_line", "_scheduled", "_spent_at", "now", "share_s")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self._line: OrderedDict[Work, None] = OrderedDict()
         self._scheduled = False
+        self._spent_at: float | None = None
+        """When those that were served without standing in line have had TURN_S of this turn; None: none was yet."""
         self.share_s = TURN_S
         """Seconds that each work may take of one turn: less, the more work is in line."""
 
@@ -46,6 +49,17 @@ class Turns:
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._serve)
+
+    def has_time(self) -> bool:
+        """Whether this turn of the loop has time left for one that does not stand in line."""
+        if self._spent_at is None:
+            self._spent_at = self.now() + TURN_S
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+            return True
+        return self.now() < self._spent_at
+
+    def _begin_turn(self) -> None:
+        self._spent_at = None
 
     def leave(self, work: Work) -> None:
         """Have it not called any more. Idempotent."""

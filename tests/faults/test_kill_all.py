@@ -35,8 +35,10 @@ from metadata.zookeeper import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerClosedError, LedgerFencedError
-from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Status
+from storage_node.protocol.decoding import decode_response
+from storage_node.protocol.encoding import encode_read_request
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import ReadResponse
 from storage_node.settings.client import ClientSettings
 
 pytestmark = pytest.mark.processes
@@ -189,19 +191,19 @@ async def load_until_killed(arena: Arena, rng: random.Random) -> list[Written]:
 # ------------------------------------------------------------------------------------------- the check
 
 
-async def ask_node(bookie: str, ledger_id: int, entry_ids: list[int]) -> dict[int, m.ReadResponse]:
+async def ask_node(bookie: str, ledger_id: int, entry_ids: list[int]) -> dict[int, ReadResponse]:
     """One node's own answers, over a connection of our own."""
     host, _, port = bookie.rpartition(":")
     reader, sender = await asyncio.open_connection(host, int(port))
-    answers: dict[int, m.ReadResponse] = {}
+    answers: dict[int, ReadResponse] = {}
     try:
         for start in range(0, len(entry_ids), READ_BATCH):
             asked = entry_ids[start : start + READ_BATCH]
-            sender.write(b"".join(m.encode_read_request(entry_id + 1, ledger_id, entry_id) for entry_id in asked))
+            sender.write(b"".join(encode_read_request(entry_id + 1, ledger_id, entry_id) for entry_id in asked))
             for _ in asked:
                 frame = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-                answer = m.decode_response(memoryview(frame))
-                assert isinstance(answer, m.ReadResponse)
+                answer = decode_response(memoryview(frame))
+                assert isinstance(answer, ReadResponse)
                 answers[answer.txn_id - 1] = answer
     finally:
         sender.close()

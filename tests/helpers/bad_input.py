@@ -24,7 +24,8 @@ from metadata.ledgers import LedgerStore
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.client.client import LedgerClient
 from storage_node.protocol.digests import master_key
-from storage_node.protocol.messages import BookieInfoResponse, encode_bookie_info_request, encode_read_request
+from storage_node.protocol.encoding import encode_bookie_info_request, encode_read_request
+from storage_node.protocol.values import BookieInfoResponse
 
 T = TypeVar("T")
 CANARY = "canary"

@@ -16,18 +16,11 @@ from metadata.bookies import BookieAddress
 from storage_node.edge import FrameHandler, Link
 from storage_node.errors import BookieUnreachableError, ConnectionClosedError
 from storage_node.protocol import v2
+from storage_node.protocol.decoding import decode_request
+from storage_node.protocol.encoding import encode_add_response, encode_read_lac_response, encode_read_response
 from storage_node.protocol.frames import Buffer
-from storage_node.protocol.messages import (
-    AddRequest,
-    ReadLacRequest,
-    ReadRequest,
-    Status,
-    decode_request,
-    encode_add_response,
-    encode_read_lac_response,
-    encode_read_response,
-)
-from storage_node.protocol.values import BatchReadRequest
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import AddRequest, BatchReadRequest, ReadLacRequest, ReadRequest
 
 _HEADER = Struct(">qqqq")
 _LENGTH = Struct(">i")

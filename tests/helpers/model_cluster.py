@@ -19,24 +19,26 @@ from storage_node.client.writer import LedgerWriter
 from storage_node.edge import FrameHandler, Link, Listener
 from storage_node.errors import BookieUnreachableError, ProtocolError
 from storage_node.protocol import v2
+from storage_node.protocol.decoding import decode_request
 from storage_node.protocol.digests import ENTRY_IDS, LAC_HEADER
-from storage_node.protocol.frames import LENGTH, Buffer
-from storage_node.protocol.messages import (
-    AddRequest,
-    ForceLedgerRequest,
-    ReadLacRequest,
-    ReadRequest,
-    Request,
-    Status,
-    WriteLacRequest,
-    decode_request,
+from storage_node.protocol.encoding import (
     encode_add_response,
     encode_force_ledger_response,
     encode_read_lac_response,
     encode_read_response,
     encode_write_lac_response,
 )
-from storage_node.protocol.values import BatchReadRequest
+from storage_node.protocol.frames import LENGTH, Buffer
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import (
+    AddRequest,
+    BatchReadRequest,
+    ForceLedgerRequest,
+    ReadLacRequest,
+    ReadRequest,
+    Request,
+    WriteLacRequest,
+)
 from storage_node.settings.client import ClientSettings
 
 FAST = ClientSettings(

@@ -6,7 +6,9 @@ import socket
 from struct import Struct
 
 from storage_node.errors import ERROR_OF_STATUS, ConnectionClosedError
-from storage_node.protocol.messages import Response, Status, decode_response
+from storage_node.protocol.decoding import decode_response
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import Response
 
 ANSWER_S = 10
 _LENGTH = Struct(">i")

@@ -104,7 +104,7 @@ async def _delete(services: Services, owned: OwnedSegments) -> None:
     except BadVersionError as error:
         # This process stood still, its lock passed on, and was free again when it went on (I7).
         raise LockingError(
-            "the lock was lost while the log was being deleted, and another client has written the log since: what was "
+            "the lock was lost while the log was being deleted, and another client has owned the log since: what was "
             "in it before is gone, what was written since is there",
             log=owned.name,
             advice="Delete it again, if that is to go too",

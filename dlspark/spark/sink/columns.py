@@ -361,6 +361,7 @@ def crc32s(columns: list[pa.Array]) -> npt.NDArray[np.int64]:
         # Arrow leaves out a row of which every part is null (26.0), and takes each row after it for another one.
         # So each begins with a part that is there; it and the separator after it are not hashed.
         first = pa.array([b""] * len(texts[0]), pa.large_binary())
+        # Not a constant of the module: Arrow imports pandas for a scalar, which takes a process a quarter of a second.
         separator = pa.scalar(SEPARATOR, first.type)
         joined = pc.binary_join_element_wise(first, *texts, separator, null_handling="skip")
         check(len(joined) == len(first), f"{len(joined)} keys were made of {len(first)} rows")

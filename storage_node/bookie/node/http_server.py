@@ -2,7 +2,8 @@
 
 HTTP/1.1, GET and HEAD without bodies, one request a connection. Everything that a client may hold is bounded: the size
 of its request, the time that it takes to send it, the number of connections. One connection too many breaks the oldest,
-so that a client that holds half requests open keeps no probe out. What is shown is for every client that can connect;
+so that a client that holds half requests open keeps no probe out; and only one is accepted in a turn of the loop, so
+that a probe is answered long before it is the oldest. What is shown is for every client that can connect;
 nothing can be changed through it.
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -22,6 +25,11 @@ from storage_node.errors import BookieConfigurationError
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES: Final = 16 * 1024
+MOST_READS_OF_REFUSED: Final = 64
+BACKLOG: Final = 1024
+"""Connections that wait in the kernel to be accepted."""
+ACCEPT_PAUSE_S: Final = 1.0
+"""While none can be accepted: descriptors or memory are lacking."""
 REQUEST_TIMEOUT_S: Final = 10.0
 """For a request to arrive, and for its answer to leave."""
 TEXT: Final = "text/plain; charset=utf-8"
@@ -46,60 +54,96 @@ class HttpServer:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._server: asyncio.Server | None = None
-        self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        """In the order in which they came."""
+        self._socket: socket.socket | None = None
+        self._resume: asyncio.TimerHandle | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """One a connection, in the order in which they came."""
 
     @property
     def port(self) -> int:
         """The port that it listens on; 0 while it does not."""
-        return int(self._server.sockets[0].getsockname()[1]) if self._server is not None else 0
+        return int(self._socket.getsockname()[1]) if self._socket is not None else 0
 
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free one. Raises BookieConfigurationError where that is not possible."""
         try:
-            self._server = await asyncio.start_server(self._accept, host or None, port, limit=MAX_REQUEST_BYTES)
+            self._socket = _listening(host, port)
         except OSError as error:
             where = f"port {port} of {host or 'all interfaces'}"
             raise BookieConfigurationError(
                 f"the HTTP server cannot listen on {where}: {error.strerror or error}",
                 advice="Stop what listens there, or set another httpServerPort, or httpServerEnabled=false",
             ) from error
+        self._accept_on()
 
     async def stop(self) -> None:
         """Listen no more, and break what is under way. Idempotent."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._resume is not None:
+            self._resume.cancel()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
         await end_tasks(list(self._tasks), drop_errors=True)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept_on(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().add_reader(self._socket.fileno(), self._acceptable, self._socket)
+
+    def _acceptable(self, listening: socket.socket) -> None:
+        """Accept one: the loop reads of those that are here before it comes back."""
+        try:
+            connection, _ = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return  # It went away while it waited.
+        except OSError as error:
+            logger.error("the HTTP server cannot accept connections: %s", error.strerror or error)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listening.fileno())
+            self._resume = loop.call_later(ACCEPT_PAUSE_S, self._accept_on)
+            return
+        connection.setblocking(False)
+        self._begin(connection)
+
+    def _begin(self, connection: socket.socket) -> None:
         if len(self._tasks) >= HTTP_CONNECTIONS:
             oldest = next(iter(self._tasks))
-            self._tasks.pop(oldest).transport.abort()
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks[task] = writer
-        task.add_done_callback(self._forget)
+            del self._tasks[oldest]
+            oldest.cancel()
+        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._tasks[task] = None
+        task.add_done_callback(partial(self._end, connection))
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _end(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
+        connection.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(REQUEST_TIMEOUT_S, writer.transport.abort)
+    async def _serve(self, connection: socket.socket) -> None:
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            writer.write(self._respond(head))
-            await writer.drain()
-            writer.close()
-            await writer.wait_closed()
-        except asyncio.LimitOverrunError:
-            writer.write(_encode(_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True))
-        except (OSError, asyncio.IncompleteReadError):
+            await asyncio.wait_for(self._exchange(connection), REQUEST_TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError):
             pass  # It went away, or took too long.
-        finally:
-            timer.cancel()
-            writer.close()
+
+    async def _exchange(self, connection: socket.socket) -> None:
+        loop, head = asyncio.get_running_loop(), b""
+        while b"\r\n\r\n" not in head:
+            received = await loop.sock_recv(connection, MAX_REQUEST_BYTES)
+            if not received:
+                return
+            head += received
+            if len(head) > MAX_REQUEST_BYTES:
+                await self._refuse(connection)
+                return
+        await loop.sock_sendall(connection, self._respond(head))
+
+    async def _refuse(self, connection: socket.socket) -> None:
+        """Say that the request is too large. What else is on its way is read: closing over it would lose the answer."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(connection, _encode(_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), with_body=True))
+        connection.shutdown(socket.SHUT_WR)
+        for _ in range(MOST_READS_OF_REFUSED):
+            if not await loop.sock_recv(connection, MAX_REQUEST_BYTES):
+                return
 
     def _respond(self, head: bytes) -> bytes:
         method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
@@ -114,6 +158,15 @@ class HttpServer:
             logger.exception("the answer to %s %s failed", method, target)
             reply = _error(HTTPStatus.INTERNAL_SERVER_ERROR)
         return _encode(reply, with_body=method == "GET")
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A listening socket; without a host, on all interfaces. Raises OSError."""
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    listening.setblocking(False)
+    return listening
 
 
 def _error(status: HTTPStatus) -> Reply:

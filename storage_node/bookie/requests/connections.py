@@ -26,9 +26,21 @@ from storage_node.bookie.requests.limits import (
 from storage_node.bookie.requests.requester import NodeServices, Requester, Wait
 from storage_node.edge import Link
 from storage_node.errors import ProtocolError, TooManyFieldsError
-from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Status
-from storage_node.protocol.values import BatchReadRequest
+from storage_node.protocol.encoding import encode_write_lac_response
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import (
+    AddRequest,
+    AuthRequest,
+    BatchReadRequest,
+    BookieInfoRequest,
+    ForceLedgerRequest,
+    ListEntriesRequest,
+    ReadLacRequest,
+    ReadRequest,
+    StartTlsRequest,
+    UnsupportedRequest,
+    WriteLacRequest,
+)
 
 ROOM_WAIT_S = 10.0
 """How long adds wait for memory before they are refused with ETOOMANYREQUESTS."""
@@ -141,7 +153,7 @@ class ServedConnection:
         wait = self._handle(request)
         if wait is None:
             return
-        if isinstance(request, (m.AddRequest, m.WriteLacRequest)) and wait == self.storage.when_room:
+        if isinstance(request, (AddRequest, WriteLacRequest)) and wait == self.storage.when_room:
             waiting = self.node.limits.waiting
             if waiting.used + len(frame) > waiting.limit:
                 self.link.send(_too_late(request))  # thousands of large ones would wait in memory for memory
@@ -224,7 +236,7 @@ class ServedConnection:
             return None
         if wait is None:
             self._blocked_until = None
-        elif self._is_late(wait) and isinstance(request, (m.AddRequest, m.WriteLacRequest)):
+        elif self._is_late(wait) and isinstance(request, (AddRequest, WriteLacRequest)):
             self.link.send(_too_late(request))
             return None  # what waited behind it is late too, if it finds no memory either
         return wait
@@ -237,18 +249,18 @@ class ServedConnection:
 
     def _handle(self, request: Heard) -> Wait | None:
         """Begin a request. None, or what to wait for before trying again."""
-        if isinstance(request, m.AddRequest):
+        if isinstance(request, AddRequest):
             return self._add(request)
-        if self._reads.closed and isinstance(request, (m.ReadRequest, BatchReadRequest)) and not _is_urgent(request):
+        if self._reads.closed and isinstance(request, (ReadRequest, BatchReadRequest)) and not _is_urgent(request):
             return self._reads.wait
-        if isinstance(request, m.WriteLacRequest):
+        if isinstance(request, WriteLacRequest):
             return handlers.write_lac(self._requester, request)
         HANDLERS[type(request)](self._requester, request)
         return None
 
     # ------------------------------------------------------------------------------------ adds
 
-    def _add(self, request: m.AddRequest) -> Wait | None:
+    def _add(self, request: AddRequest) -> Wait | None:
         """Store or refuse an add; else what it has to wait for."""
         node, urgent = self.node, request.priority > 0
         if node.read_only and not (urgent and node.takes_high_priority):
@@ -281,30 +293,30 @@ class ServedConnection:
         self.flow.done(answers.bytes_stored + REQUEST_BYTES * len(frames))
 
 
-def _too_late(request: m.AddRequest | m.WriteLacRequest) -> bytes:
+def _too_late(request: AddRequest | WriteLacRequest) -> bytes:
     """The answer to a request that has waited too long for memory."""
-    if isinstance(request, m.AddRequest):
+    if isinstance(request, AddRequest):
         return dialect_of(request).added(request, Status.ETOOMANYREQUESTS)
-    return m.encode_write_lac_response(request.txn_id, Status.ETOOMANYREQUESTS, request.ledger_id)
+    return encode_write_lac_response(request.txn_id, Status.ETOOMANYREQUESTS, request.ledger_id)
 
 
 def _is_urgent(request: Heard) -> bool:
     """Recovery's reads and adds carry a priority; only recovery asks for fences."""
-    if isinstance(request, (m.AddRequest, m.ReadRequest, BatchReadRequest)):
-        return request.priority > 0 or (not isinstance(request, m.AddRequest) and request.fence)
+    if isinstance(request, (AddRequest, ReadRequest, BatchReadRequest)):
+        return request.priority > 0 or (not isinstance(request, AddRequest) and request.fence)
     return False
 
 
 HANDLERS: Mapping[type, Callable[..., None]] = {
-    m.ReadRequest: reads.read,
+    ReadRequest: reads.read,
     BatchReadRequest: reads.batch_read,
-    m.ReadLacRequest: reads.read_lac,
-    m.ForceLedgerRequest: handlers.force,
-    m.BookieInfoRequest: handlers.info,
-    m.ListEntriesRequest: handlers.list_entries,
-    m.AuthRequest: handlers.auth,
-    m.StartTlsRequest: handlers.start_tls,
-    m.UnsupportedRequest: handlers.unsupported,
+    ReadLacRequest: reads.read_lac,
+    ForceLedgerRequest: handlers.force,
+    BookieInfoRequest: handlers.info,
+    ListEntriesRequest: handlers.list_entries,
+    AuthRequest: handlers.auth,
+    StartTlsRequest: handlers.start_tls,
+    UnsupportedRequest: handlers.unsupported,
     Misversioned: handlers.misversioned,
 }
 """What is done for each kind of request but those that store something, which may have to wait for memory."""

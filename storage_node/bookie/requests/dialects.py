@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from storage_node.errors import ProtocolError
-from storage_node.protocol import messages as m
 from storage_node.protocol import v2
-from storage_node.protocol.messages import Status
-from storage_node.protocol.values import BatchReadRequest, RequestV2
+from storage_node.protocol.decoding import decode_request
+from storage_node.protocol.encoding import encode_add_response, encode_auth_response, encode_read_response
+from storage_node.protocol.layouts import decode_add_and_answer
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import AddRequest, AuthRequest, BatchReadRequest, ReadRequest, Request, RequestV2
 
 NO_AUTH_PLUGIN = "AuthDisabledPlugin"
 
@@ -23,11 +25,11 @@ NO_AUTH_PLUGIN = "AuthDisabledPlugin"
 class Misversioned:
     """A well-formed packet of a version that is not spoken: refused with its own ids."""
 
-    request: m.AddRequest | m.ReadRequest | BatchReadRequest
+    request: AddRequest | ReadRequest | BatchReadRequest
     priority: int = 0
 
 
-Heard: TypeAlias = m.Request | RequestV2 | Misversioned
+Heard: TypeAlias = Request | RequestV2 | Misversioned
 """Whatever a connection may be asked."""
 
 
@@ -42,21 +44,21 @@ class Dialect(Protocol):
         """Raises ProtocolError."""
         ...
 
-    def added(self, request: m.AddRequest, status: Status) -> bytes:
+    def added(self, request: AddRequest, status: Status) -> bytes:
         """The answer to an add."""
         ...
 
     def entry(
-        self, request: m.ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
+        self, request: ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
     ) -> tuple[bytes, bytes]:
         """What goes before and behind the entry that was read."""
         ...
 
-    def no_entry(self, request: m.ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
+    def no_entry(self, request: ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
         """A read's answer without an entry."""
         ...
 
-    def auth(self, request: m.AuthRequest) -> bytes:
+    def auth(self, request: AuthRequest) -> bytes:
         """What a node without authentication says to a client that begins one: go on."""
         ...
 
@@ -64,21 +66,21 @@ class Dialect(Protocol):
 class VersionThree:
     """Protobuf messages, matched by transaction ids."""
 
-    quick_add = staticmethod(m.decode_add_and_answer)
-    decode = staticmethod(m.decode_request)
+    quick_add = staticmethod(decode_add_and_answer)
+    decode = staticmethod(decode_request)
 
     @staticmethod
-    def added(request: m.AddRequest, status: Status) -> bytes:
+    def added(request: AddRequest, status: Status) -> bytes:
         """An ADD_ENTRY answer with the request's own ids, whatever the status."""
-        return m.encode_add_response(request.txn_id, status, request.ledger_id, request.entry_id)
+        return encode_add_response(request.txn_id, status, request.ledger_id, request.entry_id)
 
     @staticmethod
     def entry(
-        request: m.ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
+        request: ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
     ) -> tuple[bytes, bytes]:
         """What goes before and behind the entry; `max_lac` and `stamp_ms` (since the epoch) are left out where they are
         None."""
-        return m.encode_read_response(
+        return encode_read_response(
             request.txn_id,
             0,
             request.ledger_id,
@@ -89,15 +91,15 @@ class VersionThree:
         )
 
     @staticmethod
-    def no_entry(request: m.ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
+    def no_entry(request: ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
         """A READ_ENTRY answer without a body; the ids are those of the request."""
         ids = (request.ledger_id, request.entry_id)
-        return m.encode_read_response(request.txn_id, status, *ids, max_lac=max_lac)[0]
+        return encode_read_response(request.txn_id, status, *ids, max_lac=max_lac)[0]
 
     @staticmethod
-    def auth(request: m.AuthRequest) -> bytes:
+    def auth(request: AuthRequest) -> bytes:
         """EOK with the plugin `AuthDisabledPlugin`: the client goes on without authentication."""
-        return m.encode_auth_response(request.txn_id, Status.EOK, NO_AUTH_PLUGIN)
+        return encode_auth_response(request.txn_id, Status.EOK, NO_AUTH_PLUGIN)
 
 
 class VersionTwo:
@@ -112,18 +114,18 @@ class VersionTwo:
         request = v2.decode_request(frame)
         if request.version <= v2.VERSION:
             return request
-        if isinstance(request, m.AuthRequest):
+        if isinstance(request, AuthRequest):
             raise ProtocolError(f"AUTH in a packet of version {request.version}: its answer has no place for a code")
         return Misversioned(request)
 
     @staticmethod
-    def added(request: m.AddRequest, status: Status) -> bytes:
+    def added(request: AddRequest, status: Status) -> bytes:
         """Header, code and the request's ids, in the request's own version."""
         return v2.encode_add_response(status, request.ledger_id, request.entry_id, version=request.version)
 
     @staticmethod
     def entry(
-        request: m.ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
+        request: ReadRequest, entry_id: int, length: int, max_lac: int | None, stamp_ms: int | None
     ) -> tuple[bytes, bytes]:
         """What goes before the entry; nothing goes behind it. Always with the ids of the request: that is how clients
         match it."""
@@ -131,12 +133,12 @@ class VersionTwo:
         return v2.encode_read_response(Status.EOK, *ids, length, version=request.version), b""
 
     @staticmethod
-    def no_entry(request: m.ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
+    def no_entry(request: ReadRequest, status: Status, max_lac: int | None = None) -> bytes:
         """Header, code and the request's ids; version 2 has no place for `max_lac`."""
         return v2.encode_read_response(status, request.ledger_id, request.entry_id, version=request.version)
 
     @staticmethod
-    def auth(request: m.AuthRequest) -> bytes:
+    def auth(request: AuthRequest) -> bytes:
         """An AUTH packet that names `AuthDisabledPlugin`: the client goes on without authentication."""
         return v2.encode_auth(NO_AUTH_PLUGIN, version=request.version)
 
@@ -151,6 +153,6 @@ VERSION_THREE: Dialect = VersionThree()
 VERSION_TWO: Dialect = VersionTwo()
 
 
-def dialect_of(request: m.AddRequest | m.ReadRequest | m.AuthRequest) -> Dialect:
+def dialect_of(request: AddRequest | ReadRequest | AuthRequest) -> Dialect:
     """The version in which a request was asked, and is answered, whatever came on its connection since."""
     return VERSION_THREE if request.version == 3 else VERSION_TWO

@@ -17,18 +17,34 @@ from storage_node.bookie.requests.limits import REQUEST_BYTES
 from storage_node.bookie.requests.requester import Requester, Wait
 from storage_node.bookie.store.index import LedgerIndex
 from storage_node.errors import ConnectionClosedError
-from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Operation, Status
-from storage_node.protocol.schema import FREE_DISK_SPACE, TOTAL_DISK_CAPACITY
+from storage_node.protocol.encoding import (
+    encode_bookie_info_response,
+    encode_error_response,
+    encode_force_ledger_response,
+    encode_list_entries_response,
+    encode_write_lac_response,
+)
+from storage_node.protocol.schema import FREE_DISK_SPACE, TOTAL_DISK_CAPACITY, Operation, Status
+from storage_node.protocol.values import (
+    AddRequest,
+    AuthRequest,
+    BookieInfoRequest,
+    ForceLedgerRequest,
+    ListEntriesRequest,
+    ReadRequest,
+    StartTlsRequest,
+    UnsupportedRequest,
+    WriteLacRequest,
+)
 
 _HEAD = Struct(">ii56x")
 _GROUP = Struct(">qqii")
 """One run of ids in the list of entries."""
 
 
-def write_lac(requester: Requester, request: m.WriteLacRequest) -> Wait | None:
+def write_lac(requester: Requester, request: WriteLacRequest) -> Wait | None:
     """Store an explicit LAC; fenced ledgers take it, read-only nodes do not. It waits for memory as adds do."""
-    answer = partial(m.encode_write_lac_response, request.txn_id, ledger_id=request.ledger_id)
+    answer = partial(encode_write_lac_response, request.txn_id, ledger_id=request.ledger_id)
     if requester.node.read_only:
         requester.link.send(answer(status=Status.EREADONLY))
         return None
@@ -43,17 +59,17 @@ def write_lac(requester: Requester, request: m.WriteLacRequest) -> Wait | None:
     return None
 
 
-def force(requester: Requester, request: m.ForceLedgerRequest) -> None:
+def force(requester: Requester, request: ForceLedgerRequest) -> None:
     """Answer once everything queued before is synced; neither key nor ledger is asked for."""
-    answer = m.encode_force_ledger_response(request.txn_id, Status.EOK, request.ledger_id)
+    answer = encode_force_ledger_response(request.txn_id, Status.EOK, request.ledger_id)
     requester.flow.in_flight += REQUEST_BYTES
     requester.storage.journal.barrier(partial(requester.acknowledge, answer))
 
 
-def info(requester: Requester, request: m.BookieInfoRequest) -> None:
+def info(requester: Requester, request: BookieInfoRequest) -> None:
     """Answer with the bytes of the ledger disks, looked up now; what was not asked for is left out."""
     total, free = requester.node.disk_space()
-    answer = m.encode_bookie_info_response(
+    answer = encode_bookie_info_response(
         request.txn_id,
         Status.EOK,
         total if request.requested & TOTAL_DISK_CAPACITY else None,
@@ -62,7 +78,7 @@ def info(requester: Requester, request: m.BookieInfoRequest) -> None:
     requester.link.send(answer)
 
 
-def list_entries(requester: Requester, request: m.ListEntriesRequest) -> None:
+def list_entries(requester: Requester, request: ListEntriesRequest) -> None:
     """Answer with the ids of a ledger's entries; long lists are made bit by bit, one at a time."""
     storage = requester.storage
     ledger = storage.ledgers.get(request.ledger_id)
@@ -74,7 +90,7 @@ def list_entries(requester: Requester, request: m.ListEntriesRequest) -> None:
         requester.spawn(_finish_list(requester, request, ledger.index), REQUEST_BYTES)
 
 
-async def _finish_list(requester: Requester, request: m.ListEntriesRequest, index: LedgerIndex) -> None:
+async def _finish_list(requester: Requester, request: ListEntriesRequest, index: LedgerIndex) -> None:
     listings = requester.node.limits.listings
     async with requester.listing:  # a list takes thousands of times what its request counts: one waits in memory
         try:
@@ -89,7 +105,7 @@ async def _finish_list(requester: Requester, request: m.ListEntriesRequest, inde
         _send_listed(requester, request, blob)
 
 
-def _send_listed(requester: Requester, request: m.ListEntriesRequest, blob: bytes | None) -> None:
+def _send_listed(requester: Requester, request: ListEntriesRequest, blob: bytes | None) -> None:
     if blob is None:
         message = "the list of ledger %d's entries for %s would be larger than a frame"
         requester.node.limits.lines.log(logging.ERROR, message, request.ledger_id, requester.link.peer)
@@ -119,31 +135,31 @@ async def _list(index: LedgerIndex, limit: int) -> bytes | None:
     return list_head(len(groups) // _GROUP.size) + groups
 
 
-def _send_list(requester: Requester, request: m.ListEntriesRequest, status: Status, blob: bytes | None = None) -> None:
-    requester.link.send(m.encode_list_entries_response(request.txn_id, status, request.ledger_id, blob))
+def _send_list(requester: Requester, request: ListEntriesRequest, status: Status, blob: bytes | None = None) -> None:
+    requester.link.send(encode_list_entries_response(request.txn_id, status, request.ledger_id, blob))
 
 
-def auth(requester: Requester, request: m.AuthRequest) -> None:
+def auth(requester: Requester, request: AuthRequest) -> None:
     """There is no authentication here: a client that begins one is asked to go on."""
     requester.link.send(dialect_of(request).auth(request))
 
 
-def start_tls(requester: Requester, request: m.StartTlsRequest) -> None:
+def start_tls(requester: Requester, request: StartTlsRequest) -> None:
     """Refuse TLS, which this node does not speak."""
-    requester.link.send(m.encode_error_response(request.txn_id, Operation.START_TLS, Status.EBADREQ))
+    requester.link.send(encode_error_response(request.txn_id, Operation.START_TLS, Status.EBADREQ))
 
 
-def unsupported(requester: Requester, request: m.UnsupportedRequest) -> None:
+def unsupported(requester: Requester, request: UnsupportedRequest) -> None:
     """Refuse an operation or version that is not spoken, with the status that decoding gave it."""
-    requester.link.send(m.encode_error_response(request.txn_id, request.operation, request.status))
+    requester.link.send(encode_error_response(request.txn_id, request.operation, request.status))
 
 
 def misversioned(requester: Requester, refused: Misversioned) -> None:
     """A packet of a version after 2: refused with the ids that its client waits for."""
     request = refused.request
-    if isinstance(request, m.AddRequest):
+    if isinstance(request, AddRequest):
         answer = VERSION_TWO.added(request, Status.EBADVERSION)
-    elif isinstance(request, m.ReadRequest):
+    elif isinstance(request, ReadRequest):
         answer = VERSION_TWO.no_entry(request, Status.EBADVERSION)
     else:
         answer = refuse_batch(request, Status.EBADVERSION)

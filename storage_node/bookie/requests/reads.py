@@ -11,13 +11,13 @@ from storage_node.bookie.requests.limits import REQUEST_BYTES
 from storage_node.bookie.requests.requester import Requester
 from storage_node.bookie.store.contents import Ledger
 from storage_node.bookie.store.waiters import LacWaiter, LacWaiters
-from storage_node.protocol import messages as m
 from storage_node.protocol import v2
-from storage_node.protocol.messages import Status
-from storage_node.protocol.values import BatchReadRequest
+from storage_node.protocol.encoding import encode_read_lac_response
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import BatchReadRequest, ReadLacRequest, ReadRequest
 
 
-def read(requester: Requester, request: m.ReadRequest) -> None:
+def read(requester: Requester, request: ReadRequest) -> None:
     """Answer a read of any kind. A fence wins over a long poll."""
     if request.fence:
         _fence(requester, request)
@@ -27,7 +27,7 @@ def read(requester: Requester, request: m.ReadRequest) -> None:
         plain_read(requester, request)
 
 
-def plain_read(requester: Requester, request: m.ReadRequest) -> None:
+def plain_read(requester: Requester, request: ReadRequest) -> None:
     """Answer from memory at once, else from the disk, without fencing or waiting for a LAC."""
     storage = requester.storage
     found = storage.find(request.ledger_id, request.entry_id)
@@ -42,7 +42,7 @@ def plain_read(requester: Requester, request: m.ReadRequest) -> None:
     requester.spawn(_read_from_disk(requester, request, ledger, entry_id), storage.size_of(ledger, entry_id))
 
 
-async def _read_from_disk(requester: Requester, request: m.ReadRequest, ledger: Ledger, entry_id: int) -> None:
+async def _read_from_disk(requester: Requester, request: ReadRequest, ledger: Ledger, entry_id: int) -> None:
     body = await fetch(requester, ledger, entry_id, urgent=request.priority > 0)
     if body is None:
         refuse(requester, request, why_not(requester, request))
@@ -65,7 +65,7 @@ async def fetch(requester: Requester, ledger: Ledger, entry_id: int, *, urgent: 
         turnstile.leave()
 
 
-def why_not(requester: Requester, request: m.ReadRequest | BatchReadRequest) -> Status:
+def why_not(requester: Requester, request: ReadRequest | BatchReadRequest) -> Status:
     """The status for an entry that was found and could not be read: it is damaged, or was deleted meanwhile."""
     again = requester.storage.find(request.ledger_id, request.entry_id)
     return again if isinstance(again, Status) else Status.EIO
@@ -73,7 +73,7 @@ def why_not(requester: Requester, request: m.ReadRequest | BatchReadRequest) -> 
 
 def send_entry(
     requester: Requester,
-    request: m.ReadRequest,
+    request: ReadRequest,
     entry_id: int,
     body: memoryview,
     lac: int | None,
@@ -86,7 +86,7 @@ def send_entry(
     requester.traffic.read_bytes += len(body)
 
 
-def refuse(requester: Requester, request: m.ReadRequest, status: Status) -> None:
+def refuse(requester: Requester, request: ReadRequest, status: Status) -> None:
     """Answer without an entry."""
     requester.link.send(dialect_of(request).no_entry(request, status))
 
@@ -94,13 +94,13 @@ def refuse(requester: Requester, request: m.ReadRequest, status: Status) -> None
 # ------------------------------------------------------------------------------------------- fences
 
 
-def _begin_fence(requester: Requester, request: m.ReadRequest | BatchReadRequest) -> asyncio.Future[None] | Status:
+def _begin_fence(requester: Requester, request: ReadRequest | BatchReadRequest) -> asyncio.Future[None] | Status:
     """Fence the ledger in this step. A status: refused."""
     key = request.master_key
     return Status.EUA if key is None else requester.storage.fence(request.ledger_id, key)
 
 
-def _fence(requester: Requester, request: m.ReadRequest) -> None:
+def _fence(requester: Requester, request: ReadRequest) -> None:
     pending = _begin_fence(requester, request)
     if pending is Status.EUA:
         requester.spawn(_refuse_stranger(requester, request), REQUEST_BYTES)
@@ -111,7 +111,7 @@ def _fence(requester: Requester, request: m.ReadRequest) -> None:
     requester.spawn(_finish_fence(requester, request, pending), _cost(requester, request))
 
 
-async def _refuse_stranger(requester: Requester, request: m.ReadRequest | BatchReadRequest) -> None:
+async def _refuse_stranger(requester: Requester, request: ReadRequest | BatchReadRequest) -> None:
     """Answer a fence with another key once the ledger's own is durable: a crash must not make room for it (D19)."""
     await requester.storage.key_durable(request.ledger_id)
     if isinstance(request, BatchReadRequest):
@@ -120,7 +120,7 @@ async def _refuse_stranger(requester: Requester, request: m.ReadRequest | BatchR
         refuse(requester, request, Status.EUA)
 
 
-async def _finish_fence(requester: Requester, request: m.ReadRequest, pending: asyncio.Future[None]) -> None:
+async def _finish_fence(requester: Requester, request: ReadRequest, pending: asyncio.Future[None]) -> None:
     """Answer once the fence is durable, whatever the read finds (D19)."""
     found = requester.storage.find(request.ledger_id, request.entry_id)
     body = None if isinstance(found, Status) else await fetch(requester, *found, urgent=True)
@@ -135,7 +135,7 @@ async def _finish_fence(requester: Requester, request: m.ReadRequest, pending: a
         send_entry(requester, request, request.entry_id, body, None)
 
 
-def _cost(requester: Requester, request: m.ReadRequest | BatchReadRequest) -> int:
+def _cost(requester: Requester, request: ReadRequest | BatchReadRequest) -> int:
     """About what the first entry of an answer takes."""
     found = requester.storage.find(request.ledger_id, request.entry_id)
     return REQUEST_BYTES + (0 if isinstance(found, Status) else requester.storage.size_of(*found))
@@ -257,7 +257,7 @@ def _send_batch(requester: Requester, request: BatchReadRequest, batch: _EntryBa
 MAX_POLL_S = 3600.0
 
 
-def _poll(requester: Requester, request: m.ReadRequest, previous_lac: int) -> None:
+def _poll(requester: Requester, request: ReadRequest, previous_lac: int) -> None:
     """Answer once the LAC has passed `previous_lac`, or when another thing ends the long poll."""
     if request.timeout_ms is None:
         _finish(requester, request, previous_lac, False)
@@ -272,7 +272,7 @@ def _poll(requester: Requester, request: m.ReadRequest, previous_lac: int) -> No
         _wait(requester, request, ledger, previous_lac, min(max(request.timeout_ms, 0) / 1000, MAX_POLL_S))
 
 
-def _wait(requester: Requester, request: m.ReadRequest, ledger: Ledger, previous_lac: int, timeout_s: float) -> None:
+def _wait(requester: Requester, request: ReadRequest, ledger: Ledger, previous_lac: int, timeout_s: float) -> None:
     parked = requester.node.limits.polls
 
     def finished(advanced: bool) -> None:
@@ -294,7 +294,7 @@ def _wait(requester: Requester, request: m.ReadRequest, ledger: Ledger, previous
     parked.add(waiter)
 
 
-def _finish(requester: Requester, request: m.ReadRequest, previous_lac: int, advanced: bool) -> None:
+def _finish(requester: Requester, request: ReadRequest, previous_lac: int, advanced: bool) -> None:
     """The wait is over: answer from memory at once, else begin to read.
 
     At once means in the turn of the loop in which the LAC moved on, before the journal begins to sync what moved it: a
@@ -325,7 +325,7 @@ def _finish(requester: Requester, request: m.ReadRequest, previous_lac: int, adv
     requester.spawn(_answer_from_disk(requester, request, wanted, lac, stamp_ms), cost)
 
 
-def _finish_small(requester: Requester, request: m.ReadRequest) -> None:
+def _finish_small(requester: Requester, request: ReadRequest) -> None:
     """Answer without an entry: polls that one large entry ends, by the thousand, were admitted as small requests, and
     their answers are not taken. A client that only reads late learns the LAC, and reads what is behind it by itself."""
     found = requester.storage.find(request.ledger_id, -1)
@@ -336,7 +336,7 @@ def _finish_small(requester: Requester, request: m.ReadRequest) -> None:
 
 
 async def _answer_from_disk(
-    requester: Requester, request: m.ReadRequest, wanted: tuple[Ledger, int], lac: int, stamp_ms: int | None
+    requester: Requester, request: ReadRequest, wanted: tuple[Ledger, int], lac: int, stamp_ms: int | None
 ) -> None:
     body = await fetch(requester, *wanted, urgent=False)
     if body is None:
@@ -348,14 +348,14 @@ async def _answer_from_disk(
 # ------------------------------------------------------------------------------------------- LACs
 
 
-def read_lac(requester: Requester, request: m.ReadLacRequest) -> None:
+def read_lac(requester: Requester, request: ReadLacRequest) -> None:
     """The explicit LAC and the last entry, each where there is one."""
     found = requester.storage.find(request.ledger_id, -1)
     cost = 0 if isinstance(found, Status) else requester.storage.size_of(*found)
     requester.spawn(_finish_read_lac(requester, request), REQUEST_BYTES + cost)
 
 
-async def _finish_read_lac(requester: Requester, request: m.ReadLacRequest) -> None:
+async def _finish_read_lac(requester: Requester, request: ReadLacRequest) -> None:
     storage = requester.storage
     ledger = storage.ledgers.get(request.ledger_id)
     explicit = None if ledger is None else ledger.explicit_lac
@@ -367,4 +367,4 @@ async def _finish_read_lac(requester: Requester, request: m.ReadLacRequest) -> N
         status = Status.EIO
     elif explicit is None and body is None:
         status = Status.EUNKNOWNLEDGERSTATE if storage.contents.unknown(request.ledger_id) else Status.ENOENTRY
-    requester.link.send(m.encode_read_lac_response(request.txn_id, status, request.ledger_id, explicit, body))
+    requester.link.send(encode_read_lac_response(request.txn_id, status, request.ledger_id, explicit, body))

@@ -31,7 +31,9 @@ from storage_node.client.placement.arranging import (
 from storage_node.client.placement.candidates import Candidates, FreeSpace, Stages, Weighing
 from storage_node.client.placement.racks import RackMap, RackResolver, is_default, resolver_of
 from storage_node.errors import NotEnoughBookiesError, RequestTimeoutError
-from storage_node.protocol.messages import BookieInfoResponse, Operation, Status, encode_bookie_info_request
+from storage_node.protocol.encoding import encode_bookie_info_request
+from storage_node.protocol.schema import Operation, Status
+from storage_node.protocol.values import BookieInfoResponse
 from storage_node.protocol.writing_model import PickReplacements
 from storage_node.settings.placement import PlacementSettings
 

@@ -310,7 +310,8 @@ class _Asked:
 
     def _read(self, frame):
         from storage_node.protocol import v2
-        from storage_node.protocol.messages import ReadRequest, decode_request
+        from storage_node.protocol.decoding import decode_request
+        from storage_node.protocol.values import ReadRequest
 
         request = decode_request(frame) if frame[0] != v2.VERSION else None
         polls = isinstance(request, ReadRequest) and request.previous_lac is not None

@@ -16,7 +16,7 @@ from dlspark.core.settings.settings import WITHOUT_MEANING, Settings, describe_s
 from dlspark.core.writing.ledger_allocators import LedgerKind
 from dlspark.errors import CallerError, SettingsError
 from metadata.ledger_metadata import Ensemble, LedgerMetadata
-from storage_node.protocol.messages import AddRequest, ReadRequest, WriteLacRequest
+from storage_node.protocol.values import AddRequest, ReadRequest, WriteLacRequest
 
 FILE = CONF / "distributedlog.conf"
 PAGE = DOCS / "settings.md"

@@ -30,7 +30,7 @@ from metadata.locks import LockingError, OwnershipAcquireFailedError
 from metadata.memory import Fault
 from metadata.segments import SegmentListError
 from storage_node.errors import NoSuchLedgerError
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 
 async def _all(namespace, name):

@@ -31,7 +31,7 @@ from dlspark.errors import (
 from metadata.memory import MemoryStore
 from metadata.segments import SegmentMetadata
 from metadata.store import SessionState
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 
 async def _all(namespace, name, start="earliest"):

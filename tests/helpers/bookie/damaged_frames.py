@@ -5,9 +5,27 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from storage_node.protocol import messages as m
 from storage_node.protocol import v2
-from storage_node.protocol.messages import Status
+from storage_node.protocol.encoding import (
+    encode_add_request,
+    encode_add_response,
+    encode_auth_request,
+    encode_auth_response,
+    encode_bookie_info_request,
+    encode_bookie_info_response,
+    encode_error_response,
+    encode_force_ledger_request,
+    encode_list_entries_request,
+    encode_list_entries_response,
+    encode_read_lac_request,
+    encode_read_lac_response,
+    encode_read_request,
+    encode_read_response,
+    encode_start_tls_request,
+    encode_write_lac_request,
+    encode_write_lac_response,
+)
+from storage_node.protocol.schema import Status
 from storage_node.protocol.wire import varint
 
 KEY = bytes(range(20))
@@ -29,7 +47,7 @@ def entry(r: random.Random, ledger_id: int, entry_id: int) -> bytes:
 def _add3(r: random.Random) -> bytes:
     ids = (number(r), number(r))
     body = entry(r, *ids)
-    head, tail = m.encode_add_request(
+    head, tail = encode_add_request(
         abs(number(r)),
         *ids,
         KEY if r.random() < 0.8 else r.randbytes(r.randrange(80)),
@@ -44,7 +62,7 @@ def _add3(r: random.Random) -> bytes:
 def _read3(r: random.Random) -> bytes:
     fence = r.random() < 0.2
     waits = r.random() < 0.3
-    return m.encode_read_request(
+    return encode_read_request(
         abs(number(r)),
         number(r),
         number(r) if r.random() < 0.7 else -1,
@@ -61,13 +79,13 @@ def _other3(r: random.Random) -> bytes:
     txn = abs(number(r))
     return r.choice(
         (
-            lambda: m.encode_read_lac_request(txn, number(r)),
-            lambda: m.encode_write_lac_request(txn, number(r), number(r), KEY, entry(r, number(r), number(r))[:24]),
-            lambda: m.encode_force_ledger_request(txn, number(r)),
-            lambda: m.encode_bookie_info_request(txn, r.randrange(8)),
-            lambda: m.encode_list_entries_request(txn, number(r)),
-            lambda: m.encode_start_tls_request(txn),
-            lambda: m.encode_auth_request(txn, "plugin", r.randbytes(r.randrange(40))),
+            lambda: encode_read_lac_request(txn, number(r)),
+            lambda: encode_write_lac_request(txn, number(r), number(r), KEY, entry(r, number(r), number(r))[:24]),
+            lambda: encode_force_ledger_request(txn, number(r)),
+            lambda: encode_bookie_info_request(txn, r.randrange(8)),
+            lambda: encode_list_entries_request(txn, number(r)),
+            lambda: encode_start_tls_request(txn),
+            lambda: encode_auth_request(txn, "plugin", r.randbytes(r.randrange(40))),
         )
     )()
 
@@ -99,18 +117,18 @@ def _packet2(r: random.Random) -> bytes:
 def _response3(r: random.Random) -> bytes:
     txn, status, ledger = abs(number(r)), r.choice(list(Status)), number(r)
     body = entry(r, ledger, number(r))
-    head, tail = m.encode_read_response(txn, status, ledger, number(r), len(body), max_lac=number(r))
+    head, tail = encode_read_response(txn, status, ledger, number(r), len(body), max_lac=number(r))
     return r.choice(
         (
-            lambda: m.encode_add_response(txn, status, ledger, number(r)),
+            lambda: encode_add_response(txn, status, ledger, number(r)),
             lambda: head + body + tail,
-            lambda: m.encode_read_response(txn, status, ledger, number(r), lac_update_timestamp_ms=number(r))[0],
-            lambda: m.encode_read_lac_response(txn, status, ledger, body[:24], body),
-            lambda: m.encode_write_lac_response(txn, status, ledger),
-            lambda: m.encode_bookie_info_response(txn, status, abs(number(r)), abs(number(r))),
-            lambda: m.encode_list_entries_response(txn, status, ledger, body),
-            lambda: m.encode_auth_response(txn, status, "plugin", body),
-            lambda: m.encode_error_response(txn, r.randrange(1, 13), status),
+            lambda: encode_read_response(txn, status, ledger, number(r), lac_update_timestamp_ms=number(r))[0],
+            lambda: encode_read_lac_response(txn, status, ledger, body[:24], body),
+            lambda: encode_write_lac_response(txn, status, ledger),
+            lambda: encode_bookie_info_response(txn, status, abs(number(r)), abs(number(r))),
+            lambda: encode_list_entries_response(txn, status, ledger, body),
+            lambda: encode_auth_response(txn, status, "plugin", body),
+            lambda: encode_error_response(txn, r.randrange(1, 13), status),
         )
     )()
 

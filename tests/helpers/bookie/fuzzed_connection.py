@@ -8,8 +8,8 @@ import time
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.connections import ServedConnection
 from storage_node.errors import ProtocolError
-from storage_node.protocol import messages as m
 from storage_node.protocol import v2
+from storage_node.protocol.decoding import decode_response
 from storage_node.protocol.frames import Buffer
 
 
@@ -31,7 +31,7 @@ class PretendedLink:
             assert 0 < length <= len(data) - 4, "an answer is no whole frame"
             frame, data = data[4 : 4 + length], data[4 + length :]
             if frame[0] == 0x0A:
-                m.decode_response(frame)
+                decode_response(frame)
             elif frame[0] <= v2.VERSION:
                 v2.decode_response(frame)
             self.answers += 1

@@ -19,7 +19,7 @@ from storage_node.bookie.journal.writer import Answers
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import DiskFile
 from storage_node.protocol.frames import Buffer
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
 from storage_node.transport.tcp import TcpNetwork
 

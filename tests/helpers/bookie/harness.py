@@ -14,9 +14,16 @@ from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.handlers import list_group, list_head
 from storage_node.edge import Link
-from storage_node.protocol import messages as m
+from storage_node.protocol.decoding import decode_response
 from storage_node.protocol.digests import EntryDigest, master_key
-from storage_node.protocol.messages import Status
+from storage_node.protocol.encoding import (
+    encode_add_request,
+    encode_read_lac_request,
+    encode_read_request,
+    encode_write_lac_request,
+)
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import AddResponse, ReadLacResponse, ReadResponse, Response
 from storage_node.settings.bookie import BookieSettings
 from storage_node.transport.tcp import TcpNetwork
 
@@ -50,11 +57,11 @@ class WireClient:
     def __init__(self) -> None:
         self.link: Link | None = None
         self.closed = asyncio.Event()
-        self._waiting: dict[int, asyncio.Future[m.Response]] = {}
+        self._waiting: dict[int, asyncio.Future[Response]] = {}
         self._txn = 0
 
     def frame_received(self, frame: memoryview) -> None:
-        response = m.decode_response(frame)
+        response = decode_response(frame)
         self._waiting.pop(response.txn_id).set_result(response)
 
     def batch_done(self) -> None:
@@ -68,26 +75,24 @@ class WireClient:
                 future.exception()
         self._waiting.clear()
 
-    def _ask(self, *frame: bytes) -> asyncio.Future[m.Response]:
+    def _ask(self, *frame: bytes) -> asyncio.Future[Response]:
         assert self.link is not None
-        future: asyncio.Future[m.Response] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self._waiting[self._txn] = future
         self.link.send(*frame)
         return future
 
     def send_add(
         self, body: bytes, *, key: bytes = KEY, recovery: bool = False, priority: int = 0
-    ) -> asyncio.Future[m.Response]:
+    ) -> asyncio.Future[Response]:
         self._txn += 1
         ledger, number = int.from_bytes(body[:8], "big"), int.from_bytes(body[8:16], "big", signed=True)
-        head, tail = m.encode_add_request(
-            self._txn, ledger, number, key, len(body), recovery=recovery, priority=priority
-        )
+        head, tail = encode_add_request(self._txn, ledger, number, key, len(body), recovery=recovery, priority=priority)
         return self._ask(head, body, tail)
 
     async def add(self, body: bytes, *, key: bytes = KEY, recovery: bool = False, priority: int = 0) -> Status:
         answer = await asyncio.wait_for(self.send_add(body, key=key, recovery=recovery, priority=priority), 20)
-        assert isinstance(answer, m.AddResponse)
+        assert isinstance(answer, AddResponse)
         return answer.status
 
     def send_read(
@@ -100,10 +105,10 @@ class WireClient:
         previous_lac: int | None = None,
         timeout_ms: int | None = None,
         piggyback: bool = False,
-    ) -> asyncio.Future[m.Response]:
+    ) -> asyncio.Future[Response]:
         self._txn += 1
         return self._ask(
-            m.encode_read_request(
+            encode_read_request(
                 self._txn,
                 ledger,
                 number,
@@ -115,32 +120,32 @@ class WireClient:
             )
         )
 
-    async def read(self, ledger: int, number: int) -> m.ReadResponse:
+    async def read(self, ledger: int, number: int) -> ReadResponse:
         answer = await asyncio.wait_for(self.send_read(ledger, number), 20)
-        assert isinstance(answer, m.ReadResponse)
+        assert isinstance(answer, ReadResponse)
         return answer
 
-    async def fence(self, ledger: int, number: int = -1, *, key: bytes = KEY) -> m.ReadResponse:
+    async def fence(self, ledger: int, number: int = -1, *, key: bytes = KEY) -> ReadResponse:
         answer = await asyncio.wait_for(self.send_read(ledger, number, key=key, fence=True), 20)
-        assert isinstance(answer, m.ReadResponse)
+        assert isinstance(answer, ReadResponse)
         return answer
 
-    def send_poll(self, ledger: int, previous_lac: int, timeout_ms: int) -> asyncio.Future[m.Response]:
+    def send_poll(self, ledger: int, previous_lac: int, timeout_ms: int) -> asyncio.Future[Response]:
         return self.send_read(ledger, -1, previous_lac=previous_lac, timeout_ms=timeout_ms, piggyback=True)
 
-    async def read_lac(self, ledger: int) -> m.ReadLacResponse:
+    async def read_lac(self, ledger: int) -> ReadLacResponse:
         self._txn += 1
-        answer = await asyncio.wait_for(self._ask(m.encode_read_lac_request(self._txn, ledger)), 20)
-        assert isinstance(answer, m.ReadLacResponse)
+        answer = await asyncio.wait_for(self._ask(encode_read_lac_request(self._txn, ledger)), 20)
+        assert isinstance(answer, ReadLacResponse)
         return answer
 
     async def write_lac(self, ledger: int, lac: int, *, key: bytes = KEY) -> Status:
         self._txn += 1
         body = DIGEST.package_lac(ledger, lac)
-        answer = await asyncio.wait_for(self._ask(m.encode_write_lac_request(self._txn, ledger, lac, key, body)), 20)
+        answer = await asyncio.wait_for(self._ask(encode_write_lac_request(self._txn, ledger, lac, key, body)), 20)
         return answer.status
 
-    async def ask(self, encode: Callable[[int], bytes]) -> m.Response:
+    async def ask(self, encode: Callable[[int], bytes]) -> Response:
         self._txn += 1
         return await asyncio.wait_for(self._ask(encode(self._txn)), 20)
 

@@ -13,9 +13,14 @@ import time
 from collections.abc import Callable
 
 from metadata.ledger_metadata import DigestType
-from storage_node.protocol import messages as m
 from storage_node.protocol import v2
 from storage_node.protocol.digests import EntryDigest, master_key
+from storage_node.protocol.encoding import (
+    encode_add_request,
+    encode_list_entries_request,
+    encode_read_request,
+    encode_write_lac_request,
+)
 
 KEY = master_key(b"attacker")
 LARGEST = 5 * 1024 * 1024 - 8
@@ -77,7 +82,7 @@ def idle(peers: Peers) -> None:
 
 def fields(peers: Peers) -> None:
     """Frames of two million fields."""
-    read = m.encode_read_request(7, LEDGER, 0)[4:]
+    read = encode_read_request(7, LEDGER, 0)[4:]
     for filling in (b"\x78\x01", b"\x7b\x7c", b"\xa2\x06\x00"):
         body = read + filling * ((LARGEST - len(read)) // len(filling))
         for _ in range(3):
@@ -88,7 +93,7 @@ def polls(peers: Peers) -> None:
     """40,000 long polls on one ledger, which all end at once."""
     for first in range(0, 40_000, 4_000):
         frames = [
-            m.encode_read_request(txn, LEDGER, -1, previous_lac=1 << 40, timeout_ms=HOUR_MS, piggyback=True)
+            encode_read_request(txn, LEDGER, -1, previous_lac=1 << 40, timeout_ms=HOUR_MS, piggyback=True)
             for txn in range(first, first + 4_000)
         ]
         peers.send(b"".join(frames))
@@ -103,7 +108,7 @@ def lacs(peers: Peers) -> None:
         for first in range(1, 4):
             ledgers = range(first * 1_000_000, first * 1_000_000 + (1_500 if large else 20_000))
             bodies = [(ledger, digest.package_lac(ledger, 7).ljust(large, b"x")) for ledger in ledgers]
-            frames = [m.encode_write_lac_request(n, ledger, 7, KEY, body) for n, (ledger, body) in enumerate(bodies)]
+            frames = [encode_write_lac_request(n, ledger, 7, KEY, body) for n, (ledger, body) in enumerate(bodies)]
             peers.send(b"".join(frames))
 
 
@@ -118,7 +123,7 @@ def halves(peers: Peers) -> None:
 
 def reads(peers: Peers) -> None:
     """Small requests by the hundred thousand."""
-    frames = b"".join(m.encode_read_request(txn, LEDGER, txn % 3) for txn in range(20_000))
+    frames = b"".join(encode_read_request(txn, LEDGER, txn % 3) for txn in range(20_000))
     senders = [peers.connect() for _ in range(20)]
     flood(senders, frames, 3)
 
@@ -139,7 +144,7 @@ def add(ledger: int, number: int, payload: bytes = b"x", lac: int = -1) -> bytes
     """A framed add."""
     digest = EntryDigest(DigestType.CRC32, b"attacker")
     body = digest.package(ledger, number, lac, len(payload), payload) + payload
-    head, tail = m.encode_add_request(number, ledger, number, KEY, len(body))
+    head, tail = encode_add_request(number, ledger, number, KEY, len(body))
     return head + body + tail
 
 
@@ -158,7 +163,7 @@ def lists(peers: Peers) -> None:
     """Long lists of a ledger's entries, by the hundred, which nobody reads."""
     ledger = 7_000_001
     ask(peers.connect(), b"".join(add(ledger, 2 * number) for number in range(60_000)), 60_000)
-    peers.send(b"".join(m.encode_list_entries_request(txn, ledger) for txn in range(400)))
+    peers.send(b"".join(encode_list_entries_request(txn, ledger) for txn in range(400)))
     time.sleep(10)
 
 
@@ -168,8 +173,7 @@ def wakes(peers: Peers) -> None:
     writer = peers.connect()
     ask(writer, add(ledger, 0, bytes(4_000_000)), 1)
     polls = [
-        m.encode_read_request(txn, ledger, -1, previous_lac=-1, timeout_ms=HOUR_MS, piggyback=True)
-        for txn in range(100)
+        encode_read_request(txn, ledger, -1, previous_lac=-1, timeout_ms=HOUR_MS, piggyback=True) for txn in range(100)
     ]
     for _ in range(3):
         peers.send(b"".join(polls))
@@ -182,7 +186,7 @@ def urgent(peers: Peers) -> None:
     """Reads of high priority, of a large entry, whose answers nobody reads."""
     ledger = 7_000_004
     ask(peers.connect(), add(ledger, 0, bytes(4_000_000)), 1)
-    peers.send(b"".join(m.encode_read_request(txn, ledger, 0, priority=100) for txn in range(400)))
+    peers.send(b"".join(encode_read_request(txn, ledger, 0, priority=100) for txn in range(400)))
     time.sleep(3)
 
 
@@ -191,7 +195,7 @@ def large(peers: Peers) -> None:
     ledger = 7_000_006
     ask(peers.connect(), add(ledger, 0, bytes(5_000_000)), 1)
     for _ in range(500):
-        peers.send(m.encode_read_request(1, ledger, 0) * 2)
+        peers.send(encode_read_request(1, ledger, 0) * 2)
     time.sleep(2)
 
 
@@ -199,8 +203,8 @@ def lines(peers: Peers) -> None:
     """Requests by the ten thousand that wait behind large answers, until those are read."""
     ledger = 7_000_005
     ask(peers.connect(), add(ledger, 0, bytes(4_000_000)), 1)
-    large = b"".join(m.encode_read_request(txn, ledger, 0) for txn in range(9))
-    small = b"".join(m.encode_read_request(txn, LEDGER, 0) for txn in range(60_000))
+    large = b"".join(encode_read_request(txn, ledger, 0) for txn in range(9))
+    small = b"".join(encode_read_request(txn, LEDGER, 0) for txn in range(60_000))
     peer = peers.send(large + small)
     time.sleep(1)
     stream = peer.makefile("rb")
@@ -218,7 +222,7 @@ def crowd(peers: Peers) -> None:
 def drip(peers: Peers) -> None:
     """A byte a packet, from hundreds."""
     senders = [peers.connect() for _ in range(300)]
-    frame = m.encode_read_request(7, LEDGER, 0) * 20
+    frame = encode_read_request(7, LEDGER, 0) * 20
     for byte in frame:
         for peer in senders:
             send(peer, bytes([byte]))

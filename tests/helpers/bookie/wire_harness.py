@@ -10,10 +10,9 @@ from helpers.bookie.harness import KEY, Cluster
 from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import Link
-from storage_node.protocol import messages as m
 from storage_node.protocol import v2
-from storage_node.protocol.messages import Status
-from storage_node.protocol.values import BatchReadResponse, ResponseV2
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import AddResponse, BatchReadResponse, ReadResponse, ResponseV2
 
 T = TypeVar("T")
 
@@ -61,14 +60,14 @@ class PacketClient:
 
     async def add(self, body: bytes, *, key: bytes = KEY, recovery: bool = False, high: bool = False) -> Status:
         answer = await self.ask(v2.encode_add_request(key, len(body), recovery=recovery, high_priority=high), body)
-        assert isinstance(answer, m.AddResponse)
+        assert isinstance(answer, AddResponse)
         ids = (int.from_bytes(body[:8], "big", signed=True), int.from_bytes(body[8:16], "big", signed=True))
         assert (answer.ledger_id, answer.entry_id) == ids
         return answer.status
 
-    async def read(self, ledger_id: int, entry_id: int, *, fence: bool = False, key: bytes = KEY) -> m.ReadResponse:
+    async def read(self, ledger_id: int, entry_id: int, *, fence: bool = False, key: bytes = KEY) -> ReadResponse:
         answer = await self.ask(v2.encode_read_request(ledger_id, entry_id, fence=fence, master_key=key))
-        assert isinstance(answer, m.ReadResponse)
+        assert isinstance(answer, ReadResponse)
         assert (answer.ledger_id, answer.entry_id) == (ledger_id, entry_id)
         return answer
 

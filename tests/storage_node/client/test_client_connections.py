@@ -10,8 +10,9 @@ from storage_node.client.connections import Connection, ConnectionPool
 from storage_node.edge import FrameHandler, Link, Listener
 from storage_node.errors import ConnectionClosedError, NoSuchLedgerError, ProtocolError
 from storage_node.protocol.adds import AddTemplate
+from storage_node.protocol.encoding import encode_add_response
 from storage_node.protocol.frames import LENGTH_BYTES, Buffer
-from storage_node.protocol.messages import Status, encode_add_response
+from storage_node.protocol.schema import Status
 from storage_node.protocol.writing_model import Seat
 from storage_node.settings.client import ClientSettings
 

@@ -14,7 +14,7 @@ from helpers.virtual_time import virtual_time
 from storage_node.client.client import LedgerClient
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerFencedError
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 
 class Switch:

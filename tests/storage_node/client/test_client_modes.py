@@ -18,7 +18,8 @@ from storage_node.errors import (
     NotEnoughBookiesError,
     QuorumWriteError,
 )
-from storage_node.protocol.messages import ForceLedgerRequest, Status, WriteLacRequest
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import ForceLedgerRequest, WriteLacRequest
 
 
 def payload(entry_id: int) -> bytes:

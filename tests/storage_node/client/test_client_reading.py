@@ -22,7 +22,7 @@ from storage_node.errors import (
     RequestTimeoutError,
 )
 from storage_node.protocol.digests import EntryDigest
-from storage_node.protocol.messages import ReadRequest
+from storage_node.protocol.values import ReadRequest
 from storage_node.settings.client import ClientSettings
 
 

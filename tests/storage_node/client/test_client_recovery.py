@@ -13,7 +13,7 @@ from metadata.ledger_metadata import LedgerState
 from metadata.memory import Fault
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerRecoveryError, UnauthorizedAccessError
-from storage_node.protocol.messages import ReadRequest
+from storage_node.protocol.values import ReadRequest
 
 
 def payload(entry_id: int) -> bytes:

@@ -14,7 +14,8 @@ from metadata.ledger_metadata import LedgerMetadata, LedgerState
 from metadata.memory import Fault
 from storage_node.client.writer import LedgerWriter
 from storage_node.errors import LedgerRecoveryError
-from storage_node.protocol.messages import AddRequest, ReadRequest, Status
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import AddRequest, ReadRequest
 
 
 def payload(entry_id: int) -> bytes:

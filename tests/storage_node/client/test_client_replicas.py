@@ -21,7 +21,7 @@ from storage_node.errors import (
     RequestTimeoutError,
 )
 from storage_node.protocol.digests import ENTRY_IDS, EntryDigest
-from storage_node.protocol.messages import ReadRequest
+from storage_node.protocol.values import ReadRequest
 from storage_node.settings.client import ClientSettings
 
 SINGLE = replace(FAST, batch_reads=False)

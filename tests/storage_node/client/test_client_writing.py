@@ -22,7 +22,7 @@ from storage_node.errors import (
     NotEnoughBookiesError,
     QuorumWriteError,
 )
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 from storage_node.protocol.writing_model import PickReplacements
 
 

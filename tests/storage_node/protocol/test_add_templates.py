@@ -1,4 +1,4 @@
-"""Add templates give exactly the bytes of `protocol.messages`."""
+"""Add templates give exactly the bytes of `protocol.encoding`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_node.protocol.adds import AddTemplate
-from storage_node.protocol.messages import RECOVERY_PRIORITY, encode_add_request, encode_add_response
+from storage_node.protocol.encoding import RECOVERY_PRIORITY, encode_add_request, encode_add_response
 
 IDS = st.integers(0, 2**63 - 1)
 

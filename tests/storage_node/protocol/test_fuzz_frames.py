@@ -23,18 +23,19 @@ from helpers.bookie.harness import Cluster, entry
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore
 from storage_node.errors import ProtocolError
-from storage_node.protocol import messages as m
 from storage_node.protocol import v2
+from storage_node.protocol.decoding import decode_request, decode_response
 from storage_node.protocol.frames import ChunkPool, FrameBuffer
+from storage_node.protocol.layouts import decode_add_and_answer
 
 INPUTS = 20_000
 GROWTH_BYTES = 64 * 1024 * 1024
 """More memory than this must not stay behind, whatever the number of inputs."""
 SLOWEST_S = 0.5
 DECODERS: tuple[Callable[[memoryview], object], ...] = (
-    m.decode_request,
-    m.decode_response,
-    m.decode_add_and_answer,
+    decode_request,
+    decode_response,
+    decode_add_and_answer,
     v2.decode_request,
     v2.decode_response,
     v2.add_and_answer,

@@ -15,10 +15,52 @@ from hypothesis import strategies as st
 
 from metadata.ledger_metadata import DigestType
 from storage_node.errors import ProtocolError
-from storage_node.protocol import messages as m
 from storage_node.protocol import schema, wire
+from storage_node.protocol.decoding import decode_request, decode_response
 from storage_node.protocol.digests import EntryDigest, master_key
-from storage_node.protocol.messages import Operation, Status
+from storage_node.protocol.encoding import (
+    encode_add_request,
+    encode_add_response,
+    encode_auth_request,
+    encode_auth_response,
+    encode_bookie_info_request,
+    encode_bookie_info_response,
+    encode_error_response,
+    encode_force_ledger_request,
+    encode_force_ledger_response,
+    encode_list_entries_request,
+    encode_list_entries_response,
+    encode_read_lac_request,
+    encode_read_lac_response,
+    encode_read_request,
+    encode_read_response,
+    encode_start_tls_request,
+    encode_write_lac_request,
+    encode_write_lac_response,
+)
+from storage_node.protocol.layouts import decode_add_and_answer
+from storage_node.protocol.schema import Operation, Status
+from storage_node.protocol.values import (
+    AddRequest,
+    AddResponse,
+    AuthRequest,
+    AuthResponse,
+    BookieInfoRequest,
+    BookieInfoResponse,
+    ErrorResponse,
+    ForceLedgerRequest,
+    ForceLedgerResponse,
+    ListEntriesRequest,
+    ListEntriesResponse,
+    ReadLacRequest,
+    ReadLacResponse,
+    ReadRequest,
+    ReadResponse,
+    StartTlsRequest,
+    UnsupportedRequest,
+    WriteLacRequest,
+    WriteLacResponse,
+)
 
 KEY = master_key(b"secret")
 CRC32_ENTRY = EntryDigest(DigestType.CRC32, b"").package(12345, 7, 6, 128, b"hello-bookkeeper") + b"hello-bookkeeper"
@@ -31,56 +73,54 @@ def joined(parts: tuple[bytes, bytes], body: bytes) -> bytes:
 
 FRAMES = {name.removeprefix("v3 "): frame for name, frame in vectors("wire.md").items() if name.startswith("v3 ")}
 ENCODED: dict[str, bytes] = {
-    "ADD pw secret CRC32": joined(m.encode_add_request(1, 12345, 7, KEY, 56), CRC32_ENTRY),
-    "ADD recovery prio100": joined(
-        m.encode_add_request(2, 12345, 7, KEY, 56, recovery=True, priority=100), CRC32_ENTRY
-    ),
+    "ADD pw secret CRC32": joined(encode_add_request(1, 12345, 7, KEY, 56), CRC32_ENTRY),
+    "ADD recovery prio100": joined(encode_add_request(2, 12345, 7, KEY, 56, recovery=True, priority=100), CRC32_ENTRY),
     "ADD deferred sync CRC32C pw empty": joined(
-        m.encode_add_request(3, 12345, 7, master_key(b""), 52, deferred_sync=True), CRC32C_ENTRY
+        encode_add_request(3, 12345, 7, master_key(b""), 52, deferred_sync=True), CRC32C_ENTRY
     ),
-    "READ entry7": m.encode_read_request(4, 12345, 7),
-    "READ LAC fence": m.encode_read_request(5, 12345, -1, master_key=KEY, fence=True),
-    "long poll prevLAC=6 timeout=1000": m.encode_read_request(
+    "READ entry7": encode_read_request(4, 12345, 7),
+    "READ LAC fence": encode_read_request(5, 12345, -1, master_key=KEY, fence=True),
+    "long poll prevLAC=6 timeout=1000": encode_read_request(
         6, 12345, -1, previous_lac=6, timeout_ms=1000, piggyback=True
     ),
-    "READ_LAC": m.encode_read_lac_request(7, 12345),
-    "WRITE_LAC CRC32": m.encode_write_lac_request(
+    "READ_LAC": encode_read_lac_request(7, 12345),
+    "WRITE_LAC CRC32": encode_write_lac_request(
         8, 12345, 6, KEY, EntryDigest(DigestType.CRC32, b"").package_lac(12345, 6)
     ),
-    "FORCE": m.encode_force_ledger_request(9, 12345),
-    "GET_BOOKIE_INFO": m.encode_bookie_info_request(10),
-    "GET_LIST": m.encode_list_entries_request(11, 12345),
-    "START_TLS": m.encode_start_tls_request(12),
-    "AUTH": m.encode_auth_request(13, "AuthDisabledPlugin"),
-    "ADD resp EOK": m.encode_add_response(1, Status.EOK, 12345, 7),
-    "ADD resp EFENCED": m.encode_add_response(1, Status.EFENCED, 12345, 7),
-    "READ resp EOK maxLAC 6": joined(m.encode_read_response(4, Status.EOK, 12345, 7, 52, max_lac=6), CRC32C_ENTRY),
-    "READ resp ENOENTRY": m.encode_read_response(4, Status.ENOENTRY, 12345, 8)[0],
-    "long-poll timeout resp": m.encode_read_response(6, Status.EOK, 12345, -1, max_lac=6)[0],
+    "FORCE": encode_force_ledger_request(9, 12345),
+    "GET_BOOKIE_INFO": encode_bookie_info_request(10),
+    "GET_LIST": encode_list_entries_request(11, 12345),
+    "START_TLS": encode_start_tls_request(12),
+    "AUTH": encode_auth_request(13, "AuthDisabledPlugin"),
+    "ADD resp EOK": encode_add_response(1, Status.EOK, 12345, 7),
+    "ADD resp EFENCED": encode_add_response(1, Status.EFENCED, 12345, 7),
+    "READ resp EOK maxLAC 6": joined(encode_read_response(4, Status.EOK, 12345, 7, 52, max_lac=6), CRC32C_ENTRY),
+    "READ resp ENOENTRY": encode_read_response(4, Status.ENOENTRY, 12345, 8)[0],
+    "long-poll timeout resp": encode_read_response(6, Status.EOK, 12345, -1, max_lac=6)[0],
 }
 DECODED: dict[str, object] = {
-    "ADD pw secret CRC32": m.AddRequest(1, 12345, 7, KEY, memoryview(CRC32_ENTRY)),
-    "ADD recovery prio100": m.AddRequest(2, 12345, 7, KEY, memoryview(CRC32_ENTRY), recovery=True, priority=100),
-    "ADD deferred sync CRC32C pw empty": m.AddRequest(
+    "ADD pw secret CRC32": AddRequest(1, 12345, 7, KEY, memoryview(CRC32_ENTRY)),
+    "ADD recovery prio100": AddRequest(2, 12345, 7, KEY, memoryview(CRC32_ENTRY), recovery=True, priority=100),
+    "ADD deferred sync CRC32C pw empty": AddRequest(
         3, 12345, 7, master_key(b""), memoryview(CRC32C_ENTRY), deferred_sync=True
     ),
-    "READ entry7": m.ReadRequest(4, 12345, 7),
-    "READ LAC fence": m.ReadRequest(5, 12345, -1, master_key=KEY, fence=True),
-    "long poll prevLAC=6 timeout=1000": m.ReadRequest(6, 12345, -1, previous_lac=6, timeout_ms=1000, piggyback=True),
-    "READ_LAC": m.ReadLacRequest(7, 12345),
-    "WRITE_LAC CRC32": m.WriteLacRequest(
+    "READ entry7": ReadRequest(4, 12345, 7),
+    "READ LAC fence": ReadRequest(5, 12345, -1, master_key=KEY, fence=True),
+    "long poll prevLAC=6 timeout=1000": ReadRequest(6, 12345, -1, previous_lac=6, timeout_ms=1000, piggyback=True),
+    "READ_LAC": ReadLacRequest(7, 12345),
+    "WRITE_LAC CRC32": WriteLacRequest(
         8, 12345, 6, KEY, memoryview(EntryDigest(DigestType.CRC32, b"").package_lac(12345, 6))
     ),
-    "FORCE": m.ForceLedgerRequest(9, 12345),
-    "GET_BOOKIE_INFO": m.BookieInfoRequest(10, 3),
-    "GET_LIST": m.ListEntriesRequest(11, 12345),
-    "START_TLS": m.StartTlsRequest(12),
-    "AUTH": m.AuthRequest(13, "AuthDisabledPlugin", b""),
-    "ADD resp EOK": m.AddResponse(1, Status.EOK, 12345, 7),
-    "ADD resp EFENCED": m.AddResponse(1, Status.EFENCED, 12345, 7),
-    "READ resp EOK maxLAC 6": m.ReadResponse(4, Status.EOK, 12345, 7, memoryview(CRC32C_ENTRY), 6),
-    "READ resp ENOENTRY": m.ReadResponse(4, Status.ENOENTRY, 12345, 8),
-    "long-poll timeout resp": m.ReadResponse(6, Status.EOK, 12345, -1, None, 6),
+    "FORCE": ForceLedgerRequest(9, 12345),
+    "GET_BOOKIE_INFO": BookieInfoRequest(10, 3),
+    "GET_LIST": ListEntriesRequest(11, 12345),
+    "START_TLS": StartTlsRequest(12),
+    "AUTH": AuthRequest(13, "AuthDisabledPlugin", b""),
+    "ADD resp EOK": AddResponse(1, Status.EOK, 12345, 7),
+    "ADD resp EFENCED": AddResponse(1, Status.EFENCED, 12345, 7),
+    "READ resp EOK maxLAC 6": ReadResponse(4, Status.EOK, 12345, 7, memoryview(CRC32C_ENTRY), 6),
+    "READ resp ENOENTRY": ReadResponse(4, Status.ENOENTRY, 12345, 8),
+    "long-poll timeout resp": ReadResponse(6, Status.EOK, 12345, -1, None, 6),
 }
 
 
@@ -89,7 +129,7 @@ def body_of(frame: bytes) -> memoryview:
 
 
 def decode(name: str, frame: memoryview) -> object:
-    return m.decode_response(frame) if "resp" in name else m.decode_request(frame)
+    return decode_response(frame) if "resp" in name else decode_request(frame)
 
 
 def test_every_vector_of_the_page_is_tested() -> None:
@@ -272,7 +312,7 @@ def test_any_bytes_are_accepted_exactly_when_the_protobuf_runtime_accepts_them(d
 @settings(max_examples=400)
 @given(frames_of_fields() | st.binary(max_size=120))
 def test_arbitrary_bytes_raise_nothing_but_protocol_errors(data: bytes) -> None:
-    for decode_any in (m.decode_request, m.decode_response):
+    for decode_any in (decode_request, decode_response):
         try:
             decode_any(memoryview(data))
         except ProtocolError:
@@ -296,7 +336,7 @@ def test_spoiled_and_cut_vectors_raise_nothing_but_protocol_errors(name: str, da
 def test_adds_equal_the_runtimes_bytes_and_survive_a_round_trip(
     txn: int, ledger: int, entry: int, key: bytes, body: bytes, recovery: bool, deferred: bool, priority: int
 ) -> None:
-    parts = m.encode_add_request(
+    parts = encode_add_request(
         txn, ledger, entry, key, len(body), recovery=recovery, deferred_sync=deferred, priority=priority
     )
     frame = joined(parts, body)
@@ -310,39 +350,39 @@ def test_adds_equal_the_runtimes_bytes_and_survive_a_round_trip(
         add["flag"] = 1
     assert frame[4:] == PbRequest(header=header, addRequest=add).SerializeToString()
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
-    expected = m.AddRequest(txn, ledger, entry, key, memoryview(body), recovery, deferred, priority)
-    assert m.decode_request(body_of(frame)) == expected
+    expected = AddRequest(txn, ledger, entry, key, memoryview(body), recovery, deferred, priority)
+    assert decode_request(body_of(frame)) == expected
 
 
 @given(txn_ids, int64s, int64s, blobs, st.booleans())
 def test_a_plain_adds_answer_is_known_without_decoding_its_ids(
     txn: int, ledger: int, entry: int, body: bytes, deferred: bool
 ) -> None:
-    frame = joined(m.encode_add_request(txn, ledger, entry, KEY, len(body), deferred_sync=deferred), body)
-    found = m.decode_add_and_answer(body_of(frame))
+    frame = joined(encode_add_request(txn, ledger, entry, KEY, len(body), deferred_sync=deferred), body)
+    found = decode_add_and_answer(body_of(frame))
     if deferred or not all(0 <= number < 1 << 63 for number in (txn, ledger, entry)):
         assert found is None
     else:
-        assert found == (m.encode_add_response(txn, Status.EOK, ledger, entry), KEY, body)
+        assert found == (encode_add_response(txn, Status.EOK, ledger, entry), KEY, body)
 
 
 @given(txn_ids, int64s, int64s, blobs, st.data())
 def test_a_damaged_add_is_plain_only_if_the_tables_read_the_same_from_it(
     txn: int, ledger: int, entry: int, body: bytes, data: st.DataObject
 ) -> None:
-    whole = bytearray(joined(m.encode_add_request(txn, ledger, entry, KEY, len(body)), body)[4:])
+    whole = bytearray(joined(encode_add_request(txn, ledger, entry, KEY, len(body)), body)[4:])
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     cut = memoryview(bytes(whole))[: data.draw(st.integers(len(whole) - 1, len(whole)))]
-    found = m.decode_add_and_answer(cut)
+    found = decode_add_and_answer(cut)
     if found is not None:
         values: Any = wire.decode(schema.REQUEST, cut)
         header, add = values["header"], values["addRequest"]
         assert set(values) == {"header", "addRequest"}
         assert set(header) == {"version", "operation", "txnId"}
         assert set(add) == {"ledgerId", "entryId", "masterKey", "body"}
-        answer = m.decode_response(memoryview(found[0])[4:])
-        assert answer == m.AddResponse(header["txnId"], Status.EOK, add["ledgerId"], add["entryId"])
+        answer = decode_response(memoryview(found[0])[4:])
+        assert answer == AddResponse(header["txnId"], Status.EOK, add["ledgerId"], add["entryId"])
         assert found[1:] == (add["masterKey"], add["body"])
         assert len(found[0]) == 4 + int.from_bytes(found[0][:4], "big")
 
@@ -352,7 +392,7 @@ def test_read_responses_equal_the_runtimes_bytes_and_survive_a_round_trip(
     txn: int, ledger: int, entry: int, body: bytes | None, lac: int | None, stamp: int | None, status: Status
 ) -> None:
     length = None if body is None else len(body)
-    parts = m.encode_read_response(txn, status, ledger, entry, length, max_lac=lac, lac_update_timestamp_ms=stamp)
+    parts = encode_read_response(txn, status, ledger, entry, length, max_lac=lac, lac_update_timestamp_ms=stamp)
     frame = joined(parts, body or b"")
     read: dict[str, Any] = {"status": int(status), "ledgerId": ledger, "entryId": entry}
     for name, value in (("body", body), ("maxLAC", lac), ("lacUpdateTimestamp", stamp)):
@@ -361,18 +401,18 @@ def test_read_responses_equal_the_runtimes_bytes_and_survive_a_round_trip(
     header = {"version": 3, "operation": 1, "txnId": txn}
     assert frame[4:] == PbResponse(header=header, status=int(status), readResponse=read).SerializeToString()
     view = None if body is None else memoryview(body)
-    assert m.decode_response(body_of(frame)) == m.ReadResponse(txn, status, ledger, entry, view, lac, stamp)
+    assert decode_response(body_of(frame)) == ReadResponse(txn, status, ledger, entry, view, lac, stamp)
 
 
 @given(txn_ids, int64s, int64s, st.sampled_from(list(Status)))
 def test_add_responses_equal_the_runtimes_bytes_and_survive_a_round_trip(
     txn: int, ledger: int, entry: int, status: Status
 ) -> None:
-    frame = m.encode_add_response(txn, status, ledger, entry)
+    frame = encode_add_response(txn, status, ledger, entry)
     header = {"version": 3, "operation": 2, "txnId": txn}
     add = {"status": int(status), "ledgerId": ledger, "entryId": entry}
     assert frame[4:] == PbResponse(header=header, status=int(status), addResponse=add).SerializeToString()
-    assert m.decode_response(body_of(frame)) == m.AddResponse(txn, status, ledger, entry)
+    assert decode_response(body_of(frame)) == AddResponse(txn, status, ledger, entry)
 
 
 @given(txn_ids, int64s, maybe(blobs), maybe(blobs), maybe(int64s), maybe(int64s), st.sampled_from(list(Status)))
@@ -382,21 +422,21 @@ def test_the_other_responses_survive_a_round_trip(
     view = lambda b: None if b is None else memoryview(b)  # noqa: E731
     pairs: list[tuple[bytes, object]] = [
         (
-            m.encode_read_lac_response(txn, status, ledger, one, two),
-            m.ReadLacResponse(txn, status, ledger, view(one), view(two)),
+            encode_read_lac_response(txn, status, ledger, one, two),
+            ReadLacResponse(txn, status, ledger, view(one), view(two)),
         ),
-        (m.encode_write_lac_response(txn, status, ledger), m.WriteLacResponse(txn, status, ledger)),
-        (m.encode_force_ledger_response(txn, status, ledger), m.ForceLedgerResponse(txn, status, ledger)),
-        (m.encode_bookie_info_response(txn, status, n, k), m.BookieInfoResponse(txn, status, n, k)),
+        (encode_write_lac_response(txn, status, ledger), WriteLacResponse(txn, status, ledger)),
+        (encode_force_ledger_response(txn, status, ledger), ForceLedgerResponse(txn, status, ledger)),
+        (encode_bookie_info_response(txn, status, n, k), BookieInfoResponse(txn, status, n, k)),
         (
-            m.encode_list_entries_response(txn, status, ledger, one),
-            m.ListEntriesResponse(txn, status, ledger, view(one)),
+            encode_list_entries_response(txn, status, ledger, one),
+            ListEntriesResponse(txn, status, ledger, view(one)),
         ),
-        (m.encode_auth_response(txn, status, "x", one or b""), m.AuthResponse(txn, status, "x", one or b"")),
-        (m.encode_error_response(txn, Operation.ADD, status), m.ErrorResponse(Operation.ADD, txn, status)),
+        (encode_auth_response(txn, status, "x", one or b""), AuthResponse(txn, status, "x", one or b"")),
+        (encode_error_response(txn, Operation.ADD, status), ErrorResponse(Operation.ADD, txn, status)),
     ]
     for frame, expected in pairs:
-        assert m.decode_response(body_of(frame)) == expected
+        assert decode_response(body_of(frame)) == expected
 
 
 @given(filled(schema.ADD_REQUEST), st.randoms(use_true_random=False), blobs)
@@ -425,8 +465,8 @@ def test_fields_in_any_order_with_unknown_ones_between_mean_the_same(
         wire.varint(99 << 3 | 2) + wire.varint(len(junk)) + junk,
     ]
     rng.shuffle(parts)
-    found = m.decode_request(memoryview(b"".join(parts)))
-    assert found == m.AddRequest(
+    found = decode_request(memoryview(b"".join(parts)))
+    assert found == AddRequest(
         9,
         values["ledgerId"],
         values["entryId"],
@@ -443,38 +483,38 @@ def test_fields_in_any_order_with_unknown_ones_between_mean_the_same(
 @pytest.mark.parametrize("operation", [3, 4, 12])
 def test_operations_without_a_message_are_bad_requests(operation: int) -> None:
     frame = memoryview(b"\x0a\x06\x08\x03\x10" + bytes([operation]) + b"\x18\x05")
-    assert m.decode_request(frame) == m.UnsupportedRequest(Operation(operation), 5, Status.EBADREQ)
+    assert decode_request(frame) == UnsupportedRequest(Operation(operation), 5, Status.EBADREQ)
 
 
 def test_an_operation_whose_message_is_missing_is_a_bad_request() -> None:
     frame = memoryview(b"\x0a\x06\x08\x03\x10\x02\x18\x05")
-    assert m.decode_request(frame) == m.UnsupportedRequest(Operation.ADD, 5, Status.EBADREQ)
+    assert decode_request(frame) == UnsupportedRequest(Operation.ADD, 5, Status.EBADREQ)
 
 
 def test_another_protocol_version_is_named_as_such() -> None:
     frame = bytearray(FRAMES["READ entry7"][4:])
     frame[3] = 2
-    assert m.decode_request(memoryview(frame)) == m.UnsupportedRequest(Operation.READ, 4, Status.EBADVERSION)
+    assert decode_request(memoryview(frame)) == UnsupportedRequest(Operation.READ, 4, Status.EBADVERSION)
 
 
 def test_an_unknown_operation_number_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="operation"):
-        m.decode_request(memoryview(b"\x0a\x06\x08\x03\x10\x63\x18\x05"))
+        decode_request(memoryview(b"\x0a\x06\x08\x03\x10\x63\x18\x05"))
 
 
 def test_an_outer_error_wins_over_the_inner_status() -> None:
     ok = FRAMES["ADD resp EOK"][4:]
     outer = ok.replace(b"\x10\x00\xaa", b"\x10\xf5\x03\xaa")
     inner = ok.replace(b"\x07\x08\x00", b"\x08\x08\xf8\x03")
-    outer_status = m.decode_response(memoryview(outer)).status
-    inner_status = m.decode_response(memoryview(inner)).status
+    outer_status = decode_response(memoryview(outer)).status
+    inner_status = decode_response(memoryview(inner)).status
     assert (outer_status, inner_status) == (Status.EIO, Status.EFENCED)
 
 
 def test_a_decoded_body_is_a_view_of_the_frame() -> None:
     frame = bytearray(FRAMES["ADD pw secret CRC32"])
-    request = m.decode_request(memoryview(frame)[4:])
-    assert isinstance(request, m.AddRequest)
+    request = decode_request(memoryview(frame)[4:])
+    assert isinstance(request, AddRequest)
     frame[-1] ^= 1
     assert request.body[-1] == frame[-1]
 
@@ -482,4 +522,4 @@ def test_a_decoded_body_is_a_view_of_the_frame() -> None:
 def test_varints_that_never_end_and_groups_that_nest_without_end_are_refused() -> None:
     for data in (b"\xff" * 40, b"\x0b" * 200, b"\x0a\x06\x08\x03\x10\x02\x18\x01\xaa\x06\xff\xff\xff\xff\x7f"):
         with pytest.raises(ProtocolError):
-            m.decode_request(memoryview(data))
+            decode_request(memoryview(data))

@@ -9,11 +9,20 @@ from hypothesis import strategies as st
 
 from metadata.ledger_metadata import DigestType
 from storage_node.errors import ProtocolError
-from storage_node.protocol import messages as m
 from storage_node.protocol import v2
+from storage_node.protocol.decoding import decode_request
 from storage_node.protocol.digests import EntryDigest, master_key
-from storage_node.protocol.messages import Status
-from storage_node.protocol.values import BatchReadRequest, BatchReadResponse
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import (
+    AddRequest,
+    AddResponse,
+    AuthRequest,
+    AuthResponse,
+    BatchReadRequest,
+    BatchReadResponse,
+    ReadRequest,
+    ReadResponse,
+)
 
 EMPTY, SECRET = master_key(b""), master_key(b"secret")
 DIGEST = EntryDigest(DigestType.CRC32C, b"")
@@ -42,20 +51,20 @@ ENCODED: dict[str, bytes] = {
     "AUTH (req or resp) AuthDisabledPlugin": v2.encode_auth("AuthDisabledPlugin"),
 }
 DECODED: dict[str, object] = {
-    "ADD pw empty flags0 CRC32C": m.AddRequest(0, 12345, 7, EMPTY, memoryview(SEVEN), version=2),
-    "ADD pw secret recovery flags6 CRC32C": m.AddRequest(
+    "ADD pw empty flags0 CRC32C": AddRequest(0, 12345, 7, EMPTY, memoryview(SEVEN), version=2),
+    "ADD pw secret recovery flags6 CRC32C": AddRequest(
         0, 12345, 7, SECRET, memoryview(SEVEN), recovery=True, priority=100, version=2
     ),
-    "ADD resp EOK": m.AddResponse(0, Status.EOK, 12345, 7),
-    "ADD resp EFENCED": m.AddResponse(0, Status.EFENCED, 12345, 7),
-    "READ entry7": m.ReadRequest(0, 12345, 7, version=2),
-    "READ LAC fence secret": m.ReadRequest(0, 12345, -1, SECRET, True, version=2),
-    "READ recovery entry8 flags5 secret": m.ReadRequest(0, 12345, 8, SECRET, True, priority=100, version=2),
-    "READ resp EOK": m.ReadResponse(0, Status.EOK, 12345, 7, memoryview(SEVEN)),
-    "READ resp ENOENTRY": m.ReadResponse(0, Status.ENOENTRY, 12345, 8),
+    "ADD resp EOK": AddResponse(0, Status.EOK, 12345, 7),
+    "ADD resp EFENCED": AddResponse(0, Status.EFENCED, 12345, 7),
+    "READ entry7": ReadRequest(0, 12345, 7, version=2),
+    "READ LAC fence secret": ReadRequest(0, 12345, -1, SECRET, True, version=2),
+    "READ recovery entry8 flags5 secret": ReadRequest(0, 12345, 8, SECRET, True, priority=100, version=2),
+    "READ resp EOK": ReadResponse(0, Status.EOK, 12345, 7, memoryview(SEVEN)),
+    "READ resp ENOENTRY": ReadResponse(0, Status.ENOENTRY, 12345, 8),
     "BATCH req rid=42 start=7 max=10 size=5242880": BatchReadRequest(12345, 7, 42, 10, 5242880),
     "BATCH resp two entries": BatchReadResponse(42, Status.EOK, 12345, 7, (memoryview(SEVEN), memoryview(EIGHT))),
-    "AUTH (req or resp) AuthDisabledPlugin": m.AuthRequest(0, "AuthDisabledPlugin", b"", version=2),
+    "AUTH (req or resp) AuthDisabledPlugin": AuthRequest(0, "AuthDisabledPlugin", b"", version=2),
 }
 
 
@@ -81,15 +90,15 @@ def test_the_vectors_of_version_2_decode(name: str) -> None:
 
 def test_an_auth_packet_has_neither_code_nor_ids_in_either_direction() -> None:
     body = memoryview(FRAMES["AUTH (req or resp) AuthDisabledPlugin"])[4:]
-    assert v2.decode_response(body) == m.AuthResponse(0, Status.EOK, "AuthDisabledPlugin", b"")
+    assert v2.decode_response(body) == AuthResponse(0, Status.EOK, "AuthDisabledPlugin", b"")
     long = v2.encode_auth("x" * 300, bytes(1000))
-    assert v2.decode_request(memoryview(long)[4:]) == m.AuthRequest(0, "x" * 300, bytes(1000), version=2)
+    assert v2.decode_request(memoryview(long)[4:]) == AuthRequest(0, "x" * 300, bytes(1000), version=2)
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODED if "BATCH resp" not in name])
 def test_no_vector_parses_as_version_3(name: str) -> None:
     with pytest.raises(ProtocolError):
-        m.decode_request(memoryview(FRAMES[name])[4:])
+        decode_request(memoryview(FRAMES[name])[4:])
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODED if "BATCH resp" not in name])
@@ -108,7 +117,7 @@ def test_every_cut_of_a_packet_is_refused_or_another_packet_never_a_crash(name: 
 
 def test_version_0_has_the_opcode_in_the_low_byte_and_no_flags() -> None:
     body = bytes.fromhex("00000002") + (12345).to_bytes(8, "big") + (7).to_bytes(8, "big")
-    assert v2.decode_request(memoryview(body)) == m.ReadRequest(0, 12345, 7, version=0)
+    assert v2.decode_request(memoryview(body)) == ReadRequest(0, 12345, 7, version=0)
     assert v2.encode_read_request(12345, 7, version=0)[4:] == body
     assert v2.encode_add_response(Status.EOK, 1, 2, version=0)[4:8] == bytes.fromhex("00000001")
     with pytest.raises(ProtocolError):
@@ -117,12 +126,12 @@ def test_version_0_has_the_opcode_in_the_low_byte_and_no_flags() -> None:
 
 def test_version_1_reads_no_key_even_with_the_fence_flag() -> None:
     body = bytes.fromhex("01020001") + (12345).to_bytes(8, "big") + (7).to_bytes(8, "big") + SECRET
-    assert v2.decode_request(memoryview(body)) == m.ReadRequest(0, 12345, 7, None, True, version=1)
+    assert v2.decode_request(memoryview(body)) == ReadRequest(0, 12345, 7, None, True, version=1)
 
 
 def test_a_later_version_is_decoded_so_that_it_can_be_refused_with_its_ids() -> None:
     body = bytes.fromhex("09020000") + (12345).to_bytes(8, "big") + (7).to_bytes(8, "big")
-    assert v2.decode_request(memoryview(body)) == m.ReadRequest(0, 12345, 7, version=9)
+    assert v2.decode_request(memoryview(body)) == ReadRequest(0, 12345, 7, version=9)
     answer = v2.encode_read_response(Status.EBADVERSION, 12345, 7, version=9)
     assert answer.hex() == "0000001809020000000000670000000000003039" + "0000000000000007"
 
@@ -131,7 +140,7 @@ def test_extra_bytes_behind_a_read_are_ignored_and_the_key_travels_only_with_a_f
     plain = v2.encode_read_request(1, 2, master_key=SECRET)
     assert len(plain) == 24
     padded = plain[4:] + b"anything"
-    assert v2.decode_request(memoryview(padded)) == m.ReadRequest(0, 1, 2, version=2)
+    assert v2.decode_request(memoryview(padded)) == ReadRequest(0, 1, 2, version=2)
     with pytest.raises(ProtocolError, match="master key"):
         v2.encode_read_request(1, 2, fence=True)
     with pytest.raises(ProtocolError, match="key"):
@@ -170,13 +179,13 @@ def test_every_status_has_its_code_and_107_is_sent_as_101(status: Status) -> Non
     code = int.from_bytes(frame[8:12], "big")
     assert code == CODES.get(status, 101)
     expected = Status.EIO if status is Status.EUNKNOWNLEDGERSTATE else status
-    assert v2.decode_response(memoryview(frame)[4:]) == m.AddResponse(0, expected, 5, 6)
+    assert v2.decode_response(memoryview(frame)[4:]) == AddResponse(0, expected, 5, 6)
 
 
 def test_code_107_is_understood_and_an_unknown_code_is_refused() -> None:
     frame = bytearray(v2.encode_read_response(Status.ENOENTRY, 5, 6))
     frame[11] = 107
-    assert v2.decode_response(memoryview(frame)[4:]) == m.ReadResponse(0, Status.EUNKNOWNLEDGERSTATE, 5, 6)
+    assert v2.decode_response(memoryview(frame)[4:]) == ReadResponse(0, Status.EUNKNOWNLEDGERSTATE, 5, 6)
     frame[11] = 108
     with pytest.raises(ProtocolError, match="108"):
         v2.decode_response(memoryview(frame)[4:])
@@ -236,7 +245,7 @@ def test_the_quick_add_says_what_the_ordinary_way_says(
     if version == 0:
         packet = b"\0\0\0\x01" + packet[4:]
     request = v2.decode_request(memoryview(packet))
-    assert isinstance(request, m.AddRequest)
+    assert isinstance(request, AddRequest)
     quick = v2.add_and_answer(memoryview(packet))
     if quick is None:
         assert version != 2 or flags not in (0, 4) or len(rest) < 8

@@ -10,8 +10,7 @@ from helpers.reference_vectors import REFERENCE
 
 from storage_node.errors import ERROR_OF_STATUS
 from storage_node.protocol import schema, v2
-from storage_node.protocol.messages import Operation, Status
-from storage_node.protocol.schema import ReadFlag, Version
+from storage_node.protocol.schema import Operation, ReadFlag, Status, Version
 from storage_node.protocol.wire import Message
 
 PAGE = REFERENCE / "wire.md"

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from storage_node.transport.turns import Turns
+from storage_node.transport.turns import TURN_S, Turns
 
 
 async def test_a_mistake_of_one_keeps_nobody_waiting() -> None:
@@ -23,3 +23,15 @@ async def test_a_mistake_of_one_keeps_nobody_waiting() -> None:
     await asyncio.wait_for(done.wait(), 10)
     assert [str(context["exception"]) for context in told] == ["a mistake"]
     assert len(turns) == 0
+
+
+async def test_a_turn_has_time_until_it_is_spent_and_the_next_one_has_it_again() -> None:
+    now = 0.0
+    turns = Turns(lambda: now)
+    assert turns.has_time()
+    now += TURN_S / 2
+    assert turns.has_time()
+    now += TURN_S / 2
+    assert not turns.has_time(), "those served so far have had it all"
+    await asyncio.sleep(0)
+    assert turns.has_time()

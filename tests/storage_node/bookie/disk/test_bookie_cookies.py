@@ -14,7 +14,7 @@ from metadata.memory import MemoryStore
 from storage_node.bookie.disk.cookies import COOKIE_FILE
 from storage_node.bookie.node.identity import name_bookie
 from storage_node.errors import BookieConfigurationError, CookieMismatchError
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 
 def folders(cluster: Cluster, *names: str) -> list[Path]:

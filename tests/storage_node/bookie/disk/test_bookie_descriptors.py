@@ -20,7 +20,7 @@ from storage_node.bookie.disk.system_disk import SystemDisk
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.limits import IDLE_S, Admission
 from storage_node.errors import BookieConfigurationError, NoSpaceToStartError
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
 
 SETTINGS = BookieSettings(("/j",), ("/l",))

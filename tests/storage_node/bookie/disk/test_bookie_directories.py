@@ -17,7 +17,7 @@ from metadata.memory import MemoryStore
 from storage_node.bookie.disk.resources import Disks
 from storage_node.bookie.node.identity import was_read_only, write_status
 from storage_node.errors import BookieFailedError
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 LEVELS = {"disk_usage_threshold": 0.8, "disk_usage_lwm_threshold": 0.6}
 

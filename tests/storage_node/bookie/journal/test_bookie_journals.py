@@ -20,7 +20,7 @@ from storage_node.bookie.journal.writer import GATHER_BYTES, Batch
 from storage_node.bookie.store import checkpoints
 from storage_node.errors import CookieMismatchError, JournalCorruptError
 from storage_node.protocol.digests import crc32
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 LEDGERS = range(3, 9)
 

@@ -16,7 +16,7 @@ from storage_node.bookie.journal.files import parse_file_name
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.store.entry_logs import log_name
 from storage_node.errors import BookieConfigurationError, CookieMismatchError, JournalCorruptError
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 
 async def fill(client: WireClient, ledger: int, numbers: range, size: int = 50) -> None:

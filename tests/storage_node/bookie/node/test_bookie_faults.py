@@ -15,8 +15,9 @@ from metadata.bookies import BookieRegistry
 from metadata.memory import MemoryStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.errors import BookieFailedError
-from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Status
+from storage_node.protocol.encoding import encode_force_ledger_request
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import AddResponse
 
 
 @pytest.mark.parametrize("call", ["sync", "write"])
@@ -51,7 +52,7 @@ async def test_nothing_is_answered_before_the_sync_returns(cluster: Cluster) -> 
     add = client.send_add(entry(5, 1))
     fence = client.send_read(5, -1, key=KEY, fence=True)
     lac = asyncio.ensure_future(client.write_lac(7, 3))
-    force = client.ask(lambda txn: m.encode_force_ledger_request(txn, 5))
+    force = client.ask(lambda txn: encode_force_ledger_request(txn, 5))
     forced = asyncio.ensure_future(force)
     unknown = other.send_read(8, -1, key=KEY, fence=True)
     for _ in range(5):
@@ -190,7 +191,7 @@ async def test_adds_are_answered_before_an_orderly_stop(cluster: Cluster) -> Non
     accepted = [a for a in answers if not isinstance(a, BaseException) and a.status == Status.EOK]
     client = await cluster.connect(await cluster.start())
     for answer in accepted:
-        assert isinstance(answer, m.AddResponse)
+        assert isinstance(answer, AddResponse)
         assert (await client.read(5, answer.entry_id)).status == Status.EOK
 
 

@@ -20,7 +20,7 @@ from storage_node.bookie.node.bookie import Bookie
 from storage_node.edge import DiskFile
 from storage_node.errors import JournalCorruptError, NoSpaceToStartError
 from storage_node.protocol.frames import Buffer
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 SPARE = f"spare-{0:016x}.log"
 

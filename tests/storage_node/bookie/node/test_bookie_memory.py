@@ -16,8 +16,8 @@ from helpers.bookie.harness import WireClient, entry
 from helpers.bookie.node_process import first_line, initialise, spawn
 
 from metadata.embedded import EmbeddedZooKeeper
-from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Status
+from storage_node.protocol.encoding import encode_read_request
+from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork
 
 pytestmark = pytest.mark.processes
@@ -79,7 +79,7 @@ def ask_and_never_read(port: int, ledgers: range) -> socket.socket:
     """Requests for far more than any buffer holds, as long as the node takes them."""
     greedy = socket.create_connection(("127.0.0.1", port))
     greedy.setblocking(False)
-    requests = [m.encode_read_request(n, ledgers[n % len(ledgers)], n % 8) for n in range(1, 20_001)]
+    requests = [encode_read_request(n, ledgers[n % len(ledgers)], n % 8) for n in range(1, 20_001)]
     try:
         for start in range(0, len(requests), 500):
             greedy.send(b"".join(requests[start : start + 500]))

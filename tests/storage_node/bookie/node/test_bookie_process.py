@@ -17,7 +17,7 @@ from dlspark.testing.java_process import free_port
 from metadata.bookies import BookieRegistry
 from metadata.embedded import EmbeddedZooKeeper
 from metadata.zookeeper import ZooKeeperStore
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork
 
 pytestmark = pytest.mark.processes

@@ -35,7 +35,7 @@ from storage_node.bookie.store.contents import Ledger
 from storage_node.bookie.store.entry_logs import log_name, sidecar_name
 from storage_node.bookie.store.index import NewPlaces, parse_sidecar
 from storage_node.edge import SystemClock
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork
 
 PAGE = "node-files.md"

@@ -18,10 +18,17 @@ from helpers.bookie.harness import DIGEST, KEY, Cluster, WireClient, availabilit
 from helpers.bookie.wire_harness import HeldDisk
 from helpers.reference_vectors import vectors
 
-from storage_node.protocol import messages as m
 from storage_node.protocol.digests import master_key
-from storage_node.protocol.messages import Status
-from storage_node.protocol.schema import RESPONSE
+from storage_node.protocol.encoding import (
+    encode_add_request,
+    encode_bookie_info_request,
+    encode_force_ledger_request,
+    encode_list_entries_request,
+    encode_read_lac_request,
+    encode_read_request,
+)
+from storage_node.protocol.schema import RESPONSE, Status
+from storage_node.protocol.values import ListEntriesResponse, ReadResponse
 from storage_node.protocol.wire import decode
 
 WRONG = master_key(b"wrong")
@@ -29,7 +36,7 @@ WRONG = master_key(b"wrong")
 
 async def handled(client: WireClient) -> None:
     """What was sent before on this connection was begun."""
-    await client.ask(lambda txn: m.encode_list_entries_request(txn, 1 << 40))
+    await client.ask(lambda txn: encode_list_entries_request(txn, 1 << 40))
 
 
 # ------------------------------------------------------------------------------------------- ledgers and adds
@@ -42,8 +49,8 @@ async def test_a_ledger_begins_with_an_add_a_fence_or_an_explicit_lac_never_with
     await client.read(1, -1)
     await client.read_lac(1)
     await client.send_poll(1, -1, 1)
-    await client.ask(lambda txn: m.encode_list_entries_request(txn, 1))
-    await client.ask(lambda txn: m.encode_force_ledger_request(txn, 1))
+    await client.ask(lambda txn: encode_list_entries_request(txn, 1))
+    await client.ask(lambda txn: encode_force_ledger_request(txn, 1))
     assert 1 not in bookie.storage.ledgers
     await client.add(entry(2, 0))
     await client.fence(3)
@@ -108,7 +115,7 @@ async def test_the_response_of_an_add_names_the_ids_of_the_request_not_those_of_
     body = entry(8, 2)
     for ledger, number in ((0, 0), (5, -1), (-3, 7)):
         answer = await client.ask(
-            lambda txn, ids=(ledger, number): b"".join((m.encode_add_request(txn, *ids, KEY, len(body))[0], body))
+            lambda txn, ids=(ledger, number): b"".join((encode_add_request(txn, *ids, KEY, len(body))[0], body))
         )
         assert (answer.ledger_id, answer.entry_id, answer.status) == (ledger, number, Status.EOK)  # type: ignore[union-attr]
     assert (await client.read(8, 2)).status == Status.EOK
@@ -144,7 +151,7 @@ async def test_a_fence_wins_over_a_long_poll(cluster: Cluster) -> None:
     answer = await asyncio.wait_for(
         client.send_read(5, -1, key=KEY, fence=True, previous_lac=50, timeout_ms=60_000), 10
     )
-    assert isinstance(answer, m.ReadResponse)
+    assert isinstance(answer, ReadResponse)
     assert (answer.status, answer.max_lac, bytes(answer.body or b"")) == (Status.EOK, None, entry(5, 0))
     assert await client.add(entry(5, 1)) == Status.EFENCED
 
@@ -188,12 +195,12 @@ async def test_a_read_only_node_serves_everything_but_adds_and_explicit_lacs(clu
     bookie.read_only = True
     assert await client.write_lac(5, 0) == Status.EREADONLY
     requests: list[Callable[[int], bytes]] = [
-        lambda txn: m.encode_read_request(txn, 5, 0),
-        lambda txn: m.encode_read_lac_request(txn, 5),
-        lambda txn: m.encode_list_entries_request(txn, 5),
-        lambda txn: m.encode_force_ledger_request(txn, 5),
-        m.encode_bookie_info_request,
-        lambda txn: m.encode_read_request(txn, 5, -1, master_key=KEY, fence=True),
+        lambda txn: encode_read_request(txn, 5, 0),
+        lambda txn: encode_read_lac_request(txn, 5),
+        lambda txn: encode_list_entries_request(txn, 5),
+        lambda txn: encode_force_ledger_request(txn, 5),
+        encode_bookie_info_request,
+        lambda txn: encode_read_request(txn, 5, -1, master_key=KEY, fence=True),
     ]
     assert [(await client.ask(request)).status for request in requests] == [Status.EOK] * len(requests)
     bookie.read_only = False
@@ -226,7 +233,7 @@ async def test_a_poll_without_timeout_does_not_wait_and_one_without_piggyback_re
     assert not waiting.done()
     await writer.add(entry(5, 1))
     answer = await asyncio.wait_for(waiting, 10)
-    assert isinstance(answer, m.ReadResponse)
+    assert isinstance(answer, ReadResponse)
     assert (answer.status, answer.entry_id, bytes(answer.body or b"")) == (Status.EOK, 1, entry(5, 1))
 
 
@@ -255,8 +262,8 @@ async def test_the_list_of_entries_follows_what_is_stored(cluster: Cluster) -> N
     client = await cluster.connect(await cluster.start())
 
     async def listed(ledger: int) -> bytes:
-        answer = await client.ask(lambda txn: m.encode_list_entries_request(txn, ledger))
-        assert isinstance(answer, m.ListEntriesResponse)
+        answer = await client.ask(lambda txn: encode_list_entries_request(txn, ledger))
+        assert isinstance(answer, ListEntriesResponse)
         return bytes(answer.availability or b"")
 
     await client.fence(3)
@@ -279,7 +286,7 @@ async def test_every_answer_has_equal_statuses_outside_and_inside_and_the_ids_of
 
     client.frame_received = note  # type: ignore[method-assign]
     short = entry(5, 1)[:10]
-    await client.ask(lambda txn: b"".join((m.encode_add_request(txn, 5, 0, KEY, len(short))[0], short)))
+    await client.ask(lambda txn: b"".join((encode_add_request(txn, 5, 0, KEY, len(short))[0], short)))
     await client.add(entry(5, 1), key=WRONG)
     await client.fence(5, key=WRONG)
     await client.read(5, 8)
@@ -291,8 +298,8 @@ async def test_every_answer_has_equal_statuses_outside_and_inside_and_the_ids_of
     await client.read_lac(6)
     await client.write_lac(5, 0, key=WRONG)
     await client.write_lac(5, 0)
-    await client.ask(lambda txn: m.encode_list_entries_request(txn, 6))
-    await client.ask(lambda txn: m.encode_force_ledger_request(txn, 6))
+    await client.ask(lambda txn: encode_list_entries_request(txn, 6))
+    await client.ask(lambda txn: encode_force_ledger_request(txn, 6))
     assert len(seen) == 14
     for values in seen:
         (inner,) = (value for name, value in values.items() if name not in ("header", "status"))

@@ -9,9 +9,18 @@ import struct
 import pytest
 from helpers.bookie.harness import DIGEST, KEY, Cluster, WireClient, entry
 
-from storage_node.protocol import messages as m
 from storage_node.protocol.digests import master_key
-from storage_node.protocol.messages import Operation, Status
+from storage_node.protocol.encoding import (
+    encode_add_request,
+    encode_auth_request,
+    encode_bookie_info_request,
+    encode_force_ledger_request,
+    encode_list_entries_request,
+    encode_read_request,
+    encode_start_tls_request,
+)
+from storage_node.protocol.schema import Operation, Status
+from storage_node.protocol.values import BookieInfoResponse, ErrorResponse, ListEntriesResponse, ReadResponse
 
 
 async def test_added_entries_are_read_back_with_the_lac_they_told_of(cluster: Cluster) -> None:
@@ -117,7 +126,7 @@ async def test_ids_come_from_the_body_and_malformed_bodies_are_bad_requests(clus
     for body in (b"", b"x" * 23, negative, negative_ledger):
         assert await client.add(body) == Status.EBADREQ
     body = entry(8, 2)
-    answer = await client.ask(lambda txn: b"".join((m.encode_add_request(txn, 5, 0, KEY, len(body))[0], body)))
+    answer = await client.ask(lambda txn: b"".join((encode_add_request(txn, 5, 0, KEY, len(body))[0], body)))
     assert (answer.status, getattr(answer, "ledger_id", None)) == (Status.EOK, 5)
     assert (await client.read(8, 2)).status == Status.EOK
     assert (await client.read(5, 0)).status == Status.ENOLEDGER
@@ -143,28 +152,28 @@ async def test_force_info_list_auth_tls_and_unknown_operations_are_answered(clus
     client = await cluster.connect(await cluster.start())
     for number in (0, 1, 2, 7):
         await client.add(entry(5, number))
-    assert (await client.ask(lambda t: m.encode_force_ledger_request(t, 5))).status == Status.EOK
-    info = await client.ask(m.encode_bookie_info_request)
-    assert isinstance(info, m.BookieInfoResponse)
+    assert (await client.ask(lambda t: encode_force_ledger_request(t, 5))).status == Status.EOK
+    info = await client.ask(encode_bookie_info_request)
+    assert isinstance(info, BookieInfoResponse)
     assert 0 < (info.free_disk_space or 0) <= (info.total_disk_capacity or 0)
-    partial_info = await client.ask(lambda t: m.encode_bookie_info_request(t, 2))
-    assert isinstance(partial_info, m.BookieInfoResponse)
+    partial_info = await client.ask(lambda t: encode_bookie_info_request(t, 2))
+    assert isinstance(partial_info, BookieInfoResponse)
     assert partial_info.total_disk_capacity is None
-    listed = await client.ask(lambda t: m.encode_list_entries_request(t, 5))
-    assert isinstance(listed, m.ListEntriesResponse)
+    listed = await client.ask(lambda t: encode_list_entries_request(t, 5))
+    assert isinstance(listed, ListEntriesResponse)
     assert listed.availability is not None
     assert len(listed.availability) == 64 + 2 * 24
-    unlisted = await client.ask(lambda t: m.encode_list_entries_request(t, 6))
+    unlisted = await client.ask(lambda t: encode_list_entries_request(t, 6))
     assert unlisted.status == Status.ENOLEDGER
-    auth = await client.ask(lambda t: m.encode_auth_request(t, "anything", b"token"))
+    auth = await client.ask(lambda t: encode_auth_request(t, "anything", b"token"))
     assert (auth.status, getattr(auth, "plugin", None)) == (Status.EOK, "AuthDisabledPlugin")
-    tls = await client.ask(m.encode_start_tls_request)
-    assert tls == m.ErrorResponse(Operation.START_TLS, tls.txn_id, Status.EBADREQ)
+    tls = await client.ask(encode_start_tls_request)
+    assert tls == ErrorResponse(Operation.START_TLS, tls.txn_id, Status.EBADREQ)
     for operation in (3, 4, 12):
         frame = b"\x0a\x06\x08\x03\x10" + bytes([operation]) + b"\x18"
         answer = await client.ask(lambda t, f=frame: struct.pack(">i", len(f) + 1) + f + bytes([t]))  # type: ignore[misc]
         assert answer.status == Status.EBADREQ
-    old = await client.ask(lambda t: m.encode_read_request(t, 5, 0).replace(b"\x08\x03\x10\x01", b"\x08\x02\x10\x01"))
+    old = await client.ask(lambda t: encode_read_request(t, 5, 0).replace(b"\x08\x03\x10\x01", b"\x08\x02\x10\x01"))
     assert old.status == Status.EBADVERSION
 
 
@@ -180,7 +189,7 @@ async def test_a_long_poll_wakes_when_the_lac_moves_on(cluster: Cluster) -> None
     assert not poll.done()
     await writer.add(entry(5, 1))
     answer = await asyncio.wait_for(poll, 10)
-    assert isinstance(answer, m.ReadResponse)
+    assert isinstance(answer, ReadResponse)
     assert (answer.status, answer.entry_id, answer.max_lac) == (Status.EOK, 0, 0)
     assert bytes(answer.body or b"") == entry(5, 0)
     assert answer.lac_update_timestamp_ms is not None
@@ -191,7 +200,7 @@ async def test_a_long_poll_that_is_behind_is_answered_at_once(cluster: Cluster) 
     for number in range(3):
         await client.add(entry(5, number))
     answer = await asyncio.wait_for(client.send_poll(5, 0, 60_000), 10)
-    assert isinstance(answer, m.ReadResponse)
+    assert isinstance(answer, ReadResponse)
     assert (answer.entry_id, answer.max_lac, answer.lac_update_timestamp_ms) == (1, 1, None)
 
 
@@ -199,7 +208,7 @@ async def test_a_long_poll_times_out_as_an_empty_success(cluster: Cluster) -> No
     client = await cluster.connect(await cluster.start())
     await client.add(entry(5, 0))
     answer = await asyncio.wait_for(client.send_poll(5, 5, 20), 10)
-    assert answer == m.ReadResponse(answer.txn_id, Status.EOK, 5, -1, None, -1)
+    assert answer == ReadResponse(answer.txn_id, Status.EOK, 5, -1, None, -1)
 
 
 @pytest.mark.parametrize("cause", ["fence", "explicit LAC"])
@@ -216,7 +225,7 @@ async def test_a_long_poll_ends_with_a_fence_or_an_explicit_lac(cluster: Cluster
         await writer.write_lac(5, 0)
         expected = (0, 0)
     answer = await asyncio.wait_for(poll, 10)
-    assert isinstance(answer, m.ReadResponse)
+    assert isinstance(answer, ReadResponse)
     assert (answer.status, answer.entry_id, answer.max_lac) == (Status.EOK, *expected)
 
 
@@ -285,7 +294,7 @@ async def test_a_peer_that_asks_much_and_reads_nothing_is_bounded(cluster: Clust
         await writer.add(entry(5, number, bytes(1_000_000)))
     with socket.socket() as greedy:
         greedy.connect(("127.0.0.1", bookie.address.port))
-        greedy.sendall(b"".join(m.encode_read_request(txn, 5, txn % 8) for txn in range(1, 2001)))
+        greedy.sendall(b"".join(encode_read_request(txn, 5, txn % 8) for txn in range(1, 2001)))
         for _ in range(20):
             await writer.read(5, 0)
         links = [connection for connection in bookie._connections if connection.link.queued_bytes]

@@ -9,7 +9,7 @@ from helpers.bookie.harness import MIB, Cluster, entry
 from helpers.bookie.wire_harness import HeldDisk
 from helpers.waiting import until
 
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 
 async def test_large_adds_beyond_what_may_wait_for_memory_are_refused_at_once_and_small_ones_wait(

@@ -15,8 +15,9 @@ from storage_node.bookie.requests.limits import TASK_BYTES
 from storage_node.bookie.requests.reads import MAX_BATCH_ENTRIES
 from storage_node.bookie.store import index as indexes
 from storage_node.bookie.store.index import LedgerIndex
-from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Status
+from storage_node.protocol.encoding import encode_list_entries_request
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import ListEntriesResponse
 
 SMALL = 300
 
@@ -84,21 +85,21 @@ async def test_the_list_of_a_ledgers_entries_lets_others_go_on_and_fits_into_a_f
         client.send_add(entry(5, number, lac=-1))
     assert await client.add(entry(5, 3000)) is Status.EOK
     answered: list[str] = []
-    listing = client._ask(m.encode_list_entries_request(900_000, 5))
+    listing = client._ask(encode_list_entries_request(900_000, 5))
     listing.add_done_callback(lambda _: answered.append("list"))
     client._waiting[900_000] = client._waiting.pop(client._txn)
     for number in range(0, 40, 2):
         assert (await other.read(5, number)).status is Status.EOK
         answered.append("read")
     response = await listing
-    assert isinstance(response, m.ListEntriesResponse)
+    assert isinstance(response, ListEntriesResponse)
     assert response.status is Status.EOK
     assert len(response.availability or b"") == 64 + 1001 * 24
     assert answered.index("list") > 0, "somebody else was answered in between"
     for number in range(2000, 6000, 2):
         client.send_add(entry(5, number, lac=-1))
-    answer = await client.ask(lambda txn: m.encode_list_entries_request(txn, 5))
-    assert isinstance(answer, m.ListEntriesResponse)
+    answer = await client.ask(lambda txn: encode_list_entries_request(txn, 5))
+    assert isinstance(answer, ListEntriesResponse)
     assert (answer.status, answer.availability) == (Status.EIO, None), "larger than any frame"
     assert (await client.read(5, 0)).status is Status.EOK, "and the connection goes on"
 

@@ -12,15 +12,21 @@ from helpers.waiting import until
 
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.requests.limits import ENDED_AT_ONCE, Budget, Gate, NodeLimits, Turnstile
-from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Status
+from storage_node.protocol.encoding import (
+    encode_add_request,
+    encode_force_ledger_request,
+    encode_list_entries_request,
+    encode_read_request,
+)
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import Response
 
 BIG = 1_000_000
 
 
 async def settled(client: WireClient) -> None:
     """What was sent before on this connection was handled: a later request was answered."""
-    await client.ask(lambda txn: m.encode_list_entries_request(txn, 1 << 40))
+    await client.ask(lambda txn: encode_list_entries_request(txn, 1 << 40))
 
 
 def held(bookie: Bookie) -> int:
@@ -32,16 +38,16 @@ def stored(bookie: Bookie, ledger_id: int) -> list[int]:
     return [n for first, last in bookie.storage.ledgers[ledger_id].index.ranges() for n in range(first, last + 1)]
 
 
-def send_deferred(client: WireClient, body: bytes, *, recovery: bool = False) -> asyncio.Future[m.Response]:
+def send_deferred(client: WireClient, body: bytes, *, recovery: bool = False) -> asyncio.Future[Response]:
     client._txn += 1
     ids = (int.from_bytes(body[:8], "big"), int.from_bytes(body[8:16], "big"))
-    head, tail = m.encode_add_request(client._txn, *ids, KEY, len(body), deferred_sync=True, recovery=recovery)
+    head, tail = encode_add_request(client._txn, *ids, KEY, len(body), deferred_sync=True, recovery=recovery)
     return client._ask(head, body, tail)
 
 
-def send_force(client: WireClient, ledger_id: int) -> asyncio.Future[m.Response]:
+def send_force(client: WireClient, ledger_id: int) -> asyncio.Future[Response]:
     client._txn += 1
-    return client._ask(m.encode_force_ledger_request(client._txn, ledger_id))
+    return client._ask(encode_force_ledger_request(client._txn, ledger_id))
 
 
 # ------------------------------------------------------------------------------------------- deferred sync
@@ -187,10 +193,10 @@ async def test_recovery_reads_go_to_the_disk_before_those_that_wait_already(clus
     reads = [client.send_read(5, number) for number in range(30)]
     await settled(client)
     client._txn += 1
-    urgent = client._ask(m.encode_read_request(client._txn, 5, 39, master_key=KEY, fence=True, priority=100))
+    urgent = client._ask(encode_read_request(client._txn, 5, 39, master_key=KEY, fence=True, priority=100))
     for number, future in [*enumerate(reads), (39, urgent)]:
         future.add_done_callback(lambda _, number=number: finished.append(number))  # type: ignore[misc]
-    await settled(client)
+    await until(lambda: bookie.limits.disk_reads._urgent)  # its fence is on the disk: that may take its time
     disk.release()
     await asyncio.wait_for(asyncio.gather(*reads, urgent), 20)
     assert finished.index(39) <= 12, "only those that were at the disk already came before it"
@@ -205,7 +211,7 @@ async def test_recovery_adds_overtake_adds_that_wait_for_memory(cluster: Cluster
     await until(lambda: held(bookie) == 1)
     assert len(stored(bookie, 5)) < 40
     (connection,) = bookie._connections
-    head, tail = m.encode_add_request(9000, 6, 0, KEY, len(entry(6, 0)), recovery=True, priority=100)
+    head, tail = encode_add_request(9000, 6, 0, KEY, len(entry(6, 0)), recovery=True, priority=100)
     connection.frame_received(memoryview(head[4:] + entry(6, 0) + tail))
     assert len(connection._urgent) == 1 or 6 in bookie.storage.ledgers
     order: list[int] = []

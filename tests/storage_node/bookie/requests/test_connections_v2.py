@@ -9,10 +9,11 @@ from helpers.bookie.harness import KEY, Cluster, entry
 from helpers.bookie.wire_harness import HeldDisk, PacketClient
 from helpers.reference_vectors import vectors
 
-from storage_node.protocol import messages as m
 from storage_node.protocol import v2
 from storage_node.protocol.digests import master_key
-from storage_node.protocol.messages import Status
+from storage_node.protocol.encoding import encode_read_request
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import AddResponse, AuthResponse, ReadResponse
 
 
 async def start(cluster: Cluster, **settings: object) -> PacketClient:
@@ -41,7 +42,7 @@ async def test_a_connection_that_began_in_version_3_may_turn_to_version_2_once(c
     two.link = three.link
     three.frame_received = two.frame_received  # type: ignore[method-assign]
     assert bytes((await two.read(5, 0)).body or b"") == entry(5, 0)
-    three.link.send(m.encode_read_request(9, 5, 0))
+    three.link.send(encode_read_request(9, 5, 0))
     await asyncio.wait_for(three.closed.wait(), 10)
 
 
@@ -50,7 +51,7 @@ async def test_after_the_first_packet_of_version_2_a_message_of_version_3_closes
 ) -> None:
     client = await start(cluster)
     assert (await client.read(5, 0)).status == Status.ENOLEDGER
-    client.send(m.encode_read_request(1, 5, 0))
+    client.send(encode_read_request(1, 5, 0))
     await asyncio.wait_for(client.closed.wait(), 10)
 
 
@@ -101,11 +102,9 @@ async def test_ids_are_echoed_exactly_also_for_the_last_entry_and_for_duplicates
     assert (last.status, bytes(last.body or b"")) == (Status.EOK, entry(5, 2))
     assert client.frames[-1][8:24] == (5).to_bytes(8, "big") + b"\xff" * 8
     client.send(*[v2.encode_read_request(5, 1)] * 3)
-    assert [await client.answer() for _ in range(3)] == [
-        m.ReadResponse(0, Status.EOK, 5, 1, memoryview(entry(5, 1)))
-    ] * 3
+    assert [await client.answer() for _ in range(3)] == [ReadResponse(0, Status.EOK, 5, 1, memoryview(entry(5, 1)))] * 3
     client.send(*[v2.encode_add_request(KEY, len(entry(5, 1))) + entry(5, 1)] * 2)
-    assert [await client.answer() for _ in range(2)] == [m.AddResponse(0, Status.EOK, 5, 1)] * 2
+    assert [await client.answer() for _ in range(2)] == [AddResponse(0, Status.EOK, 5, 1)] * 2
 
 
 async def test_many_packets_in_one_burst_are_all_answered(cluster: Cluster) -> None:
@@ -114,7 +113,7 @@ async def test_many_packets_in_one_burst_are_all_answered(cluster: Cluster) -> N
         body = entry(5, number)
         client.send(v2.encode_add_request(KEY, len(body)), body)
     seen = [await client.answer() for _ in range(500)]
-    assert seen == [m.AddResponse(0, Status.EOK, 5, number) for number in range(500)]
+    assert seen == [AddResponse(0, Status.EOK, 5, number) for number in range(500)]
 
 
 async def test_what_is_not_here_and_what_is_refused_has_its_code(cluster: Cluster) -> None:
@@ -125,7 +124,7 @@ async def test_what_is_not_here_and_what_is_refused_has_its_code(cluster: Cluste
     assert await client.add(entry(5, 1), key=master_key(b"wrong")) == Status.EUA
     assert (await client.read(5, 0, fence=True, key=master_key(b"wrong"))).status == Status.EUA
     cut = entry(5, 1)[:20]
-    assert await client.ask(v2.encode_add_request(KEY, len(cut)), cut) == m.AddResponse(0, Status.EBADREQ, 5, 1)
+    assert await client.ask(v2.encode_add_request(KEY, len(cut)), cut) == AddResponse(0, Status.EBADREQ, 5, 1)
     negative = (5).to_bytes(8, "big") + b"\xff" * 8 + bytes(30)
     assert await client.add(negative) == Status.EBADREQ, "a negative entry id is refused"
 
@@ -146,7 +145,7 @@ async def test_a_fencing_read_of_version_1_has_no_key_and_is_refused(cluster: Cl
     client = await start(cluster)
     await client.add(entry(5, 0))
     answer = await client.ask(v2.encode_read_request(5, -1, fence=True, master_key=KEY, version=1))
-    assert answer == m.ReadResponse(0, Status.EUA, 5, -1)
+    assert answer == ReadResponse(0, Status.EUA, 5, -1)
 
 
 async def test_a_read_only_node_takes_adds_of_high_priority_alone(cluster: Cluster) -> None:
@@ -170,7 +169,7 @@ async def test_lost_state_is_said_with_code_101_not_107(cluster: Cluster) -> Non
 
 async def test_who_begins_an_authentication_is_told_to_go_on(cluster: Cluster) -> None:
     client = await start(cluster)
-    assert await client.ask(v2.encode_auth("anything", b"token")) == m.AuthResponse(
+    assert await client.ask(v2.encode_auth("anything", b"token")) == AuthResponse(
         0, Status.EOK, "AuthDisabledPlugin", b""
     )
     assert client.frames == [vectors("wire.md")["v2 AUTH (req or resp) AuthDisabledPlugin"][4:]]

@@ -27,7 +27,7 @@ from helpers.waiting import wait_until
 
 from dlspark.testing.java_process import free_port
 from metadata.embedded import EmbeddedZooKeeper
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork
 
 pytestmark = pytest.mark.processes

@@ -14,8 +14,8 @@ from metadata.memory import MemoryStore
 from storage_node.bookie.node.bookie import Bookie
 from storage_node.bookie.store import collection, contents
 from storage_node.bookie.store.storage import MAX_LAC_BYTES
-from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Status
+from storage_node.protocol.encoding import encode_write_lac_request
+from storage_node.protocol.schema import Status
 
 BARE = 40
 
@@ -27,7 +27,7 @@ async def write_lacs(client: WireClient, ledgers: range) -> list[Status]:
 
 async def write_large_lac(client: WireClient, ledger_id: int, size: int) -> Status:
     body = DIGEST.package_lac(ledger_id, 7).ljust(size, b"x")
-    answer = await client.ask(lambda txn: m.encode_write_lac_request(txn, ledger_id, 7, KEY, body))
+    answer = await client.ask(lambda txn: encode_write_lac_request(txn, ledger_id, 7, KEY, body))
     return answer.status
 
 

@@ -15,7 +15,7 @@ from helpers.waiting import until
 
 from metadata.memory import MemoryTree
 from storage_node.bookie.store.compaction import Throttle
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from helpers.bookie.harness import MIB, WireClient
 from helpers.waiting import until
 
 from metadata.memory import MemoryTree
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 from storage_node.transport.tcp import TcpNetwork
 
 FACTOR = 1.35

@@ -21,8 +21,8 @@ from metadata.store import Stat, Watcher
 from metadata.zookeeper import ZooKeeperStore
 from storage_node.bookie.store.collection import FENCE_MEMORY_MS
 from storage_node.errors import BookieFailedError, CookieMismatchError
-from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import ReadResponse
 from storage_node.transport.tcp import TcpNetwork
 
 
@@ -224,7 +224,7 @@ async def test_a_long_poll_ends_when_its_ledger_is_collected(node: Node) -> None
     await until(lambda: node.bookie.storage.ledgers[1].waiters)
     await node.bookie.collect_garbage()
     answer = await asyncio.wait_for(poll, 10)
-    assert isinstance(answer, m.ReadResponse)
+    assert isinstance(answer, ReadResponse)
     assert answer.status == Status.ENOLEDGER
     client.link.close()
     await client.closed.wait()

@@ -13,7 +13,7 @@ from helpers.bookie.harness import KEY
 
 from metadata.foundation.errors import DistributedLogError
 from metadata.memory import MemoryTree
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 LIVE = {1: 60, 2: 20, 3: 7}
 DELETED = range(10, 16)

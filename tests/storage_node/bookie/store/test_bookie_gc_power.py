@@ -14,7 +14,7 @@ from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryStore, MemoryTree
 from storage_node.bookie.journal.writer import Answers
 from storage_node.bookie.node.bookie import Bookie
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
 
 SIZE = 6000

@@ -14,7 +14,7 @@ from metadata.memory import MemoryStore
 from metadata.replication import ReplicationStore
 from storage_node.bookie.tools.cluster import Cluster as Metadata
 from storage_node.bookie.tools.repair import judge_limbo, mark_missing
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 
 
 def first_log(cluster: Cluster) -> tuple[Path, Path]:

@@ -9,8 +9,8 @@ from helpers.bookie.harness import Cluster, entry
 from storage_node.bookie.store import waiters
 from storage_node.bookie.store.contents import Ledger
 from storage_node.bookie.store.waiters import WAKE_AT_ONCE, LacWaiter, LacWaiters, PollLine
-from storage_node.protocol import messages as m
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
+from storage_node.protocol.values import ReadResponse
 
 MANY = 40_000
 
@@ -104,7 +104,7 @@ async def test_a_connections_oldest_poll_is_answered_when_it_parks_too_many(clus
     polls = [greedy.send_poll(5, 1 << 60, 3_600_000) for _ in range(waiters.MAX_CONNECTION_POLLS + 2)]
     for poll in polls[:2]:
         answer = await asyncio.wait_for(poll, 20)
-        assert isinstance(answer, m.ReadResponse)
+        assert isinstance(answer, ReadResponse)
         assert (answer.status, answer.body, answer.max_lac) == (Status.EOK, None, -1)
     assert not any(poll.done() for poll in polls[2:])
     assert len(bookie.limits.polls) == waiters.MAX_CONNECTION_POLLS + 1
@@ -112,7 +112,7 @@ async def test_a_connections_oldest_poll_is_answered_when_it_parks_too_many(clus
     await writer.add(entry(5, 1))
     await writer.add(entry(5, 2))
     answered = await asyncio.wait_for(honest, 20)
-    assert isinstance(answered, m.ReadResponse)
+    assert isinstance(answered, ReadResponse)
     assert answered.max_lac == 1
     assert greedy.link is not None
     greedy.link.close()

@@ -26,7 +26,7 @@ from storage_node.bookie.journal.files import parse_batch_header, parse_file_nam
 from storage_node.bookie.tools.__main__ import main
 from storage_node.bookie.tools.cluster import Cluster as Metadata
 from storage_node.bookie.tools.cluster import StillReferredToError
-from storage_node.protocol.messages import Status
+from storage_node.protocol.schema import Status
 from storage_node.settings.bookie import BookieSettings
 
 
