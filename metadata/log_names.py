@@ -76,6 +76,11 @@ class LogPaths:
         """The parent of the subscribers' positions."""
         return f"{self.partition}/subscribers"
 
+    @property
+    def producers(self) -> str:
+        """Which segments say something of idempotent producers (`metadata.producer_segments`)."""
+        return f"{self.partition}/producers"
+
     def sink_mark(self, sink_id: str) -> str:
         """How far a Spark sink has published into this log (`metadata.sink_marks`): it goes where the log goes."""
         return f"{self.partition}/sink-{sink_id}"

@@ -27,6 +27,7 @@ from metadata.log_names import (
     validate_folder,
     validate_name,
 )
+from metadata.producer_segments import ProducerSegments
 from metadata.retry import repeat
 from metadata.segment_listing import RELISTS, SegmentCache, SegmentLister, SegmentListing, SegmentVanishedError
 from metadata.segments import INVALID_TXID, SegmentMetadata
@@ -251,6 +252,17 @@ class LogQueries:
             except SegmentVanishedError:
                 continue
         raise BadVersionError("the log was changed while it was read", log=name, path=self.paths(name).ledgers)
+
+    async def producer_segments(self, name: str) -> ProducerSegments | None:
+        """Which segments say something of the log's producers; None where it never had one.
+
+        Raises LogNotFoundError in a federation, and CorruptDataError.
+        """
+        path = (await self.located(name)).producers
+        try:
+            return ProducerSegments.decode((await self._get(path)).value, path)
+        except NoNodeError:
+            return None
 
     async def highest_txid(self, name: str) -> int | None:
         """The transaction id of `open`, by one read; None if there is no such log."""

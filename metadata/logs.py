@@ -9,6 +9,7 @@ With `L = NS/<log>` and `P = L/<default>`:
     P/ledgers/<segment>    see `metadata.segments`
     P/allocation           id of a ledger that was created and not yet handed to a segment, or empty
     P/sink-<sink id>       how far a Spark sink has published into this log (`metadata.sink_marks`)
+    P/producers            which segments say something of producers (`metadata.producer_segments`)
 
 `maxtxid`, `ledgers` and `allocation` are only ever set with the version last seen: that is what stops a deposed owner
 (I7, docs/reference/znodes.md#highest-numbers). So each transaction takes the `LogState` it builds on and returns

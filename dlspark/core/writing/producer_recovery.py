@@ -2,8 +2,9 @@
 
 Every segment of a writer with producers begins with a snapshot, and there is another one every
 `producerSnapshotEntries` entries; so the end of one segment is read, and little more than that many entries of it.
-Segments of other writers (upstream's, the Spark sink's, one without producers) say nothing of producers; they are
-passed over, by their first entry.
+Segments of other writers (upstream's, the Spark sink's, one without producers) say nothing of producers. Those behind
+the newest segment of a writer with producers are not looked at, nor those before the one that has a whole snapshot
+(`metadata.producer_segments`); those between are passed over, by their first entry.
 
 A snapshot that a crash cut off is passed over too: there is an older one before it, since requests only follow a whole
 one. The segments have their end: recovery comes first.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_entry
@@ -30,29 +32,43 @@ from storage_node.client.reader import LedgerReader
 _log = logging.getLogger(__name__)
 
 
+class Known(NamedTuple):
+    """What a log says of its producers."""
+
+    producers: Producers
+    whole: int | None
+    """The number of a segment from which on a whole snapshot is found; None where the log never had producers."""
+    last: DLSN | None
+    """Where its last user record is; None where it has none."""
+
+
 async def read_producers(
     services: Services, name: str, segments: Sequence[SegmentMetadata], settings: Settings, *, gaps_allowed: bool
-) -> tuple[Producers, DLSN | None]:
-    """The table of a log whose segments all have their end, and where its last user record is (None: it has none).
+) -> Known:
+    """Read a log whose segments all have their end.
 
-    Raises what reading raises; InvalidEntryError where the log's control records cannot be understood, since a request
-    could be written twice then (I9).
+    Raises what reading raises; InvalidEntryError where the log's control records cannot be understood, and
+    CorruptDataError where it is not known in which segments they are: a request could be written twice then (I9).
     """
     producers = Producers(gaps_allowed=gaps_allowed)
+    found = await services.logs.producer_segments(name)
+    whole = found.whole if found is not None else None
     last: DLSN | None = None
-    restored = False
+    restored = found is None
     passed = 0
     for segment in reversed(segments):
-        if restored and (last is not None or not segment.record_count):
+        looked_for = not restored and found is not None and found.whole <= segment.lssn <= found.newest
+        if not looked_for and (last is not None or not segment.record_count):
             continue
         ledger = await services.ledgers.open(segment.ledger_id, password=settings.password, recover=False)
         try:
             end = _SegmentEnd(ledger, segment, settings, services.counters)
             last = last or await end.last_user_record()
-            restored = restored or await end.restore(producers, services.clock.now_ms())
+            if looked_for and await end.restore(producers, services.clock.now_ms()):
+                restored, whole = True, segment.lssn
+            passed += looked_for and not restored
         finally:
             await ledger.close()
-        passed += not restored
     _log.info(
         "log %s: %s known, %s passed over",
         name,
@@ -60,7 +76,7 @@ async def read_producers(
         counted(passed, "segment without any was", "segments without any were"),
         extra=about(log=name),
     )
-    return producers, last
+    return Known(producers, whole, last)
 
 
 class _SegmentEnd:

@@ -196,6 +196,8 @@ class SegmentSequence:
     async def start(self, first_txid: int) -> None:
         """Start a segment: the log's next."""
         await self._lock.ensure_held()
+        if self.current is not None and self.current.has_snapshot:
+            self._transitions.snapshot_stored(self.current.metadata.lssn)
         meter, name = self._services.meter, self._transitions.name
         with meter.step(meter.of(name).segments_open, "segment start", log=name):
             metadata, ledger = await self._transitions.start(first_txid)

@@ -125,6 +125,8 @@ class SegmentWriter:
         """What `_futures` are for where records are answered in groups; an entry holds groups or single records."""
         self.snapshot_entry = -1
         """The last entry of the newest snapshot of the log's producers in this segment."""
+        self._first_snapshot: int | None = None
+        """The last entry of the first one."""
         self._buffered_user_data = False
         self._buffered_at = self._accepted_at = 0.0
         self.waiting_since: float | None = None
@@ -278,6 +280,13 @@ class SegmentWriter:
         for part in parts:
             self.write_control(part)
         self.snapshot_entry = self.ledger.last_add_pushed
+        if self._first_snapshot is None:
+            self._first_snapshot = self.snapshot_entry
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether a whole snapshot of the log's producers is stored in this segment."""
+        return self._first_snapshot is not None and self._first_snapshot <= self.ledger.last_add_confirmed
 
     @property
     def since_snapshot(self) -> int:

@@ -49,8 +49,9 @@ from metadata.foundation.errors import (
 )
 from metadata.ledgers import Versioned
 from metadata.log_names import LogState
+from metadata.producer_segments import ProducerSegments
 from metadata.segments import UNASSIGNED_LSSN, UNASSIGNED_SEQUENCE_ID, SegmentMetadata
-from metadata.store import Op
+from metadata.store import ANY_VERSION, Create, Op, SetData
 from storage_node.client.writer import LedgerWriter
 
 _log = logging.getLogger(__name__)
@@ -66,6 +67,25 @@ def lssn_without_segments(stored: int, first: int) -> int:
     that could be confused with the new one.
     """
     return max(first, stored) if stored else first
+
+
+class _NotedProducers:
+    """What the log's znode says of the segments of writers with producers (`metadata.producer_segments`)."""
+
+    def __init__(self, path: str, whole: int | None) -> None:
+        self._path = path
+        self._exists = whole is not None
+        self.whole = whole
+
+    def op(self, lssn: int) -> Op:
+        """The part of the transaction that starts segment `lssn`."""
+        data = ProducerSegments(lssn, min(lssn, self.whole) if self.whole is not None else lssn).encode()
+        # At any version: the transaction as a whole is that of the log's owner, by the version of `ledgers` (I7).
+        return SetData(self._path, data, ANY_VERSION) if self._exists else Create(self._path, data)
+
+    def started(self) -> None:
+        """The transaction was applied."""
+        self._exists = True
 
 
 class SegmentTransitions:
@@ -91,6 +111,8 @@ class SegmentTransitions:
         self._services = services
         self._settings = settings
         self._allocator: LedgerAllocator | None = None
+        self._producers: _NotedProducers | None = None
+        """What the start of a segment says of producers; None for an owner without them."""
 
     def use_settings(self, settings: Settings) -> None:
         """Use `settings` from the next transaction on."""
@@ -130,6 +152,16 @@ class SegmentTransitions:
         phase = self._allocator.phase if self._allocator is not None else AllocatorPhase.ERROR
         if phase is AllocatorPhase.ERROR or (fresh and phase is not AllocatorPhase.ALLOCATED):
             self._allocator = None  # What it could not know is in `state` now.
+
+    def note_producers(self, whole: int | None) -> None:
+        """Every segment that is started from now on begins with a snapshot of the log's producers, and its start says
+        so. `whole`: see `producer_recovery.Known`."""
+        self._producers = _NotedProducers(self._services.logs.paths(self.name).producers, whole)
+
+    def snapshot_stored(self, lssn: int) -> None:
+        """Segment `lssn` holds a whole snapshot that is stored."""
+        if self._producers is not None:
+            self._producers.whole = lssn
 
     def forget(self) -> None:
         """Take the log as the next `load` finds it, even if another owner changed it.
@@ -210,6 +242,7 @@ class SegmentTransitions:
         segment = self._new_segment(ledger.ledger_id, lssn, first_txid)
         expected = self.state
         hand_over = allocator.obtain()
+        besides = [self._producers.op(lssn)] if self._producers is not None else []
 
         # By the ledger's id, which is given once: another owner's segment may have the same number.
         def applied(found: Found) -> bool:
@@ -219,7 +252,7 @@ class SegmentTransitions:
             self.state = await self._transactions.run(
                 expected,
                 lambda owned: self._services.logs.start_segment(
-                    self.name, expected, segment, owned, hand_over=hand_over
+                    self.name, expected, segment, [*owned, *besides], hand_over=hand_over
                 ),
                 applied,
                 replace(expected, max_lssn=Versioned(lssn, expected.max_lssn.version + 1)),
@@ -257,6 +290,8 @@ class SegmentTransitions:
             raise
         allocator.committed()
         self.segments.append(segment)
+        if self._producers is not None:
+            self._producers.started()
         return segment, ledger
 
     def _new_segment(self, ledger_id: int, lssn: int, first_txid: int) -> SegmentMetadata:

@@ -377,10 +377,11 @@ class AsyncLogWriter(Appending):
 
     async def _learn_requests(self, highest: int) -> None:
         """Read what the log says of its producers: all its segments have their end, the last one at `highest`."""
-        producers, last = await read_producers(
+        known = await read_producers(
             self._services, self.name, self._transitions.segments, self._settings, gaps_allowed=self._gaps_allowed
         )
-        self._requests = RequestLog(producers, last, highest, self._services.clock)
+        self._requests = RequestLog(known.producers, known.last, highest, self._services.clock)
+        self._transitions.note_producers(known.whole)
 
     def _segment_begun(self, segment: SegmentWriter, first_sequence_id: int | None) -> None:
         """A segment begins with a snapshot of the log's producers, before any request that it does not hold."""

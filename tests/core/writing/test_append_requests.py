@@ -22,6 +22,8 @@ from dlspark.errors import (
     TransactionIdOutOfOrderError,
     WriteError,
 )
+from metadata.foundation.errors import CorruptDataError
+from metadata.producer_segments import ProducerSegments
 
 
 async def values(namespace, name):
@@ -113,6 +115,110 @@ async def test_segments_of_writers_without_producers_are_passed_over(namespace):
         assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True)
         (second,) = await stored(writer, writer.append(records(b"b"), producer="p", sequence=1))
         assert second.first.lssn == 5
+
+
+async def noted(client, log):
+    return await client.services.logs.producer_segments(log)
+
+
+async def test_segments_that_cannot_have_producers_are_not_looked_at(world):
+    client = await world.namespace()
+    counters = client.services.counters
+    log = await client.open_log("events")
+    for _ in range(3):
+        async with await log.open_writer() as plain:
+            await stored(plain, plain.write(1, b"plain"))
+    before = counters["producer-entries-read"]
+    async with await log.open_writer(producers=True) as writer:
+        assert counters["producer-entries-read"] - before == 1, "the log's last record, for conditions"
+        (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    assert await noted(client, "events") == ProducerSegments(newest=4, whole=4)
+    for _ in range(20):
+        async with await log.open_writer() as plain:
+            await stored(plain, plain.write(1, b"plain"))
+    before = counters["producer-entries-read"]
+    async with await log.open_writer(producers=True) as writer:
+        assert counters["producer-entries-read"] - before <= 3, "one for conditions, the others of segment 4"
+        assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True)
+        await stored(writer, writer.append(records(b"b"), producer="p", sequence=1))
+    assert await noted(client, "events") == ProducerSegments(newest=25, whole=4)
+
+
+async def test_a_segment_is_named_as_whole_once_its_snapshot_is_stored(world):
+    client = await world.namespace(max_segment_bytes=400)
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        for n in range(12):
+            await stored(writer, writer.append(records(b"%100d" % n), producer="p", sequence=n))
+    found = await noted(client, "events")
+    assert found.newest > 3
+    assert found.whole in (found.newest - 1, found.newest)
+
+
+async def test_a_segment_that_was_removed_as_empty_hides_no_older_snapshot(world):
+    """The start of a segment is noted, and its owner dies before a snapshot is stored: it is removed, and its number is
+    given to a segment of another writer."""
+    client = await world.namespace()
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    for bookie in world.bookies:
+        bookie.stop()
+    dead = await log.open_writer(producers=True)
+    lost = dead.append(records(b"b"), producer="p", sequence=1)
+    with suppress(DistributedLogError):
+        await dead.flush()
+    assert isinstance(lost.exception(), DistributedLogError)
+    await dead.abort()
+    for bookie in world.bookies:
+        bookie.up = True
+    assert await noted(client, "events") == ProducerSegments(newest=2, whole=1)
+    async with await log.open_writer() as plain:
+        await stored(plain, plain.write(1, b"plain"))
+    assert await noted(client, "events") == ProducerSegments(newest=2, whole=1)
+    async with await log.open_writer(producers=True) as writer:
+        assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True)
+
+
+async def test_what_was_deleted_with_its_segments_is_forgotten(world):
+    client = await world.namespace()
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        (first,) = await stored(writer, writer.append(records(b"a", txid=1), producer="p", sequence=0))
+    async with await log.open_writer() as plain:
+        (end,) = await stored(plain, plain.write(5, b"plain"))
+    await log.truncate(end)
+    async with await log.open_writer(producers=True) as writer:
+        assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True), "hidden"
+    assert await log.purge_older_than(5) == 1
+    async with await log.open_writer(producers=True) as writer:
+        (again,) = await stored(writer, writer.append(records(b"a", txid=5), producer="p", sequence=0))
+        assert not again.repeated
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"v":2,"newest":1,"whole":1}', b'{"v":1,"newest":1,"whole":2}'])
+async def test_a_znode_that_cannot_be_understood_stops_a_writer_with_producers_alone(world, data):
+    client = await world.namespace()
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    store = client.services.store
+    await store.set(client.services.logs.paths("events").producers, data, -1)
+    with pytest.raises(CorruptDataError, match="producers"):
+        await log.open_writer(producers=True)
+    async with await log.open_writer() as plain:
+        await stored(plain, plain.write(1, b"plain"))
+
+
+async def test_a_log_that_is_renamed_keeps_its_producers(world):
+    client = await world.namespace()
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    await client.rename_log("events", "others")
+    renamed = await client.open_log("others")
+    async with await renamed.open_writer(producers=True) as writer:
+        assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True)
 
 
 async def test_the_next_owner_reads_no_more_entries_than_the_setting_says(world, namespace):
