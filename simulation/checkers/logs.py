@@ -54,6 +54,10 @@ class WriterSession:
     failed: bool = False
     overtaken: bool = False
     """Another client completed a segment of it while its process was paused."""
+    takes_requests: bool = False
+    """Whether its writer takes producers' requests."""
+    requests_under_way: int = 0
+    """Producers' requests that it has sent and that have no answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +74,8 @@ class WrittenRecord:
     dlsn: DLSN | None = None
     """Where it was acknowledged or first read."""
     read: bool = False
+    txids: set[int] = field(default_factory=set)
+    """The transaction ids that it was given, by any writer: one, unless it belongs to a producer's request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +186,30 @@ class LogCheckers:
 
     def written(self, session: WriterSession, txid: int, payload: bytes) -> WrittenRecord:
         """A record is given to the session's writer."""
-        record = WrittenRecord(session, txid, payload, self._tick())
+        record = WrittenRecord(session, txid, payload, self._tick(), txids={txid})
         self.truth_of(session).records[payload] = record
         session.records.append(record)
         return record
+
+    def written_again(self, record: WrittenRecord, session: WriterSession) -> None:
+        """A record of a producer's request is given to another session's writer, or again to the same."""
+        if record.outcome is OperationOutcome.FAILED:
+            record.outcome = OperationOutcome.OPEN
+        self._world.trace.note(f"log-again {session.log} {record.payload[:20]!r} {session.client}/{session.number}")
+
+    def confirmed(self, record: WrittenRecord, dlsn: DLSN) -> None:
+        """A record of a producer's request was written before, at `dlsn`: so its answer says, whoever asked."""
+        self._place(self.truth_of(record.session), record, dlsn)
+        record.outcome, record.ended = OperationOutcome.OK, record.ended if record.ended >= 0 else self._tick()
+
+    def judged(self, record: WrittenRecord, outcome: OperationOutcome, error: BaseException) -> None:
+        """A producer's request ended with an error; `outcome` is what is known of it from all its attempts."""
+        self._world.reached(f"log.{type(error).__name__}")
+        if record.outcome is OperationOutcome.OK:
+            return
+        record.outcome, record.ended = outcome, self._tick()
+        if record.read and outcome is OperationOutcome.FAILED:
+            self._fail(record.session.log, f"{record.dlsn} was read before, and was then called not written: {error!r}")
 
     def acknowledged(self, record: WrittenRecord, dlsn: DLSN) -> None:
         """A record was acknowledged at `dlsn`."""
@@ -253,8 +279,8 @@ class LogCheckers:
             return
         if record.outcome is OperationOutcome.FAILED:
             self._fail(log, f"{span.name} read at {dlsn} a record that was called not written")
-        if record.txid != seen.txid:
-            self._fail(log, f"{span.name} read transaction id {seen.txid} at {dlsn}, written was {record.txid}")
+        if seen.txid not in record.txids:
+            self._fail(log, f"{span.name} read transaction id {seen.txid} at {dlsn}, written was {record.txids}")
         if dlsn < span.start or (span.read and dlsn <= span.read[-1].dlsn):
             self._fail(log, f"{span.name} went back to {dlsn} (I4)")
         if span.read and dlsn.lssn != span.read[-1].dlsn.lssn:

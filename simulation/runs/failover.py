@@ -74,6 +74,8 @@ class Failover:
 class FailoverWorkload(LogWorkload):
     """One log with two writers."""
 
+    produced_share = 0.0
+
     def __init__(self, world: World, rng: Random, outcome: Failover) -> None:
         super().__init__(world, rng)
         self._session_timeout_s = rng.choice(SESSION_TIMEOUTS_S)

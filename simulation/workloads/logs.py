@@ -38,6 +38,7 @@ from simulation.checkers.logs import NAMESPACE_PATH, ReadSpan, SeenRecord, Write
 from simulation.cluster import ClientMachine, World
 from simulation.environment.network import SimulatedNetwork
 from simulation.workloads.ledgers import PAYLOADS, SIZES
+from simulation.workloads.producers import ProducedLog, RequestSender
 from simulation.workloads.programs import HEALTHY_S, Workload
 from storage_node.client.writer import LedgerWriter
 from storage_node.protocol.frames import Buffer
@@ -53,6 +54,8 @@ TIMED_SHARE = 0.04
 MINUTE_S = 61.0
 LOCKLESS_SHARE = 0.25
 """Logs whose owners have nothing to keep them apart but the versions that they have read."""
+TAKE_SHARE = 0.8
+"""Writers of a log with producers that take their requests."""
 SUBSCRIBED_SHARE = 0.4
 """Logs with subscribers."""
 SESSION_TIMEOUTS_S = (0.4, 1.0, 4.0)
@@ -116,12 +119,21 @@ class LogWorkload(Workload):
     never: tuple[type[BaseException], ...] = NEVER
     most_bursts = 40
     """Of one writer, before it leaves the log to the next one."""
+    produced_share = 0.5
+    """Logs with idempotent producers; most of their writers take requests."""
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world)
         self.logs = [draw_log(f"log{index}", rng) for index in range(rng.choice((1, 1, 2)))]
         lockless = world.rng("lockless")
         self.logs = [_without_lock(log) if lockless.random() < LOCKLESS_SHARE else log for log in self.logs]
+        producing = world.rng("producing")
+        self.produced = {
+            log.name: ProducedLog(world, log.name, producing)
+            for log in self.logs
+            if producing.random() < self.produced_share
+        }
+        self.logs = [_with_snapshots(log, producing) if log.name in self.produced else log for log in self.logs]
         self.records_left = 0
         self.opened = 0
         """Namespaces so far: a name for the randomness of what is done with each."""
@@ -220,11 +232,13 @@ class LogWorkload(Workload):
     ) -> None:
         """Open a writer, do something with it. Afterwards every record has an outcome, in all cases."""
         session = self.world.log_checkers.session(log.name, client)
+        takes = self.over or self.world.rng(f"takes/{self.opened}").random() < TAKE_SHARE
+        session.takes_requests = log.name in self.produced and takes
         namespace = await self.open_namespace(log, client, session)
         try:
             handle = await namespace.open_log(log.name)
             with self.world.history.operation(client.name, "open-writer", log.name):
-                writer = await handle.open_writer(client.name)
+                writer = await handle.open_writer(client.name, producers=session.takes_requests)
             session.txid = max(writer.last_txid, 0)
             await work(writer, session)
         except self.never as error:
@@ -241,6 +255,11 @@ class LogWorkload(Workload):
 
     def _all_decided(self, session: WriterSession) -> None:
         left = [record for record in session.records if record.ended < 0]
+        if session.requests_under_way:
+            self.world.ledger_checkers.fail(
+                f"{session.client} has closed its writer of {session.log}, and {session.requests_under_way} requests "
+                "have no outcome"
+            )
         if left:
             self.world.ledger_checkers.fail(
                 f"{session.client} has closed its writer of {session.log}, and {len(left)} records have no outcome"
@@ -249,10 +268,14 @@ class LogWorkload(Workload):
     async def _push(self, rng: Random, writer: AsyncLogWriter, session: WriterSession) -> None:
         """Small bursts of records, one after the other, and an end of one kind or another."""
         pace = rng.choice((0.005, 0.02, 0.06))
+        sender = self._sender(writer, session, rng)
         for _ in range(rng.randint(1, self.most_bursts)):
             if self.over or self.records_left <= 0 or (session.failed and rng.random() < 0.7):
                 break
-            self._burst(writer, session, rng)
+            if sender is not None and rng.random() < 0.6:
+                self.records_left -= sender.send_some(rng, rng.choice((1, 1, 3)))
+            else:
+                self._burst(writer, session, rng)
             await asyncio.sleep(rng.uniform(0, 2 * pace))
             act = rng.choice((None,) * 12 + self._acts(writer, session, rng))
             if act is not None:
@@ -263,6 +286,13 @@ class LogWorkload(Workload):
                 await writer.close()
         elif end < 0.7:
             await writer.abort()
+
+    def _sender(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> RequestSender | None:
+        """What sends producers' requests through a writer that takes them."""
+        produced = self.produced.get(session.log)
+        if produced is None or not session.takes_requests:
+            return None
+        return produced.sender(writer, session, partial(self._record, session, rng))
 
     def _acts(self, writer: AsyncLogWriter, session: WriterSession, rng: Random) -> tuple[Act, ...]:
         """What a writer does now and then between two bursts."""
@@ -407,6 +437,12 @@ class LogWorkload(Workload):
     async def _write_some(
         self, log: SimulatedLog, rng: Random, written: list[DLSN], writer: AsyncLogWriter, session: WriterSession
     ) -> None:
+        sender = self._sender(writer, session, rng)
+        if sender is not None:
+            rest = sender.send_rest()
+            await writer.flush()
+            for answer in rest:
+                answer.result()
         for _ in range(2):
             records = [self._record(session, rng) for _ in range(3)]
             futures = [writer.write(record.txid, record.payload) for record in records]
@@ -438,6 +474,12 @@ class LogWorkload(Workload):
         finally:
             await self.close_namespace(namespace)
         self.world.log_checkers.final(log.name, span.read)
+        if log.name in self.produced:
+            self.produced[log.name].check(span.read)
+
+
+def _with_snapshots(log: SimulatedLog, rng: Random) -> SimulatedLog:
+    return SimulatedLog(log.name, replace(log.settings, producer_snapshot_entries=rng.choice((3, 10, 1_000))))
 
 
 def _without_lock(log: SimulatedLog) -> SimulatedLog:

@@ -35,6 +35,7 @@ class MovingNamesWorkload(LogWorkload):
 
     never = tuple(error for error in NEVER if error is not AlreadyTruncatedError)
     most_bursts = 8
+    produced_share = 0.0
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world, rng)

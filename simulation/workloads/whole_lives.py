@@ -41,6 +41,7 @@ class WholeLifeWorkload(LogWorkload):
     """Logs with all of their lives."""
 
     never = tuple(error for error in NEVER if error is not AlreadyTruncatedError)
+    produced_share = 0.0
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world, rng)

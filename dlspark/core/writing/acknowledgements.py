@@ -24,7 +24,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import EncodedEntry
@@ -84,6 +84,61 @@ class Group(NamedTuple):
     records: int
 
 
+class Waiting(Protocol):
+    """What waits for the outcome of records: a future, or `RequestOutcome`."""
+
+    def done(self) -> bool:
+        """Whether it has its outcome, or wants none."""
+        ...
+
+    def set_result(self, result: Any, /) -> None:
+        """The records are stored."""
+        ...
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """They are not, or perhaps not."""
+        ...
+
+
+class RequestOutcome:
+    """The outcome of a request that may come again while it is under way: all its copies have it, at the same time.
+
+    A future would tell them a turn of the loop later, behind records that were acknowledged after it (I4).
+    """
+
+    __slots__ = ("_done", "_ended", "_futures")
+
+    def __init__(self, ended: Callable[[bool], None]) -> None:
+        """`ended` is called first, with whether the request is stored."""
+        self._ended = ended
+        self._done = False
+        self._futures: list[tuple[asyncio.Future[Appended], bool]] = []
+
+    def attach(self, future: asyncio.Future[Appended], *, repeated: bool) -> None:
+        """Give the outcome to `future`, too: the first one's, or that of a copy."""
+        self._futures.append((future, repeated))
+
+    def done(self) -> bool:
+        """Whether it was told."""
+        return self._done
+
+    def set_result(self, result: Appended, /) -> None:
+        """The request is stored."""
+        self._done = True
+        self._ended(True)
+        for future, repeated in self._futures:
+            if not future.done():
+                future.set_result(result._replace(repeated=repeated))
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """The request was not stored, or perhaps not."""
+        self._done = True
+        self._ended(False)
+        for future, _ in self._futures:
+            if not future.done():
+                future.set_exception(exception)
+
+
 @dataclass(slots=True)
 class SentEntry:
     """One entry under way. `futures` are its records' in slot order, or its groups'; a batch has one for all of its
@@ -91,7 +146,7 @@ class SentEntry:
 
     entry_id: int
     encoded: EncodedEntry
-    futures: list[asyncio.Future[Any]]
+    futures: list[Waiting]
     groups: list[Group]
     batch: SentBatch | None
     has_user_data: bool
@@ -122,7 +177,7 @@ class SentEntry:
             self.batch.acknowledged(WrittenEntry(dlsn, encoded.record_count, encoded.first_txid, encoded.last_txid))
 
 
-def fail_records(futures: Sequence[asyncio.Future[Any]], batch: SentBatch | None, error: Exception) -> None:
+def fail_records(futures: Sequence[Waiting], batch: SentBatch | None, error: Exception) -> None:
     """Give `error` to every future that has not ended yet."""
     for future in futures:
         if not future.done():

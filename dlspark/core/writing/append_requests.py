@@ -5,7 +5,7 @@ All records of a request lie in one entry, behind a control record that says who
 a segment may be overtaken by a recovery: a request that was under way then is in the log, or it is not.
 
 A request that meets its own first copy while that is under way waits for its outcome. So each request has an outcome of
-its own, to which the futures of all its copies are attached: a caller who gives up takes nobody else's answer away.
+its own, to which the futures of all its copies are attached: a caller who gives up takes no answer of another away.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import Fence, ProducerRequest
 from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE, check_payload_length
-from dlspark.core.writing.acknowledgements import Appended
+from dlspark.core.writing.acknowledgements import Appended, RequestOutcome
 from dlspark.core.writing.producers import Producers, UnderWay, Written
 from dlspark.core.writing.queued_writes import QueuedWrite, below_highest, check_payload, check_txid
 from dlspark.core.writing.segment_writer import AppendRequest, SegmentWriter
@@ -163,8 +164,7 @@ class RequestLog:
         self._segment: SegmentWriter | None = None
         self._start_sequence_id: int | None = None
         self._clock = clock
-        self._outcomes: dict[ProducerRequest, asyncio.Future[Appended]] = {}
-        self._loop = asyncio.get_running_loop()
+        self._outcomes: dict[ProducerRequest, RequestOutcome] = {}
 
     def snapshot(self, expiry_s: float) -> list[bytes]:
         """What is known of all producers, as the payloads of control records."""
@@ -182,7 +182,7 @@ class RequestLog:
             if write.producer is not None and not self.failed:
                 repeated = self.producers.judge(write.producer)
                 if isinstance(repeated, UnderWay):
-                    self._attach(write, self._outcomes[repeated.request], repeated=True)
+                    self._outcomes[repeated.request].attach(write.future, repeated=True)
                     return
             self._check(write, segment)  # a repetition met all this when it was written
         except DistributedLogError as error:
@@ -210,34 +210,22 @@ class RequestLog:
 
     def _write(self, write: AppendWrite, segment: SegmentWriter) -> None:
         first = segment.place_of(write.request)
-        outcome: asyncio.Future[Appended] = self._loop.create_future()
-        self._attach(write, outcome)
+        producer = write.producer
+        outcome = RequestOutcome(partial(self._ended, producer))
+        outcome.attach(write.future, repeated=False)
         if not segment.write_request(write.request, outcome):
             return
         if write.fence is not None:
             self.producers.token = write.fence.token
-        producer = write.producer
-        if producer is not None:
+        if producer is not None and not outcome.done():
             self.producers.begin(producer, first, self._clock.now_ms())
             self._outcomes[producer] = outcome
-            outcome.add_done_callback(lambda done: self._answered(producer, done))
 
-    def _answered(self, producer: ProducerRequest, outcome: asyncio.Future[Appended]) -> None:
-        self._outcomes.pop(producer, None)
-        if not outcome.cancelled() and outcome.exception() is None:
-            self.producers.answered(producer)
-
-    def _attach(self, write: AppendWrite, outcome: asyncio.Future[Appended], *, repeated: bool = False) -> None:
-        def tell(done: asyncio.Future[Appended]) -> None:
-            error = done.exception()
-            if write.future.done():
-                return
-            if error is not None:
-                write.future.set_exception(error)
-            else:
-                write.future.set_result(done.result()._replace(repeated=repeated))
-
-        outcome.add_done_callback(tell)
+    def _ended(self, producer: ProducerRequest | None, stored: bool) -> None:
+        if producer is not None:
+            self._outcomes.pop(producer, None)
+            if stored:
+                self.producers.answered(producer)
 
     # ------------------------------------------------------------------ conditions
 

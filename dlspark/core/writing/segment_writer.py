@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +40,12 @@ from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.metrics.meter import EntryMeasures, Meter, Moments
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import (
-    Appended,
     Group,
     LateAcknowledgements,
+    RequestOutcome,
     SentBatch,
     SentEntry,
+    Waiting,
     WrittenEntry,
     fail_records,
 )
@@ -120,7 +120,7 @@ class SegmentWriter:
         self._loop = asyncio.get_running_loop()
         self._compression = _COMPRESSIONS[settings.compression]
         self._builder = EntryBuilder(self._compression, enveloped=metadata.enveloped)
-        self._futures: list[asyncio.Future[Any]] = []
+        self._futures: list[Waiting] = []
         self._groups: list[Group] = []
         """What `_futures` are for where records are answered in groups; an entry holds groups or single records."""
         self.snapshot_entry = -1
@@ -250,10 +250,10 @@ class SegmentWriter:
         slot = self._builder.count + (request.control is not None)
         return DLSN(self.metadata.lssn, self.ledger.last_add_pushed + 1, slot)
 
-    def write_request(self, request: AppendRequest, future: asyncio.Future[Appended]) -> bool:
+    def write_request(self, request: AppendRequest, outcome: RequestOutcome) -> bool:
         """Append a request's records, all in one entry, behind the control record that says whose they are. The caller
-        has asked `place_of` just before. False where this segment takes no more, and `future` has failed."""
-        if self._refuse([future]):
+        has asked `place_of` just before. False where this segment takes no more, and `outcome` has failed."""
+        if self._refuse([outcome]):
             return False
         if not self._builder.count:
             self._begin_entry()
@@ -267,7 +267,7 @@ class SegmentWriter:
             self._note_written()
             self.last_txid = request.records[-1][0]
             self.highest_txid = max(self.highest_txid, request.last_txid)
-        self._futures.append(future)
+        self._futures.append(outcome)
         self._groups.append(Group(slot, len(request.records)))
         self._buffered_user_data = self._buffered_user_data or bool(request.records)
         self.unacknowledged += len(request.records)
@@ -331,7 +331,7 @@ class SegmentWriter:
         self._buffered_at = self._loop.time()
         self._accepted_at = self._buffered_at if self.waiting_since is None else self.waiting_since
 
-    def _refuse(self, futures: Sequence[asyncio.Future[Any]]) -> bool:
+    def _refuse(self, futures: Sequence[Waiting]) -> bool:
         """Fail `futures` where this segment takes no more records."""
         if self.error is None and not self._closed:
             return False
@@ -403,7 +403,7 @@ class SegmentWriter:
     def _send(
         self,
         encoded: EncodedEntry,
-        futures: list[asyncio.Future[Any]],
+        futures: list[Waiting],
         batch: SentBatch | None,
         *,
         has_user_data: bool,

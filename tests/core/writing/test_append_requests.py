@@ -130,7 +130,7 @@ async def test_segments_that_cannot_have_producers_are_not_looked_at(world):
             await stored(plain, plain.write(1, b"plain"))
     before = counters["producer-entries-read"]
     async with await log.open_writer(producers=True) as writer:
-        assert counters["producer-entries-read"] - before == 1, "the log's last record, for conditions"
+        assert counters["producer-entries-read"] - before <= 2, "the end of one segment, for conditions"
         (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
     assert await noted(client, "events") == ProducerSegments(newest=4, whole=4)
     for _ in range(20):
@@ -138,14 +138,14 @@ async def test_segments_that_cannot_have_producers_are_not_looked_at(world):
             await stored(plain, plain.write(1, b"plain"))
     before = counters["producer-entries-read"]
     async with await log.open_writer(producers=True) as writer:
-        assert counters["producer-entries-read"] - before <= 3, "one for conditions, the others of segment 4"
+        assert counters["producer-entries-read"] - before <= 6, "two for conditions, the others of segment 4"
         assert await writer.append(records(b"a"), producer="p", sequence=0) == first._replace(repeated=True)
         await stored(writer, writer.append(records(b"b"), producer="p", sequence=1))
     assert await noted(client, "events") == ProducerSegments(newest=25, whole=4)
 
 
 async def test_a_segment_is_named_as_whole_once_its_snapshot_is_stored(world):
-    client = await world.namespace(max_segment_bytes=400)
+    client = await world.namespace(rolling_minutes=0, max_segment_bytes=400)
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         for n in range(12):
@@ -162,9 +162,9 @@ async def test_a_segment_that_was_removed_as_empty_hides_no_older_snapshot(world
     log = await client.open_log("events")
     async with await log.open_writer(producers=True) as writer:
         (first,) = await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    dead = await log.open_writer(producers=True)
     for bookie in world.bookies:
         bookie.stop()
-    dead = await log.open_writer(producers=True)
     lost = dead.append(records(b"b"), producer="p", sequence=1)
     with suppress(DistributedLogError):
         await dead.flush()
@@ -203,7 +203,7 @@ async def test_a_znode_that_cannot_be_understood_stops_a_writer_with_producers_a
     async with await log.open_writer(producers=True) as writer:
         await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
     store = client.services.store
-    await store.set(client.services.logs.paths("events").producers, data, -1)
+    await store.put(client.services.logs.paths("events").producers, data, -1)
     with pytest.raises(CorruptDataError, match="producers"):
         await log.open_writer(producers=True)
     async with await log.open_writer() as plain:

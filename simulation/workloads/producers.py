@@ -1,0 +1,196 @@
+"""Idempotent producers in the log workload: requests that are sent until they are answered, by any writer of the log.
+
+A producer is what feeds a log from outside: its requests have their numbers and contents for good, and survive every
+process. Each writer sends them in order, from the first that was not answered or a few before it; so one request may be
+under way in several writers, of the same owner or of owners that follow each other, some of them paused or deposed. It
+lies in the log once (`checkers.logs`), and behind those before it (`check_producers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.producer_records import KEPT
+from dlspark.core.writing.acknowledgements import Appended
+from dlspark.core.writing.writer import AsyncLogWriter
+from dlspark.errors import SequenceGapError
+from simulation.checkers.history import OperationOutcome, outcome_of
+from simulation.checkers.logs import SeenRecord, WriterSession, WrittenRecord
+from simulation.cluster import World
+
+
+@dataclass(slots=True, eq=False)
+class ProducedRequest:
+    """A request of a producer."""
+
+    sequence: int
+    records: list[WrittenRecord]
+    sent: int = 0
+    """Attempts that have no answer yet; of a killed process they never get one."""
+    doubtful: bool = False
+    """The outcome of an attempt is unknown."""
+    answered: bool = False
+
+    @property
+    def outcome(self) -> OperationOutcome:
+        """What is known of it from all attempts."""
+        if self.answered:
+            return OperationOutcome.OK
+        if self.doubtful:
+            return OperationOutcome.UNKNOWN
+        return OperationOutcome.OPEN if self.sent else OperationOutcome.FAILED
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedProducer:
+    """A producer of one log, and all that it has ever sent."""
+
+    name: str
+    requests: list[ProducedRequest] = field(default_factory=list)
+    answered: int = 0
+    """Requests from the first on that were answered."""
+
+    def note_answered(self, request: ProducedRequest) -> None:
+        """Any answer says that those before it are in the log, too."""
+        for one in self.requests[: request.sequence + 1]:
+            one.answered = True
+        self.answered = max(self.answered, request.sequence + 1)
+
+
+class ProducedLog:
+    """The producers of one log."""
+
+    def __init__(self, world: World, log: str, rng: Random) -> None:
+        self._world = world
+        self._log = log
+        self.producers = [SimulatedProducer(f"{log}-p{index}") for index in range(rng.choice((1, 2)))]
+
+    def sender(
+        self, writer: AsyncLogWriter, session: WriterSession, record: Callable[[], WrittenRecord]
+    ) -> RequestSender:
+        """What sends requests through an opened writer; `record` makes a new record."""
+        return RequestSender(self._world, self.producers, writer, session, record)
+
+    def check(self, seen: Sequence[SeenRecord]) -> None:
+        """The whole log: each producer's requests are whole, in order, none left out but at the end."""
+        places = {one.payload: (index, one.dlsn) for index, one in enumerate(seen)}
+        for producer in self.producers:
+            there = [request for request in producer.requests if request.records[0].payload in places]
+            if there != producer.requests[: len(there)]:
+                self._fail(f"of {producer.name}, requests {[one.sequence for one in there]} are there (I9)")
+            before = -1
+            for request in there:
+                found = [places.get(record.payload, (-1, DLSN.INVALID)) for record in request.records]
+                if [index for index, _ in found] != list(range(found[0][0], found[0][0] + len(found))):
+                    self._fail(f"request {request.sequence} of {producer.name} does not lie side by side: {found} (I9)")
+                if len({dlsn.entry_id for _, dlsn in found}) != 1:
+                    self._fail(f"request {request.sequence} of {producer.name} lies in several entries (I9)")
+                if found[0][0] < before:
+                    self._fail(f"request {request.sequence} of {producer.name} lies before an older one (I4)")
+                before = found[-1][0]
+
+    def _fail(self, message: str) -> None:
+        self._world.ledger_checkers.fail(f"log {self._log}: {message}")
+
+
+class RequestSender:
+    """Sends producers' requests through one writer."""
+
+    def __init__(
+        self,
+        world: World,
+        producers: Sequence[SimulatedProducer],
+        writer: AsyncLogWriter,
+        session: WriterSession,
+        record: Callable[[], WrittenRecord],
+    ) -> None:
+        self._world = world
+        self._producers = producers
+        self._writer = writer
+        self._session = session
+        self._record = record
+        self._next: dict[SimulatedProducer, int] = {}
+
+    def send_some(self, rng: Random, count: int) -> int:
+        """Send the next request of a producer, a new one of `count` records where all were sent; returns how many
+        records are new."""
+        producer = rng.choice(self._producers)
+        if producer not in self._next:
+            self._next[producer] = max(0, producer.answered - rng.choice((0, 0, 1, 2, KEPT + 1)))
+        sequence = self._next[producer]
+        new = sequence == len(producer.requests)
+        if new:
+            producer.requests.append(ProducedRequest(sequence, [self._record() for _ in range(count)]))
+        self._send(producer, producer.requests[sequence], new=new)
+        return count if new else 0
+
+    def send_rest(self) -> list[asyncio.Future[Appended]]:
+        """Send everything that was not answered."""
+        return [
+            self._send(producer, request, new=False)
+            for producer in self._producers
+            for request in producer.requests[producer.answered :]
+        ]
+
+    def _send(self, producer: SimulatedProducer, request: ProducedRequest, *, new: bool) -> asyncio.Future[Appended]:
+        self._next[producer] = request.sequence + 1
+        session = self._session
+        for record in request.records:
+            if not new:
+                self._world.reached("log.request-again")
+                self._world.log_checkers.written_again(record, session)
+        request.sent += 1
+        session.requests_under_way += 1
+        operation = self._world.history.begin(session.client, "request", session.log)
+        records = [(session.txid, record.payload) for record in request.records]
+        for record in request.records:
+            record.txids.add(session.txid)
+        future = self._writer.append(records, producer=producer.name, sequence=request.sequence)
+
+        def answered(done: asyncio.Future[Appended]) -> None:
+            session.requests_under_way -= 1
+            request.sent -= 1
+            error = done.exception()
+            self._world.history.end(operation, error)
+            if error is None:
+                self._acknowledged(producer, request, done.result())
+            else:
+                self._refused(producer, request, error)
+
+        future.add_done_callback(answered)
+        return future
+
+    def _acknowledged(self, producer: SimulatedProducer, request: ProducedRequest, answer: Appended) -> None:
+        producer.note_answered(request)
+        what = f"request {request.sequence} of {producer.name}"
+        if answer.records != len(request.records):
+            self._fail(f"{what}, of {len(request.records)} records, was answered with {answer} (I9)")
+        if answer.first is None:
+            self._world.reached("log.request-forgotten")
+            if len(producer.requests) - request.sequence <= KEPT:
+                self._fail(f"the position of {what} was forgotten, of {len(producer.requests)} (I9)")
+            return
+        if answer.repeated:
+            self._world.reached("log.request-repeated")
+        for slot, record in enumerate(request.records):
+            dlsn = DLSN(answer.first.lssn, answer.first.entry_id, answer.first.slot_id + slot)
+            if answer.repeated:
+                self._world.log_checkers.confirmed(record, dlsn)
+            else:
+                record.session = self._session
+                self._world.log_checkers.acknowledged(record, dlsn)
+
+    def _refused(self, producer: SimulatedProducer, request: ProducedRequest, error: BaseException) -> None:
+        if isinstance(error, SequenceGapError) and error.expected < producer.answered:
+            self._fail(f"{producer.name} was told to go on at {error.expected}, answered were {producer.answered} (I9)")
+        self._next[producer] = producer.answered  # it and those behind it come again
+        request.doubtful = request.doubtful or outcome_of(error) is OperationOutcome.UNKNOWN
+        for record in request.records:
+            self._world.log_checkers.judged(record, request.outcome, error)
+
+    def _fail(self, message: str) -> None:
+        self._world.ledger_checkers.fail(f"log {self._session.log}: {message}")
