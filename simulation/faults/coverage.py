@@ -43,6 +43,8 @@ COVERAGE_POINTS: Final = (
     "log.reader-resumed",
     "log.roll-interrupted",
     "log.roll-postponed",
+    "log.request-again",
+    "log.request-repeated",
     "log.rolled",
     "log.segment-recovered",
     "log.subscriber-committed",

@@ -25,6 +25,7 @@ MUTATIONS: dict[str, Mutation] = {
     **nodes.CHECKPOINTS,
     **nodes.NODES,
     **logs.OWNERS,
+    **logs.PRODUCERS,
     **logs.READERS,
     **logs.LIVES,
 }

@@ -15,9 +15,12 @@ from dlspark.core.reading import read_ahead
 from dlspark.core.reading.locked_reader import AsyncLockedReader
 from dlspark.core.reading.read_ahead import LogReadAhead
 from dlspark.core.reading.reader import AsyncLogReader
-from dlspark.core.writing import segment_sequence
+from dlspark.core.writing import producer_recovery, segment_sequence
+from dlspark.core.writing.producers import Producers
 from dlspark.core.writing.segment_writer import SegmentWriter
 from dlspark.core.writing.transactions import OwnersTransactions
+from dlspark.core.writing.transitions import SegmentTransitions
+from dlspark.core.writing.writer import AsyncLogWriter
 from dlspark.errors import WriteError
 from metadata.logs import LogStore
 from metadata.segment_changes import Change, SegmentChanges
@@ -164,6 +167,39 @@ OWNERS = {
         edited(("if applied(found):", "if versions(found.state) != versions(before):")),
     ),
     "unknown-records": Mutation("what was sent is unknown", SegmentWriter, "_transmit_error", _call_the_unknown_failed),
+}
+
+PRODUCERS = {
+    "requests-replayed": Mutation(
+        "a new owner takes in the requests behind the snapshot (I9)",
+        producer_recovery._SegmentEnd,
+        "restore",
+        edited(("in reversed(following)", "in ()")),
+    ),
+    "copies-wait": Mutation(
+        "a copy of a request that is under way waits for its outcome (I3)",
+        Producers,
+        "_repetition",
+        edited(("UnderWay(request) if request in self._under_way else Written(first, count)", "Written(first, count)")),
+    ),
+    "table-after-failure": Mutation(
+        "after a failure the log says what was written (I9)",
+        AsyncLogWriter,
+        "_start",
+        edited(("if self._requests is not None:", "if False:")),
+    ),
+    "snapshot-first": Mutation(
+        "a segment begins with a snapshot of the producers (I9)",
+        AsyncLogWriter,
+        "_segment_begun",
+        edited(("segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))", "pass")),
+    ),
+    "start-noted": Mutation(
+        "the start of a segment with producers is noted (I9)",
+        SegmentTransitions,
+        "_start_with",
+        edited(("[*owned, *besides]", "owned")),
+    ),
 }
 
 READERS = {

@@ -119,7 +119,7 @@ class LogWorkload(Workload):
     never: tuple[type[BaseException], ...] = NEVER
     most_bursts = 40
     """Of one writer, before it leaves the log to the next one."""
-    produced_share = 0.5
+    produced_share = 0.7
     """Logs with idempotent producers; most of their writers take requests."""
 
     def __init__(self, world: World, rng: Random) -> None:
@@ -272,7 +272,7 @@ class LogWorkload(Workload):
         for _ in range(rng.randint(1, self.most_bursts)):
             if self.over or self.records_left <= 0 or (session.failed and rng.random() < 0.7):
                 break
-            if sender is not None and rng.random() < 0.6:
+            if sender is not None and rng.random() < 0.8:
                 self.records_left -= sender.send_some(rng, rng.choice((1, 1, 3)))
             else:
                 self._burst(writer, session, rng)

@@ -22,6 +22,9 @@ from simulation.checkers.history import OperationOutcome, outcome_of
 from simulation.checkers.logs import SeenRecord, WriterSession, WrittenRecord
 from simulation.cluster import World
 
+IMPATIENT_SHARE = 0.15
+"""Requests before which the last one is sent again, without waiting for its answer."""
+
 
 @dataclass(slots=True, eq=False)
 class ProducedRequest:
@@ -122,6 +125,8 @@ class RequestSender:
         if producer not in self._next:
             self._next[producer] = max(0, producer.answered - rng.choice((0, 0, 1, 2, KEPT + 1)))
         sequence = self._next[producer]
+        if sequence and rng.random() < IMPATIENT_SHARE:
+            self._send(producer, producer.requests[sequence - 1], new=False)
         new = sequence == len(producer.requests)
         if new:
             producer.requests.append(ProducedRequest(sequence, [self._record() for _ in range(count)]))

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from helpers.interop.clusters import Cluster, both_versions
-from helpers.interop.java_tool import JavaError, JavaTool
+from helpers.interop.java_tool import JavaError, JavaTool, make_payload
 from helpers.interop.log_sides import (
+    FIRST_TXID,
     RECORD_BYTES,
     JavaLog,
     Pair,
@@ -23,6 +24,7 @@ from helpers.interop.log_sides import (
 )
 
 from dlspark.core.sync.namespace import Namespace
+from dlspark.core.writing.acknowledgements import Appended
 from dlspark.errors import EndOfStreamError
 from metadata.segments import SegmentMetadata
 
@@ -87,6 +89,47 @@ def test_java_reads_our_open_segment_past_its_control_records(
             writer.commit()  # a control record makes the batch visible and is itself never delivered
         assert [segment["in_progress"] for segment in java_log.call("segments")] == [True]
         assert java_view(java_log.read(20)) == expected(dlsns)
+
+
+def requests(first: int, number: int) -> list[tuple[int, bytes]]:
+    return [(FIRST_TXID + index, make_payload(0, index, RECORD_BYTES)) for index in range(first, first + number)]
+
+
+def places(answer: Appended) -> list[str]:
+    assert answer.first is not None
+    return [str(answer.first._replace(slot_id=answer.first.slot_id + slot)) for slot in range(answer.records)]
+
+
+@both_versions
+def test_java_reads_and_continues_a_log_of_idempotent_producers(
+    java_log: JavaLog, uri: str, log_name: str, compression: str
+) -> None:
+    """Small and large requests, repeated ones, snapshots in between; then Java as the writer, then we again."""
+    settings = {"compressionType": compression, "producerSnapshotEntries": 5}
+    with our_log(uri, log_name, **settings) as log:
+        dlsns: list[str] = []
+        with log.open_writer(producers=True) as writer:
+            for number in range(40):
+                size = (1, 25, 3)[number % 3]
+                asked = requests(len(dlsns), size), f"p{number % 2}", number // 2
+                answers = [writer.append(asked[0], producer=asked[1], sequence=asked[2]) for _ in range(2)]
+                writer.flush()
+                assert [answer.result(30).repeated for answer in answers] == [False, True]
+                dlsns += places(answers[0].result(30))
+            writer.commit()
+            assert java_view(java_log.read(len(dlsns))) == expected(dlsns)
+        dlsns += java_writes(java_log, len(dlsns), 20)
+        dlsns += java_writes(java_log, len(dlsns), 20, abort=True)
+        with log.open_writer(producers=True) as writer:
+            assert writer.append(requests(0, 1), producer="p1", sequence=19).result(30).repeated
+            last = writer.append(requests(len(dlsns), 7), producer="p1", sequence=20)
+            writer.flush()
+            dlsns += places(last.result(30))
+        assert java_view(java_log.read(len(dlsns))) == expected(dlsns)
+        assert java_view(java_log.read(10, dlsn=dlsns[33])) == expected(dlsns)[33:43]
+        assert java_view(java_log.read(10, from_txid=FIRST_TXID + 90)) == expected(dlsns)[90:100]
+        assert our_view(we_read(log, len(dlsns))) == expected(dlsns)
+        same_segments(log.segments(), java_log.call("segments"))
 
 
 def test_we_read_an_open_segment_of_java_past_its_control_records(java_log: JavaLog, uri: str, log_name: str) -> None:
