@@ -5,7 +5,7 @@ newest whole snapshot of them lies in segment 5 or above. So a new owner looks f
 many others (upstream's, a Spark sink's, those of writers without producers) lie above them, between them and below.
 
 It is set in the transaction that begins such a segment, so it is never behind the log: an owner that was deposed does
-not set it (I7), and a request lies in no segment that is not in it (I9).
+not set it (I7), and a request lies in no segment that is not in it (I19).
 """
 
 from __future__ import annotations

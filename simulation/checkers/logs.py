@@ -56,6 +56,8 @@ class WriterSession:
     """Another client completed a segment of it while its process was paused."""
     takes_requests: bool = False
     """Whether its writer takes producers' requests."""
+    answered_before: dict[str, int] = field(default_factory=dict)
+    """By producer, how many requests had been answered when this writer began to open: it knows of them."""
     requests_under_way: int = 0
     """Producers' requests that it has sent and that have no answer."""
 

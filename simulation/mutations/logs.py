@@ -171,7 +171,7 @@ OWNERS = {
 
 PRODUCERS = {
     "requests-replayed": Mutation(
-        "a new owner takes in the requests behind the snapshot (I9)",
+        "a new owner takes in the requests behind the snapshot (I19)",
         producer_recovery._SegmentEnd,
         "restore",
         edited(("in reversed(following)", "in ()")),
@@ -183,19 +183,19 @@ PRODUCERS = {
         edited(("UnderWay(request) if request in self._under_way else Written(first, count)", "Written(first, count)")),
     ),
     "table-after-failure": Mutation(
-        "after a failure the log says what was written (I9)",
+        "after a failure the log says what was written (I19)",
         AsyncLogWriter,
         "_start",
         edited(("if self._requests is not None:", "if False:")),
     ),
     "snapshot-first": Mutation(
-        "a segment begins with a snapshot of the producers (I9)",
+        "a segment begins with a snapshot of the producers (I19)",
         AsyncLogWriter,
         "_segment_begun",
         edited(("segment.write_snapshot(self._requests.snapshot(self._settings.producer_expiry_s))", "pass")),
     ),
     "start-noted": Mutation(
-        "the start of a segment with producers is noted (I9)",
+        "the start of a segment with producers is noted (I19)",
         SegmentTransitions,
         "_start_with",
         edited(("[*owned, *besides]", "owned")),

@@ -234,6 +234,8 @@ class LogWorkload(Workload):
         session = self.world.log_checkers.session(log.name, client)
         takes = self.over or self.world.rng(f"takes/{self.opened}").random() < TAKE_SHARE
         session.takes_requests = log.name in self.produced and takes
+        if session.takes_requests:
+            session.answered_before = self.produced[log.name].answered()
         namespace = await self.open_namespace(log, client, session)
         try:
             handle = await namespace.open_log(log.name)

@@ -72,6 +72,10 @@ class ProducedLog:
         self._log = log
         self.producers = [SimulatedProducer(f"{log}-p{index}") for index in range(rng.choice((1, 2)))]
 
+    def answered(self) -> dict[str, int]:
+        """By producer, how many of its requests were answered so far."""
+        return {producer.name: producer.answered for producer in self.producers}
+
     def sender(
         self, writer: AsyncLogWriter, session: WriterSession, record: Callable[[], WrittenRecord]
     ) -> RequestSender:
@@ -84,14 +88,16 @@ class ProducedLog:
         for producer in self.producers:
             there = [request for request in producer.requests if request.records[0].payload in places]
             if there != producer.requests[: len(there)]:
-                self._fail(f"of {producer.name}, requests {[one.sequence for one in there]} are there (I9)")
+                self._fail(f"of {producer.name}, requests {[one.sequence for one in there]} are there (I19)")
             before = -1
             for request in there:
                 found = [places.get(record.payload, (-1, DLSN.INVALID)) for record in request.records]
                 if [index for index, _ in found] != list(range(found[0][0], found[0][0] + len(found))):
-                    self._fail(f"request {request.sequence} of {producer.name} does not lie side by side: {found} (I9)")
+                    self._fail(
+                        f"request {request.sequence} of {producer.name} does not lie side by side: {found} (I19)"
+                    )
                 if len({dlsn.entry_id for _, dlsn in found}) != 1:
-                    self._fail(f"request {request.sequence} of {producer.name} lies in several entries (I9)")
+                    self._fail(f"request {request.sequence} of {producer.name} lies in several entries (I19)")
                 if found[0][0] < before:
                     self._fail(f"request {request.sequence} of {producer.name} lies before an older one (I4)")
                 before = found[-1][0]
@@ -171,13 +177,15 @@ class RequestSender:
 
     def _acknowledged(self, producer: SimulatedProducer, request: ProducedRequest, answer: Appended) -> None:
         producer.note_answered(request)
+        known = self._session.answered_before
+        known[producer.name] = max(known[producer.name], request.sequence + 1)
         what = f"request {request.sequence} of {producer.name}"
         if answer.records != len(request.records):
-            self._fail(f"{what}, of {len(request.records)} records, was answered with {answer} (I9)")
+            self._fail(f"{what}, of {len(request.records)} records, was answered with {answer} (I19)")
         if answer.first is None:
             self._world.reached("log.request-forgotten")
             if len(producer.requests) - request.sequence <= KEPT:
-                self._fail(f"the position of {what} was forgotten, of {len(producer.requests)} (I9)")
+                self._fail(f"the position of {what} was forgotten, of {len(producer.requests)} (I19)")
             return
         if answer.repeated:
             self._world.reached("log.request-repeated")
@@ -190,8 +198,9 @@ class RequestSender:
                 self._world.log_checkers.acknowledged(record, dlsn)
 
     def _refused(self, producer: SimulatedProducer, request: ProducedRequest, error: BaseException) -> None:
-        if isinstance(error, SequenceGapError) and error.expected < producer.answered:
-            self._fail(f"{producer.name} was told to go on at {error.expected}, answered were {producer.answered} (I9)")
+        known = self._session.answered_before[producer.name]
+        if isinstance(error, SequenceGapError) and error.expected < known:  # a deposed one may not know of later ones
+            self._fail(f"{producer.name} was told to go on at {error.expected}, answered were {known} (I19)")
         self._next[producer] = producer.answered  # it and those behind it come again
         request.doubtful = request.doubtful or outcome_of(error) is OperationOutcome.UNKNOWN
         for record in request.records:

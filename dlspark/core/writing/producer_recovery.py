@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from dlspark.core.codec.dlsn import DLSN
@@ -25,6 +24,7 @@ from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.producers import Producers
+from dlspark.core.writing.transitions import SegmentTransitions
 from metadata.foundation.plurals import counted
 from metadata.segments import SegmentMetadata
 from storage_node.client.reader import LedgerReader
@@ -43,20 +43,22 @@ class Known(NamedTuple):
 
 
 async def read_producers(
-    services: Services, name: str, segments: Sequence[SegmentMetadata], settings: Settings, *, gaps_allowed: bool
+    services: Services, transitions: SegmentTransitions, settings: Settings, *, gaps_allowed: bool
 ) -> Known:
     """Read a log whose segments all have their end.
 
-    Raises what reading raises; InvalidEntryError where the log's control records cannot be understood, and
-    CorruptDataError where it is not known in which segments they are: a request could be written twice then (I9).
+    Raises what reading raises, and WriterDeposedError; InvalidEntryError where the log's control records cannot be
+    understood, and CorruptDataError where it is not known in which segments they are: a request could be written twice
+    then (I19).
     """
+    name = transitions.name
     producers = Producers(gaps_allowed=gaps_allowed)
-    found = await services.logs.producer_segments(name)
+    found = await transitions.producer_segments()
     whole = found.whole if found is not None else None
     last: DLSN | None = None
     restored = found is None
     passed = 0
-    for segment in reversed(segments):
+    for segment in reversed(transitions.segments):
         looked_for = not restored and found is not None and found.whole <= segment.lssn <= found.newest
         if not looked_for and (last is not None or not segment.record_count):
             continue

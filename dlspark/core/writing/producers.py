@@ -1,7 +1,7 @@
 """`Producers`: which requests of a log's idempotent producers were written, and which of them may follow. No I/O.
 
 A producer is a name and an epoch; its requests are numbered from 0 in each epoch. Any of them may come again, after an
-answer that was lost or from another process, and is written once (I9). The table is the log's: what it says is said by
+answer that was lost or from another process, and is written once (I19). The table is the log's: what it says is said by
 control records before the requests (`codec.producer_records`), so every owner of the log comes to the same one.
 
 It is ahead of what is acknowledged: a request is in it from the moment at which its records have their place in the

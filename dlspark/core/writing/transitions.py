@@ -153,6 +153,17 @@ class SegmentTransitions:
         if phase is AllocatorPhase.ERROR or (fresh and phase is not AllocatorPhase.ALLOCATED):
             self._allocator = None  # What it could not know is in `state` now.
 
+    async def producer_segments(self) -> ProducerSegments | None:
+        """Which segments say something of the log's producers; None where it never had one.
+
+        Raises WriterDeposedError where another owner has gone on since the log was read: what it says is not of the
+        segments that are known here. And CorruptDataError.
+        """
+        found = await self._transactions.retried(lambda: self._services.logs.producer_segments(self.name))
+        if found is not None and found.newest > self.state.max_lssn.value:
+            raise self._transactions.deposed()
+        return found
+
     def note_producers(self, whole: int | None) -> None:
         """Every segment that is started from now on begins with a snapshot of the log's producers, and its start says
         so. `whole`: see `producer_recovery.Known`."""

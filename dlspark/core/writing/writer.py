@@ -377,9 +377,7 @@ class AsyncLogWriter(Appending):
 
     async def _learn_requests(self, highest: int) -> None:
         """Read what the log says of its producers: all its segments have their end, the last one at `highest`."""
-        known = await read_producers(
-            self._services, self.name, self._transitions.segments, self._settings, gaps_allowed=self._gaps_allowed
-        )
+        known = await read_producers(self._services, self._transitions, self._settings, gaps_allowed=self._gaps_allowed)
         self._requests = RequestLog(known.producers, known.last, highest, self._services.clock)
         self._transitions.note_producers(known.whole)
 

@@ -21,6 +21,7 @@ from dlspark.errors import (
     SequenceGapError,
     TransactionIdOutOfOrderError,
     WriteError,
+    WriterDeposedError,
 )
 from metadata.foundation.errors import CorruptDataError
 from metadata.producer_segments import ProducerSegments
@@ -208,6 +209,18 @@ async def test_a_znode_that_cannot_be_understood_stops_a_writer_with_producers_a
         await log.open_writer(producers=True)
     async with await log.open_writer() as plain:
         await stored(plain, plain.write(1, b"plain"))
+
+
+async def test_an_owner_that_was_overtaken_while_it_opened_knows_nothing_of_producers(world):
+    """Its segments are older than what the log says of them: it would take written requests for new ones."""
+    client = await world.namespace()
+    log = await client.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        await stored(writer, writer.append(records(b"a"), producer="p", sequence=0))
+    path = client.services.logs.paths("events").producers
+    await client.services.store.put(path, ProducerSegments(newest=2, whole=2).encode(), -1)
+    with pytest.raises(WriterDeposedError):
+        await log.open_writer(producers=True)
 
 
 async def test_a_log_that_is_renamed_keeps_its_producers(world):
