@@ -127,7 +127,7 @@ class SnapshotPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class FencingToken:
     """The log's fencing token from here on; empty for none."""
 
     token: bytes
@@ -162,7 +162,7 @@ def encode_snapshot(states: Iterable[tuple[str, bytes]], token: bytes, part_byte
     ]
 
 
-def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest | SnapshotPart | Fence | None:
+def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest | SnapshotPart | FencingToken | None:
     """What a control record says of producers; None for one that says nothing of them.
 
     Raises InvalidEntryError carrying `place` for one that is cut off, or of a version or kind that is not known: what
@@ -182,15 +182,15 @@ def decode_control(payload: bytes, place: DLSN | None = None) -> ProducerRequest
         if kind == REQUEST:
             return _request(rest)
         if kind == SNAPSHOT:
-            return _part(_Fields(rest))
+            return _part(_PartFields(rest))
         if kind == FENCE and colon:
-            return Fence(rest)
+            return FencingToken(rest)
     except ValueError as error:  # UnicodeDecodeError too
         raise InvalidEntryError(f"a producers' control record is damaged: {error}", dlsn=place) from error
     raise InvalidEntryError(f"a producers' control record is of kind {kind!r}, which is not known", dlsn=place)
 
 
-class _Fields:
+class _PartFields:
     """Takes fields off a payload; raises ValueError where it is too short."""
 
     def __init__(self, payload: bytes) -> None:
@@ -226,7 +226,7 @@ def _request(text: bytes) -> ProducerRequest:
     return ProducerRequest(name, epoch, sequence, count)
 
 
-def _part(fields: _Fields) -> SnapshotPart:
+def _part(fields: _PartFields) -> SnapshotPart:
     number, parts, count, token_length = fields.fixed(_PART)
     token = fields.taken(token_length)
     states = dict(_states(fields, count))
@@ -236,7 +236,7 @@ def _part(fields: _Fields) -> SnapshotPart:
     return SnapshotPart(number, parts, token, states)
 
 
-def _states(fields: _Fields, count: int) -> Iterator[tuple[str, bytes]]:
+def _states(fields: _PartFields, count: int) -> Iterator[tuple[str, bytes]]:
     for _ in range(count):
         name_length, length = fields.fixed(_NAME)
         name = fields.taken(name_length).decode()

@@ -4,8 +4,9 @@ All records of a request lie in one entry, behind a control record that says who
 `producers` decides. It is asked when the request is handed to a segment and not when it is accepted, for what waits for
 a segment may be overtaken by a recovery: a request that was under way then is in the log, or it is not.
 
-A request that meets its own first copy while that is under way waits for its outcome. So each request has an outcome of
-its own, to which the futures of all its copies are attached: a caller who gives up takes no answer of another away.
+A request that meets its own first copy while that is under way waits for its outcome (I19). So each request has an
+outcome of its own, to which the futures of all its copies are attached: a caller who gives up takes no answer of
+another away.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import partial
 from itertools import pairwise
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.producer_records import Fence, ProducerRequest
+from dlspark.core.codec.producer_records import FencingToken, ProducerRequest
 from dlspark.core.codec.records import HEADER_BYTES, MAX_LOGRECORDSET_SIZE, check_payload_length
 from dlspark.core.writing.acknowledgements import Appended, RequestOutcome
 from dlspark.core.writing.producers import Producers, UnderWay, Written
@@ -58,7 +59,7 @@ class AppendWrite(QueuedWrite):
         in_order: bool = True,
         producer: ProducerRequest | None = None,
         condition: Condition | None = None,
-        fence: Fence | None = None,
+        fence: FencingToken | None = None,
     ) -> None:
         """`log` is asked when the request is issued: a recovery that it waited for has learnt the log anew.
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.producer_records import Fence, ProducerRequest
+from dlspark.core.codec.producer_records import FencingToken, ProducerRequest
 from dlspark.core.metrics.catalog import Measures
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
@@ -155,7 +155,7 @@ class Appending:
 
     async def set_fencing_token(self, token: bytes) -> None:
         """Have every append that names another fencing token refused from now on; empty bytes: none."""
-        await self._at_once(self._append((), None, None, Fence(token)))
+        await self._at_once(self._append((), None, None, FencingToken(token)))
 
     async def _at_once(self, appended: asyncio.Future[Appended]) -> None:
         """Send what was appended, and wait until it is stored."""
@@ -176,7 +176,7 @@ class Appending:
         records: Sequence[tuple[int, bytes]],
         producer: ProducerRequest | None,
         condition: Condition | None,
-        fence: Fence | None,
+        fence: FencingToken | None,
     ) -> asyncio.Future[Appended]:
         future: asyncio.Future[Appended] = self._loop.create_future()
         try:

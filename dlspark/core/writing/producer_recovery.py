@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.entries import decode_entry
-from dlspark.core.codec.producer_records import Fence, ProducerRequest, SnapshotPart, decode_control
+from dlspark.core.codec.producer_records import FencingToken, ProducerRequest, SnapshotPart, decode_control
 from dlspark.core.codec.records import LogRecord
 from dlspark.core.metrics.structured_logging import about
 from dlspark.core.services import Services
@@ -126,7 +126,7 @@ class _SegmentEnd:
         if end < 0 or not isinstance(await self._said_first(), SnapshotPart):
             return False
         parts: list[SnapshotPart] = []
-        following: list[tuple[LogRecord, ProducerRequest | Fence]] = []
+        following: list[tuple[LogRecord, ProducerRequest | FencingToken]] = []
         for entry_id in range(end, -1, -1):
             for record in reversed(await self.records(entry_id)):
                 said = decode_control(record.payload, record.dlsn) if record.is_control else None
@@ -141,7 +141,7 @@ class _SegmentEnd:
                     following.append((record, said))
         return False  # a crash cut the segment's first snapshot off
 
-    async def _said_first(self) -> ProducerRequest | SnapshotPart | Fence | None:
+    async def _said_first(self) -> ProducerRequest | SnapshotPart | FencingToken | None:
         first = await self.records(0)
         return decode_control(first[0].payload, first[0].dlsn) if first and first[0].is_control else None
 

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from dlspark.core.codec.dlsn import DLSN
 from dlspark.core.codec.producer_records import (
     KEPT,
-    Fence,
+    FencingToken,
     Kept,
     ProducerRequest,
     ProducerState,
@@ -134,9 +134,9 @@ class Producers:
 
     # ------------------------------------------------------------------ what the log says
 
-    def replay(self, said: ProducerRequest | Fence, place: DLSN, now_ms: int) -> None:
+    def replay(self, said: ProducerRequest | FencingToken, place: DLSN, now_ms: int) -> None:
         """Take in a control record that was read behind the snapshot; `place` is the control record's own."""
-        if isinstance(said, Fence):
+        if isinstance(said, FencingToken):
             self.token = said.token
             return
         self._note(said, DLSN(place.lssn, place.entry_id, place.slot_id + 1), now_ms)

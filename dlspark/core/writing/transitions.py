@@ -157,7 +157,7 @@ class SegmentTransitions:
         """Which segments say something of the log's producers; None where it never had one.
 
         Raises WriterDeposedError where another owner has gone on since the log was read: what it says is not of the
-        segments that are known here. And CorruptDataError.
+        segments that are known here (I19). And CorruptDataError.
         """
         found = await self._transactions.retried(lambda: self._services.logs.producer_segments(self.name))
         if found is not None and found.newest > self.state.max_lssn.value:

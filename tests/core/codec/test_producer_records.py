@@ -12,7 +12,7 @@ from dlspark.core.codec.producer_records import (
     KEPT,
     MAX_NAME_BYTES,
     MAX_TOKEN_BYTES,
-    Fence,
+    FencingToken,
     Kept,
     ProducerRequest,
     ProducerState,
@@ -40,7 +40,7 @@ def test_a_request_is_read_back(name: str, epoch: int, sequence: int, count: int
 def test_the_bytes_are_those_of_the_reference() -> None:
     told = vectors("records.md")
     assert ProducerRequest("sensor-7", 2, 41, 100).encode() == told["producers request"]
-    assert Fence(b"mine").encode() == told["producers token"]
+    assert FencingToken(b"mine").encode() == told["producers token"]
     state = ProducerState(1, 0, 7, (Kept(0, DLSN(1, 2, 3), 4),))
     assert encode_snapshot([("p", state.encode())], b"t", 1000) == [told["producers snapshot"]]
 
@@ -62,10 +62,10 @@ def test_a_snapshot_is_read_back_whatever_its_parts(
 
 
 def test_the_token_is_read_back_and_has_a_limit() -> None:
-    assert decode_control(Fence(b"mine").encode()) == Fence(b"mine")
-    assert decode_control(Fence(b"").encode()) == Fence(b"")
+    assert decode_control(FencingToken(b"mine").encode()) == FencingToken(b"mine")
+    assert decode_control(FencingToken(b"").encode()) == FencingToken(b"")
     with pytest.raises(InvalidRecordError, match="longer than 36"):
-        Fence(bytes(37)).encode()
+        FencingToken(bytes(37)).encode()
 
 
 @pytest.mark.parametrize(

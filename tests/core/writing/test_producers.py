@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.producer_records import KEPT, Fence, ProducerRequest, SnapshotPart, decode_control
+from dlspark.core.codec.producer_records import KEPT, FencingToken, ProducerRequest, SnapshotPart, decode_control
 from dlspark.core.writing.producers import Producers, UnderWay, Written
 from dlspark.errors import (
     InvalidRecordError,
@@ -179,7 +179,7 @@ def test_any_owner_comes_to_the_same_table_and_no_request_is_written_twice(
                 assert answer.first in (None, stored[key])
         elif kind == "token":
             producers.token = str(epoch).encode()
-            log.append(Fence(producers.token).encode())
+            log.append(FencingToken(producers.token).encode())
         elif kind == "snapshot":
             snapshot_at = len(log)
             log += producers.snapshot(0, DAY_MS)
