@@ -55,6 +55,11 @@ class LinkNetwork(Protocol):
         ...
 
     @property
+    def reads(self) -> Turns:
+        """The line of links that have something to read: who asks for little does not wait for those in `turns`."""
+        ...
+
+    @property
     def max_frame(self) -> int:
         """Bytes of the largest frame that a link takes, its length prefix included."""
         ...
@@ -304,11 +309,11 @@ class TcpLink:
                 self._loop.remove_reader(self._sock.fileno())
 
     def _readable(self) -> None:
-        turns = self._network.turns
-        if turns.has_time():
+        reads = self._network.reads
+        if reads.has_time():
             self.read()
         else:
-            turns.join(self.read)  # hundreds may be readable at a time
+            reads.join(self.read)  # hundreds may be readable at a time
 
     def read(self) -> None:
         """Take what has arrived, and hand out the frames that it completes."""

@@ -116,7 +116,9 @@ class TcpNetwork:
         """Stuck links whose queued answers are still views of shared memory, and not copies."""
         self._stuck_limit = stuck_bytes
         self.turns = Turns(time.monotonic)
-        """Links that have more to hand out."""
+        """Links that have more to hand out, or to send."""
+        self.reads = Turns(time.monotonic)
+        """Links that have something to read, while many have."""
         self.pool = pool or ChunkPool()
         self._links: set[TcpLink] = set()
         self.lines = MessageLimit(logger)
@@ -175,7 +177,7 @@ class TcpNetwork:
     def forget(self, link: TcpLink) -> None:
         """A link is closed: it is delivered to, flushed and counted no more."""
         self._links.discard(link)
-        self.turns.leave(link.read)
+        self.reads.leave(link.read)
         self.turns.leave(link.deliver)
         self.turns.leave(link.flush)
         self.note_stuck(link, 0)

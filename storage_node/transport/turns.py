@@ -3,7 +3,7 @@
 What has more to do than its share joins the line. A turn of the loop serves those in front for TURN_S in all, each of
 them for `share_s`, and leaves the rest to the next turns. So a connection that asks for little waits for one such turn,
 however many there are that ask for much. Where hundreds ask for little at a time, those that find the turn's time spent
-(`has_time`) join the line as well: a turn stays short, and who comes anew is accepted between two of them.
+(`has_time`) join a line, too: a turn stays short, and who comes anew is accepted between two of them.
 """
 
 from __future__ import annotations
