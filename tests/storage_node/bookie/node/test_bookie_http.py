@@ -228,6 +228,25 @@ async def _ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
+@pytest.mark.parametrize(("host", "asked"), [("", "127.0.0.1"), ("localhost", "127.0.0.1"), ("::1", "::1")])
+async def test_it_listens_on_names_and_on_addresses_of_both_kinds(host: str, asked: str) -> None:
+    if ":" in asked:
+        with socket.socket(socket.AF_INET6) as probe:
+            try:
+                probe.bind((asked, 0))
+            except OSError as error:
+                pytest.skip(f"no IPv6 here: {error}")
+    server = http_server.HttpServer(lambda _path: http_server.Reply(b"OK\n"))
+    await server.start(host, 0)
+    try:
+        reader, writer = await asyncio.open_connection(asked, server.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"OK\n")
+        writer.close()
+    finally:
+        await server.stop()
+
+
 async def test_a_port_that_is_taken_is_refused_with_what_to_do(cluster: Cluster) -> None:
     bookie = await cluster.start()
     with socket.socket() as taken:
