@@ -1,0 +1,399 @@
+"""What clients ask of proxies, and what they are answered: the values that both bindings carry. No I/O.
+
+A *stream* is a log as clients of a proxy name it. Upstream's operations (docs/reference/serving.md#operations) are all
+here; those of idempotent producers, hand-over and reading are this project's own.
+
+    request            answer, where it was done
+    Handshake          ProxyInfo
+    WriteRecords       WriteReceipt; without a stamp and conditions and with several payloads, a BulkReceipt
+    BeginEpoch         EpochBegun
+    SetFencingToken    Done
+    Heartbeat          Done
+    TruncateStream     Done, with the DLSN truncated to
+    CreateStream, DeleteStream, ReleaseStream, AcceptStreams     Done
+    MoveStream         Done
+    FindOwner          OwnerFound
+    ReadBatch          Delivery
+
+Any of them may be answered with a Refusal instead, which says by its code what happened, by `outcome` whether the thing
+was done, and by `location` where to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TypeAlias
+
+from dlspark.core.codec.dlsn import DLSN
+from storage_node.protocol.frames import Buffer
+
+
+class StatusCode(IntEnum):
+    """Upstream's status codes (docs/reference/serving.md#status-codes)."""
+
+    SUCCESS = 200
+    CLIENT_CLOSED = 301
+    FOUND = 302
+    REQUEST_DENIED = 403
+    TOO_LARGE_RECORD = 413
+    INTERNAL_SERVER_ERROR = 500
+    NOT_IMPLEMENTED = 501
+    ALREADY_CLOSED = 502
+    SERVICE_UNAVAILABLE = 503
+    LOCKING_EXCEPTION = 504
+    ZOOKEEPER_ERROR = 505
+    METADATA_EXCEPTION = 506
+    BK_TRANSMIT_ERROR = 507
+    FLUSH_TIMEOUT = 508
+    LOG_EMPTY = 509
+    LOG_NOT_FOUND = 510
+    TRUNCATED_TRANSACTION = 511
+    END_OF_STREAM = 512
+    TRANSACTION_OUT_OF_ORDER = 513
+    WRITE_EXCEPTION = 514
+    STREAM_UNAVAILABLE = 515
+    WRITE_CANCELLED = 516
+    OVER_CAPACITY = 517
+    STREAM_NOT_READY = 518
+    REGION_UNAVAILABLE = 519
+    INVALID_ENVELOPED_ENTRY = 520
+    UNSUPPORTED_METADATA_VERSION = 521
+    LOG_EXISTS = 522
+    CHECKSUM_FAILED = 523
+    TOO_MANY_STREAMS = 524
+    LOG_SEGMENT_NOT_FOUND = 525
+    END_OF_LOG_SEGMENT = 526
+    LOG_SEGMENT_IS_TRUNCATED = 527
+    UNEXPECTED = 600
+    INTERRUPTED = 601
+    INVALID_STREAM_NAME = 602
+    ILLEGAL_STATE = 603
+    RETRYABLE_READ = 1000
+    LOG_READ_ERROR = 1001
+    READ_CANCELLED = 1002
+
+
+class ProxyStatus(IntEnum):
+    """Whether a write proxy takes writes (upstream's ServerStatus)."""
+
+    WRITE_AND_ACCEPT = 100
+    WRITE_ONLY = 200
+    DOWN = 300
+
+
+class Applied(IntEnum):
+    """Whether what was refused was done, as the error tree has it (`dlspark.errors`)."""
+
+    NO = 0
+    """Definitely not: a retry is safe."""
+    WRONG = 1
+    """Not done, and a retry of the same request is refused again: the request itself is wrong."""
+    UNKNOWN = 2
+    """May or may not have been: only a producer's request may be sent again as it is."""
+
+
+# ---------------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What travels with every request on a stream (upstream's WriteContext)."""
+
+    tried_hosts: tuple[str, ...] = ()
+    """Locations that were asked before: two proxies that each name the other are noticed."""
+    checksum: int | None = None
+    """CRC-32 of stream and payload (`checksums`), None where the client sends none."""
+    is_record_set: bool = False
+    """Whether each payload is a record set, encoded by the client."""
+    timeout_ms: int = 0
+    """How long the client waits for the answer; 0: for ever. A proxy does not begin what nobody waits for any more."""
+
+
+NO_CONTEXT = RequestContext()
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStamp:
+    """Whose request it is, and which number it has (docs/reference/records.md#producers)."""
+
+    name: str
+    epoch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """Who are you, and what do you own? Ownerships are those whose stream matches `stream_regex` as a whole."""
+
+    stream_regex: str | None = None
+    ownerships: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRecords:
+    """Write payloads as records, in this order.
+
+    With a stamp, a condition or `atomic`, all of them lie in one entry: they are written whole or not at all, and are
+    answered with one WriteReceipt. Otherwise each is a record of its own fate (upstream's writeBulk).
+    """
+
+    stream: str
+    payloads: tuple[Buffer, ...]
+    context: RequestContext = NO_CONTEXT
+    stamp: ProducerStamp | None = None
+    expected_position: int | DLSN | None = None
+    """A sequence id that the first record must get, or the DLSN that must be the log's last one."""
+    fencing_token: bytes | None = None
+    atomic: bool = False
+    transaction_ids: tuple[int, ...] | None = None
+    """One for each payload, None: the proxy's clock (docs/serving.md#transaction-ids)."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is written whole or not at all."""
+        return (
+            self.atomic
+            or self.stamp is not None
+            or self.expected_position is not None
+            or self.fencing_token is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BeginEpoch:
+    """Begin a new epoch of a producer: requests of its older ones are refused from then on."""
+
+    stream: str
+    producer: str
+    epoch: int | None = None
+    """None: the one after the producer's last; a number may come again."""
+    context: RequestContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class SetFencingToken:
+    """Set the log's fencing token; `expected` is the one that it must have now, None for any."""
+
+    stream: str
+    token: bytes
+    expected: bytes | None = None
+    context: RequestContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Own the stream; with `to_readers` a control record `heartbeat` is written."""
+
+    stream: str
+    to_readers: bool = False
+    context: RequestContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateStream:
+    """Hide every record below `dlsn`."""
+
+    stream: str
+    dlsn: DLSN
+    context: RequestContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class CreateStream:
+    """Create the log."""
+
+    stream: str
+    context: RequestContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStream:
+    """Delete the log that is served here."""
+
+    stream: str
+    context: RequestContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStream:
+    """Give up the ownership of the stream."""
+
+    stream: str
+    context: RequestContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class MoveStream:
+    """Hand the stream over to the proxy at `target` (docs/serving.md#hand-over)."""
+
+    stream: str
+    target: str
+    context: RequestContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStream:
+    """From proxy to proxy: get ready for a stream that `source` hands over."""
+
+    stream: str
+    source: str
+    context: RequestContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class FindOwner:
+    """Who owns the stream?"""
+
+    stream: str
+    context: RequestContext = NO_CONTEXT
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptStreams:
+    """Whether the proxy takes streams that it does not own yet (upstream's setAcceptNewStream)."""
+
+    enabled: bool
+
+
+class ReadForm(IntEnum):
+    """What a reader is given."""
+
+    RECORDS = 1
+    """Records, decoded by the proxy (`deliveries`)."""
+    ENTRIES = 2
+    """Entries as they are stored; the client decodes them."""
+    ARROW = 3
+    """Arrow record batches, in Arrow's stream format."""
+
+
+class ReadFrom(IntEnum):
+    """A start that is not a position."""
+
+    OLDEST = 1
+    LATEST = 2
+    """Behind the last record that can be read now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """What comes at `start` or behind it; waits for it at the end of the log.
+
+    `start` is the DLSN to read next, a transaction id (an int) or a `ReadFrom`. `reader` is a number that the client
+    chooses, one for each of its readers in a connection; by it the proxy finds what it has open for the reader. The
+    answer says where to go on, so any proxy can be asked next: nothing is acknowledged, no position is stored.
+    """
+
+    stream: str
+    start: DLSN | int | ReadFrom
+    reader: int = 0
+    form: ReadForm = ReadForm.RECORDS
+    max_bytes: int = 1024 * 1024
+    """About how much may come; one entry comes always, however long it is."""
+    wait_ms: int = 10_000
+    """How long to wait where nothing is there yet; a Delivery without data comes then."""
+    context: RequestContext = NO_CONTEXT
+
+
+Request: TypeAlias = (
+    Handshake
+    | WriteRecords
+    | BeginEpoch
+    | SetFencingToken
+    | Heartbeat
+    | TruncateStream
+    | CreateStream
+    | DeleteStream
+    | ReleaseStream
+    | MoveStream
+    | TakeStream
+    | FindOwner
+    | AcceptStreams
+    | ReadBatch
+)
+
+
+# ---------------------------------------------------------------------- answers
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """It was not done, or that is not known."""
+
+    code: StatusCode
+    message: str
+    location: str | None = None
+    """The owner's location, where `code` is FOUND."""
+    applied: Applied = Applied.NO
+    error: str = ""
+    """The name of the error class (`dlspark.errors`) that the client raises; empty: the one of the code."""
+    actual: str | int | None = None
+    """What was found where something else was required: the next sequence number, position, or token."""
+    advice: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteReceipt:
+    """All records of the request are stored. `dlsn` is the first one's, None where a repetition's is forgotten."""
+
+    dlsn: DLSN | None
+    records: int
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BulkReceipt:
+    """The fate of each record, in their order."""
+
+    results: tuple[DLSN | Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBegun:
+    """The producer's epoch that is valid now; its requests are numbered from `next_sequence` on."""
+
+    epoch: int
+    next_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """It was done."""
+
+    dlsn: DLSN | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerFound:
+    """Who owns the stream, or would."""
+
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyInfo:
+    """What a proxy says of itself (upstream's ServerInfo)."""
+
+    location: str
+    status: ProxyStatus
+    ownerships: Mapping[str, str] = field(default_factory=dict)
+    """Stream to location."""
+    max_request_bytes: int = 0
+    """The largest request that it takes, 0 where it does not say."""
+    region: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What was read. `parts` are records, entries or Arrow streams by `form`, encoded as `deliveries` says."""
+
+    form: ReadForm
+    next: DLSN
+    """Where to read on."""
+    parts: tuple[Buffer, ...] = ()
+    end_of_stream: bool = False
+    """Whether the log is sealed and nothing comes at `next` or behind it."""
+
+
+Answer: TypeAlias = Refusal | WriteReceipt | BulkReceipt | EpochBegun | Done | OwnerFound | ProxyInfo | Delivery
