@@ -15,6 +15,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │   ├── RequestDeniedError             *   403: the namespace's access control denies it
     │   ├── NoAuthError                    *   505: ZooKeeper's access control refuses this session (`zkAclId`)
     │   ├── InvalidLogNameError            *   602: the name cannot be a log's
+    │   ├── OperationNotServedError            501: the proxy does not serve this kind of request
     │   └── LogNotFoundError               *   510: the log does not exist
     ├── NotAppliedError                        definitely not applied; state is as before
     │   ├── LogExistsError                 *   522: another client has just created the log
@@ -38,6 +39,12 @@ The first level says whether the thing happened; the leaves say what it was:
     │   │   ├── PositionGapError               603: a record is missing between two delivered ones
     │   │   ├── ReadCancelledError             1002: the reader was closed under this read
     │   │   └── IdleReaderError                500: nothing arrived for `readerIdleErrorThresholdMillis`
+    │   ├── ServiceUnavailableError            503: the proxy takes no requests at present: it starts, drains or stops
+    │   │   └── ProxyUnreachableError          503: no proxy could be reached; nothing was sent
+    │   ├── StreamUnavailableError             515: the proxy does not take the log at present; another may
+    │   │   └── TooManyStreamsError            524: the proxy has all the logs that it may have
+    │   ├── RegionUnavailableError             519: the proxy's region takes no logs at present; another may
+    │   ├── ChecksumFailedError                523: the request that arrived at the proxy is not the one that was sent
     │   ├── NotEnoughBookiesError          *   fewer usable storage nodes than a segment needs
     │   ├── MetadataUnavailableError       *   505: ZooKeeper could not be reached; nothing was sent
     │   ├── BadVersionError                *   505: a conditional update lost the race
@@ -49,6 +56,7 @@ The first level says whether the thing happened; the leaves say what it was:
     │       └── UnsupportedMetadataVersionError  *  521: segment metadata of another library version
     ├── OutcomeUnknownError                    may or may not have been applied: look before retrying
     │   ├── TransmitError                      507: the entry was sent; the next owner may find it or not
+    │   ├── ProxyLostError                     500: the proxy, or the time, was gone before it had answered
     │   ├── SequencePassedError                513: later requests of the producer were written; this one, perhaps
     │   ├── ConnectionLossError            *   505: ZooKeeper's answer was lost
     │   └── SessionExpiredError            *   505: the ZooKeeper session ended with a request under way
@@ -114,6 +122,12 @@ class AlreadyClosedError(CallerError):
     """The writer, reader, log or namespace was closed before this call; nothing was done."""
 
     code: ClassVar[int] = 502
+
+
+class OperationNotServedError(CallerError):
+    """The proxy does not serve this kind of request: a read was asked of a write proxy, say. Nothing was done."""
+
+    code: ClassVar[int] = 501
 
 
 class LogEmptyError(NotAppliedError):
@@ -197,6 +211,41 @@ class SequenceGapError(ProducerError):
         self.expected = expected
 
 
+class ServiceUnavailableError(NotAppliedError):
+    """The proxy takes no requests at present (it starts, drains or stops); nothing was done. Another proxy may."""
+
+    code: ClassVar[int] = 503
+
+
+class ProxyUnreachableError(ServiceUnavailableError):
+    """No proxy could be reached in the time given; nothing was sent, or what was sent was refused undone."""
+
+
+class StreamUnavailableError(NotAppliedError):
+    """The proxy does not take the log at present: it failed there lately, or the proxy has as many partitions as it
+    may have. Nothing was done; another proxy may take it."""
+
+    code: ClassVar[int] = 515
+
+
+class TooManyStreamsError(StreamUnavailableError):
+    """The proxy has all the logs that it may have, or gets new ones too fast; nothing was done."""
+
+    code: ClassVar[int] = 524
+
+
+class RegionUnavailableError(NotAppliedError):
+    """The proxy's region takes no logs at present; nothing was done. A proxy of another region may."""
+
+    code: ClassVar[int] = 519
+
+
+class ChecksumFailedError(NotAppliedError):
+    """The request that arrived at the proxy is not the one that was sent, by its checksum; nothing was done."""
+
+    code: ClassVar[int] = 523
+
+
 class ReadError(NotAppliedError):
     """A read failed. The reader stays failed: open another at the position after the last record delivered."""
 
@@ -245,6 +294,11 @@ class TransmitError(OutcomeUnknownError):
     code: ClassVar[int] = 507
 
 
+class ProxyLostError(OutcomeUnknownError):
+    """The connection to the proxy was lost, or the time was up, before the request was answered: it may have been
+    done. What was written as a producer's request can be sent again as it is."""
+
+
 class SequencePassedError(OutcomeUnknownError):
     """Later requests of the producer were written, and gaps are allowed; whether this one was is not known any more."""
 
@@ -276,6 +330,7 @@ __all__ = [
     "AlreadyTruncatedError",
     "BadVersionError",
     "CallerError",
+    "ChecksumFailedError",
     "ConditionError",
     "ConnectionLossError",
     "CorruptDataError",
@@ -298,15 +353,19 @@ __all__ = [
     "NotAppliedError",
     "NotBoundError",
     "NotEnoughBookiesError",
+    "OperationNotServedError",
     "OutcomeUnknownError",
     "OverCapacityError",
     "OwnershipAcquireFailedError",
     "PositionGapError",
     "ProducerError",
     "ProducerFencedError",
+    "ProxyLostError",
+    "ProxyUnreachableError",
     "ReadCancelledError",
     "ReadError",
     "RecordTooLongError",
+    "RegionUnavailableError",
     "RequestDeniedError",
     "SegmentFullError",
     "SegmentListError",
@@ -314,9 +373,12 @@ __all__ = [
     "SegmentStateError",
     "SequenceGapError",
     "SequencePassedError",
+    "ServiceUnavailableError",
     "SessionExpiredError",
     "SettingsError",
     "StreamNotReadyError",
+    "StreamUnavailableError",
+    "TooManyStreamsError",
     "TransactionIdOutOfOrderError",
     "TransmitError",
     "UnsupportedMetadataVersionError",

@@ -1,0 +1,340 @@
+"""Answers as frames, and back (docs/reference/serving.md#answer-frames). No I/O; what was read travels uncopied.
+
+A BulkReceipt names each refusal once, however many records have it: most often one reason holds for all of them. Where
+the reasons are many and long, their texts are cut rather than the receipt lost: it says of other records that they are
+stored. Whatever bytes a decoder is given, only ProtocolError goes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.serving.protocol.frame_parts import (
+    FRAME_HEADER,
+    FRAME_VERSION,
+    HEADER,
+    MAX_PARTS,
+    MAX_PAYLOADS,
+    Head,
+    Reader,
+    broken,
+    check_length,
+    size_of,
+)
+from dlspark.serving.protocol.operations import (
+    Answer,
+    Applied,
+    BulkReceipt,
+    Delivery,
+    Done,
+    EpochBegun,
+    OwnerFound,
+    ProxyInfo,
+    ProxyStatus,
+    ReadForm,
+    Refusal,
+    StatusCode,
+    WriteReceipt,
+)
+from storage_node.protocol.frames import Buffer
+
+
+class AnswerKind(IntEnum):
+    """The second byte of an answer's frame."""
+
+    REFUSAL = 128
+    WRITE_RECEIPT = 129
+    BULK_RECEIPT = 130
+    EPOCH_BEGUN = 131
+    DONE = 132
+    OWNER_FOUND = 133
+    PROXY_INFO = 134
+    DELIVERY = 135
+
+
+DLSN_KNOWN, REPEATED = 1, 2
+"""Flags of WriteReceipt; Done has the first."""
+REGION, END_OF_STREAM = 1, 1
+"""The flag of ProxyInfo, and of Delivery."""
+LOCATION, ERROR, ACTUAL_NUMBER, ACTUAL_TEXT, ADVICE = 1, 2, 4, 8, 16
+"""What a refusal says besides its code and message."""
+STORED, REFUSED = 0, 1
+"""The fate of a record in a BulkReceipt."""
+
+MAX_TEXTS_BYTES: Final = 1024 * 1024
+"""Refusals of a BulkReceipt that take more are cut to SHORT_MESSAGE characters each, without advice."""
+SHORT_MESSAGE: Final = 64
+MAX_OWNERSHIPS_BYTES: Final = 4 * 1024 * 1024
+"""A ProxyInfo lists as many ownerships as fit in this: they are hints, and a client learns the others as it asks."""
+
+_RECEIPT: Final = Struct(">qqqI")
+_FRAMED_RECEIPT: Final = Struct(FRAME_HEADER.format + "qqqI")
+_RECEIPT_BYTES: Final = HEADER.size + _RECEIPT.size
+_WRITE_RECEIPT: Final = int(AnswerKind.WRITE_RECEIPT)
+_NO_DLSN: Final = (0, 0, 0)
+
+_CODES: Final = {int(code): code for code in StatusCode}
+_OUTCOMES: Final = {int(applied): applied for applied in Applied}
+_STATUSES: Final = {int(status): status for status in ProxyStatus}
+_FORMS: Final = {int(form): form for form in ReadForm}
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def _put_refusal(head: Head, refusal: Refusal) -> None:
+    actual = refusal.actual
+    said = (
+        (LOCATION if refusal.location is not None else 0)
+        | (ERROR if refusal.error else 0)
+        | (ACTUAL_NUMBER if isinstance(actual, int) else ACTUAL_TEXT if actual is not None else 0)
+        | (ADVICE if refusal.advice is not None else 0)
+    )
+    head.u16(refusal.code, "the status code")
+    head.u8(refusal.applied, "the outcome")
+    head.u8(said, "what the refusal says")
+    head.text(refusal.message, "the message")
+    if refusal.location is not None:
+        head.text(refusal.location, "the location")
+    if refusal.error:
+        head.text(refusal.error, "the name of the error")
+    if isinstance(actual, int):
+        head.i64(actual, "the actual value")
+    elif actual is not None:
+        head.text(actual, "the actual value")
+    if refusal.advice is not None:
+        head.text(refusal.advice, "the advice")
+
+
+def _refusal(reader: Reader) -> Refusal:
+    code_read, applied_read = reader.u16("the status code"), reader.u8("the outcome")
+    code, applied = _CODES.get(code_read), _OUTCOMES.get(applied_read)
+    if code is None:
+        broken(f"the status code {code_read} is unknown")
+    if applied is None:
+        broken(f"the outcome {applied_read} is unknown")
+    said = reader.u8("what the refusal says")
+    if said > 0x1F or (said & ACTUAL_NUMBER and said & ACTUAL_TEXT):
+        broken(f"a refusal has the flags {said:#x}, which cannot be")
+    message = reader.text("the message")
+    location = reader.text("the location") if said & LOCATION else None
+    error = reader.text("the name of the error") if said & ERROR else ""
+    actual: str | int | None = None
+    if said & ACTUAL_NUMBER:
+        actual = reader.i64("the actual value")
+    elif said & ACTUAL_TEXT:
+        actual = reader.text("the actual value")
+    advice = reader.text("the advice") if said & ADVICE else None
+    return Refusal(code, message, location, applied, error, actual, advice)
+
+
+def _encode_refusal(correlation: int, answer: Refusal) -> list[Buffer]:
+    head = Head()
+    _put_refusal(head, answer)
+    return head.framed(AnswerKind.REFUSAL, 0, correlation)
+
+
+def _decode_refusal(frame: memoryview, _flags: int) -> Refusal:
+    reader = Reader(frame, HEADER.size)
+    refusal = _refusal(reader)
+    reader.finish()
+    return refusal
+
+
+# ---------------------------------------------------------------------- receipts
+
+
+def _encode_receipt(correlation: int, answer: WriteReceipt) -> list[Buffer]:
+    flags = REPEATED if answer.repeated else 0
+    dlsn: tuple[int, int, int] = _NO_DLSN
+    if answer.dlsn is not None:
+        flags |= DLSN_KNOWN
+        dlsn = answer.dlsn
+    return [
+        _FRAMED_RECEIPT.pack(_RECEIPT_BYTES, FRAME_VERSION, _WRITE_RECEIPT, flags, correlation, *dlsn, answer.records)
+    ]
+
+
+def _decode_receipt(frame: memoryview, flags: int) -> WriteReceipt:
+    if len(frame) != _RECEIPT_BYTES:
+        broken(f"a receipt has {len(frame)} bytes, {_RECEIPT_BYTES} are due")
+    lssn, entry_id, slot_id, records = _RECEIPT.unpack_from(frame, HEADER.size)
+    dlsn = DLSN(lssn, entry_id, slot_id) if flags & DLSN_KNOWN else None
+    return WriteReceipt(dlsn, records, bool(flags & REPEATED))
+
+
+def _encode_bulk(correlation: int, answer: BulkReceipt) -> list[Buffer]:
+    refusals = list(dict.fromkeys(result for result in answer.results if isinstance(result, Refusal)))
+    texts = sum(len(one.message) + len(one.advice or "") for one in refusals)
+    cut = {one: _shortened(one) if texts > MAX_TEXTS_BYTES else one for one in refusals}
+    places = {one: place for place, one in enumerate(dict.fromkeys(cut.values()))}
+    head = Head()
+    head.u32(len(places), "the number of refusals")
+    for refusal in places:
+        _put_refusal(head, refusal)
+    head.u32(len(answer.results), "the number of results")
+    for result in answer.results:
+        if isinstance(result, Refusal):
+            head.u8(REFUSED, "the fate of a record")
+            head.u32(places[cut[result]], "which refusal it is")
+        else:
+            head.u8(STORED, "the fate of a record")
+            head.dlsn(result, "the DLSN")
+    return head.framed(AnswerKind.BULK_RECEIPT, 0, correlation)
+
+
+def _shortened(refusal: Refusal) -> Refusal:
+    return replace(refusal, message=refusal.message[:SHORT_MESSAGE], advice=None)
+
+
+def _decode_bulk(frame: memoryview, _flags: int) -> BulkReceipt:
+    reader = Reader(frame, HEADER.size)
+    refusals = [_refusal(reader) for _ in range(reader.count(MAX_PAYLOADS, 6, "refusals"))]
+    results: list[DLSN | Refusal] = []
+    for _ in range(reader.count(MAX_PAYLOADS, 5, "results")):
+        fate = reader.u8("the fate of a record")
+        if fate == STORED:
+            results.append(reader.dlsn("the DLSN"))
+        elif fate == REFUSED:
+            place = reader.u32("which refusal it is")
+            if place >= len(refusals):
+                broken(f"a record has refusal {place} of {len(refusals)}")
+            results.append(refusals[place])
+        else:
+            broken(f"a record's fate is {fate}, which is unknown")
+    reader.finish()
+    return BulkReceipt(tuple(results))
+
+
+def _encode_epoch(correlation: int, answer: EpochBegun) -> list[Buffer]:
+    head = Head()
+    head.i64(answer.epoch, "the epoch")
+    head.i64(answer.next_sequence, "the next sequence number")
+    return head.framed(AnswerKind.EPOCH_BEGUN, 0, correlation)
+
+
+def _decode_epoch(frame: memoryview, _flags: int) -> EpochBegun:
+    reader = Reader(frame, HEADER.size)
+    begun = EpochBegun(reader.i64("the epoch"), reader.i64("the next sequence number"))
+    reader.finish()
+    return begun
+
+
+def _encode_done(correlation: int, answer: Done) -> list[Buffer]:
+    head = Head()
+    if answer.dlsn is not None:
+        head.dlsn(answer.dlsn, "the DLSN")
+    return head.framed(AnswerKind.DONE, DLSN_KNOWN if answer.dlsn is not None else 0, correlation)
+
+
+def _decode_done(frame: memoryview, flags: int) -> Done:
+    reader = Reader(frame, HEADER.size)
+    dlsn = reader.dlsn("the DLSN") if flags & DLSN_KNOWN else None
+    reader.finish()
+    return Done(dlsn)
+
+
+# ---------------------------------------------------------------------- what proxies say of themselves
+
+
+def _encode_owner(correlation: int, answer: OwnerFound) -> list[Buffer]:
+    head = Head()
+    head.text(answer.location, "the location")
+    return head.framed(AnswerKind.OWNER_FOUND, 0, correlation)
+
+
+def _decode_owner(frame: memoryview, _flags: int) -> OwnerFound:
+    reader = Reader(frame, HEADER.size)
+    location = reader.text("the location")
+    reader.finish()
+    return OwnerFound(location)
+
+
+def _encode_info(correlation: int, answer: ProxyInfo) -> list[Buffer]:
+    listed = Head()
+    count = 0
+    for stream, location in answer.ownerships.items():
+        if len(listed) + 4 * (len(stream) + len(location)) + 4 > MAX_OWNERSHIPS_BYTES:
+            break
+        listed.text(stream, "a stream")
+        listed.text(location, "a location")
+        count += 1
+    head = Head()
+    head.text(answer.location, "the location")
+    head.u16(answer.status, "the status")
+    head.u32(answer.max_request_bytes, "max_request_bytes")
+    if answer.region is not None:
+        head.text(answer.region, "the region")
+    head.u32(count, "the number of ownerships")
+    head.append(listed)
+    return head.framed(AnswerKind.PROXY_INFO, REGION if answer.region is not None else 0, correlation)
+
+
+def _decode_info(frame: memoryview, flags: int) -> ProxyInfo:
+    reader = Reader(frame, HEADER.size)
+    location, status_read = reader.text("the location"), reader.u16("the status")
+    status = _STATUSES.get(status_read)
+    if status is None:
+        broken(f"the status {status_read} is unknown")
+    max_request_bytes = reader.u32("max_request_bytes")
+    region = reader.text("the region") if flags & REGION else None
+    ownerships = {}
+    for _ in range(reader.count(MAX_OWNERSHIPS_BYTES // 4, 4, "ownerships")):
+        stream = reader.text("a stream")
+        ownerships[stream] = reader.text("a location")
+    reader.finish()
+    return ProxyInfo(location, status, ownerships, max_request_bytes, region)
+
+
+# ---------------------------------------------------------------------- what was read
+
+
+def _encode_delivery(correlation: int, answer: Delivery) -> list[Buffer]:
+    head = Head()
+    head.u8(answer.form, "the form")
+    head.dlsn(answer.next, "where to go on")
+    sizes = [size_of(part) for part in answer.parts]
+    check_length(sum(sizes))
+    head.lengths(sizes, MAX_PARTS, "parts")
+    return head.framed(AnswerKind.DELIVERY, END_OF_STREAM if answer.end_of_stream else 0, correlation, answer.parts)
+
+
+def _decode_delivery(frame: memoryview, flags: int) -> Delivery:
+    reader = Reader(frame, HEADER.size)
+    form_read = reader.u8("the form")
+    form = _FORMS.get(form_read)
+    if form is None:
+        broken(f"it has the form {form_read}, which is unknown")
+    following = reader.dlsn("where to go on")
+    lengths = reader.lengths(reader.count(MAX_PARTS, 4, "parts"), "the parts' lengths")
+    return Delivery(form, following, reader.blobs(lengths, "the parts"), bool(flags & END_OF_STREAM))
+
+
+ENCODERS: Final[dict[type, Callable[..., list[Buffer]]]] = {
+    Refusal: _encode_refusal,
+    WriteReceipt: _encode_receipt,
+    BulkReceipt: _encode_bulk,
+    EpochBegun: _encode_epoch,
+    Done: _encode_done,
+    OwnerFound: _encode_owner,
+    ProxyInfo: _encode_info,
+    Delivery: _encode_delivery,
+}
+"""Correlation number and answer to a frame, for each class of answers."""
+
+DECODERS: Final[dict[int, tuple[int, Callable[[memoryview, int], Answer]]]] = {
+    AnswerKind.REFUSAL: (0, _decode_refusal),
+    AnswerKind.WRITE_RECEIPT: (DLSN_KNOWN | REPEATED, _decode_receipt),
+    AnswerKind.BULK_RECEIPT: (0, _decode_bulk),
+    AnswerKind.EPOCH_BEGUN: (0, _decode_epoch),
+    AnswerKind.DONE: (DLSN_KNOWN, _decode_done),
+    AnswerKind.OWNER_FOUND: (0, _decode_owner),
+    AnswerKind.PROXY_INFO: (REGION, _decode_info),
+    AnswerKind.DELIVERY: (END_OF_STREAM, _decode_delivery),
+}
+"""The flags that a kind of answer may have, and what reads its frame and flags."""

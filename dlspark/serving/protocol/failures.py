@@ -1,0 +1,193 @@
+"""Errors as refusals, and back: what a proxy raises is what its client raises. No I/O.
+
+A refusal carries the name of the error's class. The same class is raised on the other side wherever that knows it;
+otherwise the nearest class of its kin does, or the one of the status code (`ERROR_OF_CODE`).
+
+Whether the thing was done outweighs everything else: an error whose outcome is not the refusal's is never raised. What
+may have happened stays OutcomeUnknownError, whatever name and code came with it; and an exception that is not of the
+error tree, a bug, may have come after the thing was done.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from dlspark import errors
+from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.writing.ledger_allocators import AllocatorLostError, NoAllocatorError
+from dlspark.core.writing.transactions import DeposedAfterwardsError, DeposedInDoubtError
+from dlspark.errors import (
+    CallerError,
+    ConditionError,
+    DistributedLogError,
+    NotAppliedError,
+    OutcomeUnknownError,
+    OwnershipAcquireFailedError,
+    SequenceGapError,
+    status_code,
+)
+from dlspark.serving.protocol.operations import Applied, Refusal, StatusCode
+from metadata.bookies import UnknownBookieError
+from metadata.foundation.errors import NodeExistsError, NoNodeError, NotEmptyError
+from metadata.locks import LockClosedError, LockReplacedError, LockSessionExpiredError
+from metadata.segment_changes import SegmentsMovedError
+from metadata.segment_listing import SegmentVanishedError
+from storage_node import errors as storage_errors
+from storage_node.errors import BookieError
+
+MAX_MESSAGE_CHARS: Final = 4096
+"""Longer messages and advice are cut: a refusal has to fit in a frame."""
+
+_ROOTS: Final = (DistributedLogError, BookieError)
+"""They do not say whether it was done, and are not raised as they are."""
+_PLACES: Final = ("dlsn", "ledger_id", "entry_id", "node", "path")
+_TEXT_OF_DLSN: Final = re.compile(r"-?[0-9]+:-?[0-9]+:-?[0-9]+")
+
+
+def _kinds_of(names: dict[str, object]) -> list[type[DistributedLogError]]:
+    return [kind for kind in names.values() if isinstance(kind, type) and issubclass(kind, DistributedLogError)]
+
+
+KINDS: Final[dict[str, type[DistributedLogError]]] = {
+    kind.__name__: kind
+    for kind in (
+        *_kinds_of(vars(errors)),
+        *_kinds_of(vars(storage_errors)),
+        AllocatorLostError,
+        DeposedAfterwardsError,
+        DeposedInDoubtError,
+        LockClosedError,
+        LockReplacedError,
+        LockSessionExpiredError,
+        NoAllocatorError,
+        NoNodeError,
+        NodeExistsError,
+        NotEmptyError,
+        SegmentVanishedError,
+        SegmentsMovedError,
+        UnknownBookieError,
+    )
+    if kind not in _ROOTS
+}
+"""The errors that travel under their own names."""
+
+ERROR_OF_CODE: Final[dict[StatusCode, type[DistributedLogError]]] = {
+    StatusCode.CLIENT_CLOSED: errors.AlreadyClosedError,
+    StatusCode.FOUND: errors.OwnershipAcquireFailedError,
+    StatusCode.REQUEST_DENIED: errors.RequestDeniedError,
+    StatusCode.TOO_LARGE_RECORD: errors.RecordTooLongError,
+    StatusCode.NOT_IMPLEMENTED: errors.OperationNotServedError,
+    StatusCode.ALREADY_CLOSED: errors.AlreadyClosedError,
+    StatusCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
+    StatusCode.LOCKING_EXCEPTION: errors.LockingError,
+    StatusCode.ZOOKEEPER_ERROR: errors.MetadataUnavailableError,
+    StatusCode.METADATA_EXCEPTION: errors.SegmentStateError,
+    StatusCode.BK_TRANSMIT_ERROR: errors.TransmitError,
+    StatusCode.FLUSH_TIMEOUT: errors.TransmitError,
+    StatusCode.LOG_EMPTY: errors.LogEmptyError,
+    StatusCode.LOG_NOT_FOUND: errors.LogNotFoundError,
+    StatusCode.TRUNCATED_TRANSACTION: errors.AlreadyTruncatedError,
+    StatusCode.END_OF_STREAM: errors.EndOfStreamError,
+    StatusCode.TRANSACTION_OUT_OF_ORDER: errors.TransactionIdOutOfOrderError,
+    StatusCode.WRITE_EXCEPTION: errors.WriteError,
+    StatusCode.STREAM_UNAVAILABLE: errors.StreamUnavailableError,
+    StatusCode.WRITE_CANCELLED: errors.WriteCancelledError,
+    StatusCode.OVER_CAPACITY: errors.OverCapacityError,
+    StatusCode.STREAM_NOT_READY: errors.StreamNotReadyError,
+    StatusCode.REGION_UNAVAILABLE: errors.RegionUnavailableError,
+    StatusCode.INVALID_ENVELOPED_ENTRY: errors.InvalidEntryError,
+    StatusCode.UNSUPPORTED_METADATA_VERSION: errors.UnsupportedMetadataVersionError,
+    StatusCode.LOG_EXISTS: errors.LogExistsError,
+    StatusCode.CHECKSUM_FAILED: errors.ChecksumFailedError,
+    StatusCode.TOO_MANY_STREAMS: errors.TooManyStreamsError,
+    StatusCode.LOG_SEGMENT_NOT_FOUND: errors.SegmentNotFoundError,
+    StatusCode.INVALID_STREAM_NAME: errors.InvalidLogNameError,
+    StatusCode.LOG_READ_ERROR: errors.ReadError,
+    StatusCode.RETRYABLE_READ: errors.ReadError,
+    StatusCode.READ_CANCELLED: errors.ReadCancelledError,
+}
+"""What a refusal without a name is raised as, where its outcome is that class's; another is raised by its outcome."""
+
+_BARE: Final[dict[Applied, type[DistributedLogError]]] = {
+    Applied.NO: NotAppliedError,
+    Applied.WRONG: CallerError,
+    Applied.UNKNOWN: OutcomeUnknownError,
+}
+
+
+def applied_of(kind: type[BaseException]) -> Applied:
+    """Whether what failed with such an error was done; UNKNOWN for what does not say."""
+    if issubclass(kind, CallerError):
+        return Applied.WRONG
+    return Applied.NO if issubclass(kind, NotAppliedError) else Applied.UNKNOWN
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """The refusal that says what `error` says."""
+    if not isinstance(error, DistributedLogError):
+        code = StatusCode.INTERNAL_SERVER_ERROR if isinstance(error, OSError) else StatusCode.UNEXPECTED
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return Refusal(code, _cut(said), applied=Applied.UNKNOWN)
+    return Refusal(
+        StatusCode(status_code(error)),
+        _cut(_message(error)),
+        location=error.owner if isinstance(error, OwnershipAcquireFailedError) else None,
+        applied=applied_of(type(error)),
+        error=next((kind.__name__ for kind in type(error).__mro__ if KINDS.get(kind.__name__) is kind), ""),
+        actual=_actual(error),
+        advice=_cut(error.advice) if error.advice is not None else None,
+    )
+
+
+def error_of(refusal: Refusal, *, stream: str | None) -> DistributedLogError:
+    """The error that a client raises for a refusal of a request on `stream`."""
+    kind = _kind(refusal)
+    error = kind.__new__(kind)
+    DistributedLogError.__init__(error, refusal.message, advice=refusal.advice, log=stream)
+    if isinstance(error, OwnershipAcquireFailedError):
+        error.owner = refusal.location or "another proxy"
+    elif isinstance(error, ConditionError):
+        error.actual = _found(refusal.actual)
+    elif isinstance(error, SequenceGapError):
+        error.expected = refusal.actual if isinstance(refusal.actual, int) else 0
+    return error
+
+
+def _kind(refusal: Refusal) -> type[DistributedLogError]:
+    for kind in (KINDS.get(refusal.error), ERROR_OF_CODE.get(refusal.code)):
+        if kind is not None and applied_of(kind) is refusal.applied:
+            return kind
+    return _BARE[refusal.applied]
+
+
+def _message(error: DistributedLogError) -> str:
+    """The message with the place that the refusal has no field for; the log is the request's stream."""
+    places = {name.removesuffix("_id"): getattr(error, name) for name in _PLACES}
+    where = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
+    return f"{error.message} [{where}]" if where else error.message
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[: MAX_MESSAGE_CHARS - 3]}..."
+
+
+def _actual(error: DistributedLogError) -> str | int | None:
+    """What was found: a number as it is, a position as segment:entry:slot, a fencing token in hexadecimal digits."""
+    if isinstance(error, SequenceGapError):
+        return error.expected
+    if not isinstance(error, ConditionError):
+        return None
+    found = error.actual
+    if found is None or isinstance(found, int):
+        return found
+    return found.hex() if isinstance(found, bytes) else str(found)
+
+
+def _found(actual: str | int | None) -> DLSN | bytes | str | int | None:
+    if not isinstance(actual, str):
+        return actual
+    try:
+        return DLSN.parse(actual) if _TEXT_OF_DLSN.fullmatch(actual) else bytes.fromhex(actual)
+    except (CallerError, ValueError):
+        return actual
