@@ -55,6 +55,7 @@ EMPTY_LOGSEGMENT_TX_ID = -99
 
 CONTROL_PAYLOAD = b"control"
 KEEPALIVE_PAYLOAD = b"keepalive"
+HEARTBEAT_PAYLOAD = b"heartbeat"
 END_OF_STREAM_PAYLOAD = b"endOfStream"
 
 

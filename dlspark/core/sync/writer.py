@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.producer_records import ProducerState
 from dlspark.core.runtime import Runtime
 from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
 from dlspark.core.writing.writer import AsyncLogWriter
@@ -99,6 +100,24 @@ class LogWriter:
             _raise_if_failed(future)
         return [PendingWrite(self, future) for future in futures]
 
+    def write_encoded_set(self, txid: int, encoded: bytes | bytearray | memoryview) -> PendingWrite[DLSN]:
+        """Append a record set that was encoded elsewhere: see `AsyncLogWriter.write_encoded_set`. Raises a refusal at
+        once."""
+
+        async def write() -> asyncio.Future[DLSN]:
+            await self._inner.wait_for_room()
+            return self._inner.write_encoded_set(txid, encoded)
+
+        return self._pending(write())
+
+    def heartbeat(self) -> PendingWrite[Appended]:
+        """Write the control record `heartbeat`: see `AsyncLogWriter.heartbeat`. Raises a refusal at once."""
+
+        async def write() -> asyncio.Future[Appended]:
+            return self._inner.heartbeat()
+
+        return self._pending(write())
+
     def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> PendingWrite[tuple[WrittenEntry, ...]]:
         """Append records by columns."""
 
@@ -163,7 +182,7 @@ class LogWriter:
         else:
             self.abort()
 
-    # --- made from dlspark.core.writing.writer.AsyncLogWriter; left out: use_settings, wait_for_room
+    # --- made from dlspark.core.writing.writer.AsyncLogWriter; left out: use_settings, wait_for_room, push
 
     def flush(self) -> int:
         """Send everything accepted and wait until it is acknowledged.
@@ -218,14 +237,27 @@ class LogWriter:
         """Sequence number of the segment being written, None between segments."""
         return self._inner.segment
 
-    def begin_epoch(self, producer: str) -> int:
+    def begin_epoch(self, producer: str, epoch: int | None = None) -> int:
         """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
-        the log. Its requests are numbered from 0."""
-        return self._runtime.run(self._inner.begin_epoch(producer))
+        the log. Its requests are numbered from 0, unless `epoch` names one that has begun before.
 
-    def set_fencing_token(self, token: bytes) -> None:
-        """Have every append that names another fencing token refused from now on; empty bytes: none."""
-        self._runtime.run(self._inner.set_fencing_token(token))
+        Without `epoch` it is one that no other call has begun. Raises ProducerFencedError where `epoch` has ended.
+        """
+        return self._runtime.run(self._inner.begin_epoch(producer, epoch))
+
+    def producer_state(self, producer: str) -> ProducerState | None:
+        """What is known of a producer, what is under way as well; None where it has not written, or not for long.
+
+        Raises CallerError for a writer that was opened without producers.
+        """
+        return self._inner.producer_state(producer)
+
+    def set_fencing_token(self, token: bytes, expected: bytes | None = None) -> None:
+        """Have every append that names another fencing token refused from now on; empty bytes: none.
+
+        `expected` is the one that the log must have now. Raises ConditionError with the one that it has.
+        """
+        self._runtime.run(self._inner.set_fencing_token(token, expected))
 
     # --- made up to here
 

@@ -14,13 +14,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.producer_records import FencingToken, ProducerRequest
+from dlspark.core.codec.producer_records import FencingToken, ProducerRequest, ProducerState
 from dlspark.core.metrics.catalog import Measures
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
 from dlspark.core.writing.append_requests import AppendWrite, Condition, RequestLog
 from dlspark.core.writing.failures import UnawaitedFailures
-from dlspark.core.writing.queued_writes import BatchWrite, QueuedWrite, RecordSetWrite, RecordWrite
+from dlspark.core.writing.queued_writes import (
+    BatchWrite,
+    EncodedSetWrite,
+    HeartbeatWrite,
+    QueuedWrite,
+    RecordSetWrite,
+    RecordWrite,
+    check_encoded_set,
+)
 from dlspark.errors import WriteCancelledError
 from metadata.foundation.errors import CallerError
 
@@ -101,6 +109,24 @@ class Appending:
             self._measure_bulk(futures[-1])
         return self._promised(futures)
 
+    def write_encoded_set(self, txid: int, encoded: bytes | bytearray | memoryview) -> asyncio.Future[DLSN]:
+        """Append a record set that was encoded elsewhere; the future gets the DLSN of its first payload.
+
+        It is opened before, to see that readers can: InvalidRecordError where they could not. Never raises.
+        """
+        try:
+            count = check_encoded_set(encoded)
+        except CallerError as error:
+            refused: asyncio.Future[DLSN] = self._loop.create_future()
+            refused.set_exception(error)
+            return refused
+        futures: list[asyncio.Future[DLSN]] = [self._loop.create_future() for _ in range(count)]
+        self._accept(EncodedSetWrite(txid, bytes(encoded), futures))
+        promised = self._promised(futures)
+        for member in promised[1:]:
+            member.add_done_callback(_seen)  # They end as the first does.
+        return promised[0]
+
     def write_batch(self, txids: npt.NDArray[np.int64], payloads: pa.Array) -> asyncio.Future[tuple[WrittenEntry, ...]]:
         """Append records by columns, encoded at once into entries of their own and sent.
 
@@ -145,17 +171,45 @@ class Appending:
         asked = expected_position is not None or fencing_token is not None
         return self._append(records, who, Condition(expected_position, fencing_token) if asked else None, None)
 
-    async def begin_epoch(self, producer: str) -> int:
+    async def begin_epoch(self, producer: str, epoch: int | None = None) -> int:
         """Begin a producer's next epoch, and return it: requests of older ones are refused from now on, whoever owns
-        the log. Its requests are numbered from 0."""
-        known = self._request_log().producers.state(producer)
-        epoch = known.epoch + 1 if known is not None else 0
-        await self._at_once(self._append((), ProducerRequest(producer, epoch, -1, 0), None, None))
-        return epoch
+        the log. Its requests are numbered from 0, unless `epoch` names one that has begun before.
 
-    async def set_fencing_token(self, token: bytes) -> None:
-        """Have every append that names another fencing token refused from now on; empty bytes: none."""
-        await self._at_once(self._append((), None, None, FencingToken(token)))
+        Without `epoch` it is one that no other call has begun. Raises ProducerFencedError where `epoch` has ended.
+        """
+        while True:
+            known = self.producer_state(producer)
+            wanted = epoch if epoch is not None else known.epoch + 1 if known is not None else 0
+            begun = self._append((), ProducerRequest(producer, wanted, -1, 0), None, None)
+            await self._at_once(begun)
+            if epoch is not None or not begun.result().repeated:
+                return wanted
+            # Another call has begun it at the same time: two processes with one epoch would take each other's requests
+            # for repetitions (I19).
+
+    def producer_state(self, producer: str) -> ProducerState | None:
+        """What is known of a producer, what is under way as well; None where it has not written, or not for long.
+
+        Raises CallerError for a writer that was opened without producers.
+        """
+        return self._request_log().producers.state(producer)
+
+    async def set_fencing_token(self, token: bytes, expected: bytes | None = None) -> None:
+        """Have every append that names another fencing token refused from now on; empty bytes: none.
+
+        `expected` is the one that the log must have now. Raises ConditionError with the one that it has.
+        """
+        condition = Condition(None, expected) if expected is not None else None
+        await self._at_once(self._append((), None, condition, FencingToken(token)))
+
+    def heartbeat(self) -> asyncio.Future[Appended]:
+        """Write the control record `heartbeat`, by which readers see that the log has an owner; sent at once.
+
+        The future ends when it is stored. Never raises.
+        """
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        self._accept(HeartbeatWrite(future, self.last_txid))
+        return future
 
     async def _at_once(self, appended: asyncio.Future[Appended]) -> None:
         """Send what was appended, and wait until it is stored."""
@@ -218,3 +272,8 @@ class Appending:
         if self._settings.durable_writes:
             return futures
         return [self._unawaited.instead_of(future, DLSN.INVALID) for future in futures]
+
+
+def _seen(future: asyncio.Future[DLSN]) -> None:
+    if not future.cancelled():
+        future.exception()

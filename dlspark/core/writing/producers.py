@@ -91,7 +91,9 @@ class Producers:
             )
         last = known.last if known is not None and request.epoch == known.epoch else -1
         if request.sequence == -1:  # it only begins its epoch, or did before
-            return Written(None, 0) if known is not None and request.epoch == known.epoch else None
+            if known is None or request.epoch != known.epoch:
+                return None
+            return UnderWay(request) if request in self._under_way else Written(None, 0)
         if request.sequence > last:
             self._check_follows(request, last)
             return None

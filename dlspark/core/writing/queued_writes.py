@@ -22,15 +22,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlspark.core.codec.dlsn import DLSN
-from dlspark.core.codec.entries import Compression, encode_record_set
-from dlspark.core.codec.records import MAX_TXID, check_payload_length, check_user_txid
+from dlspark.core.codec.entries import Compression, decode_record_set, encode_record_set
+from dlspark.core.codec.records import HEARTBEAT_PAYLOAD, MAX_TXID, check_payload_length, check_user_txid
 from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.dynamic.features import DISABLE_WRITE_LIMIT, DL_SCOPE
 from dlspark.core.services import Services
 from dlspark.core.settings.settings import Settings
-from dlspark.core.writing.acknowledgements import WrittenEntry
+from dlspark.core.writing.acknowledgements import Appended, WrittenEntry
 from dlspark.core.writing.segment_writer import SegmentWriter
-from dlspark.errors import InvalidRecordError, OverCapacityError, TransactionIdOutOfOrderError
+from dlspark.errors import InvalidEntryError, InvalidRecordError, OverCapacityError, TransactionIdOutOfOrderError
 from metadata.foundation.errors import CallerError, DistributedLogError
 
 _COMPRESSIONS = {"none": Compression.NONE, "lz4": Compression.LZ4}
@@ -233,6 +233,35 @@ class RecordSetWrite(QueuedWrite):
                 future.set_exception(error)
 
 
+class EncodedSetWrite(RecordSetWrite):
+    """A record set that came encoded, and was opened by `check_encoded_set`."""
+
+    __slots__ = ()
+
+    def __init__(self, txid: int, encoded: bytes, futures: Sequence[asyncio.Future[DLSN]]) -> None:
+        super().__init__(txid, (), futures, "none")
+        self._encoded = encoded
+
+    def check(self) -> None:
+        """Raise unless its transaction id and its length may be written."""
+        check_txid(self.txid)
+        check_payload_length(len(self._encoded))
+
+
+def check_encoded_set(encoded: object) -> int:
+    """How many payloads an encoded record set holds. Raises InvalidRecordError unless readers can open it."""
+    check_payload(encoded)
+    try:
+        count = len(decode_record_set(memoryview(encoded).cast("B")))  # type: ignore[arg-type]
+    except InvalidEntryError as error:
+        raise InvalidRecordError(
+            f"the record set cannot be opened: {error.message}; nothing was written", advice="Encode it again"
+        ) from error
+    if not count:
+        raise InvalidRecordError("a record set has no payloads; nothing was written", advice="Give one at least")
+    return count
+
+
 class BatchWrite(QueuedWrite):
     """Columns of user records."""
 
@@ -294,6 +323,55 @@ class BatchWrite(QueuedWrite):
 
     def fail(self, error: DistributedLogError) -> None:
         """Give `error` to the batch's future, unless that has ended."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class HeartbeatWrite(QueuedWrite):
+    """The control record `heartbeat`, which no reader delivers."""
+
+    __slots__ = ("_floor_txid", "future")
+
+    def __init__(self, future: asyncio.Future[Appended], floor_txid: int) -> None:
+        """`floor_txid`: the log's highest transaction id."""
+        self.future = future
+        self._floor_txid = max(floor_txid, 0)
+
+    @property
+    def first_txid(self) -> int:
+        """The id with which a segment begins that is started for it: the log's highest."""
+        return self._floor_txid
+
+    @property
+    def last_txid(self) -> int:
+        """-1: it has no id of its own."""
+        return -1
+
+    @property
+    def records(self) -> int:
+        """0: a control record takes no position."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """0: its payload is fixed."""
+        return 0
+
+    def check(self) -> None:
+        """Always legal here; the writer checks whether the log is sealed already."""
+
+    def check_follows(self, highest: int, log: str | None) -> None:
+        """It follows anything."""
+
+    def check_order(self) -> None:
+        """It has no ids."""
+
+    def issue(self, segment: SegmentWriter) -> None:
+        """Have `segment` write the record."""
+        segment.write_control(HEARTBEAT_PAYLOAD, self.future)
+
+    def fail(self, error: DistributedLogError) -> None:
+        """Give `error` to its future, unless that has ended."""
         if not self.future.done():
             self.future.set_exception(error)
 

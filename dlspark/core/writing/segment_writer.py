@@ -40,6 +40,7 @@ from dlspark.core.codec.vector_encoding import encode_entries
 from dlspark.core.metrics.meter import EntryMeasures, Meter, Moments
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.acknowledgements import (
+    Appended,
     Group,
     LateAcknowledgements,
     RequestOutcome,
@@ -300,15 +301,16 @@ class SegmentWriter:
         self.last_txid = self.highest_txid = MAX_TXID
         self._transmit()
 
-    def write_control(self, payload: bytes = CONTROL_PAYLOAD) -> None:
-        """Send what is buffered, then a control record in an entry of its own."""
+    def write_control(self, payload: bytes = CONTROL_PAYLOAD, future: asyncio.Future[Appended] | None = None) -> None:
+        """Send what is buffered, then a control record in an entry of its own; `future` ends when that is stored."""
         # A control record is alone in its entry: docs/reference/records.md#filling-entries.
         self._transmit()
-        if self.error is not None:
+        if self._refuse([future] if future is not None else []) or self.error is not None:
             return
         self._begin_entry()
         self._builder.add(self.last_txid, payload, self.position, FLAG_CONTROL)
-        self._send(self._builder.finish(), [], None, has_user_data=False)
+        futures, groups = ([future], [Group(0, 0)]) if future is not None else ([], [])
+        self._send(self._builder.finish(), list(futures), None, has_user_data=False, groups=groups)
 
     def _append(
         self, txid: int, payload: bytes, position: int, flags: int, futures: Sequence[asyncio.Future[DLSN]]

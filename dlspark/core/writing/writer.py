@@ -80,6 +80,7 @@ class AsyncLogWriter(Appending):
         self._ownership = OwnershipWatch(services, lock, self._fail)
         self._requests: RequestLog | None = None
         self._gaps_allowed = False
+        self._push_late = False
         self._measures = services.meter.of(name)
         self._measured = services.meter.wanted
         self._forget_gauge = self._measures.stream_write_limiter_permits.follow(
@@ -145,6 +146,13 @@ class AsyncLogWriter(Appending):
         while self._transition is not None:
             await asyncio.wait([self._transition])
         if self._sequence.current is not None:
+            self._sequence.current.send()
+
+    def push(self) -> None:
+        """Send everything accepted, and wait for nothing: what waits for a segment is sent once that has started."""
+        if self._transition is not None or self._queue:
+            self._push_late = True
+        elif self._sequence.current is not None:
             self._sequence.current.send()
 
     async def flush(self) -> int:
@@ -307,6 +315,9 @@ class AsyncLogWriter(Appending):
                 self._begin(step)
                 return
             self._issue_late(self._queue.take())
+        if self._push_late and not self._queue and self._transition is None:
+            self._push_late = False
+            self.push()
 
     def _issue_late(self, operation: QueuedWrite) -> None:
         """Hand over what had to wait, with the time since when it waited."""

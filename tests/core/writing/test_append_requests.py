@@ -471,3 +471,51 @@ async def test_requests_that_are_sent_until_they_are_answered_are_in_the_log_onc
     places = dict(found)
     for (name, number), answer in client.answered.items():
         assert answer.first in (None, places[f"{name}{number}.0"])
+
+
+# ---- for those who pass requests on ---------------------------------------------------------------------------------
+
+
+async def test_two_that_begin_an_epoch_at_once_have_different_ones(world, namespace):
+    """With one epoch for both, each would take the other's requests for its own repetitions (I19)."""
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        assert sorted(await asyncio.gather(*(writer.begin_epoch("p") for _ in range(3)))) == [0, 1, 2]
+
+
+async def test_an_epoch_that_is_named_begins_once_and_may_be_named_again(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        assert writer.producer_state("p") is None
+        assert await writer.begin_epoch("p", 4) == 4
+        await stored(writer, writer.append(records(b"a"), producer="p", epoch=4, sequence=0))
+        assert await writer.begin_epoch("p", 4) == 4
+        state = writer.producer_state("p")
+        assert state is not None
+        assert (state.epoch, state.last) == (4, 0)
+        with pytest.raises(ProducerFencedError):
+            await writer.begin_epoch("p", 3)
+
+
+async def test_a_copy_of_a_beginning_waits_until_the_first_is_stored(world, namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        await writer.begin_epoch("q")
+        for bookie in world.bookies:
+            bookie.hold_adds = True
+        begun = [asyncio.ensure_future(writer.begin_epoch("p", 1)) for _ in range(2)]
+        await asyncio.wait(begun, timeout=0.05)
+        assert [one.done() for one in begun] == [False, False]
+        for bookie in world.bookies:
+            bookie.release()
+        assert await asyncio.gather(*begun) == [1, 1]
+
+
+async def test_a_token_is_set_only_where_the_expected_one_is(namespace):
+    log = await namespace.open_log("events")
+    async with await log.open_writer(producers=True) as writer:
+        await writer.set_fencing_token(b"mine", b"")
+        with pytest.raises(ConditionError) as caught:
+            await writer.set_fencing_token(b"yours", b"theirs")
+        assert caught.value.actual == b"mine"
+        await writer.set_fencing_token(b"yours", b"mine")

@@ -11,12 +11,14 @@ import pytest
 from helpers.waiting import until
 
 from dlspark.core.codec.dlsn import DLSN
+from dlspark.core.codec.entries import Compression, encode_record_set
 from dlspark.core.dynamic.features import SettableFeatures
 from dlspark.core.namespace import AsyncNamespace
 from dlspark.core.reading.segments import backward_scan
 from dlspark.core.settings.settings import Settings
 from dlspark.core.writing.transitions import SegmentTransitions
 from dlspark.errors import (
+    AlreadyClosedError,
     CallerError,
     DistributedLogError,
     InvalidRecordError,
@@ -599,3 +601,65 @@ async def test_a_log_with_a_missing_segment_is_read_where_that_is_allowed(world)
         await (await strict.open_log("hole")).segments()
     lax = await world.namespace(validate_sequence=False)
     assert [segment.lssn for segment in await (await lax.open_log("hole")).segments()] == [1, 3]
+
+
+# ---------------------------------------------------------------------- for those who pass records on
+
+
+async def test_what_is_pushed_is_sent_without_waiting_also_behind_a_transition(world):
+    namespace = await world.namespace(output_buffer_bytes=1_000_000, periodic_flush_ms=0)
+    writer = await (await namespace.open_log("log")).open_writer()
+    first = [writer.write(1, b"a"), writer.write(1, b"b")]
+    writer.push()
+    assert [await asyncio.wait_for(future, 20) for future in first] == [DLSN(1, 0, 0), DLSN(1, 0, 1)]
+    second = writer.write(2, b"c")
+    await asyncio.sleep(0.01)
+    assert not second.done(), "buffered"
+    writer.push()
+    assert await asyncio.wait_for(second, 20) == DLSN(1, 1, 0)
+    await writer.close()
+    writer.push()
+
+
+async def test_a_heartbeat_is_stored_and_no_reader_delivers_it(world, namespace):
+    writer = await (await namespace.open_log("log")).open_writer()
+    beat = await asyncio.wait_for(writer.heartbeat(), 20)
+    assert (beat.first, beat.records) == (DLSN(1, 0, 0), 0)
+    record = writer.write(1, b"a")
+    writer.push()
+    assert await record == DLSN(1, 1, 0)
+    assert writer.unacknowledged == 0
+    await writer.close()
+    with pytest.raises(AlreadyClosedError):
+        await writer.heartbeat()
+    assert [record.payload for record in await _all(namespace, "log")] == [b"a"]
+
+
+async def test_a_heartbeat_behind_a_failure_says_so(world, namespace):
+    writer = await (await namespace.open_log("log")).open_writer()
+    record = writer.write(1, b"a")
+    writer.push()
+    await record
+    for bookie in world.bookies:
+        bookie.reject = Status.EUA
+    with pytest.raises(TransmitError):
+        await asyncio.wait_for(writer.heartbeat(), 20)
+    await writer.abort()
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+async def test_a_record_set_that_came_encoded_is_written_as_it_is(namespace, compression):
+    writer = await (await namespace.open_log("log")).open_writer()
+    encoded = encode_record_set([b"a", b"bb", b"ccc"], compression)
+    first, after = writer.write_encoded_set(5, memoryview(encoded)), writer.write(6, b"after")
+    await writer.close()
+    assert (await first, await after) == (DLSN(1, 0, 0), DLSN(1, 0, 3))
+    found = [(record.txid, record.payload) for record in await _all(namespace, "log")]
+    assert found == [(5, b"a"), (5, b"bb"), (5, b"ccc"), (6, b"after")]
+
+
+@pytest.mark.parametrize("damaged", [b"", b"no set", encode_record_set([]), encode_record_set([b"a"])[:-1], "text"])
+async def test_a_record_set_that_readers_could_not_open_is_refused(namespace, damaged):
+    async with await (await namespace.open_log("log")).open_writer() as writer:
+        with pytest.raises(InvalidRecordError):
+            await writer.write_encoded_set(5, damaged)
