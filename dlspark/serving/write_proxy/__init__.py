@@ -1,0 +1,1 @@
+"""A write proxy: many clients write one log through its one owner."""
