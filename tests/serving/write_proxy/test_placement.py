@@ -1,0 +1,167 @@
+"""Placement: how streams are given out, what is written down, and that no proxy is named that does not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from helpers.metadata_worlds import Heard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlspark.serving.membership import ProxyEndpoint, ProxyMember, write_proxy_member
+from dlspark.serving.write_proxy.placement import (
+    MAX_LOAD_BYTES,
+    MAX_PLACED,
+    EqualLoads,
+    LeastLoadPlacement,
+    LoadTable,
+    MembersPlacement,
+    ServerLoad,
+    StreamLoad,
+    given_out,
+)
+from metadata.foundation.errors import CorruptDataError
+from metadata.memory import MemoryStore, MemoryTree
+from metadata.store import MAX_REQUEST_BYTES
+
+A, B, C = (write_proxy_member(ProxyEndpoint("127.0.0.1", port), shard) for shard, port in enumerate((1, 2, 3)))
+UPSTREAM = (
+    b'{"1":{"str":"10.0.0.5:4181"},"2":{"i64":4},"3":{"lst":["rec",2,{"1":{"str":"a"},"2":{"i32":3}},'
+    b'{"1":{"str":"b"},"2":{"i32":1}}]}}'
+)
+
+
+def first(_stream: str, members: Sequence[ProxyMember]) -> ProxyMember:
+    return members[0]
+
+
+def placement(*members: ProxyMember) -> LeastLoadPlacement:
+    made = LeastLoadPlacement(MembersPlacement(first), EqualLoads().load_of)
+    made.use_members(members)
+    return made
+
+
+def test_a_load_is_thrifts_json() -> None:
+    load = ServerLoad("10.0.0.5:4181", (StreamLoad("b", 1), StreamLoad("a", 3)))
+    assert load.encode() == UPSTREAM
+    read = ServerLoad.decode(UPSTREAM)
+    assert (read.server, read.load, set(read.streams)) == (load.server, 4, set(load.streams))
+    assert ServerLoad.decode(b'{"1":{"str":"x"},"2":{"i64":0}}') == ServerLoad("x")
+    assert ServerLoad.decode(ServerLoad('q"\\é').encode()) == ServerLoad('q"\\é')
+    assert ServerLoad("host/10.0.0.5:4181").node == "host--10.0.0.5:4181"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"1":{"str":7}}',
+        b'{"1":{"str":""}}',
+        b'{"1":{"str":"x"},"3":{"lst":["rec",1]}}',
+        b'{"1":{"str":"x"},"3":{"lst":["str",0]}}',
+        b'{"1":{"str":"x"},"3":{"lst":[]}}',
+        b'{"1":{"str":"x"},"3":{"lst":["rec",1,{"1":{"str":"a"},"2":{"i32":-1}}]}}',
+        b'{"1":{"str":"x"},"3":{"lst":["rec",1,{"1":{"str":"a"}}]}}',
+        b"\xff",
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_load_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptDataError):
+        ServerLoad.decode(data)
+
+
+def test_a_load_that_is_too_large_leaves_out_the_lightest(caplog: pytest.LogCaptureFixture) -> None:
+    streams = tuple(StreamLoad(f"{number:05}-{'x' * 100}", number) for number in range(5000))
+    data = ServerLoad("s", streams).encode()
+    assert MAX_LOAD_BYTES - 400 < len(data) <= MAX_LOAD_BYTES
+    kept = ServerLoad.decode(data).streams
+    assert min(one.load for one in kept) == 5000 - len(kept)
+    assert "lightest are not written" in caplog.text
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 100_000), max_size=200))
+def test_loads_are_given_out_evenly(servers: int, loads: list[int]) -> None:
+    streams = [StreamLoad(f"s{number}", load) for number, load in enumerate(loads)]
+    given_loads = given_out([f"p{number}" for number in range(servers)], streams)
+    assert sorted(one.stream for server in given_loads for one in server.streams) == sorted(s.stream for s in streams)
+    sums = [server.load for server in given_loads]
+    assert max(sums) - min(sums) <= max(loads, default=0)
+
+
+@given(st.integers(1, 20), st.integers(0, 200))
+def test_equal_loads_are_given_out_by_their_number(servers: int, count: int) -> None:
+    for load in (0, 1):
+        streams = [StreamLoad(f"s{number}", load) for number in range(count)]
+        sizes = [len(one.streams) for one in given_out([f"p{number}" for number in range(servers)], streams)]
+        assert set(sizes) <= {count // servers, count // servers + 1}
+    assert given_out([], streams) == ()
+
+
+def test_a_stream_goes_where_it_was_given_or_where_least_is() -> None:
+    made = placement(A, B)
+    assert made.place("x") == A.location  # no loads yet
+    made.use_loads([ServerLoad(str(A.endpoint), (StreamLoad("x", 5),)), ServerLoad(str(B.endpoint))])
+    assert made.place("x") == A.location
+    assert [made.place(f"new-{number}") for number in range(6)] == [B.location] * 5 + [A.location]
+    assert made.place("new-0") == B.location
+    assert made.difference == 5
+
+
+def test_a_proxy_that_does_not_run_is_not_named() -> None:
+    made = placement(A, B)
+    made.use_loads([ServerLoad(str(one.endpoint), (StreamLoad(one.location, 1),)) for one in (A, B, C)])
+    assert {made.place(C.location), made.place("other")} == {A.location, B.location}
+    made.use_members((C,))
+    assert {made.place(A.location), made.place(C.location), made.place("new")} == {C.location}
+    made.use_members(())
+    assert made.place("new") is None
+    made.use_members((A,))
+    made.use_loads([])
+    assert made.place("new") == A.location
+
+
+def test_how_many_places_are_remembered_is_bounded() -> None:
+    made = placement(A)
+    made.use_loads([ServerLoad(str(A.endpoint))])
+    for number in range(MAX_PLACED + 10):
+        made.place(str(number))
+    assert len(made._placed) == MAX_PLACED
+
+
+async def test_loads_are_written_down_read_and_watched() -> None:
+    tree = MemoryTree()
+    store, other = MemoryStore(tree), MemoryStore(tree)
+    table, elsewhere = LoadTable(store, "/ns"), LoadTable(other, "/ns")
+    heard = Heard()
+    assert await elsewhere.read(heard) == ()
+    assert await elsewhere.written_ms() is None
+    await table.write(given_out(["p:1", "q/1:2"], [StreamLoad("a", 1)]), 1_700_000_000_123)
+    await heard.wait(1)
+    assert await elsewhere.written_ms() == 1_700_000_000_123
+    data, _ = await other.get("/ns/.server-load")
+    assert data == (1_700_000_000_123).to_bytes(8, "big")
+    assert (await other.children("/ns/.server-load"))[0] == ["p:1", "q--1:2"]
+    assert await elsewhere.read(heard) == (ServerLoad("p:1", (StreamLoad("a", 1),)), ServerLoad("q/1:2"))
+    await table.write([ServerLoad("r:1")], 5)
+    await heard.wait(2)
+    await other.create("/ns/.server-load/foreign", b"\x00")
+    assert await elsewhere.read() == (ServerLoad("r:1"),)
+    await table.write([], -1)
+    assert await elsewhere.read() == ()
+    for one in (store, other):
+        await one.close()
+
+
+async def test_loads_that_take_more_than_a_request_are_written_in_several() -> None:
+    store = MemoryStore(MemoryTree())
+    table = LoadTable(store, "/ns")
+    streams = [StreamLoad(f"{number}-{'x' * 100}", 1) for number in range(MAX_REQUEST_BYTES // 50)]
+    loads = given_out([f"p:{number}" for number in range(6)], streams)
+    await table.write(loads, 7)
+    assert await table.written_ms() == 7
+    assert len(await table.read()) == 6
+    await store.close()
